@@ -1,0 +1,137 @@
+"""What compiling a job gives: a folder addressed by the hash of everything that went into it.
+
+    manifest.json
+    model.pte
+    inputs/input_{sample}_{index}.raw            native dtype, C order
+    reference_fp32/output_{sample}_{index}.raw   outputs of the FP32 module
+    reference_quantized/output_{sample}_{index}.raw  outputs of the quantized module, on the CPU
+    build.log
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.errors import BundleError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MANIFEST = "manifest.json"
+MODEL = "model.pte"
+INPUTS = "inputs"
+REFERENCES = ("fp32", "quantized")
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """Shape and dtype (numpy's name) of one input or output; `mutable` buffers are not listed."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        import numpy as np
+
+        size = np.dtype(self.dtype).itemsize
+        for dimension in self.shape:
+            size *= dimension
+        return size
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What is in a bundle and how it came to be."""
+
+    key: str
+    """Hash of everything that went in: the name of the folder in the cache."""
+    job_id: str
+    soc: str
+    backend: str
+    precision: str
+    samples: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    pte_bytes: int
+    delegates: dict[str, int]
+    """Delegated partitions by delegate id, `QnnBackend`."""
+    delegated_ops: int
+    """Nodes of the edge graph that went into delegates."""
+    fallback_ops: dict[str, int]
+    """Operators left to the CPU, and how often."""
+    seconds: dict[str, float]
+    """Wall time by step: export, quantize, lower, serialize, reference, total."""
+    versions: dict[str, str]
+    """executorch, torch, torchao, qnn."""
+    files: dict[str, str]
+    """SHA-256 of every other file of the bundle, by relative path (build.log is not among them)."""
+
+    @property
+    def partitions(self) -> int:
+        """Delegated partitions in all."""
+        return sum(self.delegates.values())
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """A published bundle on this machine."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def model(self) -> Path:
+        """The `.pte` file."""
+        return self.folder / MODEL
+
+    def input_files(self, sample: int) -> list[Path]:
+        """Return the input files of one sample, in the order of the inputs."""
+        return [self.folder / INPUTS / f"input_{sample}_{i}.raw" for i in range(len(self.manifest.inputs))]
+
+    def reference(self, kind: str, sample: int, index: int) -> NDArray[np.generic]:
+        """Return a reference output, `kind` being one of REFERENCES; shape and dtype as in the manifest."""
+        path = self.folder / f"reference_{kind}" / f"output_{sample}_{index}.raw"
+        return read_tensor(path, self.manifest.outputs[index])
+
+    def verify(self) -> None:
+        """Raise BundleError unless every file has the hash that the manifest says."""
+        for name, expected in self.manifest.files.items():
+            path = self.folder / name
+            try:
+                actual = sha256_of(path)
+            except OSError as error:
+                raise BundleError(f"{path}: {error.strerror}: run 'farm cache prune --all' and build again") from None
+            if actual != expected:
+                raise BundleError(
+                    f"{path}: hash is {actual[:12]}, expected {expected[:12]}: "
+                    f"the cache is damaged; run 'farm cache prune --all' and build again"
+                )
+
+
+def load_bundle(folder: Path) -> Bundle:
+    """Read the bundle in `folder`. Raises BundleError when it is not one."""
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BundleError(f"{folder}: not a bundle: {error}") from None
+    return Bundle(folder, manifest)
+
+
+def read_tensor(path: Path, spec: TensorSpec) -> NDArray[np.generic]:
+    """Return the tensor in a raw file. Raises ValueError when its size is not that of `spec`."""
+    import numpy as np
+
+    size = path.stat().st_size
+    if size != spec.nbytes:
+        raise ValueError(f"{path.name} has {size} bytes, expected {spec.nbytes} for {spec.dtype}{list(spec.shape)}")
+    return np.fromfile(path, dtype=np.dtype(spec.dtype)).reshape(spec.shape)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

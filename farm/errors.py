@@ -1,0 +1,117 @@
+"""Every error that farm raises on purpose.
+
+FarmError
+├── UsageError                 what the user asked for cannot be: exit 2, nothing was changed
+│   ├── ConfigError            a file says something impossible; names file, key and expectation
+│   ├── UnknownNameError       no such SoC, suite, case, backend or run; names the nearest
+│   └── IllegalTargetError     an SoC, backend and precision that do not go together; says why
+├── NothingSelectedError       the selection is empty: exit 5
+└── InfraError                 the farm or a device, never the code under test: exit 4
+    ├── MissingToolError       a library, compiler or tool; which, where it was looked for, how to get it
+    ├── NoDeviceError          no attached device can run the target
+    ├── DeviceError            a device did not do what was asked; carries serial, command, stderr
+    │   └── DeviceTimeoutError it did not answer in time
+    ├── BundleError            a compiled bundle is damaged or is for another SoC
+    └── StoreError             the database refuses: newer schema, read-only, full disk
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+
+class FarmError(Exception):
+    """The root; `exit_code` is what the command line returns for it."""
+
+    exit_code = 1
+
+
+class UsageError(FarmError):
+    """What the user asked for cannot be."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A file says something impossible.
+
+    `path` is the file, `key` the dotted key in it ("" for the whole file).
+    """
+
+    def __init__(self, path: Path | str, key: str, problem: str) -> None:
+        self.path, self.key, self.problem = path, key, problem
+        super().__init__(f"{path}: {key}: {problem}" if key else f"{path}: {problem}")
+
+
+class UnknownNameError(UsageError):
+    """No `kind` is called `name`; the nearest of `known` is offered."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        self.kind, self.name = kind, name
+        names = sorted(known)
+        folded = {n.casefold(): n for n in names}
+        near = [folded[n] for n in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)]
+        message = f"unknown {kind} {name!r}"
+        if near:
+            message += f": did you mean {near[0]!r}?"
+        elif names:
+            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            message += f": known are {shown}"
+        super().__init__(f"{message}{' ' + hint if hint else ''}")
+
+
+class IllegalTargetError(UsageError):
+    """An SoC, backend and precision that do not go together."""
+
+
+class NothingSelectedError(FarmError):
+    """The selection is empty."""
+
+    exit_code = 5
+
+
+class InfraError(FarmError):
+    """The farm or a device is at fault, never the code under test."""
+
+    exit_code = 4
+
+
+class MissingToolError(InfraError):
+    """A library, compiler or tool is not there."""
+
+
+class NoDeviceError(InfraError):
+    """No attached device can run the target."""
+
+
+class DeviceError(InfraError):
+    """A device did not do what was asked; carries all that tells why."""
+
+    def __init__(
+        self, serial: str, problem: str, *, argv: Sequence[str] = (), code: int | None = None, stderr: str = ""
+    ) -> None:
+        self.serial, self.argv, self.code, self.stderr = serial, tuple(argv), code, stderr
+        message = f"{serial}: {problem}"
+        if argv:
+            message += f" (command: {' '.join(argv)[:400]}"
+            message += f", exit code {code})" if code is not None else ")"
+        if stderr.strip():
+            message += f": {stderr.strip()[-400:]}"
+        super().__init__(message)
+
+
+class DeviceTimeoutError(DeviceError):
+    """A device did not answer in time."""
+
+
+class BundleError(InfraError):
+    """A compiled bundle is damaged, or compiled for another SoC."""
+
+
+class StoreError(InfraError):
+    """The database refuses."""

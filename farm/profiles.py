@@ -1,0 +1,80 @@
+"""device_profiles/*.toml -> Soc: what a system on chip has, and which backends are legal on it."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import msgspec
+
+from farm.errors import ConfigError, IllegalTargetError, UnknownNameError
+from farm.resources import data_folder
+
+# ExecuTorch 1.5, backends/qualcomm/quantizer: QuantDtype, and fp16 for what is not quantized.
+QUANTIZED_PRECISIONS = ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w")
+PRECISIONS = (*QUANTIZED_PRECISIONS, "fp16")
+
+# ExecuTorch 1.5: HTP runs all of them, LPAI only quantized graphs, GPU only floating point.
+BACKEND_PRECISIONS: dict[str, tuple[str, ...]] = {
+    "htp": PRECISIONS,
+    "lpai": QUANTIZED_PRECISIONS,
+    "gpu": ("fp16",),
+}
+
+
+class Soc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One system on chip. Source: ExecuTorch 1.5, qc_schema `_soc_info_table`, which a test compares."""
+
+    name: str
+    soc_id: int
+    """`QcomChipset` value that the compiler and the runtime know it by."""
+    htp_arch: int
+    """Hexagon tensor processor architecture: 75 is V75."""
+    vtcm_mb: int
+    """Vector tightly coupled memory of the HTP, in MiB."""
+    backends: tuple[str, ...]
+    lpai_version: int | None = None
+    """Low-power AI hardware version; None where ExecuTorch knows none."""
+    product: str = ""
+    """What it is sold as, where that is public."""
+
+
+def check_target(soc: Soc, backend: str, precision: str) -> None:
+    """Raise IllegalTargetError, saying what is legal, unless `soc` has `backend` and it runs `precision`."""
+    if backend not in BACKEND_PRECISIONS:
+        raise UnknownNameError("backend", backend, BACKEND_PRECISIONS)
+    if backend not in soc.backends:
+        raise IllegalTargetError(f"{soc.name} has no {backend} backend: legal are {', '.join(soc.backends)}")
+    if precision not in PRECISIONS:
+        raise UnknownNameError("precision", precision, PRECISIONS)
+    if precision not in BACKEND_PRECISIONS[backend]:
+        legal = ", ".join(BACKEND_PRECISIONS[backend])
+        raise IllegalTargetError(f"the {backend} backend does not run {precision}: legal are {legal}")
+
+
+@functools.cache
+def load_socs(folder: Path | None = None) -> dict[str, Soc]:
+    """Return every profile by name, sorted. Raises ConfigError for a file that is not a profile."""
+    folder = folder or data_folder("device_profiles")
+    socs: dict[str, Soc] = {}
+    for path in sorted(folder.glob("*.toml")):
+        try:
+            soc = msgspec.toml.decode(path.read_bytes(), type=Soc)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise ConfigError(path, "", str(error)) from None
+        if soc.name != path.stem:
+            raise ConfigError(path, "name", f"is {soc.name!r}, expected {path.stem!r} as the file is called")
+        for backend in soc.backends:
+            if backend not in BACKEND_PRECISIONS:
+                raise ConfigError(path, "backends", f"{backend!r} is none of {', '.join(BACKEND_PRECISIONS)}")
+        socs[soc.name] = soc
+    return socs
+
+
+def find_soc(name: str) -> Soc:
+    """Return the SoC called `name`, in any case. Raises UnknownNameError with the nearest name."""
+    socs = load_socs()
+    for soc in socs.values():
+        if soc.name.casefold() == name.casefold():
+            return soc
+    raise UnknownNameError("SoC", name, socs, "(farm socs lists them)")

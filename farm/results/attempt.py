@@ -1,0 +1,91 @@
+"""One execution of a job on a device, judged: verdict, comparisons and measurements as plain data."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Verdict(StrEnum):
+    """What an attempt says about the thing under test."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    """The thing under test is at fault."""
+    INFRA = "infra"
+    """The farm or the device is at fault: never counted against the code."""
+    SKIPPED = "skipped"
+
+
+class Stage(StrEnum):
+    """Where an attempt ended, in the order of its life."""
+
+    BUILD = "build"
+    PUSH = "push"
+    LOAD = "load"
+    EXECUTE = "execute"
+    PULL = "pull"
+    NUMERICS = "numerics"
+    DONE = "done"
+
+
+class Direction(StrEnum):
+    """Which way a metric gets better."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """One metric of one attempt, all its samples kept."""
+
+    metric: str
+    """For example `latency`, `load_time`, `htp_cycles`, `pte_size`, `partitions`, `sqnr_fp32[0]`."""
+    unit: str
+    """`ns`, `cycles`, `bytes`, `count`, `dB`, `1`."""
+    direction: Direction
+    samples: tuple[float, ...]
+    exact: bool = False
+    """Repeats exactly on the same device kind: compared by equality, as integers."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """One output against one reference, worst over the samples. None: does not apply to the dtype."""
+
+    output: int
+    reference: str
+    """`fp32` or `quantized`."""
+    sqnr_db: float | None
+    """inf where the outputs are equal."""
+    cosine: float | None
+    max_abs: float | None
+    mismatch: float | None
+    """Share of elements that differ; integer and boolean outputs only."""
+    violations: tuple[str, ...] = ()
+    """Which limits of the case it breaks, as text: `sqnr 12.3 dB < 20 dB`."""
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One execution of a job on a device."""
+
+    job_id: str
+    verdict: Verdict
+    stage: Stage
+    reason: str
+    """One line; empty when passed."""
+    device: str = ""
+    """Serial of the device; empty when none was needed (a compile error)."""
+    started_ms: int = 0
+    """Epoch, milliseconds."""
+    seconds: float = 0.0
+    """Wall time of the attempt on the device, staging included."""
+    bundle_key: str = ""
+    known_issue: str = ""
+    """Reason of the known issue that covers this failure; empty when none does."""
+    comparisons: tuple[Comparison, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    log: str = ""
+    """The log that tells why, cut to a bounded size: build log or the runner's stderr."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know: a known issue that no longer shows, a fallback to the CPU."""
