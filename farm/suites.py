@@ -281,9 +281,7 @@ def resolve_suite(name: str, known: Mapping[str, Path]) -> Suite:
     return load_suite(known[name])
 
 
-def plan(
-    suites: Sequence[Suite], socs: Sequence[Soc], backend: str, precisions: Sequence[str] = ()
-) -> tuple[Job, ...]:
+def plan(suites: Sequence[Suite], socs: Sequence[Soc], backend: str, precisions: Sequence[str] = ()) -> tuple[Job, ...]:
     """Return suites x targets as jobs, in the order of the manifests. Pure.
 
     `precisions` narrows what the cases declare; none of it is skipped silently: a precision that no case has,

@@ -1,11 +1,11 @@
 """What compiling a job gives: a folder addressed by the hash of everything that went into it.
 
-    manifest.json
-    model.pte
-    inputs/input_{sample}_{index}.raw            native dtype, C order
-    reference_fp32/output_{sample}_{index}.raw   outputs of the FP32 module
-    reference_quantized/output_{sample}_{index}.raw  outputs of the quantized module, on the CPU
-    build.log
+manifest.json
+model.pte
+inputs/input_{sample}_{index}.raw            native dtype, C order
+reference_fp32/output_{sample}_{index}.raw   outputs of the FP32 module
+reference_quantized/output_{sample}_{index}.raw  outputs of the quantized module, on the CPU
+build.log
 """
 
 from __future__ import annotations

@@ -112,6 +112,8 @@ struct Bridge {
 
   uint64_t open() {
     const std::string path = real_library_path();
+    // DEEPBIND: the real library brings libc++ and libc++abi. In the global scope libstdc++ comes first,
+    // and with its __dynamic_cast on libc++abi's type information graph preparation segfaults.
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
     if (library == nullptr) {
       std::fprintf(stderr, "farm qnn bridge: cannot load the real library: %s\n", dlerror());

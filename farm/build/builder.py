@@ -1,0 +1,92 @@
+"""A builder process: `python -m farm.build.builder CACHE`. Torch is loaded once, then jobs come in on stdin."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.build.cache import BundleCache
+from farm.build.protocol import Reply, Request
+from farm.errors import InfraError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_REASON_CHARS = 500
+
+
+def main(argv: list[str]) -> int:
+    """Serve requests from stdin until it is closed."""
+    cache = BundleCache(Path(argv[0]))
+    # QNN's C++ code prints to the descriptors themselves: replies need one of their own.
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    import torch
+
+    # The pool is as wide as the machine: threads of one builder would only get in the way of another.
+    torch.set_num_threads(1)
+    import farm.build.compiler  # noqa: F401 - loaded before the first request, which then is as fast as the next
+
+    decoder = msgspec.json.Decoder(Request)
+    for line in sys.stdin.buffer:
+        replies.write(msgspec.json.encode(_serve(decoder.decode(line), cache)) + b"\n")
+    return 0
+
+
+def _serve(request: Request, cache: BundleCache) -> Reply:
+    from farm.build.compiler import compile_job
+
+    started = time.perf_counter()
+    reason, infra = "", False
+    with _printing_to(Path(request.log)):
+        try:
+            with cache.building(request.key) as folder:
+                if cache.lookup(request.key) is None:
+                    compile_job(request.job, request.key, request.versions, folder)
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    (folder / "build.log").write_bytes(Path(request.log).read_bytes())
+                    cache.publish(request.key, folder)
+        except (InfraError, MemoryError) as error:
+            traceback.print_exc()
+            reason, infra = _one_line(error), True
+        except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the verdict of this job alone
+            traceback.print_exc()
+            reason = _one_line(error)
+    return Reply(request.key, ok=not reason, seconds=time.perf_counter() - started, reason=reason, infra=infra)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:_REASON_CHARS]
+
+
+@contextlib.contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """Send what is printed by Python and by native code to `path`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    log = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, descriptor)
+            os.close(original)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

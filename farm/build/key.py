@@ -1,0 +1,77 @@
+"""The address of a bundle: a hash of everything that goes into it. Torch-free."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.build.source import source_digest
+from farm.profiles import find_soc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farm.suites import Job
+
+# A change of how bundles are made makes new bundles.
+_RECIPE = ("compiler.py", "factory.py", "bundle.py")
+
+
+@functools.cache
+def _recipe_digest() -> str:
+    folder = Path(__file__).parent
+    digest = hashlib.sha256()
+    for name in _RECIPE:
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def toolchain_versions(qnn: str) -> dict[str, str]:
+    """Return the versions that a bundle depends on; `qnn` is the QNN build the compiler uses."""
+    versions = {"qnn": qnn}
+    for name in ("executorch", "torch", "torchao"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "missing"
+    return versions
+
+
+def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
+    """Return the key of the bundle of `job`, as hex.
+
+    Case name, suite, tolerances and known issues are left out: they decide nothing of what is compiled.
+    """
+    case, target = job.case, job.target
+    parts = {
+        "module": case.module,
+        "args": case.args,
+        "kwargs": case.kwargs,
+        "seed": case.seed,
+        "samples": case.samples,
+        "inputs": case.inputs,
+        "source": _source_digest_of(job),
+        "soc": find_soc(target.soc),
+        "backend": target.backend,
+        "precision": target.precision,
+        "versions": dict(versions),
+        "recipe": _recipe_digest(),
+    }
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
+
+
+_digests: dict[tuple[str, str], str] = {}
+
+
+def _source_digest_of(job: Job) -> str:
+    # Once per process and module: a suite has a hundred jobs over one file.
+    where = (job.case.folder, job.case.module.partition(":")[0])
+    if where not in _digests:
+        _digests[where] = source_digest(job.case)
+    return _digests[where]

@@ -1,0 +1,59 @@
+"""Where the code of a case is, found without importing any of it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from farm.suites import Case
+
+# Their code is named by their version, which is in every key anyway.
+_VERSIONED = ("torch", "executorch", "torchao")
+
+
+def module_file(case: Case) -> Path:
+    """Return the file of `.module:Class`, in the folder of the suite."""
+    name = case.module.partition(":")[0].lstrip(".")
+    return Path(case.folder, *name.split(".")).with_suffix(".py")
+
+
+def source_digest(case: Case) -> str:
+    """Return a hash of the code that makes the module of `case`.
+
+    For a module in the suite's folder that is every Python file there, as they may import each other. For an
+    installed package it is the file of the module; torch and executorch are told apart by version.
+    """
+    digest = hashlib.sha256()
+    name = case.module.partition(":")[0]
+    if name.startswith("."):
+        folder = Path(case.folder)
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(str(path.relative_to(folder)).encode() + b"\0")
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    elif name.partition(".")[0] not in _VERSIONED:
+        path_or_none = _installed_file(name)
+        if path_or_none is not None:
+            digest.update(path_or_none.read_bytes())
+    return digest.hexdigest()
+
+
+def _installed_file(name: str) -> Path | None:
+    # find_spec of a dotted name would import its parents.
+    top, *rest = name.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if not rest:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    for folder in spec.submodule_search_locations or ():
+        base = Path(folder, *rest)
+        for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+    return None

@@ -1,0 +1,90 @@
+"""`farm`: the command line. Every command is imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from farm import __version__
+from farm.errors import FarmError
+
+# Name -> what `farm --help` says of it; the module farm.cli.NAME has a click command called `command`.
+_COMMANDS = {
+    "run": "Compile suites for SoCs, run them on devices, judge and report.",
+    "report": "Write and show the report of a run.",
+    "history": "Show what a job's numbers were, run by run.",
+    "suites": "List suites, or the cases of some.",
+    "socs": "List the SoCs that farm knows.",
+    "cache": "Show or prune compiled bundles.",
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        command = importlib.import_module(f"farm.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)  # noqa: S101 - a slip of ours, not of the user
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            from farm.errors import UnknownNameError
+
+            raise UnknownNameError("command", args[0], _COMMANDS, "(farm --help lists them)")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="farm")
+def cli() -> None:
+    """Run ExecuTorch suites on Snapdragon devices and remember every number.
+
+    \b
+    farm run --soc SM8650 --suite quantized_ops              devices on USB or network
+    farm run --soc SM8650 --suite quantized_ops --virtual 2  Qualcomm's HTP simulator, no device
+    farm history quantized_ops/conv2d --soc SM8650
+    farm report latest
+    """
+
+
+def main() -> None:
+    """Entry point: errors become one line on standard error and their exit code."""
+    try:
+        code = cli(standalone_mode=False)
+    except FarmError as error:
+        code = _fail(str(error), error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.Abort:
+        code = 130
+    except BrokenPipeError:
+        # The reader of a pipe has seen enough; what Python flushes at exit must not complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"farm: {message}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

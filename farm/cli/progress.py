@@ -1,0 +1,176 @@
+"""What `farm run` shows while it works: a live display on a terminal, plain lines elsewhere. On standard error."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console, RenderableType
+
+    from farm.build.protocol import Reply
+
+_MARKS = {"passed": "ok", "failed": "FAILED", "infra": "INFRA", "skipped": "skipped", "known issue": "known issue"}
+_STYLES = {"passed": "green", "failed": "bold red", "infra": "magenta", "skipped": "dim", "known issue": "yellow"}
+_REASON_CHARS = 300
+
+
+class Front:
+    """Counts; the two ways to show them derive from it. Called from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._started = time.monotonic()
+        self.total = self.built = self.to_build = 0
+        self.counts: dict[str, int] = dict.fromkeys(_MARKS, 0)
+        self.running: dict[str, str] = {}
+        self.building: dict[str, str] = {}
+
+    @property
+    def ended(self) -> int:
+        """Jobs that have ended."""
+        return sum(self.counts.values())
+
+    def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
+        """The run is planned."""
+        with self._lock:
+            self.total, self.to_build = jobs, to_build
+            self.running = dict.fromkeys(devices, "")
+        cached = f"{to_build} to compile" if to_build else "all compiled already"
+        self.note(f"{jobs} jobs, {cached}, {len(devices)} devices: {', '.join(devices)}")
+
+    def build_started(self, job_id: str) -> None:
+        """A builder took a job."""
+        with self._lock:
+            self.building[job_id] = job_id
+
+    def build_ended(self, job_id: str, reply: Reply) -> None:
+        """A builder finished it."""
+        with self._lock:
+            self.built += 1
+            self.building.pop(job_id, None)
+        if not reply.ok:
+            self.note(f"could not compile {job_id}: {reply.reason[:_REASON_CHARS]}")
+
+    def devices(self, running: dict[str, str]) -> None:
+        """Which device is busy with which job now."""
+        with self._lock:
+            self.running.update(dict.fromkeys(self.running, ""))
+            self.running.update(running)
+
+    def job_ended(self, shown: dict[str, Any]) -> None:
+        """An attempt was recorded."""
+        kind = "known issue" if shown["known_issue"] else shown["verdict"]
+        with self._lock:
+            self.counts[kind] += 1
+        self.show_job(kind, shown)
+
+    def show_job(self, kind: str, shown: dict[str, Any]) -> None:
+        """Say how a job ended."""
+
+    def note(self, text: str) -> None:
+        """Say something."""
+        raise NotImplementedError
+
+    def summary(self) -> str:
+        """Return the counts that are not zero."""
+        parts = [f"{count} {kind}" for kind, count in self.counts.items() if count]
+        return ", ".join(parts)
+
+    def eta_seconds(self) -> float | None:
+        """Return how long it will take at the pace so far; None before the first job."""
+        if not self.ended:
+            return None
+        return (time.monotonic() - self._started) / self.ended * (self.total - self.ended)
+
+
+class PlainFront(Front):
+    """One line for everything that matters, for logs and pipes."""
+
+    def note(self, text: str) -> None:
+        """Say something."""
+        print(f"farm: {text}", file=sys.stderr, flush=True)  # noqa: T201 - this is the output
+
+    def show_job(self, kind: str, shown: dict[str, Any]) -> None:
+        """Say how a job ended."""
+        reason = f": {shown['reason'][:_REASON_CHARS]}" if shown["reason"] else ""
+        line = f"[{self.ended}/{self.total}] {_MARKS[kind]} {shown['job_id']} ({shown['seconds']:.2f} s){reason}"
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+class LiveFront(Front):
+    """A display that is drawn anew ten times a second, with what went wrong scrolling above it."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        from rich.live import Live
+
+        self._console = console
+        self.live = Live(get_renderable=self._render, console=console, refresh_per_second=10, transient=True)
+
+    def note(self, text: str) -> None:
+        """Say something."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=False)
+
+    def show_job(self, kind: str, shown: dict[str, Any]) -> None:
+        """Say how a job ended, unless it passed."""
+        if kind == "passed":
+            return
+        from rich.text import Text
+
+        line = Text(f"{_MARKS[kind]} ", style=_STYLES[kind])
+        line.append(shown["job_id"], style="bold").append(f": {shown['reason'][:_REASON_CHARS]}", style="default")
+        self._console.print(line)
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        with self._lock:
+            bars = Table.grid(padding=(0, 1))
+            if self.to_build:
+                building = ", ".join(_short(job) for job in self.building)
+                bars.add_row("built", ProgressBar(self.to_build, self.built, width=24), f"{self.built}/{self.to_build}",
+                             Text(building, style="dim", overflow="ellipsis", no_wrap=True))  # fmt: skip
+            eta = self.eta_seconds()
+            left = f"about {_duration(eta)} left" if eta is not None and self.ended < self.total else ""
+            counts = Text(overflow="ellipsis", no_wrap=True)
+            for kind, count in self.counts.items():
+                if count:
+                    counts.append(f"{count} {kind}  ", style=_STYLES[kind])
+            counts.append(left, style="dim")
+            bars.add_row(
+                "run", ProgressBar(self.total or 1, self.ended, width=24), f"{self.ended}/{self.total}", counts
+            )
+            devices = Table.grid(padding=(0, 1))
+            for serial, job in self.running.items():
+                devices.add_row(Text(serial, style="cyan"), Text(_short(job) or "idle", style="" if job else "dim"))
+        return Group(bars, devices)
+
+
+def _short(job_id: str) -> str:
+    return job_id.partition("/")[2] or job_id
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+@contextmanager
+def make_front() -> Iterator[Front]:
+    """Yield what suits standard error."""
+    if not sys.stderr.isatty():
+        yield PlainFront()
+        return
+    from rich.console import Console
+
+    front = LiveFront(Console(stderr=True))
+    with front.live:
+        yield front

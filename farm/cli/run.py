@@ -1,0 +1,96 @@
+"""`farm run`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from farm.cli.options import config_option
+from farm.config import load_config
+
+
+@click.command("run", context_settings={"ignore_unknown_options": True})
+@click.option("--soc", "socs", multiple=True, required=True, help="SoC to compile for and run on; repeatable.")
+@click.option("--suite", "suites", multiple=True, required=True, help="Suite, by name or path; repeatable.")
+@click.option("--backend", default="htp", show_default=True, help="htp, gpu or lpai.")
+@click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
+@click.option("--virtual", type=click.IntRange(min=0), default=0, metavar="N",
+              help="Run on N virtual devices a SoC, on Qualcomm's HTP simulator, instead of attached ones.")  # fmt: skip
+@click.option("-k", "keyword", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
+@click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure.")
+@click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
+@click.option("--lf", "--last-failed", "last_failed", is_flag=True, help="Only the jobs that failed last time.")
+@click.option("--collect-only", is_flag=True, help="List the jobs and stop.")
+@click.option("--iterations", type=click.IntRange(1, 100_000), default=3, show_default=True,
+              help="Timed inferences of every sample.")  # fmt: skip
+@click.option("--warm-up", type=click.IntRange(0, 100_000), default=1, show_default=True,
+              help="Inferences before those, not timed.")  # fmt: skip
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True,
+              metavar="SECONDS", help="Longest that a job may take on the device.")  # fmt: skip
+@click.option("--junitxml", type=click.Path(path_type=Path, dir_okay=False), help="Write a JUnit XML file as well.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report here as well.")
+@click.option("--json", "as_json", is_flag=True, help="Print the run as JSON instead of a summary.")
+@config_option
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED)
+def command(  # noqa: PLR0917 - click passes options by name
+    socs: tuple[str, ...],
+    suites: tuple[str, ...],
+    backend: str,
+    precisions: tuple[str, ...],
+    virtual: int,
+    keyword: str | None,
+    exitfirst: bool,
+    maxfail: int | None,
+    last_failed: bool,
+    collect_only: bool,
+    iterations: int,
+    warm_up: int,
+    timeout_s: float,
+    junitxml: Path | None,
+    html: Path | None,
+    as_json: bool,
+    config_file: Path | None,
+    pytest_arguments: tuple[str, ...],
+) -> int:
+    """Compile suites for SoCs, run them on devices, judge and report.
+
+    What stands behind `--` goes to pytest as it is.
+
+    \b
+    Exit code: 0 all passed (known issues aside), 1 a job failed, 2 usage or configuration,
+    4 no device or infrastructure, 5 nothing selected, 130 interrupted.
+    """
+    from farm.engine.run import RunRequest, collect, run
+
+    selection = [*(["-k", keyword] if keyword else []), *(["--lf"] if last_failed else [])]
+    limits = [*(["-x"] if exitfirst else []), *([f"--maxfail={maxfail}"] if maxfail else [])]
+    request = RunRequest(
+        socs=socs,
+        suites=suites,
+        backend=backend,
+        precisions=precisions,
+        virtual=virtual,
+        selection=tuple(selection),
+        pytest_arguments=(*limits, *pytest_arguments),
+        iterations=iterations,
+        warm_up=warm_up,
+        timeout_s=timeout_s,
+        command=shlex.join(["farm", *sys.argv[1:]]),
+    )
+    config = load_config(config_file)
+    if collect_only:
+        for job_id in collect(config, request):
+            click.echo(job_id)
+        return 0
+
+    from farm.cli.progress import make_front
+
+    with make_front() as front:
+        outcome = run(config, request, front)
+    from farm.cli.output import deliver
+
+    deliver(outcome.view, report=outcome.report, html=html, junitxml=junitxml, as_json=as_json)
+    return outcome.exit_code

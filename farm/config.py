@@ -1,0 +1,111 @@
+"""farm.toml + environment + flags -> one frozen object."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+from farm.errors import ConfigError, UsageError
+
+FILE_NAME = "farm.toml"
+
+
+class _PathsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    cache: str | None = None
+    state: str | None = None
+
+
+class _BuildTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    builders: int | None = None
+
+
+class _QnnTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sdk_root: str | None = None
+    android_runner: str | None = None
+    android_backend_library: str | None = None
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    suites: tuple[str, ...] = ()
+    store: str | None = None
+    paths: _PathsTable = _PathsTable()
+    build: _BuildTable = _BuildTable()
+    qnn: _QnnTable = _QnnTable()
+
+
+class Config(msgspec.Struct, frozen=True):
+    """What a command works with. Every path is absolute."""
+
+    cache_dir: Path
+    """Bundles and native builds: may be thrown away at any time."""
+    state_dir: Path
+    """The store, the runs and their artifacts: keep it."""
+    suite_folders: tuple[Path, ...]
+    store_url: str
+    builders: int
+    """Builder processes at once."""
+    sdk_root: Path | None
+    """A QNN SDK; None means the libraries from PyPI."""
+    android_runner: Path | None
+    """A runner built for Android, and ExecuTorch's QNN backend library for it."""
+    android_backend_library: Path | None
+    file: Path | None
+    """The farm.toml that was read."""
+
+
+def load_config(file: Path | None = None, *, folder: Path | None = None) -> Config:
+    """Return the configuration.
+
+    `file`, else $FARM_CONFIG, else the first farm.toml from `folder` (the current one) upwards. $FARM_CACHE_DIR,
+    $FARM_STATE_DIR, $FARM_STORE and $QNN_SDK_ROOT override it. Raises ConfigError, naming file and key.
+    """
+    path = file or _from_environment("FARM_CONFIG") or _nearest(folder or Path.cwd())
+    table = _read(path) if path else _File()
+    base = path.parent.resolve() if path else Path.cwd()
+    builders = table.build.builders if table.build.builders is not None else (os.cpu_count() or 1)
+    if builders < 1:
+        raise ConfigError(path or FILE_NAME, "build.builders", f"is {builders}, expected at least 1")
+    cache_dir = _from_environment("FARM_CACHE_DIR") or _beside(base, table.paths.cache)
+    state_dir = _from_environment("FARM_STATE_DIR") or _beside(base, table.paths.state)
+    state_dir = state_dir or platformdirs.user_state_path("farm")
+    return Config(
+        cache_dir=(cache_dir or platformdirs.user_cache_path("farm")).absolute(),
+        state_dir=state_dir.absolute(),
+        suite_folders=tuple(base / Path(name).expanduser() for name in table.suites),
+        store_url=os.environ.get("FARM_STORE") or table.store or f"sqlite:///{state_dir.absolute() / 'farm.db'}",
+        builders=builders,
+        sdk_root=_from_environment("QNN_SDK_ROOT") or _beside(base, table.qnn.sdk_root),
+        android_runner=_beside(base, table.qnn.android_runner),
+        android_backend_library=_beside(base, table.qnn.android_backend_library),
+        file=path,
+    )
+
+
+def _from_environment(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return Path(value).expanduser() if value else None
+
+
+def _beside(base: Path, value: str | None) -> Path | None:
+    return base / Path(value).expanduser() if value else None
+
+
+def _nearest(folder: Path) -> Path | None:
+    for parent in (folder, *folder.parents):
+        if (parent / FILE_NAME).is_file():
+            return parent / FILE_NAME
+    return None
+
+
+def _read(path: Path) -> _File:
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=_File)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(path, "", str(error)) from None
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(path, "", error.strerror or str(error)) from None

@@ -1,0 +1,118 @@
+"""Connections to an adb server, by adbutils, without its habit of starting a server that nobody asked for."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, cast
+
+import adbutils
+from adbutils.errors import AdbConnectionError, AdbError, AdbTimeout
+
+from farm.devices.text import clean_text
+from farm.errors import DeviceError, DeviceTimeoutError, InfraError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# A server on this machine answers at once, unless the machine is very busy.
+SERVER_SECONDS = 10.0
+# The length of a request to the server is four hexadecimal digits.
+REQUEST_BYTES = 0xFFFF
+
+# The name that a virtual device has as serial and as product.
+VIRTUAL_PREFIX = "virtual-"
+
+
+def target(serial: str) -> str:
+    """Return what an adb server, and `adb -s`, finds the device `serial` by.
+
+    adb calls a device behind `adb connect` by its port, which changes with every start; it can also find it by its
+    product, and a virtual device's product is its serial.
+    """
+    return f"product:{serial}" if serial.startswith(VIRTUAL_PREFIX) else serial
+
+
+class _Connection(adbutils.AdbConnection):  # type: ignore[misc]
+    def _safe_connect(self) -> socket.socket:
+        # adbutils would run `adb start-server` here, which starts one on port 5037 whatever port is wanted.
+        connected = cast("socket.socket", self._create_socket())
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connected
+
+    def send_command(self, cmd: str) -> None:
+        data = cmd.encode("utf-8", errors="surrogateescape")
+        if len(data) > REQUEST_BYTES:
+            raise AdbError(f"the request has {len(data)} bytes, adb takes at most {REQUEST_BYTES}")
+        # adbutils calls send, which may send a part.
+        self.conn.sendall(b"%04x%s" % (len(data), data))
+
+    def close(self) -> None:
+        # adbutils sleeps here.
+        if not self.closed:
+            self.conn.close()
+
+
+class _Client(adbutils.AdbClient):  # type: ignore[misc]
+    _version = 0
+
+    def make_connection(self, timeout: float | None = None) -> _Connection:
+        connection = _Connection(self.host, self.port)
+        connection.conn.settimeout(timeout or SERVER_SECONDS)
+        return connection
+
+    def server_version(self) -> int:
+        # Asked by adbutils before every stream.
+        if not self._version:
+            self._version = int(super().server_version())
+        return self._version
+
+
+class AdbHost:
+    """One adb server on this machine, by its port."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._client = _Client(host="127.0.0.1", port=port)
+
+    def query(self, request: str, *, timeout_s: float = SERVER_SECONDS) -> str:
+        """Return the server's answer to a `host:` request. Raises InfraError when it fails or does not answer."""
+        try:
+            with self._client.make_connection(timeout_s) as connection:
+                connection.send_command(request)
+                connection.check_okay()
+                return cast("str", connection.read_string_block())
+        except (AdbTimeout, TimeoutError):
+            raise InfraError(f"the adb server on port {self.port} did not answer {request!r} in {timeout_s:g} s") from None
+        except AdbConnectionError:
+            raise InfraError(f"no adb server listens on port {self.port}: start one with 'adb start-server'") from None
+        except (AdbError, OSError, ValueError) as error:
+            raise InfraError(f"adb server on port {self.port}: {request}: {clean_text(str(error))}") from None
+
+    def open(self, serial: str, service: str, *, timeout_s: float, argv: Sequence[str] = ()) -> socket.socket:
+        """Return a stream to a service of the device `serial`, to be closed by the caller.
+
+        Raises DeviceError when server or device refuse.
+        """
+        device = adbutils.AdbDevice(self._client, serial=target(serial))
+        connection: _Connection | None = None
+        try:
+            connection = device.open_transport(timeout=timeout_s)
+            connection.send_command(service)
+            connection.check_okay()
+            # The caller owns the stream: a connection that is collected must not close it.
+            stream = socket.socket(fileno=connection.conn.detach())
+            stream.settimeout(timeout_s)
+            return stream
+        except (AdbTimeout, TimeoutError):
+            problem = f"did not open a stream in {timeout_s:g} s: is it hanging?"
+            raise DeviceTimeoutError(serial, problem, argv=argv) from None
+        except AdbConnectionError:
+            problem = f"no adb server listens on port {self.port}: start one with 'adb start-server'"
+            raise DeviceError(serial, problem, argv=argv) from None
+        except (AdbError, OSError, ValueError) as error:
+            reason = clean_text(str(error))
+            problem = f"adb refuses: {reason}: 'farm devices' shows the state of every device"
+            raise DeviceError(serial, problem, argv=argv) from None
+        finally:
+            if connection is not None:
+                connection.close()

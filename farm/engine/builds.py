@@ -1,0 +1,43 @@
+"""How builds and workers meet: the controller leaves one file for every build that ended, workers wait for theirs."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.build.protocol import Reply
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# A build takes seconds; looking 50 times a second costs nothing that can be measured.
+_POLL_SECONDS = 0.02
+
+
+def builds_folder(run_folder: Path) -> Path:
+    """Return where the replies of a run are."""
+    return run_folder / "builds"
+
+
+def leave_reply(run_folder: Path, reply: Reply) -> None:
+    """Tell the workers that a build ended."""
+    folder = builds_folder(run_folder)
+    part = folder / f".{reply.key}"
+    part.write_bytes(msgspec.json.encode(reply))
+    part.rename(folder / f"{reply.key}.json")
+
+
+def await_reply(run_folder: Path, key: str) -> Reply | None:
+    """Return the reply for `key` once it is there; None when the controller has died meanwhile."""
+    path = builds_folder(run_folder) / f"{key}.json"
+    parent = os.getppid()
+    while True:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Reply)
+        except FileNotFoundError:
+            if os.getppid() != parent:
+                return None
+            time.sleep(_POLL_SECONDS)

@@ -1,0 +1,66 @@
+"""Compiling overlaps running: the builder pool of one run, and where its replies go."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from farm.build.protocol import Reply, Request
+from farm.engine.builds import builds_folder, leave_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from farm.config import Config
+    from farm.engine.controller import Shown
+    from farm.engine.plan import RunPlan
+    from farm.engine.toolchain import Toolchain
+    from farm.processes import Supervisor
+    from farm.store.store import Store
+
+
+@contextmanager
+def builders(
+    config: Config, plan: RunPlan, tools: Toolchain, supervisor: Supervisor, front: Shown, store: Store
+) -> Iterator[int]:
+    """Compile what the plan lacks while the body runs; yield how many bundles that is.
+
+    Every reply is left for the workers and recorded for all jobs that share the bundle.
+    """
+    from farm.build.pool import BuilderPool
+
+    jobs_of: dict[str, list[str]] = {}
+    requests: dict[str, Request] = {}
+    for planned in plan.jobs:
+        jobs_of.setdefault(planned.key, []).append(planned.job.id)
+        if not planned.cached and planned.key not in requests:
+            log = builds_folder(plan.folder) / f"{planned.key}.log"
+            requests[planned.key] = Request(planned.job, planned.key, dict(tools.versions), str(log))
+
+    def started(key: str) -> None:
+        front.build_started(jobs_of[key][0])
+
+    def ended(reply: Reply) -> None:
+        for job_id in jobs_of[reply.key]:
+            store.record_build(plan.run_id, job_id, seconds=reply.seconds, cached=False, bundle_key=reply.key)
+        leave_reply(plan.folder, reply)
+        front.build_ended(jobs_of[reply.key][0], reply)
+
+    for planned in plan.jobs:
+        if planned.cached:
+            store.record_build(plan.run_id, planned.job.id, seconds=0.0, cached=True, bundle_key=planned.key)
+    pool = BuilderPool(
+        requests.values(),
+        width=config.builders,
+        cache_root=config.cache_dir,
+        env=tools.env,
+        supervisor=supervisor,
+        log=plan.folder / "logs" / "builder.log",
+        on_start=started,
+        on_done=ended,
+    )
+    pool.start()
+    try:
+        yield len(requests)
+    finally:
+        pool.stop()

@@ -1,0 +1,119 @@
+"""The controller's half of a run: devices to workers, jobs to devices, and what the front end is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from farm.engine.plugin import REPORT_KEY
+from farm.engine.scheduler import SocScheduling
+from farm.results.attempt import Attempt, Stage, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.build.protocol import Reply
+    from farm.engine.plan import RunPlan
+
+# A job whose worker process died is tried once more; dying again, it is not a third worker's turn.
+_WORKER_DEATHS = 2
+
+
+class Shown(Protocol):
+    """What the front end of a run is told, from several threads."""
+
+    def build_started(self, job_id: str) -> None:
+        """A builder took a job."""
+
+    def build_ended(self, job_id: str, reply: Reply) -> None:
+        """A builder finished it."""
+
+    def devices(self, running: dict[str, str]) -> None:
+        """Which device is busy with which job now."""
+
+    def job_ended(self, shown: dict[str, Any]) -> None:
+        """An attempt was recorded; keys as in `farm.engine.plugin`."""
+
+    def note(self, text: str) -> None:
+        """Say something."""
+
+
+class Controller:
+    """A pytest plugin for the controller process only."""
+
+    def __init__(self, plan: RunPlan, front: Shown, record: Callable[[Attempt], None]) -> None:
+        self._plan, self._front, self._record = plan, front, record
+        self._free = list(range(len(plan.devices)))
+        self._device_of: dict[Any, int] = {}
+        self._soc_of = {planned.job.id: planned.job.target.soc for planned in plan.jobs}
+        self._deaths: dict[str, int] = {}
+        self._sched: SocScheduling | None = None
+        self.interrupted = False
+        """Ctrl-C, or a signal that asks the same; not pytest's own -x."""
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Tell Ctrl-C from pytest's Interrupted, which derives from KeyboardInterrupt."""
+        self.interrupted = self.interrupted or excinfo.type is KeyboardInterrupt
+
+    def pytest_xdist_make_scheduler(self) -> SocScheduling:
+        """Hand jobs to devices of their SoC."""
+        self._sched = SocScheduling(
+            self._soc_of.__getitem__,
+            lambda node: self._plan.devices[self._device_of[node]].soc,
+            len(self._plan.devices),
+        )
+        return self._sched
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Give a new worker a device that no other has."""
+        index = self._free.pop(0)
+        self._device_of[node] = index
+        node.workerinput["farm_device"] = index
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Take the device back."""
+        self._free.append(self._device_of[node])
+        if error:
+            serial = self._plan.devices[self._device_of[node]].serial
+            self._front.note(f"the worker of {serial} died ({error}); another takes its place")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: SocScheduling) -> None:
+        """Try a job whose worker died once more; the second time it is the farm's fault, with a record."""
+        self._deaths[crashitem] = self._deaths.get(crashitem, 0) + 1
+        if self._deaths[crashitem] < _WORKER_DEATHS:
+            report.outcome = "rerun"  # type: ignore[assignment]
+            sched.mark_test_pending(crashitem)
+            return
+        reason = f"the worker process died {_WORKER_DEATHS} times while it ran this job"
+        attempt = Attempt(crashitem, Verdict.INFRA, Stage.EXECUTE, reason)
+        self._record(attempt)
+        self._front.job_ended(
+            {
+                "job_id": crashitem,
+                "verdict": "infra",
+                "stage": "execute",
+                "reason": reason,
+                "device": "",
+                "seconds": 0.0,
+            }
+        )
+
+    def pytest_runtest_logstart(self) -> None:
+        """Tell what every device does."""
+        if self._sched is not None:
+            running = {
+                self._plan.devices[self._device_of[node]].serial: job
+                for node in self._sched.nodes
+                if (job := self._sched.running(node)) is not None
+            }
+            self._front.devices(running)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Tell how a job ended."""
+        shown = dict(report.user_properties).get(REPORT_KEY)
+        if report.when == "call" and isinstance(shown, dict):
+            self._front.job_ended(shown)

@@ -1,0 +1,51 @@
+"""What the controller decided before anything runs, as a file that every worker reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from farm.devices.discovery import Device
+from farm.runtime.runtime import Runtime
+from farm.suites import Job
+
+
+class PlannedJob(msgspec.Struct, frozen=True):
+    """One job and the key of its bundle."""
+
+    job: Job
+    key: str
+    cached: bool
+    """The bundle was there when the run began."""
+
+
+class RunPlan(msgspec.Struct, frozen=True):
+    """One run: jobs in dispatch order, devices, and where things are."""
+
+    run_id: str
+    folder: Path
+    """Of this run: plan, build replies, raw results, logs."""
+    cache_root: Path
+    store_url: str
+    jobs: tuple[PlannedJob, ...]
+    devices: tuple[Device, ...]
+    runtimes: dict[str, Runtime]
+    """By SoC."""
+    iterations: int
+    warm_up: int
+    timeout_s: float
+
+    @property
+    def path(self) -> Path:
+        """The file it is kept in."""
+        return self.folder / "plan.json"
+
+    def write(self) -> None:
+        """Write it, for workers to read."""
+        self.path.write_bytes(msgspec.json.encode(self))
+
+
+def read_plan(path: Path) -> RunPlan:
+    """Return the plan in a file that `RunPlan.write` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=RunPlan)

@@ -1,0 +1,139 @@
+"""The pytest plugin: every job is an item. Loaded in the controller and in every worker with `-p`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from farm.engine.plan import RunPlan, read_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from _pytest._code.code import ExceptionInfo
+
+    from farm.engine.plan import PlannedJob
+    from farm.engine.worker import Worker
+    from farm.results.attempt import Attempt
+
+PLAN = pytest.StashKey[RunPlan]()
+_WORKER = pytest.StashKey["Worker"]()
+
+REPORT_KEY = "farm"
+"""Name of the report property that carries what the controller shows of an attempt."""
+
+
+class JobNotPassed(Exception):  # noqa: N818 - it is an outcome, not an error of farm's
+    """Ends an item whose attempt did not pass."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        super().__init__(f"{attempt.verdict} at {attempt.stage}: {attempt.reason}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that names the plan."""
+    parser.getgroup("farm").addoption("--farm-plan", help="plan of a run, as written by farm run")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the plan; show nothing: the front end of farm does."""
+    path = config.getoption("--farm-plan")
+    if not path:
+        return
+    config.stash[PLAN] = read_plan(Path(path))
+    # Before xdist asks for it, which is last as well but was registered earlier.
+    config.pluginmanager.unregister(name="terminalreporter")
+
+
+class JobFile(pytest.File):
+    """The plan, as the collector of its jobs."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Yield one item a job, in dispatch order."""
+        for planned in self.config.stash[PLAN].jobs:
+            yield JobItem.from_parent(self, name=planned.job.id, nodeid=planned.job.id, planned=planned)
+
+
+class JobItem(pytest.Item):
+    """One job."""
+
+    def __init__(self, *, planned: PlannedJob, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.planned = planned
+
+    def runtest(self) -> None:
+        """Run the job on the device of this worker. Raises JobNotPassed."""
+        from farm.results.attempt import Verdict
+
+        attempt = _worker(self.config).run(self.planned)
+        self.user_properties.append((REPORT_KEY, _shown(attempt)))
+        if attempt.verdict is not Verdict.PASSED:
+            raise JobNotPassed(attempt)
+
+    def repr_failure(self, excinfo: ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Return the reason, without a traceback through farm."""
+        if isinstance(excinfo.value, JobNotPassed):
+            attempt = excinfo.value.attempt
+            return f"{excinfo.value}\n{attempt.log}" if attempt.log else str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Return where the job stands: nowhere but in its name."""
+        return self.path, None, self.name
+
+
+def _shown(attempt: Attempt) -> dict[str, str | float]:
+    return {
+        "job_id": attempt.job_id,
+        "verdict": str(attempt.verdict),
+        "stage": str(attempt.stage),
+        "reason": attempt.reason,
+        "device": attempt.device,
+        "seconds": attempt.seconds,
+        "known_issue": attempt.known_issue,
+    }
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect the plan, and nothing else that may lie beside it."""
+    plan = parent.config.stash.get(PLAN, None)
+    if plan is None or file_path != plan.path:
+        return None
+    collector = JobFile.from_parent(parent, path=file_path)
+    # `-k plan` must not select every job of a file that the user never saw.
+    collector.name = ""
+    return collector
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Turn a failure that is a known issue into an expected one, as pytest's xfail does."""
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, JobNotPassed):
+        known_issue = call.excinfo.value.attempt.known_issue
+        if known_issue:
+            report.outcome = "skipped"
+            report.wasxfail = f"known issue: {known_issue}"
+            report.longrepr = str(call.excinfo.value)
+    return report  # type: ignore[return-value] # a wrapper returns the result
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Give the device back."""
+    worker = session.config.stash.get(_WORKER, None)
+    if worker is not None:
+        worker.close()
+
+
+def _worker(config: pytest.Config) -> Worker:
+    if _WORKER not in config.stash:
+        from farm.engine.worker import Worker
+
+        index = int(config.workerinput["farm_device"])  # type: ignore[attr-defined]
+        plan = config.stash[PLAN]
+        config.stash[_WORKER] = Worker(plan, plan.devices[index])
+    return config.stash[_WORKER]

@@ -1,0 +1,284 @@
+"""One `farm run`, from names to exit code."""
+
+from __future__ import annotations
+
+import getpass
+import signal
+import socket
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from farm.engine.compile import builders
+from farm.errors import FarmError, InfraError, NothingSelectedError, UsageError
+from farm.profiles import Soc, find_soc
+from farm.suites import Job, find_suites, plan, resolve_suite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from farm.config import Config
+    from farm.devices.discovery import Device
+    from farm.engine.controller import Shown
+    from farm.engine.plan import PlannedJob, RunPlan
+    from farm.engine.toolchain import Toolchain
+    from farm.processes import Supervisor
+    from farm.report.view import RunView
+    from farm.runtime.runtime import Runtime
+    from farm.store.store import Store
+
+_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED, _PYTEST_USAGE, _PYTEST_EMPTY = 0, 1, 2, 4, 5
+INTERRUPTED = 130
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for."""
+
+    socs: tuple[str, ...]
+    suites: tuple[str, ...]
+    backend: str = "htp"
+    precisions: tuple[str, ...] = ()
+    virtual: int = 0
+    """Virtual devices a SoC; 0 for attached ones."""
+    selection: tuple[str, ...] = ()
+    """pytest arguments that choose jobs."""
+    pytest_arguments: tuple[str, ...] = ()
+    """Other arguments for pytest."""
+    iterations: int = 3
+    warm_up: int = 1
+    timeout_s: float = 300.0
+    command: str = ""
+
+
+class RunOutcome(msgspec.Struct, frozen=True):
+    """How it ended."""
+
+    exit_code: int
+    view: RunView
+    report: Path
+    """The HTML file."""
+
+
+class RunFront(Shown, Protocol):
+    """What the front end of a whole run is told."""
+
+    def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
+        """The run is planned."""
+
+
+def collect(config: Config, request: RunRequest) -> list[str]:
+    """Return the ids of the jobs that `request` selects, in the order of the manifests.
+
+    Raises UsageError for what cannot be, NothingSelectedError when nothing is left.
+    """
+    jobs = _jobs(config, request)
+    with tempfile.TemporaryDirectory(prefix="farm-collect-") as folder:
+        selected = {job.id for job in _select(config, request, jobs, Path(folder))}
+    return [job.id for job in jobs if job.id in selected]
+
+
+def _jobs(config: Config, request: RunRequest) -> tuple[Job, ...]:
+    socs = list(dict.fromkeys(find_soc(name) for name in request.socs))
+    known = find_suites(config.suite_folders)
+    suites = [resolve_suite(name, known) for name in dict.fromkeys(request.suites)]
+    names = [suite.name for suite in suites]
+    if len(set(names)) < len(names):
+        raise UsageError(f"two suites have the same name: {', '.join(sorted(names))}")
+    _check_backend(config, socs, request.backend)
+    return plan(suites, socs, request.backend, request.precisions)
+
+
+def _check_backend(config: Config, socs: Sequence[Soc], backend: str) -> None:
+    from farm.runtime.runtime import require_backend
+
+    for soc in socs:
+        require_backend(soc, backend, config.sdk_root)
+
+
+def _select(config: Config, request: RunRequest, jobs: Sequence[Job], folder: Path) -> list[Job]:
+    if not request.selection:
+        return list(jobs)
+    from farm.engine.plan import PlannedJob
+    from farm.engine.session import select
+
+    draft = _plan(config, request, "", folder, [PlannedJob(job, "", cached=True) for job in jobs], [], {})
+    draft.write()
+    status, ids = select(draft, request.selection, config.state_dir)
+    if status == _PYTEST_USAGE:
+        raise UsageError(f"pytest does not understand {' '.join(request.selection)}")
+    chosen = set(ids)
+    selected = [job for job in jobs if job.id in chosen]
+    if not selected:
+        raise NothingSelectedError(f"none of {len(jobs)} jobs is selected by {' '.join(request.selection)}")
+    return selected
+
+
+def _plan(
+    config: Config,
+    request: RunRequest,
+    run_id: str,
+    folder: Path,
+    jobs: Sequence[PlannedJob],
+    devices: Sequence[Device],
+    runtimes: dict[str, Runtime],
+) -> RunPlan:
+    from farm.engine.plan import RunPlan
+
+    return RunPlan(
+        run_id=run_id,
+        folder=folder,
+        cache_root=config.cache_dir,
+        store_url=config.store_url,
+        jobs=tuple(jobs),
+        devices=tuple(devices),
+        runtimes=runtimes,
+        iterations=request.iterations,
+        warm_up=request.warm_up,
+        timeout_s=request.timeout_s,
+    )
+
+
+def run(config: Config, request: RunRequest, front: RunFront) -> RunOutcome:
+    """Run what `request` asks for and return how it ended; everything started is ended again.
+
+    Raises UsageError or NothingSelectedError before anything is changed, InfraError when no job could begin.
+    """
+    from farm.store.store import open_store
+
+    jobs = _jobs(config, request)
+    with tempfile.TemporaryDirectory(prefix="farm-select-") as draft:
+        jobs = tuple(_select(config, request, jobs, Path(draft)))
+    with _terminate_as_interrupt(), open_store(config.store_url) as store:
+        return _Run(config, request, front, store).execute(jobs)
+
+
+class _Run:
+    """The part of a run that leaves traces: store, run folder, processes."""
+
+    def __init__(self, config: Config, request: RunRequest, front: RunFront, store: Store) -> None:
+        self._config, self._request, self._front, self._store = config, request, front, store
+
+    def execute(self, jobs: tuple[Job, ...]) -> RunOutcome:
+        from farm.engine.toolchain import prepare
+        from farm.processes import Supervisor
+
+        tools = prepare(self._config, self._front.note)
+        run_id = self._begin(jobs, tools)
+        folder = self._config.state_dir / "runs" / run_id
+        exit_code = InfraError.exit_code
+        try:
+            (folder / "builds").mkdir(parents=True)
+            with Supervisor() as supervisor:
+                status = self._on_devices(jobs, run_id, folder, tools, supervisor)
+            exit_code = self._exit_code(run_id, status)
+        except KeyboardInterrupt:
+            exit_code = INTERRUPTED
+        except FarmError as error:
+            exit_code = error.exit_code
+            raise
+        finally:
+            self._store.finish_run(run_id, exit_code)
+        view = self._store.run_view(run_id)
+        return RunOutcome(exit_code, view, write_report(view, folder))
+
+    def _begin(self, jobs: Sequence[Job], tools: Toolchain) -> str:
+        from farm.store.records import RunRecord
+
+        run_id = self._store.begin_run(
+            RunRecord(
+                command=self._request.command,
+                user=getpass.getuser(),
+                host=socket.gethostname(),
+                fingerprint=tools.fingerprint(virtual=self._request.virtual > 0),
+            )
+        )
+        self._store.plan_jobs(run_id, jobs)
+        return run_id
+
+    def _on_devices(
+        self, jobs: Sequence[Job], run_id: str, folder: Path, tools: Toolchain, supervisor: Supervisor
+    ) -> int:
+        """Return pytest's exit status."""
+        from farm.engine.controller import Controller
+        from farm.engine.fleet import allocate
+        from farm.engine.session import execute
+
+        socs = [find_soc(name) for name in dict.fromkeys(job.target.soc for job in jobs)]
+        with ThreadPoolExecutor(1) as aside:
+            allocation = aside.submit(
+                allocate, self._config, socs, self._request.virtual, self._request.backend, supervisor, folder
+            )
+            planned = self._order(jobs, tools)
+            fleet = allocation.result()
+        run_plan = _plan(self._config, self._request, run_id, folder, planned, fleet.devices, fleet.runtimes)
+        run_plan.write()
+        for device in fleet.devices:
+            self._store.record_device(run_id, device)
+        with builders(self._config, run_plan, tools, supervisor, self._front, self._store) as to_build:
+            self._front.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
+            controller = Controller(run_plan, self._front, lambda attempt: self._store.record_attempt(run_id, attempt))
+            status = execute(run_plan, self._request.pytest_arguments, self._config.state_dir, controller)
+            if controller.interrupted:
+                raise KeyboardInterrupt
+            return status
+
+    def _order(self, jobs: Sequence[Job], tools: Toolchain) -> list[PlannedJob]:
+        from farm.build.cache import BundleCache
+        from farm.build.key import bundle_key
+        from farm.engine.plan import PlannedJob
+        from farm.engine.scheduler import dispatch_order
+
+        cache = BundleCache(self._config.cache_dir)
+        keys = {job.id: bundle_key(job, tools.versions) for job in jobs}
+        cached = {key: cache.lookup(key) is not None for key in set(keys.values())}
+        by_id = {job.id: job for job in jobs}
+        order = dispatch_order(
+            list(by_id),
+            cached={job_id: cached[key] for job_id, key in keys.items()},
+            expected_seconds=self._store.expected_seconds(list(by_id)),
+        )
+        return [PlannedJob(by_id[job_id], keys[job_id], cached=cached[keys[job_id]]) for job_id in order]
+
+    def _exit_code(self, run_id: str, status: int) -> int:
+        if status == _PYTEST_USAGE:
+            raise UsageError(f"pytest does not understand {' '.join(self._request.pytest_arguments)}")
+        if status not in (_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED):
+            raise InfraError(f"the test session broke down (pytest status {status}); its log is above")
+        return exit_code_of(self._store.run_view(run_id))
+
+
+def write_report(view: RunView, folder: Path) -> Path:
+    """Write the HTML report of a run into its folder and return the file."""
+    from farm.report.html import write_html
+
+    path = folder / "report.html"
+    write_html(view, path)
+    return path
+
+
+def exit_code_of(view: RunView) -> int:
+    """Return what `farm run` returns for what a run found: 0, 1 (a job failed) or 4 (infrastructure). Pure."""
+    last = [job.attempts[-1] for job in view.jobs if job.attempts]
+    if any(attempt.verdict == "failed" and not attempt.known_issue for attempt in last):
+        return 1
+    if any(attempt.verdict == "infra" for attempt in last) or len(last) < len(view.jobs):
+        return InfraError.exit_code
+    return 0
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM end a run as Ctrl-C does, with everything put away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, kept)

@@ -1,0 +1,65 @@
+"""The pytest session that farm starts: its own root and configuration, nothing of the folder the user stands in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from farm.engine.plan import RunPlan
+
+
+class _Selection:
+    """Collects the ids that pytest's own options select."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.ids = [item.nodeid for item in session.items]
+
+
+def select(plan: RunPlan, arguments: Sequence[str], state_dir: Path) -> tuple[int, list[str]]:
+    """Return pytest's exit status and the job ids that `arguments` (-k, --lf, ...) leave of the plan."""
+    selection = _Selection()
+    with _own_environment():
+        status = pytest.main(["--collect-only", *_arguments(plan, state_dir), *arguments], plugins=[selection])
+    return int(status), selection.ids
+
+
+def execute(plan: RunPlan, arguments: Sequence[str], state_dir: Path, controller: object) -> int:
+    """Run the plan, a worker for every device, and return pytest's exit status."""
+    workers = ["-n", str(len(plan.devices)), "--dist", "load"]
+    with _own_environment():
+        return int(pytest.main([*workers, *_arguments(plan, state_dir), *arguments], plugins=[controller]))
+
+
+def _arguments(plan: RunPlan, state_dir: Path) -> list[str]:
+    configuration = plan.folder / "pytest.ini"
+    if not configuration.exists():
+        configuration.write_text("[pytest]\n")
+    return [
+        "-c", str(configuration), "--rootdir", str(plan.folder), "--noconftest", "--import-mode", "importlib",
+        "-o", f"cache_dir={state_dir / 'pytest_cache'}", "-p", "xdist.plugin", "-p", "farm.engine.plugin",
+        "-p", "no:faulthandler", "--farm-plan", str(plan.path), str(plan.path),
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def _own_environment() -> Iterator[None]:
+    """Keep the user's pytest settings away, from the workers as well, which inherit the environment."""
+    kept = dict(os.environ)
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        os.environ.pop(name, None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)

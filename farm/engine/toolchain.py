@@ -1,0 +1,41 @@
+"""What compiling needs on this machine, found once a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.build.key import toolchain_versions
+from farm.runtime.native import build_native
+from farm.runtime.simulator import host_sdk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.config import Config
+
+
+class Toolchain(msgspec.Struct, frozen=True):
+    """The compiler's versions and environment."""
+
+    versions: dict[str, str]
+    """executorch, torch, torchao, qnn."""
+    env: dict[str, str]
+    """Variables that a builder process must start with."""
+    runner: str
+    """Hash of the native build."""
+
+    def fingerprint(self, *, virtual: bool) -> dict[str, str]:
+        """Return what the numbers of a run depend on, as far as this machine knows it."""
+        from farm import __version__
+
+        kind = "virtual" if virtual else "hardware"
+        return {"farm": __version__, **self.versions, "native_runner": self.runner[:16], "device_kind": kind}
+
+
+def prepare(config: Config, note: Callable[[str], None]) -> Toolchain:
+    """Build what is missing and return the toolchain. Raises MissingToolError."""
+    native = build_native(config.cache_dir, log=note)
+    sdk = host_sdk(config.cache_dir)
+    return Toolchain(toolchain_versions(sdk.qnn_version), dict(sdk.env), native.key)

@@ -1,0 +1,214 @@
+"""Starts the processes that live as long as farm does, and leaves none behind, not even after a kill -9."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, BinaryIO
+
+from farm import reaper
+from farm.errors import InfraError, MissingToolError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+_TAIL_BYTES = 4096
+
+
+class Child:
+    """A process that a Supervisor started, and everything that it started itself."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], group: reaper.Group, log: Path | None) -> None:
+        self.name, self.process, self._group, self._log = name, process, group, log
+        self._ending = threading.Lock()
+        self._ended = False
+
+    @property
+    def pid(self) -> int:
+        """Process id, and the number of its session."""
+        return self.process.pid
+
+    def log_tail(self) -> str:
+        """Return the last few KiB of its standard error, empty unless that went into a file."""
+        if self._log is None:
+            return ""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
+                return file.read(_TAIL_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def terminate(self, timeout_s: float = reaper.GRACE_S) -> int:
+        """End it and its whole group, with SIGKILL after `timeout_s`. Return its exit code, -n for signal n.
+
+        May be called again, and from several threads.
+        """
+        with self._ending:
+            if not self._ended:
+                # Once the leader is waited for, its number may belong to a stranger: then only the mark counts.
+                group = self._group if self.process.poll() is None else reaper.Group(self._group.mark)
+                reaper.end([group], timeout_s)
+                _link.tell("drop", self._group)
+                self._ended = True
+            return self.process.wait()
+
+
+class Supervisor:
+    """The processes that one part of farm started; `close`, also by leaving `with`, ends them all.
+
+    Several threads may use it. In a forked copy of the process it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._children: list[Child] = []
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._closed = False
+
+    def spawn(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        name: str,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin_pipe: bool = False,
+        stdout_pipe: bool = False,
+        stderr: Path | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> Child:
+        """Start a process in a session of its own.
+
+        `env` is its whole environment, that of this process when None. Standard input and output lead nowhere
+        unless they are pipes, `child.process.stdin` and `.stdout`; `stderr` is a file that is made anew.
+        Raises MissingToolError when the program is not there, InfraError when it cannot be started.
+        """
+        words = [str(word) for word in argv]
+        group = reaper.Group(secrets.token_hex(12))
+        with self._lock:
+            if self._closed:
+                raise InfraError(f"{name} cannot be started: farm is ending")
+            _link.tell("watch", group)
+            try:
+                with contextlib.ExitStack() as stack:
+                    errors = subprocess.DEVNULL if stderr is None else stack.enter_context(_new_file(stderr)).fileno()
+                    process = subprocess.Popen(
+                        words,
+                        env={**(os.environ if env is None else env), reaper.MARK: group.mark},
+                        cwd=cwd,
+                        stdin=subprocess.PIPE if stdin_pipe else subprocess.DEVNULL,
+                        stdout=subprocess.PIPE if stdout_pipe else subprocess.DEVNULL,
+                        stderr=errors,
+                        pass_fds=tuple(pass_fds),
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                _link.tell("drop", group)
+                if isinstance(error, FileNotFoundError) and error.filename == words[0]:
+                    raise MissingToolError(f"{name} cannot be started: there is no {words[0]}") from None
+                raise InfraError(f"{name} cannot be started: {error}") from error
+            stat = reaper.read_stat(process.pid)
+            group = group._replace(session=process.pid, start=stat.start if stat else 0)
+            _link.tell("lead", group)
+            child = Child(name, process, group, stderr)
+            self._children.append(child)
+            return child
+
+    def close(self) -> None:
+        """End every process, all at the same time. May be called again."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            self._closed = True
+            children, self._children = self._children, []
+        enders = [threading.Thread(target=child.terminate, name=f"end-{child.name}") for child in children]
+        for ender in enders:
+            ender.start()
+        for ender in enders:
+            ender.join()
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _new_file(path: Path) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("wb")
+
+
+class _ReaperLink:
+    """The one reaper of this process, started when it is first needed, and again should somebody have ended it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._live: dict[str, reaper.Group] = {}
+
+    def tell(self, event: str, group: reaper.Group) -> None:
+        with self._lock:
+            if self._owner != os.getpid():
+                # A forked copy has no children of ours, and must not speak for its parent.
+                self._process, self._owner, self._live = None, os.getpid(), {}
+            if event == "drop":
+                self._live.pop(group.mark, None)
+            else:
+                self._live[group.mark] = group
+            try:
+                self._write(event, group)
+            except BrokenPipeError:
+                if self._process is not None:
+                    self._process.wait()
+                self._process = None
+                for live in self._live.values():
+                    self._write("watch", live)
+                    if live.session:
+                        self._write("lead", live)
+
+    def _write(self, event: str, group: reaper.Group) -> None:
+        if self._process is None:
+            self._process = self._start()
+        pipe = self._process.stdin
+        if pipe is None:
+            raise InfraError("the reaper has no standard input")
+        detail = f" {group.session} {group.start}" if event == "lead" else ""
+        pipe.write(f"{event} {group.mark}{detail}\n".encode())
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        stat = reaper.read_stat(os.getpid())
+        argv = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), str(stat.start if stat else 0)]
+        # No environment: a mark in it would make an outer reaper end this one before its work is done.
+        return subprocess.Popen(
+            argv,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={},
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """Let the reaper end what is left, and wait for it."""
+        with self._lock:
+            if self._process is not None and self._owner == os.getpid():
+                self._process.communicate()
+                self._process = None
+
+
+_link = _ReaperLink()
+atexit.register(_link.close)

@@ -1,0 +1,201 @@
+"""Ends what a farm process started when that process can no longer do it: `python -I -S reaper.py PARENT START`.
+
+The parent writes one line per event to standard input:
+
+    watch MARK              a process with FARM_PROCESS=MARK in its environment is about to start
+    lead MARK PID START     it has started and leads the session PID; START is field 22 of /proc/PID/stat
+    drop MARK               it was ended in order
+
+A group is every process of that session and every process that carries the mark, so that neither a new session nor
+an emptied environment escapes. When a leader dies, what is left of its group ends; when the parent dies, all groups
+end and the reaper with them. Only the standard library, for it has to start in a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+MARK = "FARM_PROCESS"
+
+# What a process gets to end by itself after SIGTERM before it is killed.
+GRACE_S = 1.0
+# How long SIGKILL may take: only a process stuck in the kernel needs more, and nothing helps against that.
+_KILL_S = 5.0
+# A process that was forked a moment ago shows its mark only after exec.
+_SETTLE_S = 0.3
+
+
+class Group(NamedTuple):
+    """What one spawn started. `session` is 0 while its leader is not known."""
+
+    mark: str
+    session: int = 0
+    start: int = 0
+
+
+class Stat(NamedTuple):
+    """A part of /proc/PID/stat; `start` is in clock ticks since boot."""
+
+    state: str
+    session: int
+    start: int
+
+
+def read_stat(pid: int) -> Stat | None:
+    """Return the state of a process, None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib costs the reaper its quick start
+            line = file.read()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything, parentheses and blanks too.
+    fields = line[line.rindex(b")") + 2 :].split()
+    return Stat(fields[0].decode(), int(fields[3]), int(fields[19]))
+
+
+def members(groups: Collection[Group]) -> set[int]:
+    """Return the living processes of `groups`; a zombie does not live."""
+    sessions = {group.session for group in groups if group.session and _is_leader(group)}
+    marks = {f"{MARK}={group.mark}".encode() for group in groups}
+    found = set()
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        stat = read_stat(int(name))
+        if stat is None or stat.state in "ZX":
+            continue
+        if stat.session in sessions or marks & _environment(name):
+            found.add(int(name))
+    return found
+
+
+def _is_leader(group: Group) -> bool:
+    """Tell whether the session's number still means this session: it is given away again only when that is empty."""
+    stat = read_stat(group.session)
+    return stat is None or stat.start == group.start
+
+
+def _environment(pid: str) -> set[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+            return set(file.read().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def end(groups: Collection[Group], grace_s: float = GRACE_S, settle_s: float = 0.0) -> None:
+    """End every process of `groups`: SIGTERM, after `grace_s` SIGKILL.
+
+    Returns when none is left and none came for `settle_s`, or when nothing helps.
+    """
+    started = time.monotonic()
+    settled = started + settle_s
+    asked: set[int] = set()
+    while time.monotonic() < started + grace_s + _KILL_S:
+        living = members(groups)
+        if not living and time.monotonic() >= settled:
+            return
+        if time.monotonic() >= started + grace_s:
+            _signal(living, signal.SIGKILL)
+        else:
+            _signal(living - asked, signal.SIGTERM)
+            asked |= living
+        time.sleep(0.005)
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+
+
+class Reaper:
+    """The groups that are watched, and what happens to them."""
+
+    def __init__(self, parent: int, parent_start: int) -> None:
+        self._groups: dict[str, Group] = {}
+        self._leaders: dict[int, str] = {}
+        self._poll = select.poll()
+        self._poll.register(0, select.POLLIN)
+        # A child that the parent forked without exec keeps the pipe open after the parent's death.
+        try:
+            self._parent = self._open(parent, parent_start)
+        except ProcessLookupError:
+            self._parent = -1
+        self._rest = b""
+
+    def run(self) -> None:
+        """Return when the parent is dead and nothing of it is left."""
+        while True:
+            for number, _ in self._poll.poll():
+                if number == self._parent or (number == 0 and not self._read()):
+                    settle_s = 0.0 if all(group.session for group in self._groups.values()) else _SETTLE_S
+                    end(self._groups.values(), settle_s=settle_s)
+                    return
+                if number in self._leaders:
+                    self._leader_died(number)
+
+    def _read(self) -> bool:
+        chunk = os.read(0, 1 << 16)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self._obey(line.decode().split())
+        return bool(chunk)
+
+    def _obey(self, words: list[str]) -> None:
+        event, mark = words[:2]
+        if event == "watch":
+            self._groups[mark] = Group(mark)
+        elif event == "lead" and mark in self._groups:
+            self._groups[mark] = group = Group(mark, int(words[2]), int(words[3]))
+            try:
+                leader = self._open(group.session, group.start)
+            except ProcessLookupError:
+                end([self._groups.pop(mark)])
+            else:
+                self._leaders[leader] = mark
+        elif event == "drop":
+            self._groups.pop(mark, None)
+            for number in [number for number, led in self._leaders.items() if led == mark]:
+                self._forget(number)
+
+    def _open(self, pid: int, start: int) -> int:
+        """Return a descriptor that is readable when the process has died. Raises ProcessLookupError when it has."""
+        number = os.pidfd_open(pid)
+        stat = read_stat(pid)
+        if stat is None or stat.start != start:
+            os.close(number)
+            raise ProcessLookupError
+        self._poll.register(number, select.POLLIN)
+        return number
+
+    def _leader_died(self, number: int) -> None:
+        group = self._groups.pop(self._leaders[number], None)
+        self._forget(number)
+        if group is not None:
+            end([group])
+
+    def _forget(self, number: int) -> None:
+        self._poll.unregister(number)
+        os.close(number)
+        del self._leaders[number]
+
+
+def main() -> None:
+    """Run until the parent is dead."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    Reaper(int(sys.argv[1]), int(sys.argv[2])).run()
+
+
+if __name__ == "__main__":
+    main()

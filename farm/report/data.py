@@ -1,0 +1,47 @@
+"""RunView <-> JSON, with the counts beside it, for programs that read a run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from farm.report.summary import summarize
+from farm.report.view import RunView
+
+
+def render_json(view: RunView) -> str:
+    """Return the run as JSON: the fields of RunView, and `summary` with verdict line, counts and outcomes by job.
+
+    JSON has no infinity: numbers that are not finite are the strings `inf`, `-inf` and `nan`, never null,
+    which means "does not apply".
+    """
+    summary = summarize(view)
+    document = _finite(msgspec.to_builtins(view))
+    document["summary"] = {
+        "verdict_line": summary.verdict_line,
+        "tone": summary.tone.value,
+        "attention": summary.attention,
+        "counts": {outcome.value: n for outcome, n in summary.counts.items()},
+        "outcomes": {job.job.id: job.outcome.value for job in summary.jobs},
+    }
+    text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
+    return f"{text}\n"
+
+
+def parse_json(text: str | bytes) -> RunView:
+    """Return the run that `render_json` wrote. Raises msgspec.ValidationError for anything else."""
+    return msgspec.json.decode(text, type=RunView, strict=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_finite(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,95 @@
+"""Numbers, times and sizes as a person reads them. Pure; `None` is an en dash everywhere."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+NOTHING = "–"
+
+
+def count(value: float | None) -> str:
+    """Return an integer with thousands separators."""
+    if value is None or not math.isfinite(value):
+        return _odd(value)
+    return f"{round(value):,}"
+
+
+def decibel(value: float | None) -> str:
+    """Return an SQNR without its unit; infinite where the outputs are equal."""
+    return _odd(value) if value is None or not math.isfinite(value) else f"{value:.1f}"
+
+
+def cosine(value: float | None) -> str:
+    """Return a cosine similarity: the digits after the nines matter, so six of them."""
+    return _odd(value) if value is None or not math.isfinite(value) else f"{value:.6f}"
+
+
+def small(value: float | None) -> str:
+    """Return a difference or a share to three significant digits."""
+    return _odd(value) if value is None or not math.isfinite(value) else f"{value:.3g}"
+
+
+def milliseconds(value: float | None) -> str:
+    """Return a time given in ms, without its unit, to about four significant digits."""
+    if value is None or not math.isfinite(value):
+        return _odd(value)
+    for bound, digits in ((10, 3), (100, 2), (1000, 1)):
+        if abs(value) < bound:
+            return f"{value:.{digits}f}"
+    return f"{value:,.0f}"
+
+
+def seconds(value: float | None) -> str:
+    """Return a wall time given in s, without its unit."""
+    return _odd(value) if value is None or not math.isfinite(value) else f"{value:,.1f}"
+
+
+def duration(value: float) -> str:
+    """Return a wall time given in s, with units: `0.4 s`, `12 s`, `3 min 05 s`, `1 h 02 min`."""
+    if not math.isfinite(value) or value < 0:
+        return NOTHING
+    if value < 10:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """Return a value of a measurement with its unit; ns are shown as ms, `1` has none."""
+    if unit == "ns":
+        return f"{milliseconds(None if value is None else value / 1e6)} ms"
+    if unit in {"bytes", "cycles", "count"}:
+        return count(value) if unit == "count" else f"{count(value)} {unit}"
+    if unit == "dB":
+        return f"{decibel(value)} dB"
+    return f"{_odd(value) if value is None or not math.isfinite(value) else f'{value:.6g}'} {unit}".removesuffix(" 1")
+
+
+def local_time(epoch_ms: int) -> datetime | None:
+    """Return a time in this machine's zone; None for one that no calendar has."""
+    try:
+        return datetime.fromtimestamp(epoch_ms / 1000, tz=UTC).astimezone()
+    except (OverflowError, OSError, ValueError):
+        return None
+
+
+def clock(epoch_ms: int) -> str:
+    """Return a time in this machine's zone, with the zone: `2026-03-01 14:05:09 CET (UTC+01:00)`."""
+    moment = local_time(epoch_ms)
+    if moment is None:
+        return "unknown time"
+    offset = moment.strftime("%z")
+    return f"{moment:%Y-%m-%d %H:%M:%S} {moment.tzname()} (UTC{offset[:3]}:{offset[3:5]})"
+
+
+def _odd(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    if math.isnan(value):
+        return "NaN"
+    return "∞" if value > 0 else "-∞"

@@ -1,0 +1,176 @@
+"""RunView -> one HTML file that needs nothing else: no network, no server, no second file."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import math
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm import __version__
+from farm.report import format as fmt
+from farm.report.clean import cut_log, one_line, visible
+from farm.report.matrix import matrices
+from farm.report.summary import JobSummary, Outcome, RunSummary, broken_limits, exit_meaning, spread_of, summarize
+from farm.resources import data_folder
+
+if TYPE_CHECKING:
+    import jinja2
+    from markupsafe import Markup
+
+    from farm.report.view import RunView
+
+LOG_BUDGET = 1_500_000
+"""Characters of log in a page in all, so that a run where everything fails still opens at once."""
+LOG_LIMITS = (600, 48_000)
+"""Least and most characters that one log gets of it."""
+
+SHOWN_OPEN = 12
+"""Failures that are unfolded when the page opens; the others are one click away."""
+
+_GLYPHS = {
+    Outcome.PASSED: ("✓", "pass", "passed"),
+    Outcome.FAILED: ("✗", "FAIL", "failed"),
+    Outcome.KNOWN: ("◇", "known", "known issue"),
+    Outcome.INFRA: ("△", "infra", "infra"),
+    Outcome.SKIPPED: ("○", "skip", "skipped"),
+    Outcome.NOT_RUN: ("·", "not run", "not run"),
+}
+
+
+def render_html(view: RunView) -> str:
+    """Return the page of one run. Everything in `view` is taken as hostile text."""
+    summary = summarize(view)
+    return _environment().get_template("run.html.j2").render(
+        run=summary,
+        view=view,
+        matrices=matrices(summary),
+        outcomes=list(Outcome),
+        log_limit=_log_limit(summary),
+        shown_open=SHOWN_OPEN,
+        version=__version__,
+        **_assets(),
+    )
+
+
+def write_html(view: RunView, path: Path) -> None:
+    """Write the page to `path`, whose folder is made; a reader never sees half of it. Raises OSError."""
+    text = render_html(view)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(data_folder("reports")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "count": fmt.count,
+        "decibel": fmt.decibel,
+        "cosine": fmt.cosine,
+        "small": fmt.small,
+        "ms": fmt.milliseconds,
+        "secs": fmt.seconds,
+        "duration": fmt.duration,
+        "quantity": fmt.quantity,
+        "clock": fmt.clock,
+        "isotime": _isotime,
+        "sortable": _sortable,
+        "one_line": one_line,
+        "spread": spread_of,
+        "broken": broken_limits,
+        "in_full": shown_in_full,
+        "cut": cut_log,
+        "exit_meaning": exit_meaning,
+        "glyph": lambda outcome: _GLYPHS[outcome][0],
+        "word": lambda outcome: _GLYPHS[outcome][1],
+        "words": lambda outcome: _GLYPHS[outcome][2],
+    }
+    environment.globals |= {"Outcome": Outcome, "share": _share}
+    return environment
+
+
+@functools.cache
+def _assets() -> dict[str, Markup]:
+    """Return our own style sheet and scripts for inlining, and the policy that allows exactly these."""
+    from markupsafe import Markup
+
+    folder = data_folder("reports")
+    style, early, script = (
+        (folder / name).read_text(encoding="utf-8") for name in ("report.css", "theme.js", "report.js")
+    )
+    for text in (style, early, script):
+        if "</" in text or "<!--" in text:
+            raise ValueError(f"{folder}: style sheets and scripts are inlined and must contain neither '</' nor '<!--'")
+    policy = (
+        f"default-src 'none'; style-src {_csp_hash(style)}; script-src {_csp_hash(early)} {_csp_hash(script)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return {
+        "policy": Markup(policy),  # noqa: S704 - made of hashes above
+        "style": Markup(style),  # noqa: S704 - our own file, checked above
+        "early_script": Markup(early),  # noqa: S704
+        "script": Markup(script),  # noqa: S704
+    }
+
+
+def _csp_hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _shown(value: object) -> object:
+    """Spell out what is invisible in every text that a template puts out; markup of the templates passes."""
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _isotime(epoch_ms: int) -> str:
+    moment = fmt.local_time(epoch_ms)
+    return moment.isoformat(timespec="seconds") if moment else ""
+
+
+def _sortable(value: float | None) -> str:
+    """Return a number as the page sorts by it; nothing for one that has no place in an order."""
+    if value is None or math.isnan(value):
+        return ""
+    return f"{value:.9g}" if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def _log_limit(summary: RunSummary) -> int:
+    logs = sum(bool(attempt.log) for job in summary.jobs if shown_in_full(job) for attempt in job.job.attempts)
+    least, most = LOG_LIMITS
+    return max(least, min(most, LOG_BUDGET // max(logs, 1)))
+
+
+def shown_in_full(job: JobSummary) -> bool:
+    """Whether the page has a card with logs and all attempts of `job`, beyond its row in the table."""
+    return job.retried or job.outcome in {Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA}
+
+
+def _share(summary: RunSummary) -> list[tuple[Outcome, str, str]]:
+    """Return each outcome that occurred with the start and the width of its part of a bar of 100."""
+    order = (Outcome.PASSED, Outcome.SKIPPED, Outcome.NOT_RUN, Outcome.KNOWN, Outcome.INFRA, Outcome.FAILED)
+    parts = []
+    start = 0.0
+    for outcome in order:
+        width = 100 * summary.counts[outcome] / max(len(summary.jobs), 1)
+        if width:
+            parts.append((outcome, f"{start:.3f}", f"{width:.3f}"))
+        start += width
+    return parts

@@ -1,0 +1,353 @@
+"""What a run says: outcomes, counts, the verdict line and the key numbers of each job. Pure.
+
+Every renderer takes its counts and its final attempts from here, so that no two of them can disagree.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import statistics
+from collections import Counter
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.report.view import DeviceView, JobView, RunView
+from farm.results.attempt import Attempt, Comparison, Measurement, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+# pytest 8.2, _pytest/mark/expression.py: what an identifier of `-k` is made of.
+_NOT_K_IDENTIFIER = re.compile(r"[^\w:+\-.\[\]\\/]+")
+
+
+class Outcome(StrEnum):
+    """How a job ended, as it is shown: the verdict of its final attempt, known issues told apart."""
+
+    FAILED = "failed"
+    KNOWN = "known"
+    """It failed as a known issue says it does: shown, but it does not turn the run red."""
+    INFRA = "infra"
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    NOT_RUN = "not_run"
+    """It has no attempt: the run is still going, was stopped, or had no device for it."""
+
+
+class Tone(StrEnum):
+    """The run in one word."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    INFRA = "infra"
+    """No failure of the code, but the farm could not judge everything."""
+    UNFINISHED = "unfinished"
+    EMPTY = "empty"
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """The finite samples of one measurement, in its unit."""
+
+    n: int
+    least: float
+    p50: float
+    p90: float
+    most: float
+
+
+class KeyNumbers(msgspec.Struct, frozen=True):
+    """The numbers a job is compared by, from its final attempt; None where there is none.
+
+    Numerics are the worst over all outputs; NaN counts as the worst of all.
+    """
+
+    sqnr_fp32: float | None = None
+    """dB against the FP32 module; inf where the outputs are equal."""
+    sqnr_quantized: float | None = None
+    """dB against the quantized module on the CPU."""
+    cosine: float | None = None
+    """Against the FP32 module."""
+    max_abs: float | None = None
+    """Against the FP32 module, in the unit of the output."""
+    mismatch: float | None = None
+    """Greatest share of unequal elements against either reference; integer and boolean outputs only."""
+    latency_ms: float | None = None
+    """Median."""
+    load_ms: float | None = None
+    """Median."""
+    htp_cycles: float | None = None
+    pte_bytes: float | None = None
+    partitions: float | None = None
+    fallback_ops: float | None = None
+
+
+class JobSummary(msgspec.Struct, frozen=True):
+    """One job, judged over all its attempts."""
+
+    index: int
+    """Place in the run, from 0: names the job in a page."""
+    job: JobView
+    outcome: Outcome
+    attempt: Attempt | None
+    """The final attempt, which `outcome` and `numbers` are taken from."""
+    numbers: KeyNumbers
+    kind: str
+    """Of the device of the final attempt: `virtual`, `hardware`, or "" when none took part."""
+    options: str
+    """Backend options in the name of the job, "" when it has none."""
+    rerun: str
+    """Command that runs this job alone, quoted for a shell."""
+
+    @property
+    def reason(self) -> str:
+        """Why it did not pass; "" when it did."""
+        if self.attempt is None:
+            return "no attempt was made"
+        return self.attempt.reason
+
+    @property
+    def device(self) -> str:
+        """Serial of the device of the final attempt, or ""."""
+        return self.attempt.device if self.attempt else ""
+
+    @property
+    def virtual(self) -> bool:
+        """Whether its numbers come from a simulator."""
+        return self.kind == "virtual"
+
+    @property
+    def retried(self) -> bool:
+        """Whether it took more than one attempt."""
+        return len(self.job.attempts) > 1
+
+
+class RunSummary(msgspec.Struct, frozen=True):
+    """One run, counted once for all renderers."""
+
+    view: RunView
+    jobs: tuple[JobSummary, ...]
+    counts: dict[Outcome, int]
+    """Every outcome, those that did not occur as 0."""
+    tone: Tone
+    verdict_line: str
+    attention: int
+    """Jobs somebody has to look at."""
+
+    def having(self, *outcomes: Outcome) -> tuple[JobSummary, ...]:
+        """Return the jobs that ended so, in the order of the run."""
+        return tuple(job for job in self.jobs if job.outcome in outcomes)
+
+    @property
+    def recovered(self) -> tuple[JobSummary, ...]:
+        """Jobs that passed or were skipped in the end, but not at the first attempt."""
+        return tuple(job for job in self.having(Outcome.PASSED, Outcome.SKIPPED) if job.retried)
+
+    @property
+    def virtual_devices(self) -> tuple[DeviceView, ...]:
+        """The devices that are simulators."""
+        return tuple(device for device in self.view.devices if device.kind == "virtual")
+
+    @property
+    def mixed(self) -> bool:
+        """Whether both virtual devices and hardware took part."""
+        return 0 < len(self.virtual_devices) < len(self.view.devices)
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time of the run; None while it is unfinished."""
+        return None if self.view.finished_ms is None else (self.view.finished_ms - self.view.started_ms) / 1000
+
+    @property
+    def socs(self) -> tuple[str, ...]:
+        """Names of the SoCs that its jobs are for, in the order of the run."""
+        return tuple(dict.fromkeys(job.job.soc for job in self.jobs))
+
+    def notes(self) -> dict[str, tuple[JobSummary, ...]]:
+        """Return what the final attempts noted, and the jobs that say so."""
+        found: dict[str, list[JobSummary]] = {}
+        for job in self.jobs:
+            for note in dict.fromkeys(job.attempt.notes if job.attempt else ()):
+                found.setdefault(note, []).append(job)
+        return {note: tuple(jobs) for note, jobs in found.items()}
+
+    def slowest_builds(self, limit: int) -> tuple[JobSummary, ...]:
+        """Return the jobs that took longest to compile in this run; what came from the cache is not among them."""
+        built = [job for job in self.jobs if job.job.build_seconds > 0 and not job.job.cached]
+        return tuple(sorted(built, key=lambda job: -job.job.build_seconds)[:limit])
+
+
+def summarize(view: RunView) -> RunSummary:
+    """Judge and count `view`."""
+    kinds = {device.serial: device.kind for device in view.devices}
+    all_virtual = bool(kinds) and set(kinds.values()) == {"virtual"}
+    jobs = []
+    for index, job in enumerate(view.jobs):
+        attempt = final_attempt(job.attempts)
+        kind = kinds.get(attempt.device, "") if attempt else ""
+        jobs.append(
+            JobSummary(
+                index=index,
+                job=job,
+                outcome=outcome_of(attempt),
+                attempt=attempt,
+                numbers=key_numbers(job, attempt),
+                kind=kind,
+                options=_options(job),
+                rerun=rerun_command(job, virtual=kind == "virtual" or (not kind and all_virtual)),
+            )
+        )
+    counted = Counter(job.outcome for job in jobs)
+    counts = {outcome: counted[outcome] for outcome in Outcome}
+    finished = view.finished_ms is not None
+    attention = counts[Outcome.FAILED] + counts[Outcome.INFRA] + (counts[Outcome.NOT_RUN] if finished else 0)
+    return RunSummary(
+        view=view,
+        jobs=tuple(jobs),
+        counts=counts,
+        tone=_tone(counts, finished=finished, attention=attention),
+        verdict_line=_verdict_line(counts, finished=finished, attention=attention),
+        attention=attention,
+    )
+
+
+def final_attempt(attempts: Iterable[Attempt]) -> Attempt | None:
+    """Return the attempt that decides: the last that judged the thing under test, else the last of all.
+
+    A verdict about the code is not taken back by trouble with the farm that came after it.
+    """
+    last = None
+    for attempt in attempts:
+        if last is None or attempt.verdict is not Verdict.INFRA or last.verdict is Verdict.INFRA:
+            last = attempt
+    return last
+
+
+def outcome_of(attempt: Attempt | None) -> Outcome:
+    """Return how a job ended whose final attempt is `attempt`."""
+    if attempt is None:
+        return Outcome.NOT_RUN
+    if attempt.verdict is Verdict.FAILED and attempt.known_issue:
+        return Outcome.KNOWN
+    return Outcome(attempt.verdict.value)
+
+
+def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
+    """Return the key numbers of `job`, measured by `attempt`."""
+    fallback = float(sum(job.fallback_ops.values())) if job.fallback_ops else None
+    if attempt is None:
+        return KeyNumbers(fallback_ops=fallback)
+    medians = {m.metric: spread.p50 for m in attempt.measurements if (spread := spread_of(m)) is not None}
+
+    def worst(reference: str, field: str, pick: Callable[[Iterable[float]], float]) -> float | None:
+        chosen = [c for c in attempt.comparisons if reference in {"", c.reference}]
+        return _worst([getattr(c, field) for c in chosen], pick)
+
+    def in_ms(metric: str) -> float | None:
+        return medians[metric] / 1e6 if metric in medians else None
+
+    return KeyNumbers(
+        sqnr_fp32=worst("fp32", "sqnr_db", min),
+        sqnr_quantized=worst("quantized", "sqnr_db", min),
+        cosine=worst("fp32", "cosine", min),
+        max_abs=worst("fp32", "max_abs", max),
+        mismatch=worst("", "mismatch", max),
+        latency_ms=in_ms("latency"),
+        load_ms=in_ms("load_time"),
+        htp_cycles=medians.get("htp_cycles"),
+        pte_bytes=medians.get("pte_size"),
+        partitions=medians.get("partitions"),
+        fallback_ops=medians.get("fallback_ops", fallback),
+    )
+
+
+def spread_of(measurement: Measurement) -> Spread | None:
+    """Return the spread of the samples that are finite numbers; None when there are none."""
+    samples = sorted(sample for sample in measurement.samples if math.isfinite(sample))
+    if not samples:
+        return None
+    nearest_rank = max(0, math.ceil(0.9 * len(samples)) - 1)
+    return Spread(len(samples), samples[0], statistics.median(samples), samples[nearest_rank], samples[-1])
+
+
+def broken_limits(comparison: Comparison) -> frozenset[str]:
+    """Return which of `sqnr_db`, `cosine`, `max_abs` and `mismatch` the violations of `comparison` are about."""
+    fields = {"sqnr": "sqnr_db", "cosine": "cosine", "max": "max_abs", "mismatch": "mismatch"}
+    return frozenset(
+        field for violation in comparison.violations for word, field in fields.items() if violation.startswith(word)
+    )
+
+
+def rerun_command(job: JobView, *, virtual: bool) -> str:
+    """Return the command that runs `job` alone, quoted for a shell."""
+    words = [word for word in _NOT_K_IDENTIFIER.split(job.id) if word and word not in {"and", "or", "not"}]
+    argv = ["farm", "run", "--soc", job.soc, "--suite", job.suite]
+    if job.backend != "htp":
+        argv += ["--backend", job.backend]
+    if virtual:
+        argv += ["--virtual", "1"]
+    return shlex.join([*argv, "-k", " and ".join(words)])
+
+
+def exit_meaning(code: int | None) -> str:
+    """Return what an exit code of `farm run` means."""
+    if code is None:
+        return "none yet: the run has not finished"
+    meanings = {
+        0: "all passed",
+        1: "a job failed",
+        2: "usage or configuration error",
+        3: "nothing failed, but there are regressions",
+        4: "no device, or infrastructure trouble",
+        5: "nothing was selected",
+        130: "interrupted",
+    }
+    return meanings.get(code, "unknown")
+
+
+def _worst(values: Iterable[float | None], pick: Callable[[Iterable[float]], float]) -> float | None:
+    known = [value for value in values if value is not None]
+    if any(math.isnan(value) for value in known):
+        return math.nan
+    return pick(known) if known else None
+
+
+def _options(job: JobView) -> str:
+    stem = f"{job.suite}/{job.case}[{job.soc}-{job.backend}-{job.precision}"
+    if job.id.startswith(f"{stem}-") and job.id.endswith("]"):
+        return job.id[len(stem) + 1 : -1]
+    return ""
+
+
+def _tone(counts: dict[Outcome, int], *, finished: bool, attention: int) -> Tone:
+    if counts[Outcome.FAILED]:
+        return Tone.FAILED
+    if not finished:
+        return Tone.UNFINISHED
+    if not sum(counts.values()):
+        return Tone.EMPTY
+    return Tone.INFRA if attention else Tone.PASSED
+
+
+def _verdict_line(counts: dict[Outcome, int], *, finished: bool, attention: int) -> str:
+    total = sum(counts.values())
+    if not total:
+        return "no job was selected" if finished else "unfinished: no job yet"
+    known = counts[Outcome.KNOWN]
+    parts = [
+        f"{counts[Outcome.PASSED]} passed",
+        f"{counts[Outcome.FAILED]} failed",
+        f"{known} known issue{'' if known == 1 else 's'}",
+        f"{counts[Outcome.INFRA]} infra",
+    ]
+    parts += [f"{counts[Outcome.SKIPPED]} skipped"] if counts[Outcome.SKIPPED] else []
+    parts += [f"{counts[Outcome.NOT_RUN]} not run{'' if finished else ' yet'}"] if counts[Outcome.NOT_RUN] else []
+    jobs = f"{total} job{'' if total == 1 else 's'}"
+    if attention:
+        tail = f"{attention} of {jobs} need{'s' if attention == 1 else ''} attention"
+    else:
+        tail = f"none of {jobs} needs attention"
+    return f"{'' if finished else 'unfinished: '}{', '.join(parts)} - {tail}"

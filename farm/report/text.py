@@ -1,0 +1,121 @@
+"""RunView -> a few lines for the end of `farm run` in a terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from farm.report import format as fmt
+from farm.report.clean import one_line, visible
+from farm.report.summary import JobSummary, Outcome, RunSummary, Tone, summarize
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from farm.report.view import RunView
+
+SHOWN = 10
+"""Jobs of one kind that are told by name; the report has them all."""
+_STYLES = {
+    Tone.PASSED: "bold green",
+    Tone.FAILED: "bold red",
+    Tone.INFRA: "bold yellow",
+    Tone.UNFINISHED: "bold yellow",
+    Tone.EMPTY: "bold",
+}
+
+
+def render_summary(view: RunView, width: int = 80, *, color: bool = False) -> str:
+    """Return the end of a run as text, no line wider than `width` unless a command to copy is on it.
+
+    Verdict, failures and infra trouble with a one-line reason each, known issues counted by reason, and the
+    slowest builds. `color` adds ANSI colours.
+    """
+    from rich.console import Console
+
+    stream = io.StringIO()
+    console = Console(
+        file=stream,
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        legacy_windows=False,
+    )
+    for line in summary_lines(view, width):
+        console.print(line, soft_wrap=True)
+    return stream.getvalue()
+
+
+def summary_lines(view: RunView, width: int = 80) -> list[Text]:
+    """Return the same as rich text, line by line; markup in names and reasons is never interpreted."""
+    from rich.text import Text
+
+    summary = summarize(view)
+    width = max(width, 40)
+    lines = _wrapped(summary.verdict_line, width, _STYLES[summary.tone])
+    lines += _virtual(summary, width)
+    for title, outcome, style in (("FAILED", Outcome.FAILED, "red"), ("INFRA", Outcome.INFRA, "yellow")):
+        lines += _named(title, summary.having(outcome), style, width)
+    lines += _known(summary, width)
+    if summary.recovered:
+        n = len(summary.recovered)
+        lines += _wrapped(f"retried: {n} job{'' if n == 1 else 's'} passed only after another attempt", width, "yellow")
+    slowest = summary.slowest_builds(3)
+    if slowest:
+        text = ", ".join(f"{_short(job)} {fmt.seconds(job.job.build_seconds)} s" for job in slowest)
+        lines += _wrapped(f"slowest builds: {text}", width, "dim")
+    failed = summary.having(Outcome.FAILED, Outcome.INFRA)
+    if failed:
+        lines.append(Text(f"again: {visible(failed[0].rerun)}", style="dim"))
+    return lines
+
+
+def _virtual(summary: RunSummary, width: int) -> list[Text]:
+    virtual = len(summary.virtual_devices)
+    if not virtual:
+        return []
+    text = f"{virtual} of {len(summary.view.devices)} devices" if summary.mixed else "all devices"
+    return _wrapped(
+        f"VIRTUAL: {text} simulated; latency is host time of a simulator, not comparable with hardware",
+        width,
+        "magenta",
+    )
+
+
+def _named(title: str, jobs: tuple[JobSummary, ...], style: str, width: int) -> list[Text]:
+    from rich.text import Text
+
+    lines = []
+    for job in jobs[:SHOWN]:
+        lines.append(Text.assemble((f"{title} ", f"bold {style}"), one_line(job.job.id, width - len(title) - 1)))
+        stage = f"{job.attempt.stage.value}: " if job.attempt else ""
+        lines.append(Text("  " + one_line(f"{stage}{job.reason}", width - 2)))
+    if len(jobs) > SHOWN:
+        lines.append(Text(f"  and {len(jobs) - SHOWN} more {title}", style=style))
+    return lines
+
+
+def _known(summary: RunSummary, width: int) -> list[Text]:
+    from rich.text import Text
+
+    by_reason: dict[str, int] = {}
+    for job in summary.having(Outcome.KNOWN):
+        reason = job.attempt.known_issue if job.attempt else ""
+        by_reason[reason] = by_reason.get(reason, 0) + 1
+    lines = [Text(one_line(f"known issue, {n}x: {reason}", width), "cyan") for reason, n in by_reason.items()]
+    if len(lines) > SHOWN:
+        lines[SHOWN:] = [Text(f"and {len(lines) - SHOWN} more known issues", "cyan")]
+    return lines
+
+
+def _short(job: JobSummary) -> str:
+    return one_line(f"{job.job.case}[{job.job.soc}-{job.job.precision}]", 44)
+
+
+def _wrapped(text: str, width: int, style: str) -> list[Text]:
+    import textwrap
+
+    from rich.text import Text
+
+    return [Text(line, style=style) for line in textwrap.wrap(one_line(text), width, subsequent_indent="  ")]

@@ -1,0 +1,125 @@
+"""A raw result, its bundle and its job -> Attempt: who is at fault, if anyone, and what was measured.
+
+Nothing is written and no device is asked. docs/results.md has the table of verdicts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.errors import BundleError
+from farm.results.attempt import Attempt, Stage, Verdict
+from farm.results.ending import Ending, failed, infra
+from farm.results.measurements import bundle_measurements, cycle_measurements, numeric_measurements, time_measurements
+from farm.results.outcome import outcome
+from farm.results.outputs import compare_outputs, decide, outputs_problem, reference_problem
+from farm.results.text import bounded_log, one_line
+
+if TYPE_CHECKING:
+    from farm.build.bundle import Bundle
+    from farm.execution.raw import RawResult
+    from farm.results.runner_report import RunnerReport
+    from farm.suites import Job
+
+
+def judge(job: Job, bundle: Bundle, raw: RawResult) -> Attempt:
+    """Return what one execution of `job` says.
+
+    The first of these decides: how the execution ended; outputs that are not there or do not fit; references that
+    carry no signal; the limits of the case, against every output of every sample and both references. Nothing
+    passes that no limit decides, or of which the backend ran nothing.
+    """
+    report = outcome(raw)
+    ending = report if isinstance(report, Ending) else _judge_outputs(job, bundle, raw, report)
+    if ending.verdict is Verdict.PASSED and not bundle.manifest.partitions:
+        nothing = failed(Stage.BUILD, f"nothing was delegated to the {job.target.backend} backend: the CPU ran it all")
+        ending = msgspec.structs.replace(ending, verdict=nothing.verdict, stage=nothing.stage, reason=nothing.reason)
+    measured = ending.measurements
+    if ending.verdict is not Verdict.INFRA:
+        measured = (*measured, *bundle_measurements(bundle.manifest))
+    return _with_known_issue(
+        job,
+        Attempt(
+            job_id=job.id,
+            verdict=ending.verdict,
+            stage=ending.stage,
+            reason=one_line(ending.reason),
+            device=raw.serial,
+            started_ms=raw.started_ms,
+            seconds=raw.seconds,
+            bundle_key=bundle.manifest.key,
+            comparisons=ending.comparisons,
+            measurements=measured,
+            log=bounded_log(raw.stderr),
+            notes=(*map(one_line, ending.notes), *_fallback_notes(bundle)),
+        ),
+    )
+
+
+def build_failure(
+    job: Job,
+    reason: str,
+    log: str = "",
+    bundle_key: str = "",
+    *,
+    infra: bool = False,
+    started_ms: int = 0,
+    seconds: float = 0.0,
+) -> Attempt:
+    """Return the attempt of a job that was not compiled.
+
+    `infra`: the builder is at fault (killed, disk full), not the module or the compiler.
+    """
+    return _with_known_issue(
+        job,
+        Attempt(
+            job_id=job.id,
+            verdict=Verdict.INFRA if infra else Verdict.FAILED,
+            stage=Stage.BUILD,
+            reason=one_line(reason) or "the build failed and did not say why: see the log",
+            started_ms=started_ms,
+            seconds=seconds,
+            bundle_key=bundle_key,
+            log=bounded_log(log),
+        ),
+    )
+
+
+def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerReport) -> Ending:
+    problem = outputs_problem(bundle, raw, report)
+    if problem and problem.verdict is Verdict.INFRA:
+        return problem
+    cycles, notes = cycle_measurements(raw.folder, report)
+    measured = (*time_measurements(report), *cycles)
+    try:
+        problem = problem or reference_problem(bundle)
+        if problem:
+            return msgspec.structs.replace(problem, measurements=measured, notes=notes)
+        figures = compare_outputs(bundle, raw)
+    except BundleError as error:
+        return infra(Stage.BUILD, str(error))
+    return msgspec.structs.replace(
+        decide(job, bundle, figures), measurements=(*measured, *numeric_measurements(figures)), notes=notes
+    )
+
+
+def _with_known_issue(job: Job, attempt: Attempt) -> Attempt:
+    issue = job.known_issue
+    if issue is None:
+        return attempt
+    if attempt.verdict is Verdict.FAILED:
+        return msgspec.structs.replace(attempt, known_issue=issue.reason)
+    if attempt.verdict is Verdict.PASSED:
+        note = f"known issue no longer shows: {issue.reason}"
+        return msgspec.structs.replace(attempt, notes=(*attempt.notes, note))
+    return attempt
+
+
+def _fallback_notes(bundle: Bundle) -> tuple[str, ...]:
+    operators = bundle.manifest.fallback_ops
+    if not operators:
+        return ()
+    listed = ", ".join(f"{name} x{count}" for name, count in sorted(operators.items()))
+    return (one_line(f"left to the CPU: {listed}"),)

@@ -1,0 +1,187 @@
+"""How far an output is from a reference, and whether that is too far. Pure.
+
+Formulae, with r the reference, a the actual output, both in float64, sums over all elements:
+
+    SQNR    10 log10(sum r^2 / sum (r - a)^2), in dB; inf where they are equal
+    cosine  sum r a / (|r| |a|)
+    max_abs max |r - a|
+    mismatch  share of elements with r != a, for integer and boolean outputs, which have none of the above
+
+Elements that are NaN in both, or the same infinity in both, are equal and stay out of the sums.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
+
+    from farm.suites import Limits
+
+# Stands for a noise so small that its square underflows: unequal outputs must not look equal.
+_LEAST_NOISE = float(np.finfo(np.float64).smallest_subnormal)
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One output against one reference. None: does not apply to the dtype, or has no value."""
+
+    sqnr_db: float | None = None
+    """inf where equal; -inf where an element is not finite that should be, or the other way round."""
+    cosine: float | None = None
+    """None as well where infinities or NaN differ."""
+    max_abs: float | None = None
+    mismatch: float | None = None
+    nan: int = 0
+    """Elements that are NaN where the reference has a number."""
+    infinite: int = 0
+    """Elements of which exactly one side is infinite (or NaN in the reference only), or both with unlike signs."""
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """One broken limit."""
+
+    text: str
+    """`sqnr 12.3 dB < 20 dB`."""
+    excess: float
+    """How many times over the limit the error is, as an amplitude: comparable between kinds of limits."""
+
+
+def compare(actual: NDArray[np.generic], reference: NDArray[np.generic]) -> Figures:
+    """Return the figures of `actual` against `reference`: arrays of one shape and one dtype, any rank.
+
+    Raises ValueError when shapes or dtypes differ, or the dtype is neither boolean, integer nor floating point.
+    """
+    if actual.shape != reference.shape or actual.dtype != reference.dtype:
+        raise ValueError(
+            f"is {actual.dtype}{list(actual.shape)}, the reference is {reference.dtype}{list(reference.shape)}"
+        )
+    if reference.dtype.kind in "biu":
+        return Figures(mismatch=float(np.mean(actual != reference)) if reference.size else 0.0)
+    if reference.dtype.kind != "f":
+        raise ValueError(f"{reference.dtype} outputs cannot be compared")
+    return _compare_floats(actual.astype(np.float64), reference.astype(np.float64))
+
+
+def _compare_floats(actual: NDArray[np.float64], reference: NDArray[np.float64]) -> Figures:
+    finite = np.isfinite(actual) & np.isfinite(reference)
+    same = (actual == reference) | (np.isnan(actual) & np.isnan(reference))
+    odd = ~finite & ~same
+    nan = int(np.count_nonzero(odd & np.isnan(actual)))
+    infinite = int(np.count_nonzero(odd)) - nan
+    if nan or infinite:
+        return Figures(sqnr_db=-math.inf, cosine=None, max_abs=math.inf, nan=nan, infinite=infinite)
+    act, ref = actual[finite], reference[finite]
+    if bool(np.all(same)):
+        return Figures(sqnr_db=math.inf, cosine=1.0, max_abs=0.0)
+    with np.errstate(over="ignore", under="ignore"):
+        max_abs = float(np.max(np.abs(ref - act)))
+        # A power of two changes no digit, and keeps the squares of the greatest float64 from overflowing.
+        exponent = -int(np.frexp(max(float(np.max(np.abs(ref))), float(np.max(np.abs(act)))))[1])
+        act, ref = np.ldexp(act, exponent), np.ldexp(ref, exponent)
+        signal, noise = float(np.sum(ref * ref)), float(np.sum((ref - act) ** 2))
+        norms = math.sqrt(signal) * math.sqrt(float(np.sum(act * act)))
+        cosine = float(np.sum(ref * act)) / norms if norms else 0.0
+    sqnr = 10.0 * (math.log10(signal) - math.log10(max(noise, _LEAST_NOISE))) if signal else -math.inf
+    return Figures(sqnr_db=sqnr, cosine=min(1.0, max(-1.0, cosine)), max_abs=max_abs)
+
+
+def worst(figures: Iterable[Figures]) -> Figures:
+    """Return the worst of each figure: of one output over several samples. `figures` is not empty."""
+    rows = list(figures)
+
+    def pick(name: str, choose: Callable[[list[float]], float]) -> float | None:
+        values = [value for row in rows if (value := getattr(row, name)) is not None]
+        return choose(values) if values else None
+
+    return Figures(
+        sqnr_db=pick("sqnr_db", min),
+        cosine=pick("cosine", min),
+        max_abs=pick("max_abs", max),
+        mismatch=pick("mismatch", max),
+        nan=max(row.nan for row in rows),
+        infinite=max(row.infinite for row in rows),
+    )
+
+
+def violations(figures: Figures, limits: Limits) -> tuple[Violation, ...]:
+    """Return the limits that `figures` break, worst first.
+
+    NaN where the reference has a number is a violation whatever the limits; a stray infinity is one wherever any
+    limit decides.
+    """
+    broken = []
+    if figures.nan:
+        broken.append(Violation(f"{figures.nan} elements are NaN where the reference has numbers", math.inf))
+    decides = any(getattr(limits, name) is not None for name in limits.__struct_fields__)
+    if figures.infinite and decides:
+        broken.append(Violation(f"{figures.infinite} elements are not finite as in the reference", math.inf))
+    if not (figures.nan or figures.infinite):
+        broken += _beyond(figures, limits)
+    return tuple(sorted(broken, key=lambda violation: -violation.excess))
+
+
+def _beyond(figures: Figures, limits: Limits) -> list[Violation]:
+    broken = []
+    value, limit = figures.sqnr_db, limits.sqnr_db
+    if value is not None and limit is not None and not value >= limit:
+        broken.append(Violation(_text("sqnr", value, "<", limit, " dB"), _power((limit - value) / 20)))
+    value, limit = figures.cosine, limits.cosine
+    if value is not None and limit is not None and not value >= limit:
+        # 1 - cosine grows with the square of the error.
+        broken.append(Violation(_text("cosine", value, "<", limit, ""), math.sqrt(_ratio(1 - value, 1 - limit))))
+    for name in ("max_abs", "mismatch"):
+        value, limit = getattr(figures, name), getattr(limits, name)
+        if value is not None and limit is not None and not value <= limit:
+            broken.append(Violation(_text(name, value, ">", limit, ""), _ratio(value, limit)))
+    return broken
+
+
+def is_decided(figures: Figures, limits: Limits) -> bool:
+    """Tell whether at least one of `limits` applies to the dtype that `figures` were computed from."""
+    if figures.mismatch is not None:
+        return limits.mismatch is not None
+    return any(limit is not None for limit in (limits.sqnr_db, limits.cosine, limits.max_abs))
+
+
+def signal_problem(reference: NDArray[np.generic]) -> str | None:
+    """Return why `reference` cannot tell a right output from a wrong one; None when it can.
+
+    A constant is what a broken operator gives too, so an agreement with it says nothing. One element alone is
+    constant by nature and only has to differ from zero.
+    """
+    if not reference.size:
+        return "is empty"
+    if reference.dtype.kind == "f" and bool(np.any(np.isnan(reference))):
+        return "has NaN"
+    first = reference.flat[0]
+    if bool(np.all(reference == first)):
+        if not first:
+            return "is zero everywhere"
+        if reference.size > 1:
+            return f"is the constant {first}"
+    return None
+
+
+def _power(exponent: float) -> float:
+    return math.pow(10.0, min(exponent, 300.0))
+
+
+def _ratio(value: float, limit: float) -> float:
+    return value / limit if limit > 0 else math.inf
+
+
+def _text(name: str, value: float, sign: str, limit: float, unit: str) -> str:
+    """Return `name value sign limit`, with as many digits as it takes to tell the two apart."""
+    shown = f"{value:.4g}"
+    digits = 5
+    while float(shown) == limit and digits <= 17:
+        shown = f"{value:.{digits}g}"
+        digits += 1
+    return f"{name} {shown}{unit} {sign} {limit:.10g}{unit}"

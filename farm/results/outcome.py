@@ -1,0 +1,120 @@
+"""How an execution ended -> whether it left a report that can be judged, or who is to blame that it did not."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from farm.execution.raw import RESULT_FILE
+from farm.results.attempt import Stage
+from farm.results.ending import Ending, failed, infra
+from farm.results.runner_report import ReportError, RunnerReport, read_report
+from farm.results.text import one_line
+
+if TYPE_CHECKING:
+    from farm.execution.raw import RawResult
+    from farm.results.runner_report import RunnerError
+
+# Stages of the runner's errors that are the farm's doing: flags, options, inputs and the workspace are made by it.
+_FARM_STAGES = {
+    "flags": Stage.LOAD,
+    "options": Stage.LOAD,
+    "inputs": Stage.EXECUTE,
+    "outputs": Stage.EXECUTE,
+    "etdump": Stage.EXECUTE,
+}
+_CODE_STAGES = {"load": Stage.LOAD, "execute": Stage.EXECUTE}
+
+# A shell's codes for a program that cannot be executed or is not there; glibc's loader uses 127 as well.
+_NOT_STARTED = (126, 127)
+# What the loaders of Android and of glibc print when a library of the runtime is missing.
+_LOADER_FAILURES = ("CANNOT LINK EXECUTABLE", "error while loading shared libraries")
+
+_SIGNAL_HINTS = {
+    "SIGABRT": ": it gave up by itself; the log may say why",
+    "SIGKILL": ": something killed it, perhaps for want of memory",
+    "SIGSEGV": ": it touched memory that is not its own",
+}
+
+# A clock on the device and the host's may differ; durations that exceed the host's by more than this are made up.
+_CLOCK_SLACK = 1.2
+_CLOCK_SLACK_SECONDS = 1.0
+
+
+def outcome(raw: RawResult) -> Ending | RunnerReport:
+    """Return the report of an execution that went well, or how it ended otherwise.
+
+    The first of these decides: an error of the farm or the device, an error that the runner reports, a timeout, a
+    signal or another exit code, a report that is missing or cannot be believed.
+    """
+    if raw.error or raw.error_stage:
+        stage = Stage(raw.error_stage or "execute")
+        return infra(stage, raw.error or f"the farm or the device failed at {stage}")
+    report: RunnerReport | None = None
+    refused = ""
+    try:
+        report = read_report(raw.folder / RESULT_FILE)
+    except (ReportError, OSError) as error:
+        refused = f"{RESULT_FILE} is refused: {error}"
+    if report and report.error:
+        return _runner_error(report.error)
+    if raw.timed_out or raw.exit_code != 0:
+        return _bad_ending(raw, report, refused)
+    if report is None:
+        return infra(Stage.PULL, refused or f"the runner ended well, but there is no {RESULT_FILE}")
+    if problem := _clock_problem(raw, report):
+        return infra(Stage.PULL, f"{RESULT_FILE} is refused: {problem}")
+    return report
+
+
+def _runner_error(error: RunnerError) -> Ending:
+    reason = f"{error.stage}: {one_line(error.message) or 'the runner gave no message: see the log'}"
+    if error.stage in _FARM_STAGES:
+        return infra(_FARM_STAGES[error.stage], reason)
+    return failed(_CODE_STAGES[error.stage], reason)
+
+
+def _bad_ending(raw: RawResult, report: RunnerReport | None, refused: str) -> Ending:
+    code = raw.exit_code
+    if raw.timed_out:
+        return failed(
+            Stage.EXECUTE, f"the runner did not end within {raw.run_seconds:.0f} s; no other device has tried it"
+        )
+    if code is None:
+        return infra(Stage.EXECUTE, "the device never reported how the runner ended")
+    if report is None and (why := _not_started(raw.stderr, code)):
+        return infra(Stage.EXECUTE, f"the runner did not start: {why}")
+    # Shells report 128 + n for signal n, Python's subprocess -n.
+    number = -code if code < 0 else code - 128
+    if 1 <= number <= 64:
+        return failed(Stage.EXECUTE, _signal_text(number))
+    left = refused or f"it left no {RESULT_FILE}"
+    if report is not None:
+        left = "it had reported success"
+    return failed(Stage.EXECUTE, f"the runner ended with exit code {code}; {left}")
+
+
+def _not_started(stderr: str, code: int) -> str:
+    # Android's loader ends with a signal after its message, so this comes before signals.
+    for line in stderr.splitlines():
+        if any(mark in line for mark in _LOADER_FAILURES):
+            return line
+    return f"exit code {code}: {stderr}" if code in _NOT_STARTED else ""
+
+
+def _signal_text(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = "a real-time signal"
+    return f"the runner ended with signal {number} ({name}){_SIGNAL_HINTS.get(name, '')}"
+
+
+def _clock_problem(raw: RawResult, report: RunnerReport) -> str | None:
+    claimed = report.load_ns + sum(
+        sum(inference.warm_up_ns) + sum(inference.iterations_ns) for inference in report.inferences
+    )
+    possible = raw.run_seconds * _CLOCK_SLACK + _CLOCK_SLACK_SECONDS
+    if claimed > possible * 1e9:
+        return f"it claims {claimed / 1e9:.1f} s of work, and the runner ran for {raw.run_seconds:.1f} s"
+    return None

@@ -1,0 +1,132 @@
+"""The outputs of an execution that went well, against both references and the limits of the case."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.build.bundle import REFERENCES, read_tensor
+from farm.errors import BundleError
+from farm.results.attempt import Comparison, Stage, Verdict
+from farm.results.ending import Ending, failed, infra
+from farm.results.numerics import Figures, compare, is_decided, signal_problem, violations, worst
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farm.build.bundle import Bundle
+    from farm.execution.raw import RawResult
+    from farm.results.numerics import Violation
+    from farm.results.runner_report import RunnerReport
+    from farm.suites import Job, Limits
+
+FiguresByOutput = dict[tuple[int, str], list[Figures]]
+"""By output and reference: the figures of each sample, in order."""
+
+
+def outputs_problem(bundle: Bundle, raw: RawResult, report: RunnerReport) -> Ending | None:
+    """Return why the outputs cannot be compared; None when every file is there and fits the references."""
+    manifest = bundle.manifest
+    if len(report.inferences) != manifest.samples:
+        return infra(Stage.EXECUTE, f"the runner ran {len(report.inferences)} of {manifest.samples} inferences")
+    if len(report.outputs) != len(manifest.outputs):
+        return failed(
+            Stage.NUMERICS, f"the model gives {len(report.outputs)} outputs, the reference {len(manifest.outputs)}"
+        )
+    for index, (written, expected) in enumerate(zip(report.outputs, manifest.outputs, strict=True)):
+        if (written.dtype, written.shape) != (expected.dtype, expected.shape):
+            return failed(
+                Stage.NUMERICS,
+                f"output {index} is {written}, the reference is {expected.dtype}{list(expected.shape)}",
+            )
+        for sample in range(manifest.samples):
+            path = raw.output(sample, index)
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:
+                return infra(Stage.PULL, f"{path.name} is not there although the runner reported success")
+            if size != expected.nbytes:
+                return infra(Stage.PULL, f"{path.name} has {size} bytes, the runner wrote {expected.nbytes}")
+    return None
+
+
+def reference_problem(bundle: Bundle) -> Ending | None:
+    """Return which reference carries no signal. Raises BundleError when one cannot be read."""
+    for sample, index, kind in _every(bundle):
+        problem = signal_problem(_reference(bundle, kind, sample, index))
+        if problem:
+            return failed(
+                Stage.NUMERICS,
+                f"the {kind} reference of output {index}, sample {sample}, {problem}: "
+                f"nothing can be judged by it; give the case other inputs or weights",
+            )
+    return None
+
+
+def compare_outputs(bundle: Bundle, raw: RawResult) -> FiguresByOutput:
+    """Return the figures of every output of every sample. Raises BundleError when a reference cannot be read."""
+    figures: FiguresByOutput = {}
+    for sample, index, kind in _every(bundle):
+        actual = read_tensor(raw.output(sample, index), bundle.manifest.outputs[index])
+        figures.setdefault((index, kind), []).append(compare(actual, _reference(bundle, kind, sample, index)))
+    return figures
+
+
+def decide(job: Job, bundle: Bundle, figures: Mapping[tuple[int, str], list[Figures]]) -> Ending:
+    """Return the verdict of the limits of the case. Pure."""
+    tolerance = job.case.tolerance(job.target.precision)
+    limits: dict[str, Limits] = {"fp32": tolerance.fp32, "quantized": tolerance.quantized}
+    comparisons = []
+    broken: list[tuple[Violation, str]] = []
+    for (index, kind), rows in figures.items():
+        figure = worst(rows)
+        found = violations(figure, limits[kind])
+        comparisons.append(
+            Comparison(
+                index,
+                kind,
+                figure.sqnr_db,
+                figure.cosine,
+                figure.max_abs,
+                figure.mismatch,
+                tuple(violation.text for violation in found),
+            )
+        )
+        broken += [(violation, f"output {index} against {kind}: {violation.text}") for violation in found]
+    if broken:
+        _, reason = max(broken, key=lambda item: item[0].excess)
+        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        ending = failed(Stage.NUMERICS, reason + more)
+    else:
+        ending = _unjudged(bundle, figures, limits, job) or Ending(Verdict.PASSED, Stage.DONE)
+    return Ending(ending.verdict, ending.stage, ending.reason, tuple(comparisons))
+
+
+def _unjudged(
+    bundle: Bundle, figures: Mapping[tuple[int, str], list[Figures]], limits: Mapping[str, Limits], job: Job
+) -> Ending | None:
+    for index, spec in enumerate(bundle.manifest.outputs):
+        if not any(is_decided(worst(figures[index, kind]), limits[kind]) for kind in REFERENCES):
+            return failed(
+                Stage.NUMERICS,
+                f"no limit decides output {index} ({spec.dtype}): give the case a tolerance at {job.target.precision}",
+            )
+    return None
+
+
+def _every(bundle: Bundle) -> list[tuple[int, int, str]]:
+    manifest = bundle.manifest
+    return [
+        (sample, index, kind)
+        for index in range(len(manifest.outputs))
+        for kind in REFERENCES
+        for sample in range(manifest.samples)
+    ]
+
+
+def _reference(bundle: Bundle, kind: str, sample: int, index: int):  # type: ignore[no-untyped-def]
+    try:
+        return bundle.reference(kind, sample, index)
+    except (OSError, ValueError) as error:
+        raise BundleError(
+            f"bundle {bundle.manifest.key[:12]} is damaged: {error}: run 'farm cache prune --all' and build again"
+        ) from None

@@ -1,0 +1,111 @@
+"""result.json, which the native runner writes on a device -> RunnerReport. Hostile: sizes and numbers are bounded."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REPORT_LIMIT = 16 * 2**20
+"""Greatest size of result.json, in bytes: a million iterations take about 10 MiB."""
+
+_TEN_DAYS_NS = 10 * 24 * 3600 * 10**9
+
+ErrorStage = Literal["flags", "options", "load", "inputs", "execute", "outputs", "etdump"]
+Duration = Annotated[int, Meta(gt=0, le=_TEN_DAYS_NS)]
+"""Nanoseconds. A zero is refused as well: no clock that runs shows it, and it would be the best latency ever."""
+Durations = Annotated[tuple[Duration, ...], Meta(max_length=1_000_000)]
+Word = Annotated[str, Meta(max_length=256)]
+Size = Annotated[int, Meta(ge=0, le=2**40)]
+
+
+class ReportError(ValueError):
+    """A result.json that cannot be believed."""
+
+
+class RunnerError(msgspec.Struct, frozen=True):
+    """Why the runner gave up."""
+
+    stage: ErrorStage
+    message: Annotated[str, Meta(max_length=65_536)]
+    code: Annotated[int, Meta(ge=-(2**31), lt=2**32)] | None = None
+    """ExecuTorch's error code, where one led to this."""
+    line: Annotated[int, Meta(ge=0, le=2**31)] | None = None
+    """Inference that failed, counted from 0."""
+
+
+class RunnerTensor(msgspec.Struct, frozen=True):
+    """One input or output as the loaded method has it."""
+
+    shape: Annotated[tuple[Size, ...], Meta(max_length=32)]
+    dtype: Word
+    nbytes: Size
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+class Inference(msgspec.Struct, frozen=True):
+    """The durations of one line of the input list."""
+
+    line: Annotated[int, Meta(ge=0, le=2**31)]
+    iterations_ns: Durations
+    warm_up_ns: Durations = ()
+
+
+class RunnerReport(msgspec.Struct, frozen=True):
+    """result.json, schema 1. Fields that are not listed are ignored."""
+
+    schema: Literal[1]
+    ok: bool
+    exit_code: Annotated[int, Meta(ge=-255, le=255)]
+    error: RunnerError | None = None
+    method: Word = ""
+    load_ns: Annotated[int, Meta(ge=0, le=_TEN_DAYS_NS)] = 0
+    """0 when nothing was loaded."""
+    inputs: Annotated[tuple[RunnerTensor, ...], Meta(max_length=4096)] = ()
+    outputs: Annotated[tuple[RunnerTensor, ...], Meta(max_length=4096)] = ()
+    inferences: Annotated[tuple[Inference, ...], Meta(max_length=100_000)] = ()
+    versions: dict[Word, Word] = {}
+
+
+def parse_report(data: bytes) -> RunnerReport:
+    """Return the report in `data`. Raises ReportError when it is none, or contradicts itself."""
+    if len(data) > REPORT_LIMIT:
+        raise ReportError(f"has {len(data)} bytes, more than {REPORT_LIMIT}")
+    try:
+        report = msgspec.json.decode(data, type=RunnerReport)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ReportError(str(error)) from None
+    if report.ok != (report.error is None) or report.ok != (report.exit_code == 0):
+        raise ReportError(
+            f"contradicts itself: ok is {report.ok}, exit_code {report.exit_code}, "
+            f"error {'missing' if report.error is None else 'set'}"
+        )
+    if report.ok and not report.load_ns:
+        raise ReportError("load_ns is 0 although inferences ran")
+    for line, inference in enumerate(report.inferences):
+        if inference.line != line:
+            raise ReportError(f"inferences[{line}].line is {inference.line}")
+        if report.ok and not inference.iterations_ns:
+            raise ReportError(f"inferences[{line}].iterations_ns is empty")
+    for kind, tensors in (("inputs", report.inputs), ("outputs", report.outputs)):
+        for index, tensor in enumerate(tensors):
+            elements = math.prod(tensor.shape)
+            if tensor.nbytes % elements if elements else tensor.nbytes:
+                raise ReportError(f"{kind}[{index}] has {tensor.nbytes} bytes for {tensor}")
+    return report
+
+
+def read_report(path: Path) -> RunnerReport | None:
+    """Return the report in the file at `path`; None when there is no such file. Raises ReportError as parse_report."""
+    try:
+        with path.open("rb") as file:
+            return parse_report(file.read(REPORT_LIMIT + 1))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,80 @@
+"""What an ELF file was made for, read from its headers: machine, architecture flags, signature."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# ELF specification, e_machine.
+MACHINES = {3: "x86", 40: "Arm", 62: "x86-64", 164: "Hexagon DSP6", 183: "AArch64"}
+HEXAGON = 164
+AARCH64 = 183
+
+_PT_NULL = 0
+# Of e_flags, what names the architecture: LLVM, EF_HEXAGON_MACH without the variant bit of the tiny cores.
+_HEXAGON_ARCH = 0x3FF
+# Of p_flags, what Qualcomm's signed images say about a segment: Linux, drivers/soc/qcom/mdt_loader.c.
+_SEGMENT_TYPE = 7 << 24
+_SEGMENT_HASH = 2 << 24
+# No library has as many: a larger number is a damaged header.
+_MOST_SEGMENTS = 512
+
+
+class ElfHeader(msgspec.Struct, frozen=True):
+    """Header of one ELF file."""
+
+    machine: int
+    flags: int
+    segments: tuple[tuple[int, int], ...]
+    """Type and flags of each program header."""
+
+    @property
+    def machine_name(self) -> str:
+        """Name of the machine, or its number."""
+        return MACHINES.get(self.machine, f"machine {self.machine}")
+
+    @property
+    def hexagon_arch(self) -> int:
+        """The Hexagon architecture as it is spoken of: e_flags 0x75 is 75, for V75."""
+        text = f"{self.flags & _HEXAGON_ARCH:x}"
+        return int(text) if text.isdecimal() else 0
+
+    @property
+    def signed(self) -> bool:
+        """It has a segment with hashes, as Qualcomm's signed images have."""
+        return any(kind == _PT_NULL and flags & _SEGMENT_TYPE == _SEGMENT_HASH for kind, flags in self.segments)
+
+
+def read_elf(path: Path) -> ElfHeader:
+    """Return the header of a little-endian ELF file, 32 or 64 bits. Raises ConfigError, OSError."""
+    with path.open("rb") as file:
+        start = file.read(64)
+        if len(start) < 52 or start[:4] != b"\x7fELF" or start[4] not in {1, 2} or start[5] != 1:
+            raise ConfigError(path, "", "is no little-endian ELF file")
+        wide = start[4] == 2
+        try:
+            (machine,) = struct.unpack_from("<H", start, 18)
+            (table,) = struct.unpack_from("<Q" if wide else "<I", start, 32 if wide else 28)
+            (flags,) = struct.unpack_from("<I", start, 48 if wide else 36)
+            size, count = struct.unpack_from("<HH", start, 54 if wide else 42)
+            least = 56 if wide else 32
+            if count > _MOST_SEGMENTS or (count and size < least):
+                raise ConfigError(path, "", "is an ELF file with a damaged header")
+            file.seek(table)
+            headers = file.read(size * count)
+            segments = tuple(
+                struct.unpack_from("<II", headers, size * i)
+                if wide
+                else (*struct.unpack_from("<I", headers, size * i), *struct.unpack_from("<I", headers, size * i + 24))
+                for i in range(count)
+            )
+        except (struct.error, OverflowError, ValueError):
+            raise ConfigError(path, "", "is an ELF file that is cut short") from None
+    return ElfHeader(machine, flags, segments)

@@ -1,0 +1,182 @@
+"""The QNN libraries of this machine, laid out as the SDK folder that ExecuTorch looks for.
+
+ExecuTorch 1.5 opens `$QNN_SDK_ROOT/lib/x86_64-linux-clang/lib*.so`. The onnxruntime-qnn wheel has these libraries, the
+HTP simulator among them, but not this layout; and libraries from QNN 2.47 on need the bridge of native_runner/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.errors import MissingToolError
+from farm.runtime.native import BRIDGE, NativeBuild, build_native
+from farm.runtime.packages import install_hint, package_folder
+from farm.runtime.publish import published
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+TARGET = "x86_64-linux-clang"
+LIBRARY = "libQnnHtp.so"
+
+# The bridge decides by the same number: native_runner/bridge/qnn_bridge.cpp.
+_FIRST_BRIDGED_CORE_API = (2, 36)
+
+_MARKER = "farm-sdk.json"
+# Goes into every key: a change of what is laid out makes a new folder.
+_LAYOUT = "1"
+_PROBE_SECONDS = 120
+
+
+class HostSdk(msgspec.Struct, frozen=True):
+    """QNN libraries that the compiler and the simulator of this machine can load."""
+
+    root: Path
+    lib_dir: Path
+    qnn_version: str
+    """Build id of the library, `v2.51.0.260929181845`."""
+    bridged: bool
+    """`libQnnHtp.so` in `lib_dir` is the bridge, `real/libQnnHtp.so` the library."""
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What to add to the environment of a process before it starts: QNN_SDK_ROOT and LD_LIBRARY_PATH."""
+        before = os.environ.get("LD_LIBRARY_PATH", "")
+        path = f"{self.lib_dir}:{before}" if before else str(self.lib_dir)
+        return MappingProxyType({"QNN_SDK_ROOT": str(self.root), "LD_LIBRARY_PATH": path})
+
+
+class _Source(msgspec.Struct, frozen=True):
+    """Folders whose libraries make up one set; `library` is the HTP library among them."""
+
+    folders: tuple[Path, ...]
+    library: Path
+    sdk_root: Path | None
+
+
+class _Probed(msgspec.Struct, frozen=True):
+    core_api: tuple[int, int, int]
+    build_id: str
+
+
+def host_sdk(
+    cache_dir: Path, *, sdk_root: Path | None = None, log: Callable[[str], None] | None = None
+) -> HostSdk:
+    """Return the SDK folder of this machine.
+
+    That is `sdk_root`, or $QNN_SDK_ROOT, where it holds libraries for this machine, else the onnxruntime-qnn wheel.
+    Libraries that need the bridge are laid out anew below `cache_dir`, with the bridge in front; this builds it on
+    the first call, and `log` gets the lines of that build. Raises MissingToolError.
+    """
+    source = _source(sdk_root)
+    if source.sdk_root is not None and (source.sdk_root / _MARKER).is_file():
+        # A process that was given our own layout: to bridge it once more would undo the bridge.
+        return _read_marker(source.sdk_root)
+    libraries = _libraries(source)
+    probed = _probe(cache_dir, source, _key(libraries))
+    if source.sdk_root is not None and probed.core_api[:2] < _FIRST_BRIDGED_CORE_API:
+        return HostSdk(source.sdk_root, source.library.parent, probed.build_id, bridged=False)
+    native = build_native(cache_dir, log=log)
+    folder = cache_dir / "sdk" / _key(libraries, native.key)
+    return _read_marker(
+        published(folder, lambda partial: _lay_out(partial, source, libraries, native, probed.build_id))
+    )
+
+
+def _source(sdk_root: Path | None) -> _Source:
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise MissingToolError(
+            f"QNN's compiler and HTP simulator run on x86_64 Linux, this is {platform.system()} {platform.machine()}: "
+            "use such a machine for building and for virtual devices"
+        )
+    if root := sdk_root or os.environ.get("QNN_SDK_ROOT"):
+        library = Path(root).absolute() / "lib" / TARGET / LIBRARY
+        if library.is_file():
+            return _Source((library.parent,), library, Path(root).absolute())
+    try:
+        package = package_folder("onnxruntime_qnn", LIBRARY, "simulator")
+    except MissingToolError as error:
+        raise MissingToolError(f"{error}, or set QNN_SDK_ROOT to a QNN SDK (one with lib/{TARGET}/{LIBRARY})") from None
+    # auditwheel's folder for the C++ runtime that the libraries were linked with.
+    companions = package.with_name(f"{package.name}.libs")
+    if not companions.is_dir():
+        raise MissingToolError(f"{companions} is missing: {install_hint('simulator')} --force-reinstall")
+    return _Source((package, companions), package / LIBRARY, None)
+
+
+def _libraries(source: _Source) -> list[Path]:
+    return sorted(path for folder in source.folders for path in folder.iterdir() if ".so" in path.suffixes)
+
+
+def _key(libraries: list[Path], *more: str) -> str:
+    digest = hashlib.sha256(_LAYOUT.encode())
+    for path in libraries:
+        stat = path.stat()
+        digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+    digest.update("\0".join(more).encode())
+    return digest.hexdigest()[:32]
+
+
+def _probe(cache_dir: Path, source: _Source, key: str) -> _Probed:
+    def ask(folder: Path) -> None:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-I", "-S", str(Path(__file__).with_name("library_probe.py")), str(source.library)],
+                env={**os.environ, "LD_LIBRARY_PATH": ":".join(str(folder) for folder in source.folders)},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_PROBE_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise MissingToolError(f"{source.library} does not load within {_PROBE_SECONDS} s") from None
+        answers = [line for line in done.stdout.splitlines() if line.startswith('{"core_api"')]
+        if done.returncode != 0 or not answers:
+            why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise MissingToolError(
+                f"{source.library} cannot be loaded: {why}: use a QNN SDK for this machine, "
+                f"or unset QNN_SDK_ROOT to use the wheel's libraries ({install_hint('simulator')})"
+            )
+        (folder / "probe.json").write_text(answers[-1])
+
+    folder = published(cache_dir / "sdk" / f"probe-{key}", ask)
+    return msgspec.json.decode((folder / "probe.json").read_bytes(), type=_Probed)
+
+
+def _lay_out(folder: Path, source: _Source, libraries: list[Path], native: NativeBuild, version: str) -> None:
+    lib_dir = folder / "lib" / TARGET
+    (lib_dir / "real").mkdir(parents=True)
+    (lib_dir / "real" / LIBRARY).symlink_to(source.library)
+    # A copy: the bridge looks for the real library beside itself.
+    shutil.copy2(native.bridge, lib_dir / BRIDGE)
+    for path in libraries:
+        if path.name != LIBRARY:
+            (lib_dir / path.name).symlink_to(path)
+    if source.sdk_root is not None:
+        _link_all_but(source.sdk_root, folder, "lib")
+        _link_all_but(source.sdk_root / "lib", folder / "lib", TARGET)
+    (folder / _MARKER).write_text(json.dumps({"qnn_version": version}))
+
+
+def _link_all_but(source: Path, folder: Path, name: str) -> None:
+    for path in source.iterdir():
+        if path.name != name:
+            (folder / path.name).symlink_to(path)
+
+
+def _read_marker(root: Path) -> HostSdk:
+    version = json.loads((root / _MARKER).read_text())["qnn_version"]
+    return HostSdk(root, root / "lib" / TARGET, str(version), bridged=True)

@@ -1,0 +1,29 @@
+// Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+namespace farm {
+
+// Where a run ended, in the order of its life. Each has an exit code of its own: see docs/native_runner.md.
+enum class Stage { kFlags, kOptions, kLoad, kInputs, kExecute, kOutputs, kEtdump };
+
+const char* stage_name(Stage stage);
+int exit_code(Stage stage);
+
+// Why a run ended. `code` is ExecuTorch's error code; `line` the number of the inference, from 0.
+class Failure : public std::runtime_error {
+ public:
+  Failure(Stage where, const std::string& message, std::optional<int64_t> error_code = std::nullopt,
+          std::optional<int64_t> inference = std::nullopt)
+      : std::runtime_error(message), stage(where), code(error_code), line(inference) {}
+
+  Stage stage;
+  std::optional<int64_t> code;
+  std::optional<int64_t> line;
+};
+
+}  // namespace farm

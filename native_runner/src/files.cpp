@@ -1,0 +1,90 @@
+// Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
+#include "files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+namespace farm {
+
+namespace {
+
+[[noreturn]] void fail(Stage stage, const std::string& what, const std::string& path, int error) {
+  throw Failure(stage, what + " '" + path + "': " + std::strerror(error));
+}
+
+struct Descriptor {
+  explicit Descriptor(int opened) : number(opened) {}
+  ~Descriptor() {
+    if (number >= 0) ::close(number);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int number;
+};
+
+}  // namespace
+
+uint64_t file_size(const std::string& path, Stage stage) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) fail(stage, "cannot read", path, errno);
+  if (!S_ISREG(status.st_mode)) throw Failure(stage, "cannot read '" + path + "': not a regular file");
+  return static_cast<uint64_t>(status.st_size);
+}
+
+std::vector<uint8_t> read_file(const std::string& path, uint64_t size, Stage stage) {
+  // Before opening: opening a pipe would wait for its other end.
+  const uint64_t found = file_size(path, stage);
+  if (found != size) {
+    throw Failure(stage, "'" + path + "' has " + std::to_string(found) + " bytes, expected " + std::to_string(size));
+  }
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.number < 0) fail(stage, "cannot read", path, errno);
+  std::vector<uint8_t> content(size);
+  size_t done = 0;
+  while (done < content.size()) {
+    const ssize_t got = ::read(file.number, content.data() + done, content.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail(stage, "cannot read", path, errno);
+    if (got == 0) throw Failure(stage, "'" + path + "' ended after " + std::to_string(done) + " bytes");
+    done += static_cast<size_t>(got);
+  }
+  return content;
+}
+
+void write_file(const std::string& path, const void* data, size_t size, Stage stage) {
+  const std::string temporary = path + ".tmp";
+  int error = 0;
+  {
+    const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (file.number < 0) fail(stage, "cannot write", path, errno);
+    const auto* bytes = static_cast<const uint8_t*>(data);
+    size_t done = 0;
+    while (error == 0 && done < size) {
+      const ssize_t put = ::write(file.number, bytes + done, size - done);
+      if (put >= 0) {
+        done += static_cast<size_t>(put);
+      } else if (errno != EINTR) {
+        error = errno;
+      }
+    }
+  }
+  if (error == 0 && std::rename(temporary.c_str(), path.c_str()) != 0) error = errno;
+  if (error != 0) {
+    ::unlink(temporary.c_str());
+    fail(stage, "cannot write", path, error);
+  }
+}
+
+void require_writable_folder(const std::string& path, Stage stage) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) fail(stage, "cannot write into folder", path, errno);
+  if (!S_ISDIR(status.st_mode)) fail(stage, "cannot write into folder", path, ENOTDIR);
+  if (::access(path.c_str(), W_OK | X_OK) != 0) fail(stage, "cannot write into folder", path, errno);
+}
+
+}  // namespace farm

@@ -1,0 +1,27 @@
+// Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "failure.h"
+
+namespace farm {
+
+// All of these throw Failure at `stage`, with the path and the system's reason in the message.
+
+// Size of a regular file, in bytes.
+uint64_t file_size(const std::string& path, Stage stage);
+
+// Content of a regular file that must have `size` bytes.
+std::vector<uint8_t> read_file(const std::string& path, uint64_t size, Stage stage);
+
+// A reader sees the old file or the whole new one: written under another name, then renamed.
+void write_file(const std::string& path, const void* data, size_t size, Stage stage);
+
+// Passes when `path` is a folder that files can be made in.
+void require_writable_folder(const std::string& path, Stage stage);
+
+}  // namespace farm

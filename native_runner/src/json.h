@@ -1,0 +1,39 @@
+// Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace farm {
+
+// Writes JSON from the outside in; commas are its business. Strings come out as ASCII: what is not valid
+// UTF-8 becomes U+FFFD, because paths and messages may hold any bytes and a reader must get through.
+class Json {
+ public:
+  Json& object();
+  Json& array();
+  Json& end();
+  Json& key(std::string_view name);
+  Json& string(std::string_view text);
+  Json& integer(int64_t value);
+  Json& boolean(bool value);
+  Json& null();
+
+  Json& integer_or_null(const std::optional<int64_t>& value) { return value ? integer(*value) : null(); }
+  Json& integers(const std::vector<int64_t>& values);
+
+  const std::string& text() const { return text_; }
+
+ private:
+  void separate();
+  void quote(std::string_view text);
+
+  std::string text_;
+  std::string closers_;     // '}' and ']' still owed, innermost last
+  bool need_comma_ = false;
+};
+
+}  // namespace farm

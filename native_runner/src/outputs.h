@@ -1,0 +1,18 @@
+// Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
+#pragma once
+
+#include <executorch/runtime/core/evalue.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tensors.h"
+
+namespace farm {
+
+// Writes `output_{line}_{index}.raw` into `folder` and returns what was written. Throws Failure at outputs.
+std::vector<TensorSpec> write_outputs(const std::string& folder, int64_t line,
+                                      const std::vector<executorch::runtime::EValue>& values);
+
+}  // namespace farm

@@ -1,0 +1,87 @@
+// Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
+#include "report.h"
+
+#include <cstdio>
+
+#include "files.h"
+#include "json.h"
+
+namespace farm {
+
+namespace {
+
+constexpr int64_t kSchema = 1;
+
+void add_specs(Json* json, const std::vector<TensorSpec>& specs) {
+  json->array();
+  for (const TensorSpec& spec : specs) {
+    json->object().key("shape").integers(spec.shape);
+    json->key("dtype").string(spec.dtype);
+    json->key("nbytes").integer(static_cast<int64_t>(spec.nbytes)).end();
+  }
+  json->end();
+}
+
+void add_failure(Json* json, const std::optional<Failure>& failure) {
+  if (!failure) {
+    json->null();
+    return;
+  }
+  json->object().key("stage").string(stage_name(failure->stage));
+  json->key("message").string(failure->what());
+  json->key("code").integer_or_null(failure->code);
+  json->key("line").integer_or_null(failure->line).end();
+}
+
+}  // namespace
+
+double Report::mean_ms() const {
+  double sum = 0;
+  size_t count = 0;
+  for (const Inference& inference : inferences) {
+    for (const int64_t ns : inference.iterations_ns) sum += static_cast<double>(ns);
+    count += inference.iterations_ns.size();
+  }
+  return count == 0 ? 0 : sum / static_cast<double>(count) / 1e6;
+}
+
+std::string Report::to_json() const {
+  Json json;
+  json.object().key("schema").integer(kSchema);
+  json.key("ok").boolean(!failure);
+  json.key("exit_code").integer(exit_code());
+  json.key("error");
+  add_failure(&json, failure);
+  json.key("method").string(method);
+  json.key("load_ns").integer(load_ns);
+  json.key("inputs");
+  add_specs(&json, inputs);
+  json.key("outputs");
+  add_specs(&json, outputs);
+  json.key("inferences").array();
+  for (const Inference& inference : inferences) {
+    json.object().key("line").integer(inference.line);
+    json.key("warm_up_ns").integers(inference.warm_up_ns);
+    json.key("iterations_ns").integers(inference.iterations_ns).end();
+  }
+  json.end();
+  json.key("versions").object().key("executorch").string(FARM_EXECUTORCH_VERSION);
+  json.key("runner").string(FARM_RUNNER_VERSION).end();
+  json.end();
+  return json.text() + "\n";
+}
+
+void write_performance(const Report& report, const std::string& path) {
+  if (path.empty()) return;
+  char text[64];
+  const int length = std::snprintf(text, sizeof(text), "%.6f", report.mean_ms());
+  write_file(path, text, static_cast<size_t>(length), Stage::kOutputs);
+}
+
+void write_report(const Report& report, const std::string& path) {
+  if (path.empty()) return;
+  const std::string text = report.to_json();
+  write_file(path, text.data(), text.size(), Stage::kOutputs);
+}
+
+}  // namespace farm

@@ -1,0 +1,33 @@
+// Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
+#pragma once
+
+#include <executorch/runtime/core/evalue.h>
+#include <executorch/runtime/executor/method_meta.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace farm {
+
+// One input or output as it lies in a raw file: C order, native byte order. A scalar has an empty shape.
+struct TensorSpec {
+  std::vector<int64_t> shape;
+  std::string dtype;  // numpy's name, or bfloat16
+  size_t nbytes = 0;
+};
+
+// All of these throw Failure at load for what a raw file cannot hold: an unknown dtype, a tensor that
+// does not lie in C order, a value that is neither a tensor nor a number.
+
+TensorSpec spec_of(const executorch::runtime::TensorInfo& info);
+TensorSpec spec_of(const executorch::aten::Tensor& tensor);
+
+// What the program declares; for a dynamic shape, its upper bound.
+std::vector<TensorSpec> input_specs(const executorch::runtime::MethodMeta& meta);
+std::vector<TensorSpec> output_specs(const executorch::runtime::MethodMeta& meta);
+
+// "float32[1,3,16,16]"
+std::string to_string(const TensorSpec& spec);
+
+}  // namespace farm

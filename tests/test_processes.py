@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm import reaper
+from farm.errors import InfraError, MissingToolError
+from farm.processes import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# Starts three grandchildren: an ordinary one, one in a session of its own and one that ignores SIGTERM.
+FAMILY = """
+import os, signal, subprocess, sys
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+deaf = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
+pids = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid, subprocess.Popen(deaf).pid]
+print(*pids, os.getpid(), flush=True)
+signal.pause()
+"""
+
+PARENT = """
+import sys, time
+from farm.processes import Supervisor
+supervisor = Supervisor()
+child = supervisor.spawn([sys.executable, "-c", sys.argv[1]], name="family", stdout_pipe=True)
+print(child.process.stdout.readline().decode(), flush=True, end="")
+if sys.argv[2] == "fork":
+    import os
+    if os.fork() == 0:
+        time.sleep(600)
+if sys.argv[2] != "exit":
+    time.sleep(600)
+"""
+
+
+def alive(pid: int) -> bool:
+    stat = reaper.read_stat(pid)
+    return stat is not None and stat.state not in "ZX"
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.01)
+
+
+def family(supervisor: Supervisor) -> tuple[list[int], int]:
+    child = supervisor.spawn([sys.executable, "-c", FAMILY], name="family", stdout_pipe=True)
+    assert child.process.stdout is not None
+    *pids, leader = map(int, child.process.stdout.readline().split())
+    assert leader == child.pid
+    return pids, leader
+
+
+@pytest.mark.parametrize("ending", ["kill", "fork", "exit"])
+def test_nothing_outlives_its_parent(ending: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, FAMILY, ending], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pids = list(map(int, parent.stdout.readline().split()))
+        assert len(pids) == 4
+        if ending != "exit":
+            assert all(alive(pid) for pid in pids)
+            # A copy that the parent forked keeps every descriptor, so end of file alone would tell nothing.
+            copies = [pid for pid in _children(parent.pid) if ending == "fork" and pid not in pids]
+            parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        try:
+            until(lambda: not any(alive(pid) for pid in pids))
+        finally:
+            for pid in copies if ending == "fork" else []:
+                if _command(pid).startswith(f"{sys.executable}\0-c\0".encode()):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b") ")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == parent:
+                found.append(int(name))
+    return found
+
+
+def _command(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def test_close_ends_the_whole_group() -> None:
+    with Supervisor() as supervisor:
+        pids, leader = family(supervisor)
+    assert not any(alive(pid) for pid in [*pids, leader])
+    supervisor.close()
+    with pytest.raises(InfraError, match="farm is ending"):
+        supervisor.spawn(["/bin/true"], name="late")
+
+
+def test_killing_the_leader_ends_what_it_started() -> None:
+    with Supervisor() as supervisor:
+        pids, leader = family(supervisor)
+        os.kill(leader, signal.SIGKILL)
+        until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_terminate_from_several_threads_returns_the_same_code() -> None:
+    with Supervisor() as supervisor:
+        child = supervisor.spawn(["/bin/sleep", "600"], name="sleep")
+        codes: list[int] = []
+        threads = [threading.Thread(target=lambda: codes.append(child.terminate())) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert codes == [-signal.SIGTERM] * 4
+
+
+def test_spawning_from_several_threads() -> None:
+    with Supervisor() as supervisor:
+        codes: list[int] = []
+
+        def run() -> None:
+            codes.append(supervisor.spawn(["/bin/sh", "-c", "exit 7"], name="seven").process.wait())
+
+        threads = [threading.Thread(target=run) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert codes == [7] * 8
+
+
+def test_streams_and_environment(tmp_path: Path) -> None:
+    with Supervisor() as supervisor:
+        log = tmp_path / "logs" / "child.log"
+        script = 'read line; echo "$line from $WHO in $PWD"; echo trouble >&2'
+        child = supervisor.spawn(
+            ["/bin/sh", "-c", script],
+            name="talk",
+            env={"WHO": "me"},
+            cwd=tmp_path,
+            stdin_pipe=True,
+            stdout_pipe=True,
+            stderr=log,
+        )
+        out, _ = child.process.communicate(b"hello\n")
+        assert out.decode() == f"hello from me in {tmp_path}\n"
+        assert child.log_tail() == "trouble\n"
+        assert child.terminate() == 0
+
+
+def test_a_reaper_that_was_killed_is_replaced() -> None:
+    script = """
+import os, signal, subprocess, sys
+from farm import processes
+supervisor = processes.Supervisor()
+first = supervisor.spawn(["/bin/sleep", "600"], name="first")
+reaper = processes._link._process
+reaper.kill(); reaper.wait()
+second = supervisor.spawn(["/bin/sleep", "600"], name="second")
+print(first.pid, second.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    pids = list(map(int, done.stdout.split()))
+    assert len(pids) == 2, done.stderr
+    until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_a_missing_program_is_named(tmp_path: Path) -> None:
+    with Supervisor() as supervisor:
+        with pytest.raises(MissingToolError, match="no /nowhere/tool"):
+            supervisor.spawn(["/nowhere/tool"], name="tool")
+        with pytest.raises(InfraError, match="cannot be started"):
+            supervisor.spawn(["/bin/true"], name="tool", cwd=tmp_path / "gone")

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farm.errors import ConfigError, FarmError, IllegalTargetError, UnknownNameError
+from farm.profiles import find_soc
+from farm.suites import find_suites, load_suite, plan, resolve_suite
+
+MANIFEST = """
+[suite]
+name = "mine"
+description = "a suite of a user"
+precisions = ["8a8w"]
+[suite.tolerance.8a8w.fp32]
+sqnr_db = 20.0
+
+[case.relu]
+module = "torch.nn:ReLU"
+inputs = [{ shape = [1, 8] }]
+
+[case.conv]
+module = ".ops:Conv"
+kwargs = { channels = 3 }
+inputs = [{ shape = [1, 3, 8, 8], distribution = "uniform", seed = 7 }]
+precisions = ["8a8w", "16a16w"]
+[case.conv.tolerance.8a8w.fp32]
+cosine = 0.9
+[[case.conv.known_issues]]
+reason = "is wrong"
+precisions = ["16a16w"]
+socs = ["SM8350"]
+"""
+
+
+def _write(folder: Path, text: str = MANIFEST) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "suite.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_manifest_becomes_cases_with_the_defaults_of_the_suite(tmp_path: Path) -> None:
+    suite = load_suite(_write(tmp_path / "mine"))
+    relu, conv = suite.cases
+    assert (relu.name, relu.precisions) == ("relu", ("8a8w",))
+    assert relu.tolerance("8a8w").fp32.sqnr_db == 20.0
+    assert conv.tolerance("8a8w").fp32.cosine == 0.9
+    assert conv.known_issue("SM8350", "16a16w") is not None
+    assert conv.known_issue("SM8650", "16a16w") is None
+
+
+def test_jobs_are_suites_times_targets(tmp_path: Path) -> None:
+    suite = load_suite(_write(tmp_path / "mine"))
+    jobs = plan([suite], [find_soc("SM8650"), find_soc("SM8750")], "htp")
+    assert [job.id for job in jobs] == [
+        "mine/relu[SM8650-htp-8a8w]",
+        "mine/conv[SM8650-htp-8a8w]",
+        "mine/conv[SM8650-htp-16a16w]",
+        "mine/relu[SM8750-htp-8a8w]",
+        "mine/conv[SM8750-htp-8a8w]",
+        "mine/conv[SM8750-htp-16a16w]",
+    ]
+    assert len(plan([suite], [find_soc("SM8650")], "htp", ["16a16w"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "precisions", "says"),
+    [("lpai", [], "SM8650 has no lpai backend"), ("htp", ["16a4w"], "unknown precision '16a4w'.*chosen suites")],
+)
+def test_nothing_impossible_is_dropped_in_silence(
+    tmp_path: Path, backend: str, precisions: list[str], says: str
+) -> None:
+    suite = load_suite(_write(tmp_path / "mine"))
+    with pytest.raises((IllegalTargetError, UnknownNameError), match=says):
+        plan([suite], [find_soc("SM8650")], backend, precisions)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("[case.relu]", "[case.ReLU]", "case.ReLU: 'ReLU' is not a name"),
+        ('"torch.nn:ReLU"', '"torch.nn.ReLU"', "case.relu.module"),
+        ("[{ shape = [1, 8] }]", "[]", "case.relu.inputs: at least one input"),
+        ("shape = [1, 8]", "shape = [0, 8]", "every dimension is at least 1"),
+        ("shape = [1, 8]", 'shape = [1, 8], dtype = "float16"', "Invalid enum value 'float16'"),
+        ("shape = [1, 8]", "shpae = [1, 8]", "shpae"),
+        ('["8a8w", "16a16w"]', '["8a8w", "16a17w"]', "case.conv.precisions: '16a17w' is none of"),
+        ('name = "mine"', 'name = "mine', "suite.toml"),
+    ],
+)
+def test_a_broken_manifest_names_file_and_key(tmp_path: Path, old: str, new: str, says: str) -> None:
+    assert old in MANIFEST
+    path = _write(tmp_path / "mine", MANIFEST.replace(old, new))
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_suite(path)
+    assert str(path) in str(caught.value)
+
+
+def test_an_include_takes_cases_of_a_sibling_under_their_names(tmp_path: Path) -> None:
+    _write(tmp_path / "mine")
+    quick = '[suite]\nname = "quick"\ndescription = "some"\n[[include]]\nsuite = "mine"\ncases = ["{}"]\n'
+    suite = load_suite(_write(tmp_path / "quick", quick.format("conv")))
+    assert [(case.suite, case.name) for case in suite.cases] == [("quick", "conv")]
+    with pytest.raises(ConfigError, match="did you mean 'conv'"):
+        load_suite(_write(tmp_path / "quick", quick.format("convv")))
+
+
+def test_suites_are_found_by_name_by_folder_and_by_path(tmp_path: Path) -> None:
+    path = _write(tmp_path / "mine")
+    known = find_suites([tmp_path])
+    assert {"mine", "quantized_ops", "smoke"} <= set(known)
+    assert find_suites([tmp_path / "mine"])["mine"] == path
+    for name in ("mine", str(tmp_path / "mine"), str(path)):
+        assert resolve_suite(name, known).name == "mine"
+    with pytest.raises(UnknownNameError, match="did you mean 'quantized_ops'"):
+        resolve_suite("quantised_ops", known)
+    with pytest.raises(FarmError, match="is no suite and holds none"):
+        find_suites([tmp_path / "nowhere"])
+    with pytest.raises(ConfigError, match="No such file"):
+        resolve_suite("./nowhere", known)
+
+
+def test_the_shipped_suites_have_what_they_promise() -> None:
+    known = find_suites()
+    operators = load_suite(known["quantized_ops"])
+    assert sum("8a8w" in case.precisions for case in operators.cases) >= 60
+    for precision in ("16a8w", "16a16w"):
+        assert sum(precision in case.precisions for case in operators.cases) >= 8
+    assert len(load_suite(known["smoke"]).cases) == 8
+
+
+def test_listing_imports_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom farm.suites import *\nfrom farm.profiles import find_soc\n"
+        "plan([resolve_suite('quantized_ops', find_suites())], [find_soc('SM8650')], 'htp')\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'executorch', 'numpy')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=tmp_path, timeout=60).returncode == 0
