@@ -7,7 +7,7 @@ FarmError
 │   └── IllegalTargetError     an SoC, backend and precision that do not go together; says why
 ├── NothingSelectedError       the selection is empty: exit 5
 └── InfraError                 the farm or a device, never the code under test: exit 4
-    ├── MissingToolError       a library, compiler or tool; which, where it was looked for, how to get it
+    ├── MissingToolError       a library, compiler or tool; which, where it was looked for, how to get it: exit 2
     ├── NoDeviceError          no attached device can run the target
     ├── DeviceError            a device did not do what was asked; carries serial, command, stderr
     │   └── DeviceTimeoutError it did not answer in time
@@ -82,7 +82,9 @@ class InfraError(FarmError):
 
 
 class MissingToolError(InfraError):
-    """A library, compiler or tool is not there."""
+    """A library, compiler or tool is not there: the machine is not set up for what was asked."""
+
+    exit_code = 2
 
 
 class NoDeviceError(InfraError):

@@ -26,7 +26,7 @@ class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class InputSpec(_Frozen):
+class InputSpec(_Frozen, frozen=True):
     """One input tensor, made from its seed: the same on every machine."""
 
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class InputSpec(_Frozen):
     seed: int = 0
 
 
-class Limits(_Frozen):
+class Limits(_Frozen, frozen=True):
     """What one output may differ from one reference. A limit that is None is measured but does not decide."""
 
     sqnr_db: float | None = None
@@ -54,14 +54,14 @@ class Limits(_Frozen):
     """Greatest share of elements that are not equal, for integer and boolean outputs."""
 
 
-class Tolerance(_Frozen):
+class Tolerance(_Frozen, frozen=True):
     """Limits against both references: the FP32 module, and the quantized module on the CPU."""
 
     fp32: Limits = Limits()
     quantized: Limits = Limits()
 
 
-class KnownIssue(_Frozen):
+class KnownIssue(_Frozen, frozen=True):
     """A failure that is understood: it is shown with its evidence and does not turn a run red."""
 
     reason: str
@@ -72,7 +72,7 @@ class KnownIssue(_Frozen):
     """The figures that show it, and how they were obtained."""
 
 
-class Case(_Frozen):
+class Case(_Frozen, frozen=True):
     """One module with inputs, precisions and tolerances, independent of any SoC."""
 
     suite: str
@@ -105,7 +105,7 @@ class Case(_Frozen):
         return None
 
 
-class Suite(_Frozen):
+class Suite(_Frozen, frozen=True):
     """A named list of cases."""
 
     name: str
@@ -116,7 +116,7 @@ class Suite(_Frozen):
     """The manifest it was read from."""
 
 
-class Target(_Frozen):
+class Target(_Frozen, frozen=True):
     """What a case is compiled for."""
 
     soc: str
@@ -130,7 +130,7 @@ class Target(_Frozen):
         return f"{self.soc}-{self.backend}-{self.precision}{options}"
 
 
-class Job(_Frozen):
+class Job(_Frozen, frozen=True):
     """A case on a target: what is compiled, scheduled and reported."""
 
     case: Case
@@ -150,7 +150,7 @@ class Job(_Frozen):
 # What a manifest looks like; the defaults of its [suite] table fill in what a case leaves out.
 
 
-class _CaseTable(_Frozen):
+class _CaseTable(_Frozen, frozen=True):
     module: str
     inputs: tuple[InputSpec, ...]
     args: tuple[Any, ...] = ()
@@ -162,7 +162,7 @@ class _CaseTable(_Frozen):
     known_issues: tuple[KnownIssue, ...] = ()
 
 
-class _SuiteTable(_Frozen):
+class _SuiteTable(_Frozen, frozen=True):
     name: str
     description: str
     backends: tuple[str, ...] = ("htp",)
@@ -170,13 +170,13 @@ class _SuiteTable(_Frozen):
     tolerance: dict[str, Tolerance] = {}
 
 
-class _Include(_Frozen):
+class _Include(_Frozen, frozen=True):
     suite: str
     cases: tuple[str, ...]
     precisions: tuple[str, ...] = ()
 
 
-class _Manifest(_Frozen):
+class _Manifest(_Frozen, frozen=True):
     suite: _SuiteTable
     case: dict[str, _CaseTable] = {}
     include: tuple[_Include, ...] = ()

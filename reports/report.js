@@ -63,6 +63,9 @@
   const textColumns = { job: 0, device: heads.length - 1 };
   const collator = new Intl.Collator("en", { numeric: true });
   const state = { q: "", v: new Set(), s: "", j: "" };
+  const firstShown = 400; // laying out thousands of rows at every key stroke would be felt
+  let limit = firstShown;
+  let ordered = rows;
 
   const keyOf = (row, name, column) => {
     if (name in textColumns) return row.cells[column].textContent;
@@ -87,20 +90,23 @@
       return sign * order || rowA.order - rowB.order;
     });
     const sorted = document.createDocumentFragment();
-    for (const [, row] of keyed) sorted.append(row.body);
+    ordered = keyed.map(([, row]) => row);
+    for (const row of ordered) sorted.append(row.body);
     table.append(sorted);
   };
 
   const filter = () => {
     const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
-    let shown = 0;
-    for (const row of rows) {
+    let found = 0;
+    for (const row of ordered) {
       const fits = (!state.v.size || state.v.has(row.outcome)) && words.every((word) => row.text.includes(word));
-      row.body.hidden = !fits;
-      shown += fits;
+      row.body.hidden = !fits || found >= limit;
+      found += fits;
     }
-    byId("shown").textContent = shown === rows.length ? `${rows.length} jobs` : `${shown} of ${rows.length} jobs`;
-    byId("none").hidden = shown > 0;
+    byId("shown").textContent = found === rows.length ? `${found} jobs` : `${found} of ${rows.length} jobs`;
+    byId("none").hidden = found > 0;
+    byId("more").hidden = found <= limit;
+    byId("more").firstElementChild.textContent = `The first ${limit} are shown: show all ${found}`;
     for (const chip of chips) chip.setAttribute("aria-pressed", String(state.v.has(chip.dataset.o)));
   };
 
@@ -133,6 +139,7 @@
       Object.assign(state, { q: "", v: new Set() });
       search.value = "";
       filter();
+      target.hidden = false;
     }
     target.scrollIntoView({ block: target.matches("tbody") ? "center" : "start" });
     const focus = target.querySelector("summary, a");
@@ -179,6 +186,7 @@
       const turns = [name, `-${name}`, ""];
       state.s = turns[(turns.indexOf(state.s) + 1) % turns.length];
       sort();
+      filter();
       remember();
     });
   });
@@ -188,6 +196,12 @@
     filter();
     remember();
   });
+  const showAll = () => {
+    limit = Infinity;
+    filter();
+  };
+  byId("more").firstElementChild.addEventListener("click", showAll);
+  addEventListener("beforeprint", showAll);
   byId("toolbar").addEventListener("submit", (event) => event.preventDefault());
   document.addEventListener("keydown", (event) => {
     const editing = event.target.closest("input, textarea, select, [contenteditable]");
@@ -207,6 +221,7 @@
   const restore = () => {
     const fragment = location.hash.slice(1);
     if (!fragment.includes("=")) {
+      filter();
       if (/^j\d+$/.test(fragment)) goTo(fragment);
       return;
     }

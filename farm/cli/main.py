@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 
 import click
@@ -74,10 +73,6 @@ def main() -> None:
         code = error.exit_code
     except click.Abort:
         code = 130
-    except BrokenPipeError:
-        # The reader of a pipe has seen enough; what Python flushes at exit must not complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     sys.exit(code if isinstance(code, int) else 0)
 
 

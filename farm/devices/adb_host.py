@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import adbutils
 from adbutils.errors import AdbConnectionError, AdbError, AdbTimeout
 
+from farm.devices.adb_names import adb_target
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, DeviceTimeoutError, InfraError
 
@@ -18,18 +19,6 @@ if TYPE_CHECKING:
 SERVER_SECONDS = 10.0
 # The length of a request to the server is four hexadecimal digits.
 REQUEST_BYTES = 0xFFFF
-
-# The name that a virtual device has as serial and as product.
-VIRTUAL_PREFIX = "virtual-"
-
-
-def target(serial: str) -> str:
-    """Return what an adb server, and `adb -s`, finds the device `serial` by.
-
-    adb calls a device behind `adb connect` by its port, which changes with every start; it can also find it by its
-    product, and a virtual device's product is its serial.
-    """
-    return f"product:{serial}" if serial.startswith(VIRTUAL_PREFIX) else serial
 
 
 class _Connection(adbutils.AdbConnection):  # type: ignore[misc]
@@ -82,7 +71,9 @@ class AdbHost:
                 connection.check_okay()
                 return cast("str", connection.read_string_block())
         except (AdbTimeout, TimeoutError):
-            raise InfraError(f"the adb server on port {self.port} did not answer {request!r} in {timeout_s:g} s") from None
+            raise InfraError(
+                f"the adb server on port {self.port} did not answer {request!r} in {timeout_s:g} s"
+            ) from None
         except AdbConnectionError:
             raise InfraError(f"no adb server listens on port {self.port}: start one with 'adb start-server'") from None
         except (AdbError, OSError, ValueError) as error:
@@ -93,16 +84,11 @@ class AdbHost:
 
         Raises DeviceError when server or device refuse.
         """
-        device = adbutils.AdbDevice(self._client, serial=target(serial))
-        connection: _Connection | None = None
+        device = adbutils.AdbDevice(self._client, serial=adb_target(serial))
         try:
             connection = device.open_transport(timeout=timeout_s)
             connection.send_command(service)
             connection.check_okay()
-            # The caller owns the stream: a connection that is collected must not close it.
-            stream = socket.socket(fileno=connection.conn.detach())
-            stream.settimeout(timeout_s)
-            return stream
         except (AdbTimeout, TimeoutError):
             problem = f"did not open a stream in {timeout_s:g} s: is it hanging?"
             raise DeviceTimeoutError(serial, problem, argv=argv) from None
@@ -113,6 +99,8 @@ class AdbHost:
             reason = clean_text(str(error))
             problem = f"adb refuses: {reason}: 'farm devices' shows the state of every device"
             raise DeviceError(serial, problem, argv=argv) from None
-        finally:
-            if connection is not None:
-                connection.close()
+        else:
+            # Detached, so that adbutils' object, when it is collected, closes nothing.
+            stream = socket.socket(fileno=connection.conn.detach())
+            stream.settimeout(timeout_s)
+            return stream

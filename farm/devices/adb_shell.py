@@ -48,7 +48,10 @@ class ShellCall:
             events = poll.poll(max(0.0, left) * 1000)
             if left <= 0:
                 raise DeviceTimeoutError(
-                    self._serial, f"did not finish in {timeout_s:g} s and was ended", argv=self._argv, stderr=self._tail()
+                    self._serial,
+                    f"did not finish in {timeout_s:g} s and was ended",
+                    argv=self._argv,
+                    stderr=self._tail(),
                 )
             for _, event in events:
                 if event & select.POLLOUT and not self._send():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -16,8 +17,7 @@ from farm.errors import DeviceError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Iterator, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator, Mapping
     from pathlib import PurePosixPath
     from typing import BinaryIO
 
@@ -38,51 +38,50 @@ class SyncStream:
 
     def push(self, files: Mapping[PurePosixPath, Path | bytes]) -> None:
         """Write every file. Raises DeviceError with the path that failed, InfraError for an unreadable local file."""
-        with self._failures():
-            pending: deque[PurePosixPath] = deque()
-            try:
-                for path, source in files.items():
-                    pending.append(path)
-                    self._send_file(path, source)
-                    if len(pending) >= _WINDOW:
-                        self._expect_okay(pending)
-            except (BrokenPipeError, ConnectionResetError):
-                # A device that hangs up has said why, unless its cable was pulled.
-                self._out.clear()
+        pending: deque[PurePosixPath] = deque()
+        try:
+            for path, source in files.items():
+                pending.append(path)
+                self._send_file(path, source)
+                if len(pending) >= _WINDOW:
+                    self._expect_okay(pending)
+            self._flush()
+        except _HungUpError as error:
+            # A device that hangs up has said why before, unless its cable was pulled.
+            self._out.clear()
+            with contextlib.suppress(_HungUpError):
                 while pending:
                     self._expect_okay(pending)
-                raise
-            while pending:
-                self._expect_okay(pending)
+            raise error from None
+        while pending:
+            self._expect_okay(pending)
 
     def pull(self, files: Mapping[PurePosixPath, Path], limits: Mapping[PurePosixPath, int]) -> None:
         """Read every file. Raises DeviceError for one that is missing or larger than its limit."""
-        with self._failures():
-            waiting = iter(files)
-            asked: deque[PurePosixPath] = deque()
-            for path in waiting:
-                self._request(b"RECV", path, _name(path, self._serial))
-                asked.append(path)
-                if len(asked) >= _WINDOW:
-                    first = asked.popleft()
-                    self._receive_file(first, files[first], limits[first])
-            for path in asked:
-                self._receive_file(path, files[path], limits[path])
+        asked: deque[PurePosixPath] = deque()
+        for path in files:
+            self._request(b"RECV", _name(path, self._serial))
+            asked.append(path)
+            if len(asked) >= _WINDOW:
+                first = asked.popleft()
+                self._receive_file(first, files[first], limits[first])
+        for path in asked:
+            self._receive_file(path, files[path], limits[path])
 
     def _send_file(self, path: PurePosixPath, source: Path | bytes) -> None:
         name = _name(path, self._serial)
         if isinstance(source, bytes):
-            self._request(b"SEND", path, name + b",%d" % (stat.S_IFREG | 0o644))
+            self._request(b"SEND", name + b",%d" % (stat.S_IFREG | 0o644))
             for start in range(0, len(source), DATA_BYTES):
                 chunk = source[start : start + DATA_BYTES]
                 self._write(MESSAGE.pack(b"DATA", len(chunk)))
                 self._write(chunk)
             modified = time.time()
         else:
-            with _open_local(source) as file:
+            with _local(source), source.open("rb", buffering=0) as file:
                 status = os.fstat(file.fileno())
                 mode = 0o755 if status.st_mode & 0o111 else 0o644
-                self._request(b"SEND", path, name + b",%d" % (stat.S_IFREG | mode))
+                self._request(b"SEND", name + b",%d" % (stat.S_IFREG | mode))
                 for frames in iter(lambda: self._frames.read(file.fileno()), b""):
                     self._write(frames)
                 modified = status.st_mtime
@@ -119,15 +118,13 @@ class SyncStream:
         reason = clean_text(self._exactly(min(size, PATH_BYTES)))
         return DeviceError(self._serial, f"{what} of {path}: {reason}")
 
-    def _request(self, kind: bytes, path: PurePosixPath, argument: bytes) -> None:
-        if not path.is_absolute():
-            raise DeviceError(self._serial, f"{path} is not an absolute path on the device")
+    def _request(self, kind: bytes, argument: bytes) -> None:
         self._write(MESSAGE.pack(kind, len(argument)) + argument)
 
     def _write(self, data: bytes | memoryview) -> None:
         if len(data) >= DATA_BYTES:
             self._flush()
-            self._stream.sendall(data)
+            self._sendall(data)
             return
         self._out += data
         if len(self._out) >= _BUFFER:
@@ -135,17 +132,39 @@ class SyncStream:
 
     def _flush(self) -> None:
         if self._out:
-            self._stream.sendall(self._out)
+            self._sendall(self._out)
             self._out.clear()
+
+    def _sendall(self, data: bytes | bytearray | memoryview) -> None:
+        try:
+            self._stream.sendall(data)
+        except TimeoutError:
+            raise self._stalled() from None
+        except OSError as error:
+            raise _HungUpError(self._serial, f"the connection broke during a push: {error.strerror}") from None
+
+    def _receive(self) -> int:
+        try:
+            count = self._stream.recv_into(self._buffer)
+        except TimeoutError:
+            raise self._stalled() from None
+        except OSError as error:
+            raise _HungUpError(self._serial, f"the connection broke while files moved: {error.strerror}") from None
+        if not count:
+            raise _HungUpError(self._serial, "the connection ended while files moved")
+        return count
+
+    def _stalled(self) -> DeviceTimeoutError:
+        seconds = self._stream.gettimeout() or 0.0
+        return DeviceTimeoutError(
+            self._serial, f"moved no byte of a file for {seconds:g} s: check its cable and its storage"
+        )
 
     def _pieces(self, size: int) -> Iterator[memoryview]:
         """Return the next `size` bytes, each piece valid until the next."""
         while size:
             if not self._in:
-                count = self._stream.recv_into(self._buffer)
-                if not count:
-                    raise ConnectionResetError(0, "it ended")
-                self._in = self._buffer[:count]
+                self._in = self._buffer[: self._receive()]
             piece, self._in = self._in[:size], self._in[size:]
             size -= len(piece)
             yield piece
@@ -153,22 +172,36 @@ class SyncStream:
     def _exactly(self, size: int) -> bytes:
         return b"".join(bytes(piece) for piece in self._pieces(size))
 
-    def _failures(self) -> AbstractContextManager[None]:
-        return _Failures(self._serial, self._stream.gettimeout())
+
+class _HungUpError(DeviceError):
+    """The stream is gone."""
 
 
-class _Failures:
-    """Turns what a socket says into what a device does."""
+def _name(path: PurePosixPath, serial: str) -> bytes:
+    name = os.fsencode(path)
+    if not path.is_absolute() or len(name) > PATH_BYTES or b"\0" in name:
+        raise DeviceError(serial, f"{str(path)[:100]!r} cannot be a path on a device: absolute, at most 1024 bytes")
+    return name
 
-    def __init__(self, serial: str, timeout_s: float | None) -> None:
-        self._serial, self._timeout_s = serial, timeout_s
 
-    def __enter__(self) -> None:
-        return
+@contextlib.contextmanager
+def _local(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InfraError(f"{path}: {error.strerror}") from None
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, TimeoutError):
-            problem = f"moved no byte of a file for {self._timeout_s:g} s: check its cable and its storage"
-            raise DeviceTimeoutError(self._serial, problem) from None
-        if isinstance(error, OSError):
-            raise DeviceError(self._serial, f"the connection broke while files moved: {error.strerror}") from None
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """Give a new file that takes the place of `path` when the block ends well, and is gone when it does not."""
+    with _local(path):
+        number, name = tempfile.mkstemp(prefix=f".{path.name[:32]}.", dir=path.parent)
+    try:
+        with _local(path), os.fdopen(number, "wb") as file:
+            yield file
+        with _local(path):
+            Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

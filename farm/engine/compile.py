@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from farm.config import Config
-    from farm.engine.controller import Shown
+    from farm.engine.front import Front
     from farm.engine.plan import RunPlan
     from farm.engine.toolchain import Toolchain
     from farm.processes import Supervisor
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 @contextmanager
 def builders(
-    config: Config, plan: RunPlan, tools: Toolchain, supervisor: Supervisor, front: Shown, store: Store
+    config: Config, plan: RunPlan, tools: Toolchain, supervisor: Supervisor, front: Front, store: Store
 ) -> Iterator[int]:
     """Compile what the plan lacks while the body runs; yield how many bundles that is.
 
     Every reply is left for the workers and recorded for all jobs that share the bundle.
     """
+    from farm.build.cache import BundleCache
     from farm.build.pool import BuilderPool
+
+    cache = BundleCache(config.cache_dir)
 
     jobs_of: dict[str, list[str]] = {}
     requests: dict[str, Request] = {}
@@ -40,15 +43,21 @@ def builders(
     def started(key: str) -> None:
         front.build_started(jobs_of[key][0])
 
+    def record(key: str, seconds: float, *, cached: bool) -> None:
+        bundle = cache.lookup(key)
+        fallback_ops = bundle.manifest.fallback_ops if bundle is not None else None
+        for job_id in jobs_of[key]:
+            store.record_build(
+                plan.run_id, job_id, seconds=seconds, cached=cached, bundle_key=key, fallback_ops=fallback_ops
+            )
+
     def ended(reply: Reply) -> None:
-        for job_id in jobs_of[reply.key]:
-            store.record_build(plan.run_id, job_id, seconds=reply.seconds, cached=False, bundle_key=reply.key)
+        record(reply.key, reply.seconds, cached=False)
         leave_reply(plan.folder, reply)
         front.build_ended(jobs_of[reply.key][0], reply)
 
-    for planned in plan.jobs:
-        if planned.cached:
-            store.record_build(plan.run_id, planned.job.id, seconds=0.0, cached=True, bundle_key=planned.key)
+    for key in jobs_of.keys() - requests.keys():
+        record(key, 0.0, cached=True)
     pool = BuilderPool(
         requests.values(),
         width=config.builders,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,36 +13,17 @@ from farm.results.attempt import Attempt, Stage, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.build.protocol import Reply
+    from farm.engine.front import Front
     from farm.engine.plan import RunPlan
 
 # A job whose worker process died is tried once more; dying again, it is not a third worker's turn.
 _WORKER_DEATHS = 2
 
 
-class Shown(Protocol):
-    """What the front end of a run is told, from several threads."""
-
-    def build_started(self, job_id: str) -> None:
-        """A builder took a job."""
-
-    def build_ended(self, job_id: str, reply: Reply) -> None:
-        """A builder finished it."""
-
-    def devices(self, running: dict[str, str]) -> None:
-        """Which device is busy with which job now."""
-
-    def job_ended(self, shown: dict[str, Any]) -> None:
-        """An attempt was recorded; keys as in `farm.engine.plugin`."""
-
-    def note(self, text: str) -> None:
-        """Say something."""
-
-
 class Controller:
     """A pytest plugin for the controller process only."""
 
-    def __init__(self, plan: RunPlan, front: Shown, record: Callable[[Attempt], None]) -> None:
+    def __init__(self, plan: RunPlan, front: Front, record: Callable[[Attempt], None]) -> None:
         self._plan, self._front, self._record = plan, front, record
         self._free = list(range(len(plan.devices)))
         self._device_of: dict[Any, int] = {}

@@ -39,37 +39,46 @@ def allocate(
 
 
 def _virtual(config: Config, socs: Sequence[Soc], count: int, supervisor: Supervisor, folder: Path) -> Fleet:
-    from farm.devices.adb_server import AdbServer
+    from farm.devices.adb_server import start_adb_server
     from farm.runtime.runtime import simulator_runtime
     from farm.virtual.boot import boot
 
-    server = AdbServer.start(supervisor, config.state_dir / "adb")
+    server = start_adb_server(supervisor, config.state_dir / "adb")
     devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder / "devices")
-    runtime = simulator_runtime(config.cache_dir)
+    runtime = simulator_runtime(config.cache_dir, sdk_root=config.sdk_root)
     return Fleet(devices, {soc.name: runtime for soc in socs})
 
 
 def _attached(config: Config, socs: Sequence[Soc], backend: str) -> Fleet:
-    from farm.devices.discovery import discover
+    from farm.devices.adb_server import ordinary_server
+    from farm.devices.discovery import scan
     from farm.runtime.runtime import android_runtime
 
-    found = discover()
-    devices = [device for device in found.devices if device.soc in {soc.name for soc in socs}]
-    for soc in socs:
-        if not any(device.soc == soc.name for device in devices):
-            others = ", ".join(f"{d.serial} ({d.soc})" for d in found.devices) or "none"
-            reasons = "".join(f"; {problem}" for problem in found.problems)
-            raise NoDeviceError(
-                f"no attached device is a {soc.name}: attached are {others}{reasons}; "
-                f"'--virtual N' runs on the simulator instead"
-            )
+    found = scan(ordinary_server(start=True).port)
+    names = {soc.name for soc in socs}
+    devices = [device for device in found.devices if device.soc in names]
+    lacking = sorted(names - {device.soc for device in devices})
+    if lacking:
+        seen = [f"{device.serial} ({device.soc})" for device in found.devices]
+        seen += [f"{device.serial} ({device.state}: {device.reason})" for device in found.unusable]
+        raise NoDeviceError(
+            f"no attached device is a {' or a '.join(lacking)}: attached are {', '.join(seen) or 'none'}; "
+            "attach one, or use the simulator with '--virtual 2'"
+        )
     if config.sdk_root is None or config.android_runner is None or config.android_backend_library is None:
         raise MissingToolError(
             "an Android device needs a QNN SDK and a runner built for it: set sdk_root, android_runner and "
             "android_backend_library in the [qnn] table of farm.toml (docs/native_runner.md says how)"
         )
     runtimes = {
-        soc.name: android_runtime(soc, backend, config.sdk_root, config.android_runner, config.android_backend_library)
+        soc.name: android_runtime(
+            soc,
+            backend,
+            config.sdk_root,
+            config.android_runner,
+            config.android_backend_library,
+            config.cache_dir,
+        )
         for soc in socs
     }
     return Fleet(devices, runtimes)

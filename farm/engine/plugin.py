@@ -10,7 +10,7 @@ import pytest
 from farm.engine.plan import RunPlan, read_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from _pytest._code.code import ExceptionInfo
 
@@ -110,7 +110,9 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn a failure that is a known issue into an expected one, as pytest's xfail does."""
     report = yield
     if call.excinfo is not None and isinstance(call.excinfo.value, JobNotPassed):
@@ -119,7 +121,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Iterator[None]:
             report.outcome = "skipped"
             report.wasxfail = f"known issue: {known_issue}"
             report.longrepr = str(call.excinfo.value)
-    return report  # type: ignore[return-value] # a wrapper returns the result
+    return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

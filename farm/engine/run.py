@@ -10,7 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from farm.config import Config
     from farm.devices.discovery import Device
-    from farm.engine.controller import Shown
+    from farm.engine.front import Front
     from farm.engine.plan import PlannedJob, RunPlan
     from farm.engine.toolchain import Toolchain
     from farm.processes import Supervisor
@@ -62,13 +62,6 @@ class RunOutcome(msgspec.Struct, frozen=True):
     view: RunView
     report: Path
     """The HTML file."""
-
-
-class RunFront(Shown, Protocol):
-    """What the front end of a whole run is told."""
-
-    def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
-        """The run is planned."""
 
 
 def collect(config: Config, request: RunRequest) -> list[str]:
@@ -143,7 +136,7 @@ def _plan(
     )
 
 
-def run(config: Config, request: RunRequest, front: RunFront) -> RunOutcome:
+def run(config: Config, request: RunRequest, front: Front) -> RunOutcome:
     """Run what `request` asks for and return how it ended; everything started is ended again.
 
     Raises UsageError or NothingSelectedError before anything is changed, InfraError when no job could begin.
@@ -160,7 +153,7 @@ def run(config: Config, request: RunRequest, front: RunFront) -> RunOutcome:
 class _Run:
     """The part of a run that leaves traces: store, run folder, processes."""
 
-    def __init__(self, config: Config, request: RunRequest, front: RunFront, store: Store) -> None:
+    def __init__(self, config: Config, request: RunRequest, front: Front, store: Store) -> None:
         self._config, self._request, self._front, self._store = config, request, front, store
 
     def execute(self, jobs: tuple[Job, ...]) -> RunOutcome:

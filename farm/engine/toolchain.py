@@ -37,5 +37,5 @@ class Toolchain(msgspec.Struct, frozen=True):
 def prepare(config: Config, note: Callable[[str], None]) -> Toolchain:
     """Build what is missing and return the toolchain. Raises MissingToolError."""
     native = build_native(config.cache_dir, log=note)
-    sdk = host_sdk(config.cache_dir)
+    sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root)
     return Toolchain(toolchain_versions(sdk.qnn_version), dict(sdk.env), native.key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-NOTHING = "–"
+NOTHING = "–"  # noqa: RUF001 - an en dash is what a table shows for nothing
 
 
 def count(value: float | None) -> str:

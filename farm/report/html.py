@@ -15,7 +15,7 @@ from farm import __version__
 from farm.report import format as fmt
 from farm.report.clean import cut_log, one_line, visible
 from farm.report.matrix import matrices
-from farm.report.summary import JobSummary, Outcome, RunSummary, broken_limits, exit_meaning, spread_of, summarize
+from farm.report.summary import JobSummary, Outcome, RunSummary, Tone, broken_limits, exit_meaning, spread_of, summarize
 from farm.resources import data_folder
 
 if TYPE_CHECKING:
@@ -41,19 +41,31 @@ _GLYPHS = {
     Outcome.NOT_RUN: ("·", "not run", "not run"),
 }
 
+_TONES = {
+    Tone.PASSED: "✓ passed",
+    Tone.FAILED: "✗ failed",
+    Tone.INFRA: "△ infra trouble",
+    Tone.UNFINISHED: "… unfinished",
+    Tone.EMPTY: "○ empty",
+}
+
 
 def render_html(view: RunView) -> str:
     """Return the page of one run. Everything in `view` is taken as hostile text."""
     summary = summarize(view)
-    return _environment().get_template("run.html.j2").render(
-        run=summary,
-        view=view,
-        matrices=matrices(summary),
-        outcomes=list(Outcome),
-        log_limit=_log_limit(summary),
-        shown_open=SHOWN_OPEN,
-        version=__version__,
-        **_assets(),
+    return (
+        _environment()
+        .get_template("run.html.j2")
+        .render(
+            run=summary,
+            view=view,
+            matrices=matrices(summary),
+            outcomes=list(Outcome),
+            log_limit=_log_limit(summary),
+            shown_open=SHOWN_OPEN,
+            version=__version__,
+            **_assets(),
+        )
     )
 
 
@@ -101,6 +113,7 @@ def _environment() -> jinja2.Environment:
         "exit_meaning": exit_meaning,
         "glyph": lambda outcome: _GLYPHS[outcome][0],
         "word": lambda outcome: _GLYPHS[outcome][1],
+        "tone": lambda tone: _TONES[tone],
         "words": lambda outcome: _GLYPHS[outcome][2],
     }
     environment.globals |= {"Outcome": Outcome, "share": _share}

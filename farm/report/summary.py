@@ -97,6 +97,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     numbers: KeyNumbers
     kind: str
     """Of the device of the final attempt: `virtual`, `hardware`, or "" when none took part."""
+    kinds: tuple[str, ...]
+    """The same for every attempt, in their order."""
     options: str
     """Backend options in the name of the job, "" when it has none."""
     rerun: str
@@ -196,6 +198,7 @@ def summarize(view: RunView) -> RunSummary:
                 attempt=attempt,
                 numbers=key_numbers(job, attempt),
                 kind=kind,
+                kinds=tuple(kinds.get(one.device, "") for one in job.attempts),
                 options=_options(job),
                 rerun=rerun_command(job, virtual=kind == "virtual" or (not kind and all_virtual)),
             )

@@ -154,8 +154,10 @@ class _Reader:
         return int(flags.packer_type.unpack_from(self.data, offset)[0])
 
     def follow(self, offset: int) -> int:
-        """Return where the offset stored at `offset` points."""
-        return offset + self.get(number_types.UOffsetTFlags, offset)
+        """Return where the offset stored at `offset` points, which is inside the file."""
+        target = offset + self.get(number_types.UOffsetTFlags, offset)
+        self.get(number_types.UOffsetTFlags, target)
+        return target
 
     def table(self, offset: int) -> _CheckedTable:
         return _CheckedTable(self, offset)

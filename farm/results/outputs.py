@@ -13,6 +13,9 @@ from farm.results.numerics import Figures, compare, is_decided, signal_problem, 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from farm.build.bundle import Bundle
     from farm.execution.raw import RawResult
     from farm.results.numerics import Violation
@@ -123,7 +126,7 @@ def _every(bundle: Bundle) -> list[tuple[int, int, str]]:
     ]
 
 
-def _reference(bundle: Bundle, kind: str, sample: int, index: int):  # type: ignore[no-untyped-def]
+def _reference(bundle: Bundle, kind: str, sample: int, index: int) -> NDArray[np.generic]:
     try:
         return bundle.reference(kind, sample, index)
     except (OSError, ValueError) as error:

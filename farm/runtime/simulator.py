@@ -70,9 +70,7 @@ class _Probed(msgspec.Struct, frozen=True):
     build_id: str
 
 
-def host_sdk(
-    cache_dir: Path, *, sdk_root: Path | None = None, log: Callable[[str], None] | None = None
-) -> HostSdk:
+def host_sdk(cache_dir: Path, *, sdk_root: Path | None = None, log: Callable[[str], None] | None = None) -> HostSdk:
     """Return the SDK folder of this machine.
 
     That is `sdk_root`, or $QNN_SDK_ROOT, where it holds libraries for this machine, else the onnxruntime-qnn wheel.

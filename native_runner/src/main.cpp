@@ -34,8 +34,8 @@ int finish(Report* report, const Flags& flags) {
   return report->exit_code();
 }
 
-[[noreturn]] void on_abort(const std::string& last_error) {
-  const std::string why = last_error.empty() ? "for no logged reason" : last_error;
+[[noreturn]] void on_abort(const std::string& reason) {
+  const std::string why = reason.empty() ? "for no logged reason" : reason;
   current_report->failure = Failure(current_report->stage, "ExecuTorch aborted: " + why);
   // Not exit(): destructors would run into the state that made ExecuTorch give up.
   _exit(finish(current_report, *current_flags));

@@ -24,7 +24,7 @@ using executorch::runtime::Tag;
 
 [[noreturn]] void fail(Stage stage, const std::string& what, Error error) {
   std::string message = what + ": " + executorch::runtime::to_string(error);
-  if (const std::string logged = last_error(); !logged.empty()) message += ": " + logged;
+  if (const std::string logged = first_error(); !logged.empty()) message += ": " + logged;
   throw Failure(stage, message, static_cast<int64_t>(error));
 }
 
@@ -37,7 +37,7 @@ std::vector<SizesType> sizes_of(const TensorSpec& spec) { return {spec.shape.beg
 }  // namespace
 
 Model::Model(const std::string& path, int method_index, bool trace) {
-  forget_last_error();
+  forget_errors();
   module_ = std::make_unique<Module>(path, Module::LoadMode::File, trace ? std::make_unique<ETDumpGen>() : nullptr);
   // A truncated or damaged program must be refused before anything reads it.
   check(module_->load(Program::Verification::InternalConsistency), Stage::kLoad, "cannot load '" + path + "'");
@@ -68,6 +68,8 @@ void Model::provide_outputs() {
   const auto meta = module_->method_meta(method_);
   if (!meta.ok()) fail(Stage::kLoad, "cannot describe method '" + method_ + "'", meta.error());
   for (size_t i = 0; i < outputs_.size(); ++i) {
+    const auto tag = meta->output_tag(i);
+    if (!tag.ok() || *tag != Tag::Tensor) continue;
     const auto info = meta->output_tensor_meta(i);
     if (!info.ok() || info->is_memory_planned()) continue;
     output_memory_.emplace_back(outputs_[i].nbytes);
@@ -89,7 +91,7 @@ void Model::bind_inputs(std::vector<std::vector<uint8_t>>* bytes) {
 }
 
 int64_t Model::execute() {
-  forget_last_error();
+  forget_errors();
   // Before every execution, and outside the time: the memory plan may reuse an input's bytes once it is read.
   check(module_->set_inputs(method_, bound_values_), Stage::kExecute, "cannot set the inputs");
   const auto start = std::chrono::steady_clock::now();

@@ -15,7 +15,7 @@ namespace {
 // Never destroyed: backends log from their own threads and from static destructors.
 struct Memory {
   std::mutex mutex;
-  std::string last_error;
+  std::string first_error;
 };
 Memory& memory() {
   static auto* instance = new Memory;
@@ -36,33 +36,34 @@ void emit_log_message(et_timestamp_t, et_pal_log_level_t level, const char* file
                       const char* message, size_t length) {
   std::fprintf(stderr, "%c %s:%zu] %.*s\n", static_cast<char>(level), base_name(filename), line,
                static_cast<int>(length), message);
-  if (level == kError || level == kFatal) {
-    const std::lock_guard<std::mutex> lock(memory().mutex);
-    memory().last_error.assign(message, length);
+  const std::lock_guard<std::mutex> lock(memory().mutex);
+  // A fatal message is the last one and names the check that ends the process.
+  if (level == kFatal || (level == kError && memory().first_error.empty())) {
+    memory().first_error.assign(message, length);
   }
 }
 
 void on_pal_abort() {
-  if (abort_handler != nullptr) abort_handler(last_error());
+  if (abort_handler != nullptr) abort_handler(first_error());
   std::abort();
 }
 
 }  // namespace
 
-void install_platform(void (*on_abort)(const std::string& last_error)) {
+void install_platform(void (*on_abort)(const std::string& reason)) {
   abort_handler = on_abort;
   executorch::runtime::register_pal(executorch::runtime::PalImpl::create(
       nullptr, &on_pal_abort, nullptr, nullptr, &emit_log_message, nullptr, nullptr, __FILE__));
 }
 
-std::string last_error() {
+std::string first_error() {
   const std::lock_guard<std::mutex> lock(memory().mutex);
-  return memory().last_error;
+  return memory().first_error;
 }
 
-void forget_last_error() {
+void forget_errors() {
   const std::lock_guard<std::mutex> lock(memory().mutex);
-  memory().last_error.clear();
+  memory().first_error.clear();
 }
 
 }  // namespace farm

@@ -5,12 +5,13 @@
 
 namespace farm {
 
-// Takes over ExecuTorch's log and abort. Log lines still go to stderr; `on_abort` gets the last error of
-// the log and must not return.
-void install_platform(void (*on_abort)(const std::string& last_error));
+// Takes over ExecuTorch's log and abort. Log lines still go to stderr; `on_abort` gets what the log says
+// about the reason and must not return.
+void install_platform(void (*on_abort)(const std::string& reason));
 
-// The last error that ExecuTorch logged since `forget_last_error`, or "". It says more than an error code.
-std::string last_error();
-void forget_last_error();
+// The first error that ExecuTorch logged since `forget_errors`, or "". It says more than an error code, and
+// more than the later ones, which tell what the first one led to.
+std::string first_error();
+void forget_errors();
 
 }  // namespace farm

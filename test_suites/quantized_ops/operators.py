@@ -23,7 +23,9 @@ class Function(nn.Module):
         self.options = options
 
     def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs, **self.options)
+        result = self.function(*inputs, **self.options)
+        # torch.export knows how to flatten a plain tuple, not the named ones of torch.topk and its kind.
+        return tuple(result) if isinstance(result, tuple) else result
 
 
 class Join(nn.Module):
@@ -36,6 +38,26 @@ class Join(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         return self.function(inputs, self.dim)
+
+
+class Trained(nn.Module):
+    """A normalization layer of torch.nn whose affine parameters and statistics are drawn, as training would leave them.
+
+    Fresh ones are all ones and zeros, and a normalization that ignores them would go unnoticed.
+    """
+
+    def __init__(self, name: str, *args: Any, **options: Any) -> None:
+        super().__init__()
+        self.layer = pkgutil.resolve_name(name)(*args, **options)
+        with torch.no_grad():
+            for key, tensor in self.layer.state_dict().items():
+                if key in ("weight", "running_var"):
+                    tensor.uniform_(0.5, 1.5)
+                elif key in ("bias", "running_mean"):
+                    tensor.uniform_(-0.5, 0.5)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x)
 
 
 class Slice(nn.Module):

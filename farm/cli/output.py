@@ -1,0 +1,44 @@
+"""Where the result of a run goes: summary or JSON on standard output, files where asked."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm.report.view import RunView
+
+
+def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | None, as_json: bool) -> None:
+    """Print the run and write the files. Raises UsageError for a file that cannot be written."""
+    if html is not None:
+        _write(html, report.read_text(encoding="utf-8"))
+    if junitxml is not None:
+        from farm.report.junit import render_junit
+
+        _write(junitxml, render_junit(view))
+    if as_json:
+        from farm.report.data import render_json
+
+        click.echo(render_json(view))
+        return
+    from farm.report.text import render_summary
+
+    width = shutil.get_terminal_size().columns
+    click.echo(render_summary(view, width, color=sys.stdout.isatty()))
+    click.echo(f"report: {html or report}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,269 @@
+"""Opening a database: address, connection settings, schema revision, and errors in words."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+from sqlalchemy import Engine, create_engine, event, inspect, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from farm.errors import MissingToolError, StoreError, UsageError
+from farm.store.schema import REVISION, VERSION_TABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sqlalchemy import Connection
+
+# One wait for another writer. SQLite's waiting is not fair, so a writer may lose several in a row.
+BUSY_TIMEOUT_MS = 5_000
+PATIENCE_S = 60.0
+
+# Any number, as long as every farm takes the same one: `pg_advisory_xact_lock` that migrations hold.
+_MIGRATION_LOCK = 0x6661726D
+
+_WRITES = "farm_writes"
+_T = TypeVar("_T")
+
+
+class Database:
+    """A database with the schema of this program; read `docs/store.md` for what it promises."""
+
+    def __init__(self, address: str | Path, *, readonly: bool = False) -> None:
+        self._url = _parse(address)
+        self.readonly = readonly
+        self.name = self._url.database or "" if self._is_sqlite else self._url.render_as_string(hide_password=True)
+        if self._is_sqlite:
+            self._check_file()
+        with self._in_words():
+            self._engine = self._create_engine()
+            self._writers = self._engine.execution_options(**{_WRITES: True})
+        try:
+            self._check_schema()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def _is_sqlite(self) -> bool:
+        return self._url.get_backend_name() == "sqlite"
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Yield a connection in one consistent view of the data. Raises StoreError."""
+        with self._in_words(), self._engine.connect() as connection, connection.begin():
+            yield connection
+
+    def write(self, action: Callable[[Connection], _T]) -> _T:
+        """Call `action` in one transaction and return what it returns; again when another writer was in its way.
+
+        Raises StoreError when the database refuses or stays busy for a minute.
+        """
+        if self.readonly:
+            raise StoreError(f"{self.name}: the store was opened to read only")
+        deadline = time.monotonic() + PATIENCE_S
+        with self._in_words():
+            while True:
+                try:
+                    with self._writers.connect() as connection, connection.begin():
+                        return action(connection)
+                except DBAPIError as error:
+                    if not _is_contention(error) or time.monotonic() > deadline:
+                        raise
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+    def _check_file(self) -> None:
+        path = Path(self.name)
+        if self.readonly:
+            if not path.is_file():
+                raise StoreError(f"{path}: there is no store yet: 'farm run' makes one")
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path.parent}: cannot be made: {error.strerror}: {_ELSEWHERE}") from None
+        # The write-ahead log lies beside the file: the folder has to be writable, too.
+        for place in (path.parent, path) if path.exists() else (path.parent,):
+            if not os.access(place, os.W_OK):
+                raise StoreError(f"{place}: cannot be written by this user: {_ELSEWHERE}")
+
+    def _create_engine(self) -> Engine:
+        if not self._is_sqlite:
+            return create_engine(self._url, pool_pre_ping=True)
+        url, uri = self._url, {}
+        if self.readonly:
+            # A store on a medium that cannot be written has no place for the shared memory of a write-ahead log.
+            folder_writable = os.access(Path(self.name).absolute().parent, os.W_OK)
+            frozen = not folder_writable and not Path(f"{self.name}-wal").exists()
+            name = f"file:{quote(str(Path(self.name).absolute()))}"
+            url = url.set(database=name)
+            uri = {"uri": "true", "mode": "ro", **({"immutable": "1"} if frozen else {})}
+        engine = create_engine(url.update_query_dict(uri), connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
+        event.listen(engine, "connect", self._set_up)
+        event.listen(engine, "begin", _begin)
+        return engine
+
+    def _set_up(self, connection: sqlite3.Connection, record: object) -> None:
+        del record
+        # The module would begin transactions by itself, too late and never IMMEDIATE.
+        connection.isolation_level = None
+        connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        connection.execute("PRAGMA foreign_keys=ON")
+        if not self.readonly:
+            connection.execute("PRAGMA synchronous=NORMAL")
+            _write_ahead(connection)
+
+    def _check_schema(self) -> None:
+        with self.reading() as connection:
+            revision = self._revision(connection)
+        if revision == REVISION:
+            return
+        if self.readonly:
+            self._refuse_newer(revision)
+            raise StoreError(f"{self.name}: the store is of an older farm: 'farm run' brings it up to date")
+        self._migrate()
+
+    def _revision(self, connection: Connection) -> str | None:
+        """Return the revision of the schema, None for an empty database."""
+        names = inspect(connection).get_table_names()
+        if VERSION_TABLE in names:
+            return connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))  # noqa: S608 - a constant
+        if names and self._is_sqlite:
+            raise StoreError(f"{self.name}: is a database of another program: {_ELSEWHERE}")
+        return None
+
+    def _refuse_newer(self, revision: str | None) -> None:
+        # Revisions are numbered, so that an older program can tell.
+        if revision and revision > REVISION:
+            raise StoreError(
+                f"{self.name}: the store is of a newer farm (schema {revision}, this one knows {REVISION}): "
+                f"update farm, or {_ELSEWHERE}"
+            )
+
+    def _migrate(self) -> None:
+        with self._in_words(), self._writers.connect() as connection:
+            if self._is_sqlite:
+                # A revision may copy a table and drop the original, which must not take what refers to it along.
+                connection.connection.driver_connection.execute("PRAGMA foreign_keys=OFF")  # type: ignore[union-attr]
+            try:
+                with connection.begin():
+                    self._upgrade(connection)
+            finally:
+                connection.invalidate()
+
+    def _upgrade(self, connection: Connection) -> None:
+        if not self._is_sqlite:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+        # Another process may have been here while this one waited for the lock.
+        revision = self._revision(connection)
+        self._refuse_newer(revision)
+        if revision == REVISION:
+            return
+        from alembic import command
+        from alembic.config import Config
+
+        config = Config()
+        config.set_main_option("script_location", "farm.store:migrations")
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        if self._is_sqlite and connection.execute(text("PRAGMA foreign_key_check")).first():
+            raise StoreError(f"{self.name}: could not be brought up to date: rows refer to others that are not there")
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            raise StoreError(f"{self.name}: {_explain(error)}") from error
+        except ModuleNotFoundError as error:
+            raise MissingToolError(
+                f"{self.name}: the store needs the Python package {error.name!r}: "
+                "install farm with its extra 'cluster': pip install 'snapdragon-farm[cluster]'"
+            ) from None
+
+
+_ELSEWHERE = "name another place in farm.toml (store) or $FARM_STORE"
+
+
+def _parse(address: str | Path) -> URL:
+    if isinstance(address, Path) or "://" not in address:
+        path = str(address)
+        if not path or "\0" in path:
+            raise UsageError(f"store: {path!r} is not a path")
+        return URL.create("sqlite", database=path)
+    try:
+        url = make_url(address)
+        backend = url.get_backend_name()
+        url = url.set(drivername="postgresql") if backend == "postgres" else url
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        raise UsageError(f"store: not a URL: {_EXPECTED}") from None
+    if url.get_backend_name() == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
+        raise UsageError(f"store: {url.render_as_string(hide_password=True)!r} is no place for one: {_EXPECTED}")
+    return url
+
+
+_EXPECTED = "expected a path, sqlite:////absolute/path or postgresql://user@host/database"
+
+
+def _begin(connection: Connection) -> None:
+    # A writer that began as a reader could not wait for another writer: it would fail at once.
+    immediate = connection.get_execution_options().get(_WRITES)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    # SQLite does not wait for others when it changes the journal mode, which happens once in a store's life.
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _is_busy(error: BaseException | None) -> bool:
+    # SQLite's extended codes have the primary code in their low byte.
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _is_contention(error: DBAPIError) -> bool:
+    # PostgreSQL: serialization failure and deadlock; the transaction was rolled back and may be tried again.
+    return _is_busy(error.orig) or getattr(error.orig, "sqlstate", None) in ("40001", "40P01")
+
+
+# SQLite's primary result codes, in words that say what to do.
+_SQLITE_PROBLEMS = {
+    sqlite3.SQLITE_FULL: "the disk is full: make room and run again; what was recorded is safe",
+    sqlite3.SQLITE_IOERR: "the disk cannot be read or written (is it full, or gone?); what was recorded is safe",
+    sqlite3.SQLITE_NOTADB: f"is not a database: move it away, or {_ELSEWHERE}",
+    sqlite3.SQLITE_CORRUPT: "is damaged: restore it from a backup, or move it away and start a new one "
+    "(sqlite3 STORE .recover saves what can be read)",
+    sqlite3.SQLITE_READONLY: f"cannot be written: {_ELSEWHERE}",
+    sqlite3.SQLITE_CANTOPEN: f"cannot be opened: may this user write in its folder? Else {_ELSEWHERE}",
+    sqlite3.SQLITE_PERM: f"cannot be opened by this user: {_ELSEWHERE}",
+    sqlite3.SQLITE_BUSY: "another process holds it for too long: is one of them stopped, or the disk very slow?",
+}
+
+
+def _explain(error: DBAPIError) -> str:
+    original: Any = error.orig
+    code = getattr(original, "sqlite_errorcode", None)
+    if code is not None and code & 0xFF in _SQLITE_PROBLEMS:
+        return _SQLITE_PROBLEMS[code & 0xFF]
+    said = " ".join(str(original).split())[:400]
+    return f"the database refuses: {said}"

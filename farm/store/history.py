@@ -1,0 +1,163 @@
+"""What jobs measured, attempt by attempt; `farm.store.store.Store.history` says what it returns."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy import case, func, select
+
+from farm.errors import UnknownNameError
+from farm.store import schema, values
+from farm.store.records import HistoryPoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection, Row, Subquery
+
+_NOTHING = "the store has no attempt yet: 'farm run' makes some"
+
+
+class _Figure(NamedTuple):
+    metric: str
+    unit: str
+    direction: str
+    exact: bool
+    p50: float | None
+    n: int
+
+
+_NO_FIGURE = _Figure("", "", "", exact=False, p50=None, n=0)
+
+
+def history(
+    connection: Connection, job_pattern: str, metric: str | None, soc: str | None, limit: int
+) -> list[HistoryPoint]:
+    """Return points grouped by job, device kind and metric, oldest first in each group."""
+    jobs = _matching_jobs(connection, values.clean(job_pattern), soc and values.clean(soc))
+    attempts = _newest_attempts(connection, jobs, limit)
+    figures = _figures(connection, [row.attempt_id for row in attempts])
+    if metric is not None:
+        _check_metric(connection, jobs, metric)
+    points = []
+    for row in attempts:
+        measured = [figure for figure in figures.get(row.attempt_id, ()) if metric in (None, figure.metric)]
+        # An attempt that failed is part of the history of what was asked for.
+        measured = measured or [_NO_FIGURE._replace(metric=metric or "")]
+        points += [_point(row, figure) for figure in measured]
+    return sorted(points, key=lambda point: (point.job_id, point.device_kind, point.metric, point.unit))
+
+
+def _matching_jobs(connection: Connection, pattern: str, soc: str | None) -> dict[int, str]:
+    """Return the jobs that `pattern` means, id to name."""
+    job = schema.job.c
+    rows = connection.execute(select(job.id, job.name, job.suite, job.case_name, job.soc).order_by(job.name)).all()
+    expression = _expression(pattern)
+    found = [row for row in rows if any(map(expression.fullmatch, _names(row)))]
+    if not found:
+        known = {name for row in rows for name in _names(row)[1:]} if "[" not in pattern else {r.name for r in rows}
+        raise UnknownNameError("job", pattern, known, "" if known else f": {_NOTHING}")
+    if soc is not None:
+        of_soc = [row for row in found if row.soc.casefold() == soc.casefold()]
+        if not of_soc:
+            raise UnknownNameError("SoC", soc, {row.soc for row in found}, f"in the history of {pattern}")
+        found = of_soc
+    return {row.id: row.name for row in found}
+
+
+def _names(row: Row[Any]) -> tuple[str, str, str]:
+    return row.name, f"{row.suite}/{row.case_name}", row.suite
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    # Not fnmatch: brackets are part of a job's id.
+    parts = {"*": ".*", "?": "."}
+    return re.compile("".join(parts.get(c, re.escape(c)) for c in re.sub(r"\*+", "*", pattern)), re.IGNORECASE)
+
+
+def _newest_attempts(connection: Connection, jobs: dict[int, str], limit: int) -> Sequence[Row[Any]]:
+    """Return the newest `limit` attempts of every job and device kind, oldest first."""
+    attempt, run_job, run, device = schema.attempt.c, schema.run_job.c, schema.run.c, schema.device.c
+    kinds = _run_kinds()
+    kind = func.coalesce(device.kind, kinds.c.kind, "").label("device_kind")
+    order = (run.started_ms.desc(), attempt.id.desc())
+    ranked = (
+        select(
+            attempt.id.label("attempt_id"),
+            schema.job.c.name.label("job_id"),
+            run.id.label("run_id"),
+            case((attempt.started_ms > 0, attempt.started_ms), else_=run.started_ms).label("time_ms"),
+            run.started_ms.label("run_started_ms"),
+            run.fingerprint_hash,
+            schema.suite_case.c.version.label("case_version"),
+            func.coalesce(device.serial, "").label("device"),
+            kind,
+            attempt.verdict,
+            attempt.known_issue,
+            func.row_number().over(partition_by=(run_job.job_id, kind), order_by=order).label("age"),
+        )
+        .select_from(
+            schema.attempt.join(schema.run_job)
+            .join(schema.run)
+            .join(schema.job, schema.job.c.id == run_job.job_id)
+            .join(schema.suite_case, schema.suite_case.c.id == run_job.case_id)
+            .outerjoin(schema.device, device.id == attempt.device_id)
+            .outerjoin(kinds, kinds.c.run_id == run.id)
+        )
+        .where(run_job.job_id.in_(jobs))
+        .subquery()
+    )
+    query = select(ranked).where(ranked.c.age <= limit).order_by(ranked.c.run_started_ms, ranked.c.attempt_id)
+    return connection.execute(query).all()
+
+
+def _run_kinds() -> Subquery:
+    """Return the device kind of runs that have one only, for attempts that needed no device."""
+    device, run_device = schema.device.c, schema.run_device.c
+    return (
+        select(run_device.run_id, func.min(device.kind).label("kind"))
+        .select_from(schema.run_device.join(schema.device))
+        .group_by(run_device.run_id)
+        .having(func.min(device.kind) == func.max(device.kind))
+        .subquery()
+    )
+
+
+def _figures(connection: Connection, attempt_ids: Sequence[int]) -> dict[int, list[_Figure]]:
+    """Return what attempts measured, by attempt id."""
+    series = schema.series.c
+    found: dict[int, list[_Figure]] = {}
+    for table, p50 in ((schema.measurement, schema.measurement.c.p50), (schema.counter, schema.counter.c.value)):
+        columns = (series.metric, series.unit, series.direction, series.exact)
+        query = select(table.c.attempt_id, *columns, p50.label("p50"), table.c.n).join(schema.series)
+        for start in range(0, len(attempt_ids), _MOST_PARAMETERS):
+            part = attempt_ids[start : start + _MOST_PARAMETERS]
+            for row in connection.execute(query.where(table.c.attempt_id.in_(part))):
+                found.setdefault(row.attempt_id, []).append(_Figure(*row[1:]))
+    return found
+
+
+_MOST_PARAMETERS = 10_000
+
+
+def _check_metric(connection: Connection, jobs: dict[int, str], metric: str) -> None:
+    series = schema.series.c
+    known = set(connection.scalars(select(series.metric).where(series.job_id.in_(jobs)).distinct()))
+    if metric not in known:
+        raise UnknownNameError("metric", metric, known, "" if known else ": none was ever measured here")
+
+
+def _point(row: Row[Any], figure: _Figure) -> HistoryPoint:
+    return HistoryPoint(
+        job_id=row.job_id,
+        run_id=row.run_id,
+        time_ms=row.time_ms,
+        fingerprint=row.fingerprint_hash,
+        case_version=row.case_version,
+        device=row.device,
+        device_kind=row.device_kind,
+        verdict=row.verdict,
+        known_issue=row.known_issue,
+        **figure._asdict(),
+    )

@@ -1,0 +1,17 @@
+"""Runs revisions on the connection and in the transaction that `farm.store.database` holds."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from farm.store.schema import VERSION_TABLE, metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    version_table=VERSION_TABLE,
+    # SQLite cannot alter most of a table: Alembic copies it instead.
+    render_as_batch=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

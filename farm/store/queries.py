@@ -1,0 +1,244 @@
+"""What is asked of the store, each a function of a connection; `farm.store.store.Store` says what they return."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import func, select
+
+from farm.errors import UnknownNameError, UsageError
+from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+from farm.store import schema, values
+from farm.store.records import ArtifactRecord
+from farm.store.rows import ATTEMPT_COLUMNS, FIGURES, chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection, Row, Select, Table
+
+    from farm.report.view import DeviceView, JobView, RunView
+
+# Enough for a median that one slow attempt does not move, few enough that the newest toolchain is heard.
+_RECENT_RUNS = 15
+
+_LATEST = re.compile(r"latest(?:~(\d{1,9}))?")
+
+
+def latest_run_id(connection: Connection) -> str | None:
+    """Return the run that began last."""
+    newest: str | None = connection.scalar(_newest_first().limit(1))
+    return newest
+
+
+def resolve_run(connection: Connection, ref: str) -> str:
+    """Return the run id that `ref` means."""
+    ref = values.clean(ref, values.NAME_LIMIT)
+    match = _LATEST.fullmatch(ref)
+    if match:
+        return _back(connection, ref, int(match.group(1) or 0))
+    begin_so: list[str] = list(
+        connection.scalars(_newest_first().where(schema.run.c.id.startswith(ref, autoescape=True)).limit(9))
+    )
+    if ref in begin_so:
+        return ref
+    if len(begin_so) == 1:
+        return begin_so[0]
+    if begin_so and ref:
+        shown = ", ".join(begin_so[:8]) + (", ..." if len(begin_so) > 8 else "")
+        raise UsageError(f"several runs begin with {ref!r}: {shown}")
+    known = list(connection.scalars(_newest_first().limit(1000)))
+    raise UnknownNameError("run", ref, known, "" if known else ": the store has none, 'farm run' makes one")
+
+
+def run_view(connection: Connection, run_id: str) -> RunView:
+    """Return all that is known of a run."""
+    # The view stands below the store in the order of rooms, and needs nothing of it.
+    from farm.report.view import RunView
+
+    query = select(schema.run, schema.fingerprint.c.facts).join(schema.fingerprint).where(schema.run.c.id == run_id)
+    run = connection.execute(query).first()
+    if run is None:
+        return run_view(connection, resolve_run(connection, run_id))
+    attempts = _attempts(connection, run_id)
+    return RunView(
+        id=run.id,
+        command=run.command,
+        started_ms=run.started_ms,
+        finished_ms=run.finished_ms,
+        exit_code=run.exit_code,
+        user=run.user_name,
+        host=run.host,
+        fingerprint=run.facts,
+        devices=_devices(connection, run_id),
+        jobs=_jobs(connection, run_id, attempts),
+    )
+
+
+def expected_seconds(connection: Connection, job_ids: Sequence[str]) -> dict[str, float]:
+    """Return the median seconds of recent passed attempts, by job id."""
+    job, run_job, attempt = schema.job.c, schema.run_job.c, schema.attempt.c
+    seconds: dict[str, list[float]] = {}
+    for part in chunks(job_ids):
+        recent = func.row_number().over(partition_by=run_job.job_id, order_by=run_job.id.desc())
+        ranked = (
+            select(run_job.id, job.name, recent.label("recent"))
+            .select_from(schema.run_job.join(schema.job))
+            .where(job.name.in_(part))
+            .subquery()
+        )
+        query = (
+            select(ranked.c.name, attempt.seconds)
+            .join(schema.attempt, attempt.run_job_id == ranked.c.id)
+            .where(ranked.c.recent <= _RECENT_RUNS, attempt.verdict == Verdict.PASSED)
+        )
+        for row in connection.execute(query):
+            seconds.setdefault(row.name, []).append(row.seconds)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def artifacts(connection: Connection, run_id: str, job_id: str | None) -> list[ArtifactRecord]:
+    """Return the artifacts of a run, or of one of its jobs, oldest first."""
+    artifact = schema.artifact.c
+    query = (
+        select(artifact.sha256, artifact.size, artifact.kind)
+        .select_from(schema.artifact.join(schema.attempt).join(schema.run_job).join(schema.job))
+        .where(schema.run_job.c.run_id == run_id)
+        .order_by(artifact.id)
+    )
+    if job_id is not None:
+        query = query.where(schema.job.c.name == job_id)
+    return [ArtifactRecord(row.sha256, row.size, row.kind) for row in connection.execute(query)]
+
+
+def _newest_first() -> Select[Any]:
+    return select(schema.run.c.id).order_by(schema.run.c.started_ms.desc(), schema.run.c.id.desc())
+
+
+def _back(connection: Connection, ref: str, steps: int) -> str:
+    found: str | None = connection.scalar(_newest_first().offset(steps).limit(1))
+    if found is not None:
+        return found
+    count = connection.scalar(select(func.count()).select_from(schema.run))
+    has = f"has {count} runs" if count else "has no run yet: 'farm run' makes one"
+    raise UsageError(f"{ref}: the store {has}")
+
+
+def _devices(connection: Connection, run_id: str) -> tuple[DeviceView, ...]:
+    from farm.report.view import DeviceView
+
+    attempt, device = schema.attempt.c, schema.device.c
+    used = (
+        select(
+            attempt.device_id,
+            func.count(attempt.run_job_id.distinct()).label("jobs"),
+            func.sum(attempt.seconds).label("seconds"),
+        )
+        .select_from(schema.attempt.join(schema.run_job))
+        .where(schema.run_job.c.run_id == run_id)
+        .group_by(attempt.device_id)
+        .subquery()
+    )
+    query = (
+        select(device.serial, device.soc, device.kind, device.build, used.c.jobs, used.c.seconds)
+        .select_from(schema.run_device.join(schema.device).outerjoin(used, used.c.device_id == device.id))
+        .where(schema.run_device.c.run_id == run_id)
+        .order_by(device.serial, device.id)
+    )
+    return tuple(
+        DeviceView(row.serial, row.soc, row.kind, row.build, row.jobs or 0, row.seconds or 0.0)
+        for row in connection.execute(query)
+    )
+
+
+def _jobs(connection: Connection, run_id: str, attempts: dict[int, list[Attempt]]) -> tuple[JobView, ...]:
+    from farm.report.view import JobView
+
+    job, run_job = schema.job.c, schema.run_job.c
+    query = (
+        select(schema.run_job, schema.suite_case.c.module, job.name, *(job[name] for name in _JOB_COLUMNS))
+        .select_from(schema.run_job.join(schema.job).join(schema.suite_case))
+        .where(run_job.run_id == run_id)
+        .order_by(run_job.position, run_job.id)
+    )
+    return tuple(
+        JobView(
+            id=row.name,
+            suite=row.suite,
+            case=row.case_name,
+            soc=row.soc,
+            backend=row.backend,
+            precision=row.precision,
+            attempts=tuple(attempts.get(row.id, ())),
+            build_seconds=row.build_seconds or 0.0,
+            cached=bool(row.cached),
+            fallback_ops=row.fallback_ops or {},
+            case_module=row.module,
+        )
+        for row in connection.execute(query)
+    )
+
+
+_JOB_COLUMNS = ("suite", "case_name", "soc", "backend", "precision")
+
+
+def _attempts(connection: Connection, run_id: str) -> dict[int, list[Attempt]]:
+    """Return the attempts of a run by the id of their `run_job`, oldest first."""
+    comparisons: dict[int, list[Comparison]] = {}
+    for row in connection.execute(_of_run(schema.comparison, run_id)):
+        comparisons.setdefault(row.attempt_id, []).append(_comparison(row))
+    measurements = _measurements(connection, run_id)
+    attempt = schema.attempt.c
+    query = (
+        select(schema.attempt, schema.device.c.serial, schema.job.c.name)
+        .select_from(schema.attempt.join(schema.run_job).join(schema.job).outerjoin(schema.device))
+        .where(schema.run_job.c.run_id == run_id)
+        .order_by(attempt.id)
+    )
+    attempts: dict[int, list[Attempt]] = {}
+    for row in connection.execute(query):
+        facts = {name: row._mapping[name] for name in ATTEMPT_COLUMNS}  # noqa: SLF001 - public in SQLAlchemy
+        facts |= {
+            "verdict": Verdict(row.verdict),
+            "stage": Stage(row.stage),
+            "notes": tuple(row.notes),
+            "job_id": row.name,
+            "device": row.serial or "",
+            "comparisons": tuple(comparisons.get(row.id, ())),
+            "measurements": tuple(m for _, m in sorted(measurements.get(row.id, {}).items())),
+        }
+        attempts.setdefault(row.run_job_id, []).append(Attempt(**facts))
+    return attempts
+
+
+def _of_run(table: Table, run_id: str, *more: Any) -> Select[Any]:
+    """Return the query for the rows of `table` that belong to attempts of a run, in their order."""
+    attempt_ids = (
+        select(schema.attempt.c.id).join(schema.run_job).where(schema.run_job.c.run_id == run_id).scalar_subquery()
+    )
+    return (
+        select(table, *more).where(table.c.attempt_id.in_(attempt_ids)).order_by(table.c.attempt_id, table.c.position)
+    )
+
+
+def _comparison(row: Row[Any]) -> Comparison:
+    figures = {name: row._mapping[name] for name in FIGURES}  # noqa: SLF001 - public in SQLAlchemy
+    figures |= dict.fromkeys(row.nan_figures, math.nan)
+    return Comparison(output=row.output, reference=row.reference, violations=tuple(row.violations), **figures)
+
+
+def _measurements(connection: Connection, run_id: str) -> dict[int, dict[int, Measurement]]:
+    """Return measurements by attempt id and position."""
+    found: dict[int, dict[int, Measurement]] = {}
+    series = schema.series.c
+    for table in (schema.measurement, schema.counter):
+        unpack = values.unpack_floats if table is schema.measurement else values.unpack_integers
+        query = _of_run(table, run_id, series.metric, series.unit, series.direction, series.exact)
+        for row in connection.execute(query.join(schema.series)):
+            found.setdefault(row.attempt_id, {})[row.position] = Measurement(
+                row.metric, row.unit, Direction(row.direction), unpack(row.samples), exact=row.exact
+            )
+    return found

@@ -1,0 +1,53 @@
+"""What goes into the store and what a history is made of, as plain data."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """A run that begins."""
+
+    command: str
+    user: str
+    host: str
+    fingerprint: dict[str, str]
+    """Everything the numbers depend on, name to value."""
+    started_ms: int | None = None
+    """Epoch, milliseconds; None is now."""
+
+
+class ArtifactRecord(msgspec.Struct, frozen=True):
+    """A file of an attempt that the artifact store holds."""
+
+    sha256: str
+    size: int
+    """Bytes."""
+    kind: str
+    """For example `etdump` or `output`."""
+
+
+class HistoryPoint(msgspec.Struct, frozen=True):
+    """One metric of one attempt; or an attempt that has none of it, then `n` is 0 and `p50` None."""
+
+    job_id: str
+    run_id: str
+    time_ms: int
+    """When the attempt began; epoch, milliseconds."""
+    fingerprint: str
+    """Hash of the run's fingerprint: points with the same one are of the same toolchain."""
+    case_version: str
+    """Hash of what the case is: points with another one are numbers of another test."""
+    device: str
+    device_kind: str
+    """`virtual` or `hardware`: never one series. Empty where no device had a part and the run had both or none."""
+    verdict: str
+    known_issue: str
+    metric: str
+    unit: str
+    direction: str
+    exact: bool
+    p50: float | None
+    """Median of the samples; an int for an exact metric."""
+    n: int
+    """Samples."""

@@ -1,0 +1,305 @@
+"""Values -> rows, and rows into tables: the steps of the store's transactions."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from farm.errors import StoreError
+from farm.store import schema, values
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from sqlalchemy import Connection, Table
+
+    from farm.devices.discovery import Device
+    from farm.results.attempt import Attempt, Comparison, Measurement
+    from farm.store.records import ArtifactRecord
+    from farm.suites import Job
+
+FIGURES = ("sqnr_db", "cosine", "max_abs", "mismatch")
+# What an attempt and its row have in common.
+ATTEMPT_COLUMNS = (
+    "verdict",
+    "stage",
+    "reason",
+    "started_ms",
+    "seconds",
+    "bundle_key",
+    "known_issue",
+    "notes",
+    "log",
+)
+
+# SQLite takes 32,766 parameters in a statement, PostgreSQL 65,535.
+_MOST_PARAMETERS = 10_000
+
+_SeriesKey = tuple[str, str, str, bool]
+
+
+def now_ms() -> int:
+    """Return the time; epoch, milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def new_run_id(started_ms: int) -> str:
+    """Return an id that sorts by time, to the second, and that no other machine gives in the same second."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(started_ms // 1000))}-{secrets.token_hex(3)}"
+
+
+def chunks(names: Collection[str]) -> Iterator[list[str]]:
+    """Yield `names` in parts that fit into one statement."""
+    listed = list(names)
+    for start in range(0, len(listed), _MOST_PARAMETERS):
+        yield listed[start : start + _MOST_PARAMETERS]
+
+
+def bounded(attempt: Attempt) -> Attempt:
+    """Return the attempt with every text as long as the store keeps it, and as both databases can hold it."""
+    comparisons = [
+        msgspec.structs.replace(row, violations=tuple(map(values.clean, row.violations[: values.NOTES_LIMIT])))
+        for row in attempt.comparisons
+    ]
+    return msgspec.structs.replace(
+        attempt,
+        reason=values.clean(attempt.reason),
+        device=values.clean(attempt.device, values.NAME_LIMIT),
+        bundle_key=values.clean(attempt.bundle_key, values.KEY_LIMIT),
+        known_issue=values.clean(attempt.known_issue),
+        comparisons=tuple(comparisons),
+        log=values.clean_log(attempt.log),
+        notes=tuple(map(values.clean, attempt.notes[: values.NOTES_LIMIT])),
+    )
+
+
+def require_run(connection: Connection, run_id: str) -> None:
+    """Raise StoreError unless there is such a run."""
+    if connection.scalar(select(schema.run.c.id).where(schema.run.c.id == run_id)) is None:
+        raise StoreError(f"run {run_id} is not in the store: begin_run makes one")
+
+
+def find_planned(connection: Connection, run_id: str, job_id: str) -> tuple[int, int]:
+    """Return the ids of the rows in `run_job` and `job`. Raises StoreError where the job is not planned."""
+    row = connection.execute(
+        select(schema.run_job.c.id, schema.run_job.c.job_id)
+        .join(schema.job)
+        .where(schema.run_job.c.run_id == run_id, schema.job.c.name == job_id)
+    ).first()
+    if row is None:
+        raise StoreError(f"run {run_id} has no job {job_id}: plan_jobs makes its jobs known")
+    return row.id, row.job_id
+
+
+def insert_jobs(
+    connection: Connection, jobs: Sequence[Job], versions: Mapping[str, str]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Insert the jobs and cases that are new; return the row ids of both by job id.
+
+    `versions` are those of the cases, by job id.
+    """
+    # In one order everywhere, so that two writers never wait for each other.
+    ordered = sorted(jobs, key=lambda job: job.id)
+    insert_missing(connection, schema.job, [_job_row(job) for job in ordered])
+    cases = {(job.case.suite, job.case.name, versions[job.id]): job.case.module for job in ordered}
+    names = ("suite", "case_name", "version")
+    rows = [{**dict(zip(names, key, strict=True)), "module": module} for key, module in sorted(cases.items())]
+    insert_missing(connection, schema.suite_case, rows)
+
+    job, case = schema.job.c, schema.suite_case.c
+    job_ids: dict[str, int] = {}
+    for part in chunks([job.id for job in jobs]):
+        found = connection.execute(select(job.name, job.id).where(job.name.in_(part)))
+        job_ids.update((row.name, row.id) for row in found)
+    row_of: dict[tuple[str, str, str], int] = {}
+    for part in chunks({version for _, _, version in cases}):
+        found = connection.execute(select(schema.suite_case).where(case.version.in_(part)))
+        row_of.update(((row.suite, row.case_name, row.version), row.id) for row in found)
+    return job_ids, {job.id: row_of[job.case.suite, job.case.name, versions[job.id]] for job in jobs}
+
+
+def insert_device(connection: Connection, run_id: str, device: Device) -> int:
+    """Note that a device has a part in a run, and return its row id."""
+    row = {
+        "serial": values.clean(device.serial, values.NAME_LIMIT),
+        "soc": values.clean(device.soc, values.SOC_LIMIT),
+        "kind": values.clean(device.kind, values.KIND_LIMIT),
+        "build": values.clean(device.build, values.NAME_LIMIT),
+    }
+    return _insert_device_row(connection, run_id, row)
+
+
+def insert_attempt(
+    connection: Connection,
+    run_id: str,
+    attempt: Attempt,
+    device: Device | None,
+    artifacts: Sequence[ArtifactRecord],
+) -> None:
+    """Insert an attempt, its comparisons, measurements and artifacts; nothing where it is there already."""
+    run_job_id, job_row_id = find_planned(connection, run_id, attempt.job_id)
+    device_id = None
+    if device is not None:
+        device_id = insert_device(connection, run_id, device)
+    elif attempt.device:
+        device_id = _known_device(connection, run_id, attempt)
+    row = {
+        "run_job_id": run_job_id,
+        # Without a time, two attempts that say the same may well be two.
+        "digest": values.attempt_digest(attempt) if attempt.started_ms else None,
+        "device_id": device_id,
+        "recorded_ms": now_ms(),
+        **{name: getattr(attempt, name) for name in ATTEMPT_COLUMNS},
+    }
+    statement = _insert_ignoring(connection, schema.attempt).returning(schema.attempt.c.id)
+    attempt_id = connection.execute(statement, row).scalar()
+    if attempt_id is None:
+        return
+    _insert(connection, schema.comparison, _comparison_rows(attempt_id, attempt.comparisons))
+    _insert_measurements(connection, attempt_id, job_row_id, attempt.measurements)
+    _insert_artifacts(connection, attempt_id, artifacts)
+
+
+def insert_missing(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Insert the rows that are not there yet, and return how many; several writers may do so at once."""
+    return connection.execute(_insert_ignoring(connection, table), rows).rowcount if rows else 0
+
+
+def _job_row(job: Job) -> dict[str, Any]:
+    return {
+        "name": job.id,
+        "suite": job.case.suite,
+        "case_name": job.case.name,
+        "soc": job.target.soc,
+        "backend": job.target.backend,
+        "precision": job.target.precision,
+        "options": dict(job.target.options),
+    }
+
+
+def _insert_device_row(connection: Connection, run_id: str, row: Mapping[str, str]) -> int:
+    insert_missing(connection, schema.device, [row])
+    query = select(schema.device.c.id).where(*(schema.device.c[name] == value for name, value in row.items()))
+    device_id: int = connection.execute(query).scalar_one()
+    insert_missing(connection, schema.run_device, [{"run_id": run_id, "device_id": device_id}])
+    return device_id
+
+
+def _known_device(connection: Connection, run_id: str, attempt: Attempt) -> int:
+    device = schema.device.c
+    query = (
+        select(device.id)
+        .join(schema.run_device)
+        .where(schema.run_device.c.run_id == run_id, device.serial == attempt.device)
+        .order_by(device.id.desc())
+    )
+    found: int | None = connection.scalar(query)
+    if found is not None:
+        return found
+    # An attempt is worth more than the facts about its device; `unknown` is compared with neither kind.
+    soc = connection.execute(select(schema.job.c.soc).where(schema.job.c.name == attempt.job_id)).scalar_one()
+    row = {"serial": attempt.device, "soc": soc, "kind": "unknown", "build": ""}
+    return _insert_device_row(connection, run_id, row)
+
+
+def _comparison_rows(attempt_id: int, comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    rows = []
+    for position, comparison in enumerate(comparisons):
+        figures: dict[str, float | None] = {name: getattr(comparison, name) for name in FIGURES}
+        # SQLite makes NULL of NaN, and NULL means "does not apply".
+        nan = [name for name, figure in figures.items() if figure is not None and math.isnan(figure)]
+        rows.append(
+            {
+                "attempt_id": attempt_id,
+                "position": position,
+                "output": comparison.output,
+                "reference": comparison.reference,
+                **figures,
+                **dict.fromkeys(nan),
+                "nan_figures": nan,
+                "violations": comparison.violations,
+            }
+        )
+    return rows
+
+
+def _insert_measurements(
+    connection: Connection, attempt_id: int, job_row_id: int, measurements: Sequence[Measurement]
+) -> None:
+    keys = [
+        (
+            values.clean(measurement.metric, values.METRIC_LIMIT),
+            values.clean(measurement.unit, values.UNIT_LIMIT),
+            str(measurement.direction),
+            measurement.exact,
+        )
+        for measurement in measurements
+    ]
+    ids = _series_ids(connection, job_row_id, keys)
+    floats, integers = [], []
+    for position, (key, measurement) in enumerate(zip(keys, measurements, strict=True)):
+        samples = measurement.samples
+        row: dict[str, Any] = {
+            "attempt_id": attempt_id,
+            "position": position,
+            "series_id": ids[key],
+            "n": len(samples),
+        }
+        exact = values.as_integers(samples) if measurement.exact else None
+        if exact is None:
+            floats.append({**row, **values.statistics_of(samples), "samples": values.pack_floats(samples)})
+        else:
+            median = sorted(exact)[(len(exact) - 1) // 2]
+            integers.append({**row, "value": median, "max": max(exact), "samples": values.pack_integers(exact)})
+    _insert(connection, schema.measurement, floats)
+    _insert(connection, schema.counter, integers)
+
+
+def _series_ids(connection: Connection, job_row_id: int, keys: Sequence[_SeriesKey]) -> dict[_SeriesKey, int]:
+    column = schema.series.c
+    names = ("metric", "unit", "direction", "exact")
+    query = select(column.id, *(column[name] for name in names)).where(column.job_id == job_row_id)
+
+    def known() -> dict[_SeriesKey, int]:
+        return {(row.metric, row.unit, row.direction, row.exact): row.id for row in connection.execute(query)}
+
+    ids = known()
+    missing = sorted(set(keys) - ids.keys())
+    if missing:
+        rows = [{"job_id": job_row_id, **dict(zip(names, key, strict=True))} for key in missing]
+        insert_missing(connection, schema.series, rows)
+        ids = known()
+    return ids
+
+
+def _insert_artifacts(connection: Connection, attempt_id: int, artifacts: Sequence[ArtifactRecord]) -> None:
+    insert_missing(
+        connection,
+        schema.artifact,
+        [
+            {
+                "attempt_id": attempt_id,
+                "sha256": artifact.sha256,
+                "size": artifact.size,
+                "kind": values.clean(artifact.kind, values.SOC_LIMIT),
+            }
+            for artifact in artifacts
+        ],
+    )
+
+
+def _insert(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows:
+        connection.execute(table.insert(), rows)
+
+
+def _insert_ignoring(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    if connection.dialect.name == "sqlite":
+        return sqlite.insert(table).on_conflict_do_nothing()
+    return postgresql.insert(table).on_conflict_do_nothing()

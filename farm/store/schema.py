@@ -1,0 +1,204 @@
+"""The tables of the store, the same in SQLite and PostgreSQL. docs/store.md says what each number means."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+# The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
+REVISION = "0001"
+# Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
+VERSION_TABLE = "farm_schema"
+
+# Constraints have names, so that a later revision can change them.
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite numbers rows by itself only where the key is spelled INTEGER, which holds 64 bits there.
+_RowId = BigInteger().with_variant(Integer(), "sqlite")
+
+fingerprint = Table(
+    "fingerprint",
+    metadata,
+    Column("hash", String(64), primary_key=True),
+    Column("facts", JSON, nullable=False),
+)
+
+run = Table(
+    "run",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("command", Text, nullable=False),
+    Column("user_name", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("fingerprint_hash", ForeignKey(fingerprint.c.hash), nullable=False),
+    Column("started_ms", BigInteger, nullable=False, index=True),
+    Column("finished_ms", BigInteger),
+    Column("exit_code", Integer),
+)
+
+device = Table(
+    "device",
+    metadata,
+    Column("id", _RowId, primary_key=True),
+    Column("serial", String(256), nullable=False),
+    Column("soc", String(64), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("build", String(256), nullable=False),
+    UniqueConstraint("serial", "soc", "kind", "build"),
+)
+
+run_device = Table(
+    "run_device",
+    metadata,
+    Column("run_id", ForeignKey(run.c.id), primary_key=True),
+    Column("device_id", ForeignKey(device.c.id), primary_key=True),
+)
+
+suite_case = Table(
+    "suite_case",
+    metadata,
+    Column("id", _RowId, primary_key=True),
+    Column("suite", String(64), nullable=False),
+    Column("case_name", String(64), nullable=False),
+    Column("version", String(64), nullable=False),
+    Column("module", Text, nullable=False),
+    UniqueConstraint("suite", "case_name", "version"),
+)
+
+job = Table(
+    "job",
+    metadata,
+    Column("id", _RowId, primary_key=True),
+    Column("name", String(512), nullable=False, unique=True),
+    Column("suite", String(64), nullable=False),
+    Column("case_name", String(64), nullable=False),
+    Column("soc", String(64), nullable=False),
+    Column("backend", String(16), nullable=False),
+    Column("precision", String(32), nullable=False),
+    Column("options", JSON, nullable=False),
+)
+
+run_job = Table(
+    "run_job",
+    metadata,
+    Column("id", _RowId, primary_key=True),
+    Column("run_id", ForeignKey(run.c.id), nullable=False),
+    Column("job_id", ForeignKey(job.c.id), nullable=False, index=True),
+    Column("case_id", ForeignKey(suite_case.c.id), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("build_seconds", Float(53)),
+    Column("cached", Boolean),
+    Column("bundle_key", String(128)),
+    Column("fallback_ops", JSON),
+    UniqueConstraint("run_id", "job_id"),
+)
+
+attempt = Table(
+    "attempt",
+    metadata,
+    Column("id", _RowId, primary_key=True),
+    Column("run_job_id", ForeignKey(run_job.c.id), nullable=False),
+    Column("digest", String(64)),
+    Column("device_id", ForeignKey(device.c.id), index=True),
+    Column("verdict", String(16), nullable=False),
+    Column("stage", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("recorded_ms", BigInteger, nullable=False),
+    Column("seconds", Float(53), nullable=False),
+    Column("bundle_key", String(128), nullable=False),
+    Column("known_issue", Text, nullable=False),
+    Column("notes", JSON, nullable=False),
+    # Last: SQLite reads what stands before a long text without reading the text.
+    Column("log", Text, nullable=False),
+    UniqueConstraint("run_job_id", "digest"),
+)
+
+comparison = Table(
+    "comparison",
+    metadata,
+    Column("attempt_id", ForeignKey(attempt.c.id), primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("output", Integer, nullable=False),
+    Column("reference", String(16), nullable=False),
+    Column("sqnr_db", Float(53)),
+    Column("cosine", Float(53)),
+    Column("max_abs", Float(53)),
+    Column("mismatch", Float(53)),
+    Column("nan_figures", JSON, nullable=False),
+    Column("violations", JSON, nullable=False),
+)
+
+series = Table(
+    "series",
+    metadata,
+    Column("id", _RowId, primary_key=True),
+    Column("job_id", ForeignKey(job.c.id), nullable=False),
+    Column("metric", String(128), nullable=False),
+    Column("unit", String(32), nullable=False),
+    Column("direction", String(8), nullable=False),
+    Column("exact", Boolean, nullable=False),
+    UniqueConstraint("job_id", "metric", "unit", "direction", "exact"),
+)
+
+measurement = Table(
+    "measurement",
+    metadata,
+    Column("attempt_id", ForeignKey(attempt.c.id), primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("series_id", ForeignKey(series.c.id), nullable=False, index=True),
+    Column("n", Integer, nullable=False),
+    Column("min", Float(53)),
+    Column("p10", Float(53)),
+    Column("p50", Float(53)),
+    Column("p90", Float(53)),
+    Column("p99", Float(53)),
+    Column("mean", Float(53)),
+    Column("mad", Float(53)),
+    Column("samples", LargeBinary, nullable=False),
+)
+
+counter = Table(
+    "counter",
+    metadata,
+    Column("attempt_id", ForeignKey(attempt.c.id), primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("series_id", ForeignKey(series.c.id), nullable=False, index=True),
+    Column("n", Integer, nullable=False),
+    Column("value", BigInteger, nullable=False),
+    Column("max", BigInteger, nullable=False),
+    Column("samples", LargeBinary, nullable=False),
+)
+
+artifact = Table(
+    "artifact",
+    metadata,
+    Column("id", _RowId, primary_key=True),
+    Column("attempt_id", ForeignKey(attempt.c.id), nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("kind", String(64), nullable=False),
+    UniqueConstraint("attempt_id", "kind", "sha256"),
+    Index("ix_artifact_sha256", "sha256"),
+)

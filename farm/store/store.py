@@ -1,0 +1,205 @@
+"""The store: what runs, jobs and attempts were, each recorded in one transaction. Queries are in `queries`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import update
+
+from farm.build.source import source_digest
+from farm.store import history, queries, rows, schema, values
+from farm.store.database import Database
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from sqlalchemy import Connection
+
+    from farm.devices.discovery import Device
+    from farm.report.view import RunView
+    from farm.results.attempt import Attempt
+    from farm.store.records import ArtifactRecord, HistoryPoint, RunRecord
+    from farm.suites import Job
+
+
+def open_store(url_or_path: str | Path, *, readonly: bool = False) -> Store:
+    """Return the store at a path, `sqlite:///` or `postgresql://` URL; made or brought up to date where needed.
+
+    Raises StoreError when it cannot be: not writable, no store there to read, no database, a newer schema, a full
+    disk; UsageError for what is no address; MissingToolError without the driver.
+    """
+    return Store(Database(url_or_path, readonly=readonly))
+
+
+class Store:
+    """One process's way to the store; may be used by several threads, not across a fork.
+
+    Every method is one transaction and raises StoreError when the database refuses.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._database.close()
+
+    def begin_run(self, record: RunRecord) -> str:
+        """Record a run that begins, and return its id: UTC time and a random part, `20261121-014501-4f7a12`."""
+        started_ms = record.started_ms if record.started_ms is not None else rows.now_ms()
+        facts = {values.clean(name): values.clean(value) for name, value in record.fingerprint.items()}
+        row = {
+            "command": values.clean(record.command, values.LOG_LIMIT),
+            "user_name": values.clean(record.user),
+            "host": values.clean(record.host),
+            "fingerprint_hash": values.fingerprint_hash(facts),
+            "started_ms": started_ms,
+        }
+
+        def insert(connection: Connection) -> str:
+            rows.insert_missing(connection, schema.fingerprint, [{"hash": row["fingerprint_hash"], "facts": facts}])
+            while True:
+                run_id = rows.new_run_id(started_ms)
+                if rows.insert_missing(connection, schema.run, [{"id": run_id, **row}]):
+                    return run_id
+
+        return self._database.write(insert)
+
+    def plan_jobs(self, run_id: str, jobs: Sequence[Job]) -> None:
+        """Record what a run is to do, before it does any of it; a job that is planned already stays as it is."""
+        versions = _case_versions(jobs)
+
+        def insert(connection: Connection) -> None:
+            rows.require_run(connection, run_id)
+            job_ids, case_ids = rows.insert_jobs(connection, jobs, versions)
+            planned = [
+                {"run_id": run_id, "job_id": job_ids[job.id], "case_id": case_ids[job.id], "position": position}
+                for position, job in enumerate(jobs)
+            ]
+            rows.insert_missing(connection, schema.run_job, planned)
+
+        self._database.write(insert)
+
+    def record_device(self, run_id: str, device: Device) -> None:
+        """Record that a device has a part in a run."""
+
+        def insert(connection: Connection) -> None:
+            rows.require_run(connection, run_id)
+            rows.insert_device(connection, run_id, device)
+
+        self._database.write(insert)
+
+    def record_build(
+        self,
+        run_id: str,
+        job_id: str,
+        *,
+        seconds: float,
+        cached: bool,
+        bundle_key: str,
+        fallback_ops: Mapping[str, int] | None = None,
+    ) -> None:
+        """Record how the bundle of a planned job came to be; recorded again, the last one counts.
+
+        `seconds` is wall time; `fallback_ops` are the operators left to the CPU, None where it is not known.
+        """
+        row: dict[str, Any] = {
+            "build_seconds": seconds,
+            "cached": cached,
+            "bundle_key": values.clean(bundle_key, values.KEY_LIMIT),
+        }
+        if fallback_ops is not None:
+            row["fallback_ops"] = {values.clean(name): count for name, count in fallback_ops.items()}
+
+        def change(connection: Connection) -> None:
+            run_job_id, _ = rows.find_planned(connection, run_id, job_id)
+            connection.execute(update(schema.run_job).where(schema.run_job.c.id == run_job_id).values(row))
+
+        self._database.write(change)
+
+    def record_attempt(
+        self, run_id: str, attempt: Attempt, device: Device | None = None, *, artifacts: Sequence[ArtifactRecord] = ()
+    ) -> None:
+        """Record an attempt of a planned job with all its numbers; when this returns, killing the process loses none.
+
+        `device` may be left out when `record_device` told of it. An attempt that says when it started is recorded
+        once, however often it is offered.
+        """
+        attempt = rows.bounded(attempt)
+
+        def insert(connection: Connection) -> None:
+            rows.insert_attempt(connection, run_id, attempt, device, artifacts)
+
+        self._database.write(insert)
+
+    def finish_run(self, run_id: str, exit_code: int) -> None:
+        """Record that a run ended, and how."""
+
+        def change(connection: Connection) -> None:
+            rows.require_run(connection, run_id)
+            row = {"finished_ms": rows.now_ms(), "exit_code": exit_code}
+            connection.execute(update(schema.run).where(schema.run.c.id == run_id).values(row))
+
+        self._database.write(change)
+
+    def latest_run_id(self) -> str | None:
+        """Return the id of the run that began last, None when there is none."""
+        with self._database.reading() as connection:
+            return queries.latest_run_id(connection)
+
+    def resolve_run(self, ref: str) -> str:
+        """Return the run id that `latest`, `latest~1` (the one before), an id or its unique beginning means.
+
+        Raises UnknownNameError with the nearest id, UsageError where several ids begin so or none is that far back.
+        """
+        with self._database.reading() as connection:
+            return queries.resolve_run(connection, ref)
+
+    def run_view(self, run_id: str) -> RunView:
+        """Return all that is known of a run. Raises UnknownNameError."""
+        with self._database.reading() as connection:
+            return queries.run_view(connection, run_id)
+
+    def history(
+        self, job_pattern: str, metric: str | None = None, soc: str | None = None, limit: int = 20
+    ) -> list[HistoryPoint]:
+        """Return what jobs measured, grouped by job, device kind and metric, oldest first in each group.
+
+        `job_pattern` is a job's id, `suite/case`, a suite, or any of these with `*` and `?`. None as `metric` is
+        every metric. `limit` counts the newest attempts of a job on a device kind. Raises UnknownNameError, with
+        the nearest name, for a job, metric or SoC that the store has never seen.
+        """
+        with self._database.reading() as connection:
+            return history.history(connection, job_pattern, metric, soc, limit)
+
+    def expected_seconds(self, job_ids: Sequence[str]) -> dict[str, float]:
+        """Return the median time on the device of recent passed attempts, for the jobs that have any."""
+        with self._database.reading() as connection:
+            return queries.expected_seconds(connection, job_ids)
+
+    def artifacts(self, run_id: str, job_id: str | None = None) -> list[ArtifactRecord]:
+        """Return the artifacts of a run, or of one of its jobs, oldest first."""
+        with self._database.reading() as connection:
+            return queries.artifacts(connection, run_id, job_id)
+
+
+def _case_versions(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the version of the case of each job, by job id; code is read once per module, not per job."""
+    sources: dict[tuple[str, str], str] = {}
+    versions = {}
+    for job in jobs:
+        where = (job.case.folder, job.case.module.partition(":")[0])
+        if where not in sources:
+            sources[where] = source_digest(job.case)
+        versions[job.id] = values.case_version(job.case, sources[where])
+    return versions

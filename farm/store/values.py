@@ -1,0 +1,143 @@
+"""Values on their way into columns and back: bounded text, samples as bytes, statistics, hashes. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from farm.results.attempt import Attempt
+    from farm.suites import Case
+
+# Far beyond what farm itself writes: these bounds are for what a device or a user can make long.
+REASON_LIMIT = 4_000
+LOG_LIMIT = 256 * 1024
+NOTES_LIMIT = 200
+# As wide as the columns, which PostgreSQL insists on.
+NAME_LIMIT = 256
+KEY_LIMIT = 128
+METRIC_LIMIT = 128
+SOC_LIMIT = 64
+UNIT_LIMIT = 32
+KIND_LIMIT = 16
+
+_INT64 = range(-(2**63), 2**63)
+
+
+def clean(text: str, limit: int = REASON_LIMIT) -> str:
+    """Return `text` as both databases can hold it, the beginning of it when it is longer than `limit` characters.
+
+    PostgreSQL has no NUL in text, and neither has UTF-8 lone surrogates: they are spelled out.
+    """
+    text = storable(text[: limit + 1])
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def clean_log(text: str) -> str:
+    """Return the end of a log, where the reason usually is, and how much was left out before it."""
+    kept = storable(text[-LOG_LIMIT:])
+    left_out = len(text) - LOG_LIMIT
+    return f"[{left_out} characters left out]\n{kept}" if left_out > 0 else kept
+
+
+def storable(text: str) -> str:
+    """Return `text` without NUL and lone surrogates, whatever its length."""
+    return text.replace("\0", "\u2400").encode("utf-8", "backslashreplace").decode()
+
+
+def pack_floats(samples: Sequence[float]) -> bytes:
+    """Return samples as little-endian float64, which holds NaN and infinity in both databases."""
+    return struct.pack(f"<{len(samples)}d", *samples)
+
+
+def unpack_floats(blob: bytes) -> tuple[float, ...]:
+    """Return what `pack_floats` packed."""
+    return struct.unpack(f"<{len(blob) // 8}d", blob)
+
+
+def as_integers(samples: Sequence[float]) -> list[int] | None:
+    """Return samples as int64 values, or None when they are none, so that a count keeps its last digit."""
+    if not samples or not all(isinstance(value, int) or value.is_integer() for value in samples):
+        return None
+    integers = [int(value) for value in samples]
+    return integers if all(value in _INT64 for value in integers) else None
+
+
+def pack_integers(samples: Sequence[int]) -> bytes:
+    """Return samples as little-endian int64."""
+    return struct.pack(f"<{len(samples)}q", *samples)
+
+
+def unpack_integers(blob: bytes) -> tuple[int, ...]:
+    """Return what `pack_integers` packed."""
+    return struct.unpack(f"<{len(blob) // 8}q", blob)
+
+
+def statistics_of(samples: Sequence[float]) -> dict[str, float | None]:
+    """Return min, p10, p50, p90, p99, mean and mad (median absolute deviation) of `samples`, by column.
+
+    Percentiles are interpolated linearly, as numpy does. A statistic that is not a number (there are no samples,
+    one of them is NaN, or infinities cancel) is None: SQLite has no NaN.
+    """
+    names = ("min", "p10", "p50", "p90", "p99", "mean", "mad")
+    if not samples or any(math.isnan(value) for value in samples):
+        return dict.fromkeys(names)
+    ordered = sorted(map(float, samples))
+    median = _percentile(ordered, 0.5)
+    deviations = [abs(value - median) for value in ordered]
+    values = (
+        ordered[0],
+        _percentile(ordered, 0.1),
+        median,
+        _percentile(ordered, 0.9),
+        _percentile(ordered, 0.99),
+        _mean(ordered),
+        math.nan if any(map(math.isnan, deviations)) else _percentile(sorted(deviations), 0.5),
+    )
+    return {name: None if math.isnan(value) else value for name, value in zip(names, values, strict=True)}
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    if position == below or ordered[below] == ordered[above]:
+        # With an infinity at hand, nothing times it would be NaN.
+        return ordered[below]
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def _mean(ordered: Sequence[float]) -> float:
+    if math.isinf(ordered[0]) or math.isinf(ordered[-1]):
+        # fsum refuses infinities of both signs.
+        return sum(ordered)
+    return math.fsum(value / len(ordered) for value in ordered)
+
+
+def fingerprint_hash(facts: Mapping[str, str]) -> str:
+    """Return the hash that says whether two fingerprints are the same."""
+    return _hash(dict(facts))
+
+
+def case_version(case: Case, source: str) -> str:
+    """Return a hash of what a case measures: module, its arguments and code (`source`), inputs, seed and samples.
+
+    Tolerances and known issues are left out: they change what is said of a number, not the number.
+    """
+    parts = (case.module, case.args, case.kwargs, case.inputs, case.seed, case.samples, source)
+    return _hash(parts)
+
+
+def attempt_digest(attempt: Attempt) -> str:
+    """Return a hash of an attempt with all its numbers, infinite ones and NaN among them."""
+    return hashlib.sha256(msgspec.msgpack.encode(attempt)).hexdigest()
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()

@@ -1,0 +1,72 @@
+"""`python -m farm.virtual --root DIR --soc SM8650`: one virtual device until it gets SIGTERM or Ctrl-C.
+
+Prints one line of JSON with `port` and `serial` as soon as an adb server can connect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+
+from farm import __version__
+from farm.devices.adb_names import VIRTUAL_PREFIX
+from farm.errors import FarmError
+from farm.resources import data_folder
+from farm.virtual.daemon import Daemon, listen
+from farm.virtual.tree import DeviceTree, device_properties
+
+_SERIAL = re.compile(rf"{VIRTUAL_PREFIX}[A-Za-z0-9_-]{{1,48}}")
+
+
+async def _serve(daemon: Daemon, port: int, serial: str) -> None:
+    with listen(port) as listener:
+        serving = asyncio.create_task(daemon.serve(listener))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, serving.cancel)
+        sys.stdout.write(json.dumps({"port": listener.getsockname()[1], "serial": serial}) + "\n")
+        sys.stdout.flush()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+def _known_soc(name: str) -> str:
+    """Return `name` when there is a profile for it. Raises UnknownNameError."""
+    if re.fullmatch(r"\w+", name, re.ASCII) and (data_folder("device_profiles") / f"{name}.toml").is_file():
+        return name
+    # Imported only to say it well: reading the profiles costs more than the whole start.
+    from farm.profiles import find_soc
+
+    return find_soc(name).name
+
+
+def main() -> int:
+    """Return 0 when told to end, 2 for arguments that cannot be."""
+    parser = argparse.ArgumentParser(prog="python -m farm.virtual", description="One virtual Snapdragon device.")
+    parser.add_argument("--root", type=Path, required=True, help="folder that holds the device's files")
+    parser.add_argument("--soc", required=True, help="SoC that it claims to have, SM8650")
+    parser.add_argument("--serial", help=f"its name, {VIRTUAL_PREFIX}SM8650-0")
+    parser.add_argument("--port", type=int, default=0, help="loopback port, 0 for a free one")
+    arguments = parser.parse_args()
+    try:
+        soc = _known_soc(arguments.soc)
+        serial = arguments.serial or f"{VIRTUAL_PREFIX}{soc}-0"
+        if not _SERIAL.fullmatch(serial):
+            raise ValueError(f"--serial {serial!r} is not a name that begins with {VIRTUAL_PREFIX}")
+        properties = device_properties(soc, serial, __version__)
+        daemon = Daemon(DeviceTree(arguments.root, properties), properties)
+        asyncio.run(_serve(daemon, arguments.port, serial))
+    except (FarmError, OSError, ValueError, OverflowError) as error:
+        sys.stderr.write(f"python -m farm.virtual: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""adb's services `shell` and `exec`: a command's streams, as they are or in frames of shell protocol v2."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from typing import TYPE_CHECKING
+
+from farm.virtual.command import Command
+from farm.virtual.streams import StreamClosedError
+from farm.virtual.wire import MAX_PAYLOAD, ProtocolError
+
+if TYPE_CHECKING:
+    from farm.virtual.streams import Stream
+    from farm.virtual.tree import DeviceTree
+
+# Shell protocol v2, shell_protocol.h of AOSP's packages/modules/adb: a byte that says what it is, and a length.
+_FRAME = struct.Struct("<BI")
+_STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN, _WINDOW_SIZE = range(6)
+
+# `adb exec-in` hangs up when it has sent everything: how long the command may take to work it off.
+_DRAIN_SECONDS = 5.0
+
+
+async def serve_shell(stream: Stream, tree: DeviceTree, service: str) -> None:
+    """Run `shell[,v2][,TERM=...][,pty|,raw]:COMMAND` or `exec:COMMAND` until it ends or the host hangs up."""
+    head, _, text = service.partition(":")
+    kind, *options = head.split(",")
+    framed = "v2" in options
+    wants_terminal = "pty" in options or (kind == "shell" and not text and "raw" not in options)
+    terminal = next((option.removeprefix("TERM=") for option in options if option.startswith("TERM=")), "")
+    command = Command(
+        text.encode(errors="surrogateescape"),
+        tree,
+        separate_stderr=framed,
+        terminal=terminal if wants_terminal else None,
+    )
+    session = _FramedSession(stream, command) if framed else _PlainSession(stream, command)
+    tasks = [
+        asyncio.create_task(session.pump_output()),
+        asyncio.create_task(session.feed_input()),
+        asyncio.create_task(stream.wait_closed()),
+    ]
+    output, feeder, closed = tasks
+    try:
+        await asyncio.wait((output, closed), return_when=asyncio.FIRST_COMPLETED)
+        if closed.done() and not framed:
+            with contextlib.suppress(TimeoutError, StreamClosedError):
+                async with asyncio.timeout(_DRAIN_SECONDS):
+                    await feeder
+                    await command.wait()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        command.end()
+
+
+class _PlainSession:
+    """Both outputs on the stream as they come, everything from the stream to standard input."""
+
+    def __init__(self, stream: Stream, command: Command) -> None:
+        self._stream, self._command = stream, command
+
+    async def pump_output(self) -> None:
+        while data := await self._command.read(self._command.stdout):
+            await self._stream.write(data)
+        await self._command.wait()
+
+    async def feed_input(self) -> None:
+        while (data := await self._stream.read()) is not None:
+            await self._command.write(memoryview(data))
+        self._command.close_stdin()
+
+
+class _FramedSession:
+    """Frames that say which stream they belong to, and a last one with the exit code."""
+
+    def __init__(self, stream: Stream, command: Command) -> None:
+        self._stream, self._command = stream, command
+        # A frame longer than a packet must not mix with one of the other output.
+        self._writing = asyncio.Lock()
+
+    async def pump_output(self) -> None:
+        pumps = [self._pump(self._command.stdout, _STDOUT)]
+        if self._command.stderr >= 0:
+            pumps.append(self._pump(self._command.stderr, _STDERR))
+        await asyncio.gather(*pumps)
+        await self._write(_EXIT, bytes([await self._command.wait() & 0xFF]))
+
+    async def feed_input(self) -> None:
+        received = bytearray()
+        while (data := await self._stream.read()) is not None:
+            received += data
+            while len(received) >= _FRAME.size:
+                kind, size = _FRAME.unpack_from(received)
+                if size > MAX_PAYLOAD:
+                    raise ProtocolError("a frame larger than a packet")
+                end = _FRAME.size + size
+                if len(received) < end:
+                    break
+                payload = bytes(received[_FRAME.size : end])
+                del received[:end]
+                await self._take(kind, payload)
+
+    async def _take(self, kind: int, payload: bytes) -> None:
+        if kind == _STDIN:
+            await self._command.write(memoryview(payload))
+        elif kind == _CLOSE_STDIN:
+            self._command.close_stdin()
+        elif kind == _WINDOW_SIZE:
+            # "24x80,0x0": rows and columns, then pixels.
+            rows, _, columns = payload.partition(b",")[0].partition(b"x")
+            if rows.isdigit() and columns.isdigit():
+                self._command.resize(int(rows) & 0xFFFF, int(columns) & 0xFFFF)
+
+    async def _pump(self, number: int, kind: int) -> None:
+        while data := await self._command.read(number):
+            await self._write(kind, data)
+
+    async def _write(self, kind: int, data: bytes) -> None:
+        async with self._writing:
+            await self._stream.write(_FRAME.pack(kind, len(data)) + data)

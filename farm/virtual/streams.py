@@ -1,0 +1,160 @@
+"""Many streams over one link, each with one unacknowledged packet in either direction: adb's flow control."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from farm.virtual.wire import CLSE, CNXN, MAX_PAYLOAD, OKAY, OPEN, VERSION, WRTE, Link, Packet, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# adb itself opens a handful at a time.
+_MOST_STREAMS = 512
+_MOST_SERVICE_BYTES = 1 << 16
+
+
+class StreamClosedError(Exception):
+    """The host closed the stream."""
+
+
+class Stream:
+    """One stream to the host."""
+
+    def __init__(self, link: Link, number: int, peer: int) -> None:
+        self._link, self._number, self.peer = link, number, peer
+        self._received: bytearray | None = None
+        self._changed = asyncio.Event()
+        self._may_write = True
+        self._closed = asyncio.Event()
+
+    async def read(self) -> bytearray | None:
+        """Return what came next, None when the host has closed. The host may send more once this returns."""
+        while self._received is None:
+            if self._closed.is_set():
+                return None
+            await self._wait()
+        data, self._received = self._received, None
+        if not self._closed.is_set():
+            await self._link.write(OKAY, self._number, self.peer)
+        return data
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send `data` as soon as the host has taken what was sent before. Raises StreamClosedError."""
+        view = memoryview(data)
+        while view:
+            while not self._may_write and not self._closed.is_set():
+                await self._wait()
+            if self._closed.is_set():
+                raise StreamClosedError
+            piece, view = view[: self._link.max_payload], view[self._link.max_payload :]
+            self._may_write = False
+            await self._link.write(WRTE, self._number, self.peer, piece)
+
+    async def wait_closed(self) -> None:
+        """Return when the host has closed the stream."""
+        await self._closed.wait()
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def deliver(self, data: bytearray) -> None:
+        """Take what the host sent. Raises ProtocolError when it did not wait for its turn."""
+        if self._received is not None:
+            raise ProtocolError("a second packet on a stream before the first was acknowledged")
+        self._received = data
+        self._changed.set()
+
+    def acknowledge(self) -> None:
+        """The host has taken what was written."""
+        self._may_write = True
+        self._changed.set()
+
+    def hang_up(self) -> None:
+        """The host has closed."""
+        self._closed.set()
+        self._changed.set()
+
+    async def finish(self) -> None:
+        """Tell the host that the service is done, once it has taken everything."""
+        while not self._may_write and not self._closed.is_set():
+            await self._wait()
+        if not self._closed.is_set():
+            self._closed.set()
+            await self._link.write(CLSE, self._number, self.peer)
+
+
+Service = Callable[[Stream], Awaitable[None]]
+FindService = Callable[[str], Service | None]
+
+
+class Connection:
+    """One adb server that is connected: its streams, and the services that they lead to."""
+
+    def __init__(self, link: Link, properties: Mapping[str, str], features: str, find: FindService) -> None:
+        banner = "".join(f"{name}={value};" for name, value in properties.items())
+        self._banner = f"device::{banner}features={features}".encode()
+        self._link, self._find = link, find
+        self._online = False
+        self._streams: dict[int, Stream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last = 0
+
+    async def serve(self) -> None:
+        """Return when the adb server is gone and every service of it has ended."""
+        try:
+            with contextlib.suppress(OSError, ProtocolError):
+                while (packet := await self._link.read()) is not None:
+                    await self._handle(packet)
+        finally:
+            self._link.close()
+            for stream in self._streams.values():
+                stream.hang_up()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _handle(self, packet: Packet) -> None:
+        if packet.command == CNXN:
+            if packet.arg0 < VERSION:
+                raise ProtocolError("the adb server is too old")
+            self._link.max_payload = max(1, min(packet.arg1, MAX_PAYLOAD))
+            await self._link.write(CNXN, VERSION, MAX_PAYLOAD, self._banner)
+            self._online = True
+        elif packet.command == OPEN and self._online:
+            await self._open(packet)
+        elif stream := self._streams.get(packet.arg1):
+            if stream.peer != packet.arg0 and packet.command != CLSE:
+                raise ProtocolError("a packet for a stream of another")
+            if packet.command == WRTE:
+                stream.deliver(packet.payload)
+            elif packet.command == OKAY:
+                stream.acknowledge()
+            elif packet.command == CLSE:
+                stream.hang_up()
+
+    async def _open(self, packet: Packet) -> None:
+        name = bytes(packet.payload[:_MOST_SERVICE_BYTES]).rstrip(b"\0").decode(errors="surrogateescape")
+        service = self._find(name)
+        if service is None or len(self._streams) >= _MOST_STREAMS or not packet.arg0:
+            await self._link.write(CLSE, 0, packet.arg0)
+            return
+        self._last += 1
+        number = self._last
+        stream = self._streams[number] = Stream(self._link, number, packet.arg0)
+        await self._link.write(OKAY, number, packet.arg0)
+        task = asyncio.create_task(self._run(number, stream, service))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, number: int, stream: Stream, service: Service) -> None:
+        with contextlib.suppress(OSError, StreamClosedError):
+            try:
+                await service(stream)
+                await stream.finish()
+            finally:
+                del self._streams[number]

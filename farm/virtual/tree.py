@@ -1,0 +1,133 @@
+"""The files of a virtual device: a folder of this machine that stands for the device's root."""
+
+# Names on a device are bytes, which pathlib does not take.
+# ruff: noqa: PTH102, PTH118, PTH208
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Its path is put into shell commands as it is, and into lists of folders: nothing that a shell or such a list reads.
+_SAFE_ROOT = re.compile(r"/[A-Za-z0-9/._+,@-]+")
+
+# The folders that a command may name, which are elsewhere on this machine. Only as whole words of a path.
+_MAPPED = re.compile(rb"(?<![\w./-])(/data/local/tmp|/system/bin)(?![\w.-])")
+
+_FOLDERS = ("data/local/tmp", "sdcard", "system/bin")
+_INCOMING = b".incoming"
+
+_GETPROP = """#!/bin/sh
+# getprop, as on Android: all properties, or the one that is named, or its default.
+file="${0%/bin/getprop}/build.prop"
+if [ $# -eq 0 ]; then
+    exec sed 's/^\\([^=]*\\)=\\(.*\\)$/[\\1]: [\\2]/' "$file"
+fi
+while IFS= read -r line; do
+    case $line in "$1="*)
+        printf '%s\\n' "${line#*=}"
+        exit
+    esac
+done <"$file"
+printf '%s\\n' "${2-}"
+"""
+
+
+class DeviceTree:
+    """Paths of a device as paths of this machine. Every path is bytes: a name may be any bytes but NUL and /."""
+
+    def __init__(self, root: Path, properties: Mapping[str, str]) -> None:
+        """Make the folders and the properties; files of an earlier life stay. Raises ValueError for a bad `root`."""
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = str(root.resolve())
+        if not _SAFE_ROOT.fullmatch(path):
+            raise ValueError(
+                f"{path} cannot hold a virtual device: only letters, digits and /._+,@- may be in its path"
+            )
+        self.root = os.fsencode(path)
+        for folder in _FOLDERS:
+            Path(path, folder).mkdir(parents=True, exist_ok=True)
+        self._incoming = os.path.join(self.root, _INCOMING)
+        # What a device that was killed had half received.
+        shutil.rmtree(self._incoming, ignore_errors=True)
+        os.mkdir(self._incoming, 0o700)
+        lines = "".join(f"{name}={value}\n" for name, value in properties.items())
+        Path(path, "system/build.prop").write_text(lines, encoding="utf-8")
+        getprop = Path(path, "system/bin/getprop")
+        getprop.write_text(_GETPROP, encoding="utf-8")
+        getprop.chmod(0o755)
+
+    def resolve(self, path: bytes, *, follow: bool = True) -> bytes:
+        """Return where `path` of the device is here; `follow` a link in its last place. Raises OSError outside."""
+        if b"\0" in path:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        wanted = os.path.join(self.root, path.lstrip(b"/"))
+        folder, name = os.path.split(wanted)
+        if follow or name in {b"", b".", b".."}:
+            real = os.path.realpath(wanted)
+        else:
+            real = os.path.join(os.path.realpath(folder), name)
+        if real != self.root and not real.startswith(self.root + b"/"):
+            raise PermissionError(errno.EACCES, "the path leads out of the device")
+        if real == self._incoming or real.startswith(self._incoming + b"/"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return real
+
+    def names(self, folder: bytes) -> list[bytes]:
+        """Return what is in a folder that `resolve` gave, `.` and `..` with it, as adbd does."""
+        inside = [name for name in os.listdir(folder) if folder != self.root or name != _INCOMING]
+        return [b".", b"..", *sorted(inside)]
+
+    def new_upload(self) -> bytes:
+        """Return a path that nothing has, on the same file system, where an upload grows until it is whole."""
+        return os.path.join(self._incoming, secrets.token_hex(8).encode())
+
+    def map_command(self, command: bytes) -> bytes:
+        """Return a shell command with the folders of the device replaced by where they are here."""
+        return _MAPPED.sub(lambda match: self.root + match[1], command)
+
+    def environment(self) -> dict[bytes, bytes]:
+        """Return the environment of a command: nothing of this machine's but where its tools are."""
+        tmp = os.path.join(self.root, b"data/local/tmp")
+        return {
+            b"PATH": os.path.join(self.root, b"system/bin") + b":/usr/local/bin:/usr/bin:/bin",
+            b"HOME": tmp,
+            b"TMPDIR": tmp,
+            b"ANDROID_DATA": os.path.join(self.root, b"data"),
+            b"ANDROID_ROOT": os.path.join(self.root, b"system"),
+            b"LANG": b"C.UTF-8",
+        }
+
+
+def device_properties(soc: str, serial: str, version: str) -> dict[str, str]:
+    """Return what `getprop` says; `version` is farm's, which makes a build of the device."""
+    abi = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}.get(os.uname().machine, os.uname().machine)
+    device = f"virtual_{soc.lower()}"
+    return {
+        "ro.soc.manufacturer": "QTI",
+        "ro.soc.model": soc,
+        "ro.product.manufacturer": "farm",
+        "ro.product.brand": "farm",
+        "ro.product.model": f"Virtual {soc}",
+        "ro.product.name": serial,
+        "ro.product.device": device,
+        "ro.product.cpu.abi": abi,
+        "ro.product.cpu.abilist": abi,
+        "ro.build.version.release": "15",
+        "ro.build.version.sdk": "35",
+        "ro.build.type": "userdebug",
+        "ro.build.fingerprint": f"farm/{device}/{device}:15/VIRTUAL.{version}/1:userdebug/test-keys",
+        "ro.serialno": serial,
+        "ro.boot.serialno": serial,
+        "ro.debuggable": "1",
+        "sys.boot_completed": "1",
+        "ro.farm.virtual": "1",
+    }

@@ -1,0 +1,90 @@
+"""Packets of adb's transport protocol over one socket.
+
+A packet is six little-endian u32 (command, two arguments, length and checksum of the payload, and the command's
+complement) and the payload. Source: protocol.txt of AOSP's packages/modules/adb.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import socket
+
+# From this version on (2017) nobody computes or checks the payload's checksum.
+VERSION = 0x01000001
+MAX_PAYLOAD = 1 << 20
+
+_HEADER = struct.Struct("<6I")
+
+CNXN, OPEN, OKAY, WRTE, CLSE = (
+    int.from_bytes(name, "little") for name in (b"CNXN", b"OPEN", b"OKAY", b"WRTE", b"CLSE")
+)
+
+
+class ProtocolError(Exception):
+    """The peer sends what the protocol forbids: the connection is of no use any more."""
+
+
+class Packet(NamedTuple):
+    """One packet; the payload is the receiver's to keep."""
+
+    command: int
+    arg0: int
+    arg1: int
+    payload: bytearray
+
+
+class Link:
+    """Reads and writes whole packets. Everything that a device says or hears passes here."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._loop = asyncio.get_running_loop()
+        self._writing = asyncio.Lock()
+        self._header = bytearray(_HEADER.size)
+        self.max_payload = MAX_PAYLOAD
+        """Of what is written; the peer may lower it when it connects."""
+
+    async def read(self) -> Packet | None:
+        """Return the next packet, None when the peer is gone. Raises ProtocolError."""
+        if not await self._fill(self._header):
+            return None
+        command, arg0, arg1, size, _, magic = _HEADER.unpack(self._header)
+        if magic != command ^ 0xFFFFFFFF or size > MAX_PAYLOAD:
+            raise ProtocolError(f"not a packet of adb's protocol: {self._header.hex()}")
+        payload = bytearray(size)
+        if size and not await self._fill(payload):
+            return None
+        return Packet(command, arg0, arg1, payload)
+
+    async def write(self, command: int, arg0: int, arg1: int, payload: bytes | memoryview = b"") -> None:
+        """Send one packet. Raises OSError when the peer is gone."""
+        header = _HEADER.pack(command, arg0, arg1, len(payload), 0, command ^ 0xFFFFFFFF)
+        async with self._writing:
+            try:
+                sent = self._socket.sendmsg((header, payload))
+            except BlockingIOError:
+                sent = 0
+            if sent < len(header):
+                await self._loop.sock_sendall(self._socket, header[sent:])
+                sent = len(header)
+            rest = memoryview(payload)[sent - len(header) :]
+            if rest:
+                await self._loop.sock_sendall(self._socket, rest)
+
+    async def _fill(self, buffer: bytearray) -> bool:
+        view = memoryview(buffer)
+        while view:
+            count = await self._loop.sock_recv_into(self._socket, view)
+            if not count:
+                return False
+            view = view[count:]
+        return True
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()

@@ -1,0 +1,72 @@
+"""Bad input is one clear line, the right exit code, and nothing changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import FarmHome
+
+RUN = ("run", "--virtual", "2", "--soc", "SM8650", "--suite", "smoke")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("run", "--virtual", "2", "--soc", "SM9999", "--suite", "smoke"), 2, "unknown SoC 'SM9999'"),
+        (("run", "--virtual", "2", "--soc", "SM8651", "--suite", "smoke"), 2, "did you mean 'SM8650'?"),
+        (("run", "--virtual", "2", "--soc", "SM8650", "--suite", "quantised_ops"), 2, "did you mean 'quantized_ops'?"),
+        (("run", "--virtual", "2", "--soc", "SM8650", "--suite", "./nowhere"), 2, "nowhere: No such file or directory"),
+        ((*RUN, "--backend", "gpu"), 2, "the gpu backend of SM8650 needs a QNN SDK"),
+        ((*RUN, "--backend", "lpai"), 2, "SM8650 has no lpai backend: legal are htp, gpu"),
+        ((*RUN, "--backend", "npu"), 2, "unknown backend 'npu'"),
+        ((*RUN, "--precision", "4a4w"), 2, "unknown precision '4a4w'"),
+        ((*RUN, "-k", "no_such_operator"), 5, "jobs is selected by -k no_such_operator"),
+        ((*RUN, "-k", "("), 2, "pytest does not understand -k ("),
+        (("runn",), 2, "unknown command 'runn': did you mean 'run'?"),
+        (("report",), 2, "no run"),
+        (("cache", "prune", "--older", "a while"), 2, "expected something like 30d"),
+        (("cache", "prune"), 2, "one of --older AGE, --keep SIZE, --all"),
+    ],
+)
+def test_it_is_one_line(home: FarmHome, arguments: tuple[str, ...], code: int, says: str) -> None:
+    done = home.farm(*arguments)
+    line = done.stderr.strip().splitlines()[-1]
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in line
+    assert line.startswith("farm: ")
+    assert "Traceback" not in done.stderr
+    assert not (home.state / "runs").exists()
+    assert list(home.cwd.iterdir()) == []
+
+
+@pytest.mark.parametrize("missing", ["--soc", "--suite"])
+def test_an_option_that_is_missing_is_named(home: FarmHome, missing: str) -> None:
+    given = {"--soc": "SM8650", "--suite": "smoke"}
+    del given[missing]
+    done = home.farm("run", *(word for pair in given.items() for word in pair))
+    assert done.returncode == 2
+    assert missing in done.stderr
+
+
+def test_a_broken_farm_toml_is_named(home: FarmHome) -> None:
+    (home.cwd / "farm.toml").write_text("[build]\nbuilders = 'many'\n")
+    done = home.farm("suites")
+    assert done.returncode == 2
+    assert f"{home.cwd / 'farm.toml'}" in done.stderr
+    assert "build.builders" in done.stderr
+
+
+def test_without_a_device_it_says_what_is_attached(home: FarmHome, tmp_path: Path) -> None:
+    from farm.devices.adb_server import start_adb_server
+    from farm.processes import Supervisor
+
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, tmp_path / "adb")
+        done = home.farm("run", "--soc", "SM8650", "--suite", "smoke", env={"ANDROID_ADB_SERVER_PORT": str(server.port)})
+    assert done.returncode == 4
+    assert "no attached device is a SM8650: attached are none" in done.stderr
+    assert "--virtual" in done.stderr

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.devices.adb import AdbTransport
+from farm.devices.adb_server import AdbServer, start_adb_server
+from farm.processes import Supervisor
+from farm.virtual.boot import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from farm.devices.discovery import Device
+
+
+@dataclass
+class Bench:
+    """A private adb server with two virtual devices behind it."""
+
+    server: AdbServer
+    devices: list[Device]
+    root: Path
+
+    def transport(self, number: int = 0) -> AdbTransport:
+        return AdbTransport(self.devices[number].serial, self.server.port)
+
+    def files(self, number: int = 0) -> Path:
+        """Where the device's /data/local/tmp is on this machine."""
+        return self.root / self.devices[number].serial / "data/local/tmp"
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    root = tmp_path_factory.mktemp("bench")
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, root / "adb")
+        yield Bench(server, boot(supervisor, server, ["SM8650", "sm8750"], root), root)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.devices.adb_server import find_adb, ordinary_server, start_adb_server
+from farm.errors import InfraError
+from farm.processes import Supervisor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_private_server_keeps_to_itself(tmp_path: Path) -> None:
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, tmp_path / "state")
+        assert server.port != 5037
+        environment = {**os.environ, **server.environment()}
+        listed = subprocess.run([server.adb, "devices"], env=environment, capture_output=True, text=True, check=True)
+        assert listed.stdout.strip() == "List of devices attached"
+        assert (tmp_path / "state/.android/adbkey").is_file()
+        # An adb of another version would end it by itself, and with it every run.
+        killed = subprocess.run([server.adb, "kill-server"], env=environment, capture_output=True, check=False)
+        assert killed.returncode != 0
+        assert _listens(server.port)
+    assert not _listens(server.port)
+
+
+def test_two_private_servers_do_not_meet(tmp_path: Path) -> None:
+    with Supervisor() as supervisor:
+        servers = [start_adb_server(supervisor, tmp_path / name) for name in ("a", "b")]
+        assert servers[0].port != servers[1].port
+        servers[0].stop()
+        assert not _listens(servers[0].port)
+        assert _listens(servers[1].port)
+
+
+def test_what_does_not_listen_cannot_be_attached(tmp_path: Path) -> None:
+    with Supervisor() as supervisor, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        server = start_adb_server(supervisor, tmp_path)
+        with pytest.raises(InfraError, match="cannot attach 127.0.0.1:"):
+            server.connect("127.0.0.1", taken.getsockname()[1])
+
+
+def test_the_ordinary_server_is_where_adb_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANDROID_ADB_SERVER_PORT", raising=False)
+    assert ordinary_server().port == 5037
+    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "5099")
+    assert ordinary_server().port == 5099
+    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "many")
+    with pytest.raises(InfraError, match="expected a port number"):
+        ordinary_server()
+
+
+def test_the_bundled_adb_is_found() -> None:
+    assert os.access(find_adb(), os.X_OK)

@@ -1,0 +1,259 @@
+"""Runs to render. All of it is example data: believable names and numbers that nobody measured."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from farm.report.view import DeviceView, JobView, RunView
+from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+
+OPERATORS = (
+    "add", "amax", "avg_pool2d", "batch_norm", "bmm", "cat", "conv1d", "conv2d", "conv2d_relu", "depthwise_conv2d",
+    "div", "embedding", "gelu", "group_norm", "hardswish", "index_select", "layer_norm", "linear",
+    "linear_shared_weights", "max_pool2d", "mean", "mul", "rms_norm", "sdpa", "softmax",
+)  # fmt: skip
+PRECISIONS = ("8a8w", "16a8w")
+SOCS = ("SM8650", "SM8750")
+START_MS = 1_767_261_600_000
+BUILD_LOG = """[INFO] [Qnn ExecuTorch]: create QNN Logger with log_level 1
+[WARNING] [Qnn ExecuTorch]: unexpected GraphHtpSettings option 66
+Traceback (most recent call last):
+  File "farm/build/compiler.py", line 118, in lower
+    program = to_edge_transform_and_lower_to_qnn(module, inputs, specs)
+RuntimeError: Failed to finalize Qnn Graph with error: 1002
+[ERROR] [Qnn ExecuTorch]: graph_prepare.cc:233::ERROR:could not create op: q::ScatterElements
+"""
+
+
+def measurement(metric: str, unit: str, *samples: float, exact: bool = False) -> Measurement:
+    return Measurement(metric, unit, Direction.LOWER, samples, exact)
+
+
+def numbers(rng: random.Random, *, scale: float = 1.0) -> tuple[Measurement, ...]:
+    base = rng.uniform(2.5, 11) * 1e6 * scale
+    return (
+        measurement("latency", "ns", *(round(base * rng.uniform(0.97, 1.06)) for _ in range(5))),
+        measurement("load_time", "ns", round(rng.uniform(0.7, 4) * 1e6 * scale)),
+        measurement("htp_cycles", "cycles", rng.randrange(20_000, 4_000_000), exact=True),
+        measurement("pte_size", "bytes", rng.randrange(14_000, 900_000), exact=True),
+        measurement("partitions", "count", 1, exact=True),
+        measurement("delegated_ops", "count", rng.randrange(1, 9), exact=True),
+        measurement("fallback_ops", "count", 0, exact=True),
+    )
+
+
+def comparisons(rng: random.Random, sqnr: float, violations: tuple[str, ...] = ()) -> tuple[Comparison, ...]:
+    cosine = 1 - 10 ** (-sqnr / 10) / 2
+    return (
+        Comparison(0, "fp32", sqnr, cosine, 10 ** (-sqnr / 20) * 3, None, violations),
+        Comparison(0, "quantized", sqnr + rng.uniform(6, 20), 1 - (1 - cosine) / 20, 10 ** (-sqnr / 20), None),
+    )
+
+
+def passed(rng: random.Random, job_id: str, device: str, started_ms: int = START_MS) -> Attempt:
+    sqnr = rng.uniform(26, 48) if "8a8w" in job_id and "16a" not in job_id else rng.uniform(44, 82)
+    return Attempt(
+        job_id, Verdict.PASSED, Stage.DONE, "", device, started_ms, rng.uniform(0.12, 0.4),
+        bundle_key=f"{rng.getrandbits(160):040x}", comparisons=comparisons(rng, sqnr), measurements=numbers(rng),
+    )  # fmt: skip
+
+
+def make_job(suite: str, case: str, soc: str, precision: str, *attempts: Attempt, **more: Any) -> JobView:
+    return JobView(
+        f"{suite}/{case}[{soc}-htp-{precision}]", suite, case, soc, "htp", precision, attempts,
+        case_module=f".ops:{case.title().replace('_', '')}", **more,
+    )  # fmt: skip
+
+
+def job_id(case: str, soc: str, precision: str, suite: str = "quantized_ops") -> str:
+    return f"{suite}/{case}[{soc}-htp-{precision}]"
+
+
+def make_run(jobs: tuple[JobView, ...], devices: tuple[DeviceView, ...], **more: Any) -> RunView:
+    fields: dict[str, Any] = {
+        "id": "example-7f3a",
+        "command": "farm run --soc SM8650 --soc SM8750 --suite quantized_ops --suite models --virtual 2",
+        "started_ms": START_MS,
+        "finished_ms": START_MS + 143_200,
+        "exit_code": 1,
+        "user": "example",
+        "host": "bench.example",
+        "fingerprint": {
+            "executorch": "1.5.1", "torch": "2.13.0", "qnn": "2.51.0", "runner": "sha256:9f1c52a7e0b4",
+            "device kind": "virtual", "governor": "host", "farm": "0.1.0",
+        },
+    }  # fmt: skip
+    return RunView(devices=devices, jobs=jobs, **{**fields, **more})
+
+
+def virtual_devices() -> tuple[DeviceView, ...]:
+    return (
+        DeviceView("virtual-SM8650-0", "SM8650", "virtual", "farm/virtual/SM8650:14/0.1.0/simulator 2.51", 51, 61.2),
+        DeviceView("virtual-SM8750-0", "SM8750", "virtual", "farm/virtual/SM8750:15/0.1.0/simulator 2.51", 50, 58.9),
+    )
+
+
+def special(rng: random.Random, case: str, soc: str, precision: str, device: str) -> JobView | None:
+    """Return the jobs of the example that did not simply pass."""
+    name = job_id(case, soc, precision)
+    make = (case, soc, precision)
+    if make == ("group_norm", "SM8650", "8a8w"):
+        limits = ("sqnr 11.8 dB < 20 dB", "cosine 0.966824 < 0.99")
+        attempt = Attempt(
+            name, Verdict.FAILED, Stage.NUMERICS, "output 0 against fp32: sqnr 11.8 dB < 20 dB, cosine 0.966824 < 0.99",
+            device, START_MS + 61_000, 0.31, "4be0c2a19d55e3f0", "", comparisons(rng, 11.8, limits), numbers(rng),
+            "[INFO] [Qnn ExecuTorch]: Running level=1 optimization.\n" * 4 + "I executor: 1 inference in 7.31 ms\n",
+            ("2 operators ran on the CPU",),
+        )  # fmt: skip
+        fallback = {"aten::native_group_norm": 1, "aten::view_copy": 1}
+        return make_job("quantized_ops", *make, attempt, build_seconds=2.6, fallback_ops=fallback)
+    if make == ("index_select", "SM8750", "16a8w"):
+        attempt = Attempt(
+            name, Verdict.FAILED, Stage.BUILD, "RuntimeError: Failed to finalize Qnn Graph with error: 1002",
+            log=BUILD_LOG, started_ms=START_MS + 44_000,
+        )  # fmt: skip
+        return make_job("quantized_ops", *make, attempt, build_seconds=1.9)
+    if case == "linear_shared_weights" and precision == "8a8w":
+        attempt = Attempt(
+            name, Verdict.FAILED, Stage.NUMERICS, "output 0 against quantized: sqnr 3.1 dB < 30 dB", device,
+            START_MS + 70_000, 0.2, "77aa0012", "shared weights are quantized once per use: outputs drift apart",
+            comparisons(rng, 3.1, ("sqnr 3.1 dB < 20 dB",)), numbers(rng), "I executor: done\n",
+        )  # fmt: skip
+        return make_job("quantized_ops", *make, attempt, build_seconds=2.2)
+    if make == ("sdpa", "SM8750", "8a8w"):
+        lost = Attempt(
+            name, Verdict.INFRA, Stage.EXECUTE, "virtual-SM8750-0: the device went offline during the run", device,
+            START_MS + 90_000, 4.0, log="adb: device offline\n",
+        )  # fmt: skip
+        again = msgspec.structs.replace(lost, started_ms=lost.started_ms + 6000, seconds=2.5)
+        return make_job("quantized_ops", *make, lost, again, build_seconds=3.4)
+    if make == ("softmax", "SM8650", "16a8w"):
+        lost = Attempt(
+            name, Verdict.INFRA, Stage.PUSH, "virtual-SM8650-0: push timed out after 10 s", device, START_MS + 95_000,
+            10.0, log="adb: error: failed to copy: timeout\n",
+        )  # fmt: skip
+        return make_job("quantized_ops", *make, lost, passed(rng, name, device), build_seconds=2.0)
+    if make == ("embedding", "SM8650", "8a8w"):
+        note = "the known issue 'wrong scale of the table' no longer shows: remove it from the suite"
+        attempt = msgspec.structs.replace(passed(rng, name, device), notes=(note,))
+        return make_job("quantized_ops", *make, attempt, build_seconds=2.0)
+    return None
+
+
+def example() -> RunView:
+    """Return a run of 101 jobs. Example data."""
+    rng = random.Random(7)  # noqa: S311 - example data
+    jobs = []
+    for soc in SOCS:
+        device = f"virtual-{soc}-0"
+        for case in OPERATORS:
+            for precision in PRECISIONS:
+                job = special(rng, case, soc, precision, device)
+                name = job_id(case, soc, precision)
+                cached = rng.random() < 0.3
+                jobs.append(
+                    job
+                    or make_job(
+                        "quantized_ops", case, soc, precision, passed(rng, name, device),
+                        build_seconds=0.0 if cached else rng.uniform(1.7, 3.0), cached=cached,
+                    )
+                )  # fmt: skip
+    name = job_id("resnet18", "SM8650", "8a8w", "models")
+    model = msgspec.structs.replace(passed(rng, name, "virtual-SM8650-0"), measurements=numbers(rng, scale=240))
+    jobs.append(make_job("models", "resnet18", "SM8650", "8a8w", model, build_seconds=12.4))
+    return make_run(tuple(jobs), virtual_devices())
+
+
+HOSTILE = "<script>window.pwned=1</script><img src=x onerror=\"window.pwned=2\">'\"&amp;]]>--></script>"
+HIDDEN = "\x00\u202eevil\u2066\u200b\x1b[31mred\x1b[0m\x07\u2028"
+
+
+def hostile() -> RunView:
+    """Return a run in which every text wants to break out."""
+    evil = HOSTILE + HIDDEN
+    attempt = Attempt(
+        f"s/{evil}", Verdict.FAILED, Stage.NUMERICS, f"reason {evil}", f"serial {evil}", START_MS, float("nan"),
+        f"key{evil}", "", (Comparison(0, evil, float("nan"), None, float("inf"), 0.5, (f"sqnr {evil}",)),),
+        (
+            Measurement(evil, evil, Direction.LOWER, (1.0, float("nan"))),
+            Measurement("latency", "ns", Direction.LOWER, ()),
+        ),
+        f"log {evil} {{{{ 7*7 }}}}\n</pre><script>window.pwned=3</script>\ud800", (f"note {evil}",),
+    )  # fmt: skip
+    known = msgspec.structs.replace(attempt, known_issue=f"known {evil}")
+    lost = msgspec.structs.replace(attempt, verdict=Verdict.INFRA)
+    fine = msgspec.structs.replace(attempt, verdict=Verdict.PASSED, reason="")
+    jobs = tuple(
+        JobView(
+            f"suite{evil}/case{i}{evil}[x]", f"suite{evil}", f"case{i}{evil}", f"soc{evil}", f"be{evil}", f"p{evil}",
+            attempts, fallback_ops={evil: 3}, case_module=evil,
+        )
+        for i, attempts in enumerate([(attempt,), (known,), (lost, lost), (fine,), ()])
+    )  # fmt: skip
+    device = DeviceView(f"serial {evil}", f"soc{evil}", f"kind {evil}", f"build {evil}")
+    return make_run(
+        jobs, (device,), id=evil, command=f"farm run {evil}", user=evil, host=evil, fingerprint={evil: evil},
+        started_ms=10**18,
+    )  # fmt: skip
+
+
+def large(jobs: int = 2000) -> RunView:
+    """Return a run as large as a night: every job measured, a few per cent failing with long logs. Example data."""
+    rng = random.Random(3)  # noqa: S311 - example data
+    views = []
+    socs = ("SM8550", "SM8650", "SM8750", "SM8850")
+    precisions = ("8a8w", "16a8w", "16a4w", "fp16a8w")
+    for i in range(jobs):
+        soc, precision = socs[i % 4], precisions[i // 4 % 4]
+        case = f"{OPERATORS[i // 16 % len(OPERATORS)]}_{i // (16 * len(OPERATORS))}"
+        name = job_id(case, soc, precision)
+        attempt = passed(rng, name, f"virtual-{soc}-0")
+        if i % 40 == 0:
+            attempt = msgspec.structs.replace(
+                attempt, verdict=Verdict.FAILED, stage=Stage.NUMERICS, reason="output 0: sqnr 12.0 dB < 20 dB",
+                comparisons=comparisons(rng, 12.0, ("sqnr 12.0 dB < 20 dB",)), log="one line of the log\n" * 20_000,
+            )  # fmt: skip
+        views.append(make_job("quantized_ops", case, soc, precision, attempt, build_seconds=rng.uniform(1.7, 3)))
+    devices = tuple(DeviceView(f"virtual-{soc}-0", soc, "virtual", "simulator 2.51") for soc in socs)
+    return make_run(tuple(views), devices)
+
+
+@pytest.fixture(scope="session")
+def example_run() -> RunView:
+    return example()
+
+
+@pytest.fixture(scope="session")
+def hostile_run() -> RunView:
+    return hostile()
+
+
+@pytest.fixture(scope="session")
+def large_run() -> RunView:
+    return large()
+
+
+@pytest.fixture(scope="session")
+def make_attempts() -> Callable[..., tuple[Attempt, ...]]:
+    """Return a function that makes attempts of one job from verdicts."""
+
+    def make(*verdicts: Verdict) -> tuple[Attempt, ...]:
+        return tuple(Attempt("s/c[x]", verdict, Stage.DONE, verdict.value) for verdict in verdicts)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_of() -> Callable[..., RunView]:
+    """Return a function that makes a run of one suite, a job for each tuple of attempts."""
+
+    def make(*attempts: tuple[Attempt, ...], **more: Any) -> RunView:
+        jobs = tuple(make_job("s", f"case{i}", "SM8650", "8a8w", *tries) for i, tries in enumerate(attempts))
+        return make_run(jobs, virtual_devices(), **more)
+
+    return make

@@ -1,0 +1,193 @@
+"""A job, its bundle and what a device left: real files in the layout of the rooms that make them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import flatbuffers
+import msgspec
+import numpy as np
+import pytest
+
+from farm.build.bundle import Bundle, Manifest, TensorSpec
+from farm.execution.raw import RawResult
+from farm.suites import Case, InputSpec, Job, KnownIssue, Limits, Target, Tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farm.results.attempt import Attempt
+
+DECIBELS = Tolerance(fp32=Limits(sqnr_db=20.0), quantized=Limits(sqnr_db=30.0))
+SHAPE = (2, 3, 4)
+
+
+class Execution:
+    """One execution that went well, until a test changes something."""
+
+    def __init__(self, root: Path, samples: int = 2, dtypes: Sequence[str] = ("float32",)) -> None:
+        self.samples, self.tolerance = samples, DECIBELS
+        self.known_issues: tuple[KnownIssue, ...] = ()
+        self.folder, self.bundle_folder = root / "raw", root / "bundle"
+        self.folder.mkdir()
+        specs = tuple(TensorSpec(SHAPE, dtype) for dtype in dtypes)
+        self.manifest = Manifest(
+            key="0123456789abcdef",
+            job_id="suite/case[SM8650-htp-8a8w]",
+            soc="SM8650",
+            backend="htp",
+            precision="8a8w",
+            samples=samples,
+            inputs=(TensorSpec((1,), "float32"),),
+            outputs=specs,
+            pte_bytes=62976,
+            delegates={"QnnBackend": 1},
+            delegated_ops=7,
+            fallback_ops={},
+            seconds={"total": 2.0},
+            versions={},
+            files={},
+        )
+        self.raw: dict[str, Any] = {"exit_code": 0, "run_seconds": 0.5, "push_seconds": 0.25, "pull_seconds": 0.25}
+        self.report: dict[str, Any] = {
+            "schema": 1,
+            "ok": True,
+            "exit_code": 0,
+            "error": None,
+            "method": "forward",
+            "load_ns": 3_500_000,
+            "inputs": [],
+            "outputs": [{"shape": list(SHAPE), "dtype": spec.dtype, "nbytes": spec.nbytes} for spec in specs],
+            "inferences": [
+                {"line": n, "warm_up_ns": [9_000_000], "iterations_ns": [3_000_000 + n, 4_000_000]}
+                for n in range(samples)
+            ],
+            "versions": {"executorch": "1.5.1"},
+        }
+        random = np.random.default_rng(0)
+        for sample in range(samples):
+            for index, spec in enumerate(specs):
+                values = (random.standard_normal(SHAPE) * 5).astype(spec.dtype)
+                self.set_reference(sample, index, values)
+                self.set_output(sample, index, values)
+
+    def set_reference(self, sample: int, index: int, values: np.ndarray, kind: str = "") -> None:
+        for name in (kind,) if kind else ("fp32", "quantized"):
+            folder = self.bundle_folder / f"reference_{name}"
+            folder.mkdir(parents=True, exist_ok=True)
+            values.tofile(folder / f"output_{sample}_{index}.raw")
+
+    def set_output(self, sample: int, index: int, values: np.ndarray) -> None:
+        values.tofile(self.folder / f"output_{sample}_{index}.raw")
+
+    def output(self, sample: int, index: int) -> np.ndarray:
+        spec = self.manifest.outputs[index]
+        return np.fromfile(self.folder / f"output_{sample}_{index}.raw", spec.dtype).reshape(SHAPE)
+
+    def fail(
+        self, stage: str, message: str, code: int | None = None, line: int | None = None, exit_code: int = 4
+    ) -> None:
+        """Let the runner report an error."""
+        error = {"stage": stage, "message": message, "code": code, "line": line}
+        self.report |= {"ok": False, "exit_code": exit_code, "error": error, "inferences": []}
+        self.raw["exit_code"] = exit_code
+
+    @property
+    def job(self) -> Job:
+        case = Case(
+            "suite",
+            "case",
+            ".module:Module",
+            (InputSpec((1,)),),
+            samples=self.samples,
+            tolerances={"8a8w": self.tolerance},
+            known_issues=self.known_issues,
+        )
+        return Job(case, Target("SM8650", "htp", "8a8w"))
+
+    def judge(self, *, write_report: bool = True) -> Attempt:
+        from farm.results.judge import judge
+
+        if write_report:
+            (self.folder / "result.json").write_text(json.dumps(self.report))
+        bundle = Bundle(self.bundle_folder, self.manifest)
+        raw = RawResult(job_id=self.job.id, serial="emulator-5554", folder=self.folder, started_ms=1, **self.raw)
+        return judge(self.job, bundle, raw)
+
+    def replace_manifest(self, **changes: Any) -> None:
+        self.manifest = msgspec.structs.replace(self.manifest, **changes)
+
+
+@pytest.fixture
+def execution(tmp_path: Path) -> Execution:
+    return Execution(tmp_path)
+
+
+@pytest.fixture
+def make_execution(tmp_path: Path) -> Callable[..., Execution]:
+    return lambda **how: Execution(tmp_path, **how)
+
+
+def write_etdump(blocks: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> bytes:
+    """Return an ETDump as the event tracer writes it: size-prefixed, its slots as in etdump_schema_flatcc.fbs."""
+    builder = flatbuffers.Builder(1024)
+    runs = []
+    for name, events in blocks:
+        offsets = []
+        for event in events:
+            texts = {
+                slot: builder.CreateString(event[key]) for slot, key in ((0, "name"), (4, "delegate")) if key in event
+            }
+            builder.StartObject(8)
+            for slot, text in texts.items():
+                builder.PrependUOffsetTRelativeSlot(slot, text, 0)
+            builder.PrependInt32Slot(2, event.get("instruction", -1), -1)
+            builder.PrependInt32Slot(3, event.get("debug_id", -1), -1)
+            builder.PrependUint64Slot(6, event.get("start", 0), 0)
+            builder.PrependUint64Slot(7, event["end"], 0)
+            profile = builder.EndObject()
+            builder.StartObject(3)
+            builder.PrependUOffsetTRelativeSlot(0, profile, 0)
+            offsets.append(builder.EndObject())
+        events_vector = _vector(builder, offsets)
+        text = builder.CreateString(name)
+        builder.StartObject(4)
+        builder.PrependUOffsetTRelativeSlot(0, text, 0)
+        builder.PrependUOffsetTRelativeSlot(3, events_vector, 0)
+        runs.append(builder.EndObject())
+    runs_vector = _vector(builder, runs)
+    builder.StartObject(2)
+    builder.PrependUOffsetTRelativeSlot(1, runs_vector, 0)
+    builder.FinishSizePrefixed(builder.EndObject(), b"ED00")
+    return bytes(builder.Output())
+
+
+def _vector(builder: flatbuffers.Builder, offsets: Sequence[int]) -> int:
+    builder.StartVector(4, len(offsets), 4)
+    for offset in reversed(offsets):
+        builder.PrependUOffsetTRelative(offset)
+    return int(builder.EndVector())
+
+
+def inference_block(*cycles: int) -> tuple[str, list[dict[str, Any]]]:
+    """Return the block of one inference with one delegate call, as QNN 2.51 fills it at profile level 2."""
+    rows = [{"delegate": f"aten_relu_default:OpId_{n} (cycles)", "end": count} for n, count in enumerate(cycles)]
+    return "Execute", [
+        {"delegate": "Num times yield occured (count)", "end": 3, "instruction": 0},
+        {"delegate": "Accelerator (execute) time (cycles)", "end": sum(cycles), "instruction": 0},
+        *rows,
+        {"delegate": "QNN (execute) time (us)", "end": 12444, "instruction": 0},
+        {"name": "DELEGATE_CALL", "start": 100, "end": 900, "instruction": 0},
+        {"name": "Method::execute", "start": 90, "end": 910, "instruction": 0},
+    ]
+
+
+LOAD_BLOCK = ("Default", [{"name": "Method::init", "start": 10, "end": 80}])
+
+
+@pytest.fixture
+def etdump() -> Callable[..., bytes]:
+    """Return a function from the cycles of each inference's nodes to an ETDump."""
+    return lambda *inferences: write_etdump([LOAD_BLOCK, *(inference_block(*cycles) for cycles in inferences)])

@@ -1,0 +1,415 @@
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from farm.results.attempt import Attempt, Direction, Stage, Verdict
+from farm.results.judge import build_failure
+from farm.suites import KnownIssue, Limits, Tolerance
+
+from .conftest import SHAPE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .conftest import Execution
+
+ISSUE = KnownIssue(reason="HTP rounds half to even")
+
+
+def ending(attempt: Attempt) -> tuple[str, str]:
+    return attempt.verdict.value, attempt.stage.value
+
+
+def measured(attempt: Attempt) -> dict[str, tuple[float, ...]]:
+    return {measurement.metric: measurement.samples for measurement in attempt.measurements}
+
+
+def test_equal_outputs_pass_with_everything_measured(execution: Execution, etdump: Callable[..., bytes]) -> None:
+    execution.folder.joinpath("etdump.etdp").write_bytes(etdump([9, 9], [1, 2], [3, 4], [9], [5], [6, 7]))
+    attempt = execution.judge()
+    assert (ending(attempt), attempt.reason, attempt.notes, attempt.log) == (("passed", "done"), "", (), "")
+    assert (attempt.job_id, attempt.device, attempt.seconds) == ("suite/case[SM8650-htp-8a8w]", "emulator-5554", 1.0)
+    assert attempt.bundle_key == execution.manifest.key
+    assert [(c.output, c.reference, c.sqnr_db, c.cosine, c.max_abs) for c in attempt.comparisons] == [
+        (0, "fp32", math.inf, 1.0, 0.0),
+        (0, "quantized", math.inf, 1.0, 0.0),
+    ]
+    rows = {m.metric: (m.unit, m.direction, m.exact, m.samples) for m in attempt.measurements}
+    lower, higher = Direction.LOWER, Direction.HIGHER
+    assert rows == {
+        "latency": ("ns", lower, False, (3_000_000.0, 4_000_000.0, 3_000_001.0, 4_000_000.0)),
+        "load_time": ("ns", lower, False, (3_500_000.0,)),
+        "htp_cycles": ("cycles", lower, False, (3.0, 7.0, 5.0, 13.0)),
+        "cosine_fp32[0]": ("1", higher, False, (1.0, 1.0)),
+        "pte_size": ("bytes", lower, True, (62976.0,)),
+        "partitions": ("count", lower, True, (1.0,)),
+        "delegated_ops": ("count", higher, True, (7.0,)),
+        "fallback_ops": ("count", lower, True, (0.0,)),
+    }
+
+
+def test_noise_within_the_limits_passes_and_is_measured_per_sample(execution: Execution) -> None:
+    for sample, noise in ((0, 1.01), (1, 1.001)):
+        execution.set_output(sample, 0, execution.output(sample, 0) * np.float32(noise))
+    attempt = execution.judge()
+    assert ending(attempt) == ("passed", "done")
+    assert measured(attempt)["sqnr_quantized[0]"] == pytest.approx((40.0, 60.0), abs=0.01)
+    assert measured(attempt)["sqnr_fp32[0]"] == pytest.approx((40.0, 60.0), abs=0.01)
+    assert attempt.comparisons[0].sqnr_db == pytest.approx(40.0, abs=0.01)
+
+
+def test_an_attempt_can_be_stored_as_it_is(execution: Execution) -> None:
+    execution.raw["stderr"] = "a\ud800\x1b[0m\n"
+    attempt = execution.judge()
+    decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(attempt), type=Attempt)
+    assert decoded == attempt
+    assert attempt.log == "a[0m\n"
+
+
+# The farm and the device.
+
+
+@pytest.mark.parametrize("stage", ["push", "execute", "pull"])
+def test_an_error_of_the_device_is_infra_whatever_was_left(execution: Execution, stage: str) -> None:
+    execution.fail("execute", "the code is wrong")
+    execution.raw |= {
+        "error": "emulator-5554: device offline",
+        "error_stage": stage,
+        "timed_out": True,
+        "exit_code": 139,
+    }
+    attempt = execution.judge()
+    assert ending(attempt) == ("infra", stage)
+    assert attempt.reason == "emulator-5554: device offline"
+    assert attempt.measurements == ()
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        ("load", ("failed", "load")),
+        ("execute", ("failed", "execute")),
+        ("flags", ("infra", "load")),
+        ("options", ("infra", "load")),
+        ("inputs", ("infra", "execute")),
+        ("outputs", ("infra", "execute")),
+        ("etdump", ("infra", "execute")),
+    ],
+)
+def test_an_error_of_the_runner_is_blamed_by_its_stage(
+    execution: Execution, stage: str, expected: tuple[str, str]
+) -> None:
+    execution.fail(stage, "no kernel for\naten::fmod.out", code=20, line=1)
+    attempt = execution.judge()
+    assert ending(attempt) == expected
+    assert attempt.reason == f"{stage}: no kernel for aten::fmod.out"
+
+
+def test_an_error_of_the_runner_counts_more_than_how_it_was_ended(execution: Execution) -> None:
+    execution.fail("execute", "no kernel")
+    execution.raw |= {"timed_out": True, "exit_code": None}
+    assert execution.judge().reason == "execute: no kernel"
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected", "reason"),
+    [
+        ({"exit_code": 139}, ("failed", "execute"), r"signal 11 \(SIGSEGV\): it touched"),
+        ({"exit_code": -11}, ("failed", "execute"), r"signal 11 \(SIGSEGV\)"),
+        ({"exit_code": 134}, ("failed", "execute"), r"signal 6 \(SIGABRT\)"),
+        ({"exit_code": 137}, ("failed", "execute"), r"signal 9 \(SIGKILL\): something killed it, perhaps"),
+        ({"exit_code": 128 + 60}, ("failed", "execute"), r"signal 60 \(a real-time signal\)"),
+        ({"exit_code": 4}, ("failed", "execute"), "ended with exit code 4; it left no result.json"),
+        ({"exit_code": 255}, ("failed", "execute"), "ended with exit code 255"),
+        (
+            {"exit_code": 127, "stderr": "sh: farm_runner: not found"},
+            ("infra", "execute"),
+            "did not start: .*not found",
+        ),
+        ({"exit_code": 126}, ("infra", "execute"), "did not start: exit code 126"),
+        (
+            {
+                "exit_code": 134,
+                "stderr": 'log\nCANNOT LINK EXECUTABLE "farm_runner": library "libQnnHtp.so" not found\n',
+            },
+            ("infra", "execute"),
+            "did not start: CANNOT LINK EXECUTABLE .*libQnnHtp.so",
+        ),
+        ({"exit_code": None}, ("infra", "execute"), "never reported how the runner ended"),
+        ({"exit_code": 0}, ("infra", "pull"), "no result.json"),
+        ({"exit_code": None, "timed_out": True, "run_seconds": 300.2}, ("failed", "execute"), "within 300 s"),
+        ({"exit_code": 137, "timed_out": True}, ("failed", "execute"), "did not end within"),
+    ],
+)
+def test_endings_without_a_report(
+    execution: Execution, raw: dict[str, Any], expected: tuple[str, str], reason: str
+) -> None:
+    execution.raw |= raw
+    attempt = execution.judge(write_report=False)
+    assert ending(attempt) == expected
+    assert msgspec.json.encode(attempt)
+    assert re.search(reason, attempt.reason)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(139, "the runner ended with signal 11"), (3, "the runner ended with exit code 3; it had reported success")],
+)
+def test_success_is_not_believed_of_a_runner_that_then_crashed(execution: Execution, code: int, reason: str) -> None:
+    execution.raw["exit_code"] = code
+    attempt = execution.judge()
+    assert ending(attempt) == ("failed", "execute")
+    assert attempt.reason.startswith(reason)
+
+
+def test_a_report_that_is_not_believed_is_infra_and_says_where(execution: Execution) -> None:
+    execution.report["inferences"][1]["iterations_ns"][0] = -5
+    attempt = execution.judge()
+    assert ending(attempt) == ("infra", "pull")
+    assert "result.json is refused" in attempt.reason
+    assert "iterations_ns" in attempt.reason
+    assert attempt.measurements == ()
+
+
+def test_more_work_than_there_was_time_is_refused(execution: Execution) -> None:
+    execution.report["inferences"][0]["iterations_ns"] = [2 * 10**9]
+    attempt = execution.judge()
+    assert ending(attempt) == ("infra", "pull")
+    assert "claims 2.0 s of work, and the runner ran for 0.5 s" in attempt.reason
+
+
+# Outputs.
+
+
+def test_too_few_inferences_are_infra(execution: Execution) -> None:
+    del execution.report["inferences"][1]
+    attempt = execution.judge()
+    assert ending(attempt) == ("infra", "execute")
+    assert attempt.reason == "the runner ran 1 of 2 inferences"
+
+
+def test_a_missing_output_is_infra(execution: Execution) -> None:
+    (execution.folder / "output_1_0.raw").unlink()
+    attempt = execution.judge()
+    assert ending(attempt) == ("infra", "pull")
+    assert attempt.reason == "output_1_0.raw is not there although the runner reported success"
+
+
+@pytest.mark.parametrize("size", [0, 95, 97, 10**6])
+def test_an_output_of_another_size_is_infra(execution: Execution, size: int) -> None:
+    (execution.folder / "output_1_0.raw").write_bytes(b"\0" * size)
+    attempt = execution.judge()
+    assert ending(attempt) == ("infra", "pull")
+    assert attempt.reason == f"output_1_0.raw has {size} bytes, the runner wrote 96"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reason"),
+    [
+        ([], "the model gives 0 outputs, the reference 1"),
+        (
+            [{"shape": [24], "dtype": "float32", "nbytes": 96}],
+            "output 0 is float32[24], the reference is float32[2, 3, 4]",
+        ),
+        ([{"shape": list(SHAPE), "dtype": "int32", "nbytes": 96}], "output 0 is int32[2, 3, 4], the reference is"),
+    ],
+)
+def test_a_model_with_other_outputs_fails(execution: Execution, outputs: list[Any], reason: str) -> None:
+    execution.report["outputs"] = outputs
+    attempt = execution.judge()
+    assert ending(attempt) == ("failed", "numerics")
+    assert attempt.reason.startswith(reason)
+    assert "latency" in measured(attempt)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "quantized"])
+@pytest.mark.parametrize(
+    ("value", "problem"), [(0.0, "is zero everywhere"), (2.5, "is the constant 2.5"), (math.nan, "has NaN")]
+)
+def test_a_reference_without_signal_fails_even_when_all_agrees(
+    execution: Execution, kind: str, value: float, problem: str
+) -> None:
+    flat = np.full(SHAPE, value, np.float32)
+    execution.set_reference(1, 0, flat, kind)
+    execution.set_output(1, 0, flat)
+    attempt = execution.judge()
+    assert ending(attempt) == ("failed", "numerics")
+    assert attempt.reason.startswith(f"the {kind} reference of output 0, sample 1, {problem}")
+
+
+def test_a_damaged_bundle_is_infra_at_build(execution: Execution) -> None:
+    (execution.bundle_folder / "reference_fp32" / "output_0_0.raw").write_bytes(b"123")
+    attempt = execution.judge()
+    assert ending(attempt) == ("infra", "build")
+    assert "farm cache prune" in attempt.reason
+
+
+# Limits.
+
+
+def test_one_bad_sample_of_one_output_fails_and_is_named(make_execution: Callable[..., Execution]) -> None:
+    execution = make_execution(samples=3, dtypes=("float32", "float32"))
+    execution.set_output(2, 1, execution.output(2, 1) * np.float32(1.5))
+    attempt = execution.judge()
+    assert ending(attempt) == ("failed", "numerics")
+    assert attempt.reason == "output 1 against quantized: sqnr 6.021 dB < 30 dB (and 1 more)"
+    assert [c.violations for c in attempt.comparisons] == [
+        (),
+        (),
+        ("sqnr 6.021 dB < 20 dB",),
+        ("sqnr 6.021 dB < 30 dB",),
+    ]
+    assert measured(attempt)["cosine_fp32[1]"] == pytest.approx((1.0, 1.0, 1.0))
+    assert "latency" in measured(attempt)
+
+
+def test_either_reference_decides(execution: Execution) -> None:
+    for sample in range(2):
+        execution.set_reference(sample, 0, execution.output(sample, 0) * np.float32(1.5), "fp32")
+    assert execution.judge().reason == "output 0 against fp32: sqnr 9.542 dB < 20 dB"
+
+
+def test_nan_fails_with_its_own_text(execution: Execution) -> None:
+    values = execution.output(0, 0)
+    values[0, 0, :3] = np.nan
+    execution.set_output(0, 0, values)
+    attempt = execution.judge()
+    assert ending(attempt) == ("failed", "numerics")
+    assert "3 elements are NaN where the reference has numbers" in attempt.reason
+    assert not any("sqnr" in metric or "cosine" in metric for metric in measured(attempt))
+
+
+def test_integers_are_decided_by_their_share(make_execution: Callable[..., Execution]) -> None:
+    execution = make_execution(dtypes=("int64",))
+    execution.tolerance = Tolerance(quantized=Limits(mismatch=0.1))
+    assert ending(execution.judge()) == ("passed", "done")
+    values = execution.output(1, 0)
+    values.flat[:6] += 1
+    execution.set_output(1, 0, values)
+    attempt = execution.judge()
+    assert attempt.reason == "output 0 against quantized: mismatch 0.25 > 0.1"
+    assert [(c.sqnr_db, c.mismatch) for c in attempt.comparisons] == [(None, 0.25), (None, 0.25)]
+
+
+@pytest.mark.parametrize("tolerance", [Tolerance(), Tolerance(fp32=Limits(mismatch=0.0))])
+def test_nothing_passes_that_no_limit_decides(execution: Execution, tolerance: Tolerance) -> None:
+    execution.tolerance = tolerance
+    attempt = execution.judge()
+    assert ending(attempt) == ("failed", "numerics")
+    assert attempt.reason == "no limit decides output 0 (float32): give the case a tolerance at 8a8w"
+
+
+def test_every_output_needs_a_limit_of_its_kind(make_execution: Callable[..., Execution]) -> None:
+    execution = make_execution(dtypes=("float32", "int64"))
+    assert execution.judge().reason.startswith("no limit decides output 1 (int64)")
+    execution.tolerance = Tolerance(fp32=Limits(cosine=0.9, mismatch=0.0))
+    assert ending(execution.judge()) == ("passed", "done")
+
+
+def test_what_the_cpu_ran_alone_does_not_pass(execution: Execution) -> None:
+    execution.replace_manifest(delegates={}, delegated_ops=0, fallback_ops={"aten.fmod.Scalar_out": 1})
+    attempt = execution.judge()
+    assert ending(attempt) == ("failed", "build")
+    assert attempt.reason == "nothing was delegated to the htp backend: the CPU ran it all"
+    assert attempt.notes == ("left to the CPU: aten.fmod.Scalar_out x1",)
+    assert len(attempt.comparisons) == 2
+
+
+def test_a_fallback_is_noted(execution: Execution) -> None:
+    execution.replace_manifest(fallback_ops={"b": 2, "a": 1})
+    attempt = execution.judge()
+    assert ending(attempt) == ("passed", "done")
+    assert attempt.notes == ("left to the CPU: a x1, b x2",)
+    assert measured(attempt)["fallback_ops"] == (3.0,)
+
+
+# Profiles.
+
+
+@pytest.mark.parametrize(
+    ("inferences", "note"),
+    [
+        ([[1]] * 5, "has 5 inferences that do not match 4"),
+        ([[1]] * 7, "has 7 inferences that do not match 4"),
+        ([[0]] * 6, "claims 0 to 0 cycles"),
+        ([[2**63]] * 6, "claims 9223372036854775808"),
+    ],
+)
+def test_cycles_that_do_not_fit_are_left_out_and_noted(
+    execution: Execution, etdump: Callable[..., bytes], inferences: list[list[int]], note: str
+) -> None:
+    (execution.folder / "etdump.etdp").write_bytes(etdump(*inferences))
+    attempt = execution.judge()
+    assert ending(attempt) == ("passed", "done")
+    assert "htp_cycles" not in measured(attempt)
+    assert note in attempt.notes[0]
+
+
+def test_a_damaged_profile_is_noted_and_changes_no_verdict(execution: Execution) -> None:
+    (execution.folder / "etdump.etdp").write_bytes(b"\x1b[31m" * 10)
+    attempt = execution.judge()
+    assert ending(attempt) == ("passed", "done")
+    assert attempt.notes == ("no htp_cycles: etdump.etdp is refused: is not an ETDump: its identifier is missing",)
+
+
+def test_no_cycles_where_none_were_asked_for_need_no_note(execution: Execution, etdump: Callable[..., bytes]) -> None:
+    (execution.folder / "etdump.etdp").write_bytes(etdump())
+    assert execution.judge().notes == ()
+
+
+# Known issues.
+
+
+def test_a_known_issue_covers_a_failure_and_stays_failed(execution: Execution) -> None:
+    execution.known_issues = (ISSUE,)
+    execution.set_output(0, 0, -execution.output(0, 0))
+    attempt = execution.judge()
+    assert (attempt.verdict, attempt.known_issue) == (Verdict.FAILED, ISSUE.reason)
+    assert attempt.comparisons[0].violations
+
+
+def test_a_known_issue_that_no_longer_shows_is_noted(execution: Execution) -> None:
+    execution.known_issues = (ISSUE,)
+    attempt = execution.judge()
+    assert (attempt.verdict, attempt.known_issue) == (Verdict.PASSED, "")
+    assert attempt.notes == ("known issue no longer shows: HTP rounds half to even",)
+
+
+def test_a_known_issue_covers_no_fault_of_the_farm(execution: Execution) -> None:
+    execution.known_issues = (ISSUE,)
+    execution.raw |= {"error": "offline", "error_stage": "push"}
+    attempt = execution.judge()
+    assert (attempt.verdict, attempt.known_issue, attempt.notes) == (Verdict.INFRA, "", ())
+
+
+def test_a_known_issue_elsewhere_does_not_cover(execution: Execution) -> None:
+    execution.known_issues = (
+        KnownIssue(reason="other", socs=("SM8750",)),
+        KnownIssue(reason="x", precisions=("fp16",)),
+    )
+    execution.set_output(0, 0, -execution.output(0, 0))
+    assert execution.judge().known_issue == ""
+
+
+# Builds.
+
+
+def test_a_compile_error_is_the_codes_and_a_dead_builder_the_farms(execution: Execution) -> None:
+    failed = build_failure(execution.job, "unsupported op:\n  aten.fmod", "Traceback ...", "key", seconds=2.0)
+    assert (failed.verdict, failed.stage, failed.reason) == (Verdict.FAILED, Stage.BUILD, "unsupported op: aten.fmod")
+    assert (failed.log, failed.bundle_key, failed.seconds, failed.device) == ("Traceback ...", "key", 2.0, "")
+    killed = build_failure(execution.job, "the builder was killed by signal 9", infra=True)
+    assert (killed.verdict, killed.stage) == (Verdict.INFRA, Stage.BUILD)
+    assert build_failure(execution.job, "").reason
+
+
+def test_a_known_issue_covers_a_compile_error_only(execution: Execution) -> None:
+    execution.known_issues = (ISSUE,)
+    assert build_failure(execution.job, "x").known_issue == ISSUE.reason
+    assert build_failure(execution.job, "x", infra=True).known_issue == ""

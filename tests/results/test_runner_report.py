@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farm.results.runner_report import REPORT_LIMIT, ReportError, RunnerReport, parse_report, read_report
+
+# As farm_runner 1 wrote it for a convolution.
+GOOD = {
+    "schema": 1,
+    "ok": True,
+    "exit_code": 0,
+    "error": None,
+    "method": "forward",
+    "load_ns": 3_500_000,
+    "inputs": [{"shape": [1, 3, 16, 16], "dtype": "float32", "nbytes": 3072}],
+    "outputs": [{"shape": [1, 8, 16, 16], "dtype": "float32", "nbytes": 8192}],
+    "inferences": [
+        {"line": 0, "warm_up_ns": [9], "iterations_ns": [3, 4]},
+        {"line": 1, "warm_up_ns": [], "iterations_ns": [5]},
+    ],
+    "versions": {"executorch": "1.5.1", "runner": "1"},
+}
+ERROR = {"stage": "load", "message": "cannot load 'model.pte': InvalidProgram", "code": 35, "line": None}
+
+
+def parse(**changes: Any) -> RunnerReport:
+    return parse_report(json.dumps({**GOOD, **changes}).encode())
+
+
+def inference(*iterations_ns: object, line: object = 0) -> list[dict[str, object]]:
+    return [{"line": line, "warm_up_ns": [], "iterations_ns": list(iterations_ns)}]
+
+
+def test_a_report_is_read() -> None:
+    report = parse(later_field={"x": 1})
+    assert report.outputs[0].shape == (1, 8, 16, 16)
+    assert [i.iterations_ns for i in report.inferences] == [(3, 4), (5,)]
+    assert report.versions["executorch"] == "1.5.1"
+
+
+def test_an_error_is_read() -> None:
+    error = parse(ok=False, exit_code=4, error=ERROR, load_ns=0, inferences=[]).error
+    assert error is not None
+    assert (error.stage, error.code, error.line) == ("load", 35, None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": 2},
+        {"ok": "true"},
+        {"ok": False},
+        {"ok": False, "exit_code": 4},
+        {"error": ERROR},
+        {"exit_code": 4},
+        {"exit_code": 10**20},
+        {"ok": False, "exit_code": 4, "error": {**ERROR, "stage": "nowhere"}},
+        {"ok": False, "exit_code": 4, "error": {**ERROR, "message": "x" * 70_000}},
+        {"load_ns": -1},
+        {"load_ns": 0},
+        {"load_ns": 3.5},
+        {"load_ns": 10**18},
+        {"inferences": inference(-5)},
+        {"inferences": inference(0)},
+        {"inferences": inference(1.5)},
+        {"inferences": inference(10**16)},
+        {"inferences": inference("1")},
+        {"inferences": inference(None)},
+        {"inferences": inference()},
+        {"inferences": inference(1, line=1)},
+        {"inferences": inference(1, line=-1)},
+        {"inferences": "none"},
+        {"outputs": [{"shape": [-1], "dtype": "float32", "nbytes": 4}]},
+        {"outputs": [{"shape": [3], "dtype": "float32", "nbytes": 4}]},
+        {"outputs": [{"shape": [0], "dtype": "float32", "nbytes": 4}]},
+        {"outputs": [{"shape": [1] * 40, "dtype": "float32", "nbytes": 4}]},
+        {"outputs": [{"shape": [1], "dtype": "x" * 300, "nbytes": 4}]},
+        {"versions": {"executorch": 1}},
+    ],
+)
+def test_what_cannot_be_believed_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ReportError):
+        parse(**changes)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"null", b"[]", b"{", b"\xff\xfe", b'{"schema":1}', b"[" * 100_000, b'{"ok":' * 50_000, b"1" * 5_000_000],
+)
+def test_what_is_no_report_is_refused(data: bytes) -> None:
+    with pytest.raises(ReportError):
+        parse_report(data)
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    with path.open("wb") as file:
+        file.truncate(REPORT_LIMIT * 64)
+    with pytest.raises(ReportError, match="more than"):
+        read_report(path)
+
+
+def test_a_missing_file_is_none(tmp_path: Path) -> None:
+    assert read_report(tmp_path / "result.json") is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+TEXT = json.dumps(GOOD).encode()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(GOOD)), JSON)
+def test_any_value_in_any_field_is_read_or_refused(name: str, value: Any) -> None:
+    try:
+        report = parse(**{name: value})
+    except ReportError:
+        return
+    assert all(ns > 0 for row in report.inferences for ns in (*row.warm_up_ns, *row.iterations_ns))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(TEXT) - 1), st.integers(0, 255), st.integers(0, len(TEXT)))
+def test_a_damaged_or_cut_file_is_read_or_refused(place: int, value: int, size: int) -> None:
+    data = bytearray(TEXT)
+    data[place] = value
+    for damaged in (bytes(data), TEXT[:size]):
+        try:
+            parse_report(damaged)
+        except ReportError as error:
+            assert str(error)  # noqa: PT017 - either outcome is right

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farm.results.text import LOG_LIMIT, REASON_LIMIT, bounded_log, one_line
+
+
+def test_a_reason_is_one_printable_line() -> None:
+    assert one_line("\x1b[31mload:\r\n\tno\0 such   file\u202e\n") == "[31mload: no such file"
+
+
+@given(st.text(max_size=2000, alphabet=st.characters()))
+def test_any_text_is_bounded_and_can_be_stored(text: str) -> None:
+    for shown in (one_line(text), bounded_log(text, 100)):
+        shown.encode()
+        assert "\x1b" not in shown
+    assert len(one_line(text)) <= REASON_LIMIT
+    assert "\n" not in one_line(text)
+
+
+def test_a_long_reason_says_that_it_is_cut() -> None:
+    assert one_line("word " * 1000, limit=13) == "word word..."
+    assert one_line("word word", limit=9) == "word word"
+
+
+def test_the_end_of_a_log_is_kept() -> None:
+    log = bounded_log("start\n" + "x" * LOG_LIMIT + "\nthe reason")
+    assert log.startswith("[")
+    assert "characters left out]\n" in log
+    assert log.endswith("\nthe reason")
+    assert bounded_log("a\nb\tc") == "a\nb\tc"

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from farm.errors import MissingToolError
+from farm.runtime import simulator
+from farm.runtime.simulator import host_sdk
+
+STUB = Path(__file__).resolve().parent.parent / "native_runner" / "qnn_stub.cpp"
+
+
+@pytest.fixture
+def stub_sdk(tmp_path: Path) -> Path:
+    """A folder like a QNN SDK, without a library."""
+    root = tmp_path / "stub-sdk"
+    (root / "lib" / "x86_64-linux-clang").mkdir(parents=True)
+    (root / "lib" / "aarch64-android").mkdir()
+    (root / "sdk.yaml").touch()
+    return root
+
+
+def _add_library(root: Path, core_minor: int) -> None:
+    library = root / "lib" / "x86_64-linux-clang" / "libQnnHtp.so"
+    subprocess.run(
+        ["c++", "-shared", "-fPIC", f"-DCORE_MINOR={core_minor}", str(STUB), "-o", str(library)],
+        check=True,
+        timeout=120,
+    )
+
+
+def test_the_wheel_becomes_an_sdk_with_the_bridge_in_front(farm_cache: Path) -> None:
+    sdk = host_sdk(farm_cache)
+    assert sdk == host_sdk(farm_cache)
+    assert sdk.bridged
+    assert sdk.qnn_version.startswith("v2.")
+    assert sdk.lib_dir == sdk.root / "lib" / "x86_64-linux-clang"
+    assert sdk.env["QNN_SDK_ROOT"] == str(sdk.root)
+    assert sdk.env["LD_LIBRARY_PATH"].split(":")[0] == str(sdk.lib_dir)
+    bridge, real = sdk.lib_dir / "libQnnHtp.so", sdk.lib_dir / "real" / "libQnnHtp.so"
+    assert bridge.stat().st_size < 1 << 20 < real.stat().st_size
+    for name in ("libQnnSystem.so", "libHtpPrepare.so"):
+        assert (sdk.lib_dir / name).is_file()
+
+
+def test_the_users_library_path_stays_behind(farm_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/mine")
+    sdk = host_sdk(farm_cache)
+    assert sdk.env["LD_LIBRARY_PATH"] == f"{sdk.lib_dir}:/opt/mine"
+
+
+def test_an_sdk_that_needs_no_bridge_is_used_as_it_is(
+    farm_cache: Path, stub_sdk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _add_library(stub_sdk, 26)
+    monkeypatch.setenv("QNN_SDK_ROOT", str(stub_sdk))
+    sdk = host_sdk(farm_cache)
+    assert (sdk.root, sdk.bridged, sdk.qnn_version) == (stub_sdk, False, "v2.stub")
+
+
+def test_a_newer_sdk_gets_the_bridge_and_keeps_the_rest(farm_cache: Path, stub_sdk: Path) -> None:
+    _add_library(stub_sdk, 40)
+    sdk = host_sdk(farm_cache, sdk_root=stub_sdk)
+    assert sdk.bridged
+    assert sdk.root != stub_sdk
+    real = sdk.lib_dir / "real" / "libQnnHtp.so"
+    assert real.resolve() == stub_sdk / "lib" / "x86_64-linux-clang" / "libQnnHtp.so"
+    assert (sdk.root / "sdk.yaml").is_file()
+    assert (sdk.root / "lib" / "aarch64-android").is_dir()
+
+
+def test_in_a_process_with_our_own_sdk_the_bridge_is_not_put_in_front_twice(
+    farm_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = host_sdk(farm_cache)
+    for name, value in sdk.env.items():
+        monkeypatch.setenv(name, value)
+    again = host_sdk(farm_cache)
+    assert again == sdk
+
+
+def test_a_root_without_libraries_for_this_machine_is_passed_over(farm_cache: Path, stub_sdk: Path) -> None:
+    assert host_sdk(farm_cache, sdk_root=stub_sdk) == host_sdk(farm_cache)
+
+
+def test_a_library_that_does_not_load_is_named(farm_cache: Path, stub_sdk: Path) -> None:
+    library = stub_sdk / "lib" / "x86_64-linux-clang" / "libQnnHtp.so"
+    library.write_bytes(b"\x7fELF")
+    with pytest.raises(MissingToolError, match=r"libQnnHtp\.so cannot be loaded: .*QNN_SDK_ROOT"):
+        host_sdk(farm_cache, sdk_root=stub_sdk)
+
+
+def test_without_wheel_and_sdk_both_ways_out_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(package: str, _marker: str, extra: str) -> Path:
+        raise MissingToolError(f"the Python package {package} is needed: snapdragon-farm[{extra}]")
+
+    monkeypatch.setattr(simulator, "package_folder", missing)
+    with pytest.raises(MissingToolError, match=r"onnxruntime_qnn .*\[simulator\].* QNN_SDK_ROOT"):
+        host_sdk(tmp_path)
+
+
+def test_another_machine_is_told_that_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulator.platform, "machine", lambda: "aarch64")
+    with pytest.raises(MissingToolError, match="x86_64 Linux, this is Linux aarch64"):
+        host_sdk(tmp_path)
+
+
+def test_a_touched_library_makes_a_new_layout(farm_cache: Path, stub_sdk: Path) -> None:
+    _add_library(stub_sdk, 40)
+    first = host_sdk(farm_cache, sdk_root=stub_sdk)
+    library = stub_sdk / "lib" / "x86_64-linux-clang" / "libQnnHtp.so"
+    stat = library.stat()
+    os.utime(library, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
+    assert host_sdk(farm_cache, sdk_root=stub_sdk).root != first.root
+    shutil.rmtree(stub_sdk)
