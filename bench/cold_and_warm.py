@@ -55,7 +55,19 @@ class BuildWatch(threading.Thread):
 
 def farm(suite: str, env: dict[str, str]) -> tuple[float, dict[str, object]]:
     """Run the main job and return the seconds from Enter to prompt, and what it printed."""
-    argv = [sys.executable, "-m", "farm.cli.main", "run", "--soc", "SM8650", "--suite", suite, "--virtual", "2", "--json"]
+    argv = [
+        sys.executable,
+        "-m",
+        "farm.cli.main",
+        "run",
+        "--soc",
+        "SM8650",
+        "--suite",
+        suite,
+        "--virtual",
+        "2",
+        "--json",
+    ]
     started = time.perf_counter()
     done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, check=False)
     seconds = time.perf_counter() - started
@@ -80,7 +92,12 @@ def main() -> None:
         jobs = run["jobs"]
         assert isinstance(jobs, list)
     print(f"{len(jobs)} jobs of {suite} on {os.cpu_count()} cores: cold {cold_s:.1f} s, warm {warm_s:.1f} s")
-    result = {"jobs": len(jobs), "cold_s": round(cold_s, 2), "warm_s": round(warm_s, 2), "build_cpu_share": round(share, 3)}
+    result = {
+        "jobs": len(jobs),
+        "cold_s": round(cold_s, 2),
+        "warm_s": round(warm_s, 2),
+        "build_cpu_share": round(share, 3),
+    }
     print(json.dumps(result))
 
 

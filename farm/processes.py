@@ -122,6 +122,14 @@ class Supervisor:
             self._children.append(child)
             return child
 
+    def find(self, name: str) -> Child:
+        """Return the youngest child of that name. Raises KeyError."""
+        with self._lock:
+            for child in reversed(self._children):
+                if child.name == name:
+                    return child
+        raise KeyError(name)
+
     def close(self) -> None:
         """End every process, all at the same time. May be called again."""
         if os.getpid() != self._owner:

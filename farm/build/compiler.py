@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 import msgspec
 
-# Cycles per operator come back in the ETDump only when the graph was compiled for it.
-_PROFILE_DETAILED = 2
-
 
 class _Stopwatch:
     """Wall time by step."""
@@ -122,7 +119,6 @@ def _compiler_specs(soc: str) -> list[Any]:
     return generate_qnn_executorch_compiler_spec(  # type: ignore[no-any-return]
         soc_model=QcomChipset[soc],
         backend_options=generate_htp_compiler_spec(use_fp16=False),
-        profile_level=_PROFILE_DETAILED,
     )
 
 

@@ -62,8 +62,8 @@ def _tables(points: Sequence[HistoryPoint], wanted: Sequence[str]) -> list[str]:
         lines += [f"  {'started':<17}{'run':<7}{'verdict':<12}{heading}".rstrip()]
         previous = ""
         for (_, run_id), attempt in groupby(rows, key=lambda row: (row.time_ms, row.run_id)):
-            values = {row.metric: row for row in (cells := list(attempt))}
-            first = cells[0]
+            cells = list(attempt)
+            values, first = {row.metric: row for row in cells}, cells[0]
             verdict = "known issue" if first.known_issue else first.verdict
             figures = "".join(f"{_figure(values.get(metric)):>16}" for metric in shown)
             changed = "  (new toolchain)" if previous not in ("", first.fingerprint) else ""

@@ -43,9 +43,9 @@ class RunPlan(msgspec.Struct, frozen=True):
 
     def write(self) -> None:
         """Write it, for workers to read."""
-        self.path.write_bytes(msgspec.json.encode(self))
+        self.path.write_bytes(msgspec.json.encode(self, enc_hook=str))
 
 
 def read_plan(path: Path) -> RunPlan:
     """Return the plan in a file that `RunPlan.write` wrote."""
-    return msgspec.json.decode(path.read_bytes(), type=RunPlan)
+    return msgspec.json.decode(path.read_bytes(), type=RunPlan, dec_hook=lambda kind, text: kind(text))

@@ -45,7 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if not path:
         return
     config.stash[PLAN] = read_plan(Path(path))
-    # Before xdist asks for it, which is last as well but was registered earlier.
     config.pluginmanager.unregister(name="terminalreporter")
 
 

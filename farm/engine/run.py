@@ -256,12 +256,12 @@ def write_report(view: RunView, folder: Path) -> Path:
 
 def exit_code_of(view: RunView) -> int:
     """Return what `farm run` returns for what a run found: 0, 1 (a job failed) or 4 (infrastructure). Pure."""
-    last = [job.attempts[-1] for job in view.jobs if job.attempts]
-    if any(attempt.verdict == "failed" and not attempt.known_issue for attempt in last):
+    from farm.report.summary import Outcome, summarize
+
+    summary = summarize(view)
+    if summary.counts[Outcome.FAILED]:
         return 1
-    if any(attempt.verdict == "infra" for attempt in last) or len(last) < len(view.jobs):
-        return InfraError.exit_code
-    return 0
+    return InfraError.exit_code if summary.attention else 0
 
 
 @contextmanager

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from farm.engine.plan import RunPlan
 
 
+# Ours before xdist, whose last hook asks for the terminal reporter that ours takes away.
+_PLUGINS = ("-p", "farm.engine.plugin", "-p", "xdist.plugin")
+
+
 class _Selection:
     """Collects the ids that pytest's own options select."""
 
@@ -46,7 +50,7 @@ def _arguments(plan: RunPlan, state_dir: Path) -> list[str]:
         configuration.write_text("[pytest]\n")
     return [
         "-c", str(configuration), "--rootdir", str(plan.folder), "--noconftest", "--import-mode", "importlib",
-        "-o", f"cache_dir={state_dir / 'pytest_cache'}", "-p", "xdist.plugin", "-p", "farm.engine.plugin",
+        "-o", f"cache_dir={state_dir / 'pytest_cache'}", *_PLUGINS,
         "-p", "no:faulthandler", "--farm-plan", str(plan.path), str(plan.path),
     ]  # fmt: skip
 

@@ -36,6 +36,14 @@ class Toolchain(msgspec.Struct, frozen=True):
 
 def prepare(config: Config, note: Callable[[str], None]) -> Toolchain:
     """Build what is missing and return the toolchain. Raises MissingToolError."""
-    native = build_native(config.cache_dir, log=note)
+    told: list[str] = []
+
+    def building(line: str) -> None:
+        # What cmake and ninja print is in the build's log; here it is enough to know why it takes a while.
+        if not told:
+            note("building the native runner, once for this compiler and ExecuTorch (half a minute)")
+        told.append(line)
+
+    native = build_native(config.cache_dir, log=building)
     sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root)
     return Toolchain(toolchain_versions(sdk.qnn_version), dict(sdk.env), native.key)

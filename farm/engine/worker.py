@@ -34,7 +34,11 @@ class Worker:
         self._session = DeviceSession(
             AdbTransport(device.serial, device.adb_port), plan.runtimes[device.soc], plan.run_id, device.serial
         )
-        self._options = RunnerOptions(iterations=plan.iterations, warm_up=plan.warm_up, timeout_s=plan.timeout_s)
+        # Cycles need detailed profiling. The simulator's speed does not change with it; that of hardware would.
+        flags = {"profile_level": "2"} if device.kind == "virtual" else {}
+        self._options = RunnerOptions(
+            iterations=plan.iterations, warm_up=plan.warm_up, timeout_s=plan.timeout_s, flags=flags
+        )
 
     def run(self, planned: PlannedJob) -> Attempt:
         """Run one job, record its attempt, and return it."""
@@ -71,7 +75,8 @@ class Worker:
         if not planned.cached:
             reply = await_reply(self._plan.folder, planned.key)
             if reply is None:
-                raise FarmError("the run was ended")
+                # Killed: nothing is to be recorded of a job that nobody waits for, and this process ends as well.
+                raise KeyboardInterrupt
             if not reply.ok:
                 log = builds_folder(self._plan.folder) / f"{planned.key}.log"
                 raise _BuildFailedError(reply.reason, _tail(log), infra=reply.infra)

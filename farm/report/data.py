@@ -26,8 +26,7 @@ def render_json(view: RunView) -> str:
         "counts": {outcome.value: n for outcome, n in summary.counts.items()},
         "outcomes": {job.job.id: job.outcome.value for job in summary.jobs},
     }
-    text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
-    return f"{text}\n"
+    return msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
 
 
 def parse_json(text: str | bytes) -> RunView:

@@ -15,7 +15,17 @@ from farm import __version__
 from farm.report import format as fmt
 from farm.report.clean import cut_log, one_line, visible
 from farm.report.matrix import matrices
-from farm.report.summary import JobSummary, Outcome, RunSummary, Tone, broken_limits, exit_meaning, spread_of, summarize
+from farm.report.summary import (
+    JobSummary,
+    Outcome,
+    RunSummary,
+    Tone,
+    beyond_comparisons,
+    broken_limits,
+    exit_meaning,
+    spread_of,
+    summarize,
+)
 from farm.resources import data_folder
 
 if TYPE_CHECKING:
@@ -107,6 +117,7 @@ def _environment() -> jinja2.Environment:
         "sortable": _sortable,
         "one_line": one_line,
         "spread": spread_of,
+        "beyond": beyond_comparisons,
         "broken": broken_limits,
         "in_full": shown_in_full,
         "cut": cut_log,

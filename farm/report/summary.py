@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # pytest 8.2, _pytest/mark/expression.py: what an identifier of `-k` is made of.
 _NOT_K_IDENTIFIER = re.compile(r"[^\w:+\-.\[\]\\/]+")
 
+_NUMERIC = re.compile(r"(sqnr|cosine)_(fp32|quantized)\[\d+\]")
+
 
 class Outcome(StrEnum):
     """How a job ended, as it is shown: the verdict of its final attempt, known issues told apart."""
@@ -50,7 +52,7 @@ class Tone(StrEnum):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """The finite samples of one measurement, in its unit."""
+    """The samples of one measurement that are numbers, in its unit."""
 
     n: int
     least: float
@@ -268,12 +270,25 @@ def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
 
 
 def spread_of(measurement: Measurement) -> Spread | None:
-    """Return the spread of the samples that are finite numbers; None when there are none."""
-    samples = sorted(sample for sample in measurement.samples if math.isfinite(sample))
+    """Return the spread of the samples; NaN is left out. None when there are none."""
+    samples = sorted(sample for sample in measurement.samples if not math.isnan(sample))
     if not samples:
         return None
     nearest_rank = max(0, math.ceil(0.9 * len(samples)) - 1)
     return Spread(len(samples), samples[0], statistics.median(samples), samples[nearest_rank], samples[-1])
+
+
+def beyond_comparisons(attempt: Attempt, *, samples: bool) -> tuple[Measurement, ...]:
+    """Return the measurements that tell more than the comparisons of `attempt` do.
+
+    SQNR and cosine of each output are in both; with `samples`, they stay where there is more than one of them.
+    """
+    return tuple(
+        measurement
+        for measurement in attempt.measurements
+        if not (attempt.comparisons and _NUMERIC.fullmatch(measurement.metric))
+        or (samples and len(measurement.samples) > 1)
+    )
 
 
 def broken_limits(comparison: Comparison) -> frozenset[str]:

@@ -44,7 +44,7 @@ def render_summary(view: RunView, width: int = 80, *, color: bool = False) -> st
     )
     for line in summary_lines(view, width):
         console.print(line, soft_wrap=True)
-    return stream.getvalue()
+    return stream.getvalue().rstrip("\n")
 
 
 def summary_lines(view: RunView, width: int = 80) -> list[Text]:

@@ -78,8 +78,8 @@ def _without_warm_up(cycles: Sequence[int], report: RunnerReport) -> tuple[list[
 def numeric_measurements(figures: Mapping[tuple[int, str], Iterable[Figures]]) -> tuple[Measurement, ...]:
     """Return SQNR against both references and cosine against FP32, one sample per inference.
 
-    `figures` has, by output and reference, those of each inference. Where one is not finite (equal outputs have an
-    infinite SQNR) the metric is left out: no statistic can hold it, and the comparison shows it.
+    `figures` has, by output and reference, those of each inference. Equal outputs have an SQNR of inf. Where one
+    inference has no figure, or -inf (its output is not finite), the metric is left out: the comparison shows it.
     """
     measured = []
     for (output, reference), rows in figures.items():
@@ -88,7 +88,7 @@ def numeric_measurements(figures: Mapping[tuple[int, str], Iterable[Figures]]) -
         if reference == "fp32":
             wanted["cosine"] = ("1", [row.cosine for row in rows])
         for name, (unit, values) in wanted.items():
-            samples = tuple(value for value in values if value is not None and math.isfinite(value))
+            samples = tuple(value for value in values if value is not None and value > -math.inf)
             if samples and len(samples) == len(rows):
                 measured.append(Measurement(f"{name}_{reference}[{output}]", unit, Direction.HIGHER, samples))
     return tuple(measured)

@@ -74,7 +74,7 @@ def simulator_runtime(
     return _runtime(cache_dir, files, RUNNER, versions, "simulator")
 
 
-def android_runtime(  # noqa: PLR0917
+def android_runtime(
     soc: Soc, backend: str, sdk_root: Path, runner: Path, backend_library: Path, cache_dir: Path
 ) -> Runtime:
     """Return what an Android device with `soc` needs to run bundles of `backend`.
@@ -130,7 +130,7 @@ def _looked(sdk_root: Path | None, name: str) -> str:
     return "" if sdk_root is None else f" with {name} (looked for {sdk_root / 'lib' / TARGET / name})"
 
 
-def _runtime(  # noqa: PLR0917
+def _runtime(
     cache_dir: Path,
     files: dict[str, Path],
     runner: str,

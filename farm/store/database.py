@@ -137,7 +137,9 @@ class Database:
         """Return the revision of the schema, None for an empty database."""
         names = inspect(connection).get_table_names()
         if VERSION_TABLE in names:
-            return connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))  # noqa: S608 - a constant
+            query = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608 - a constant
+            revision: str | None = connection.scalar(text(query))
+            return revision
         if names and self._is_sqlite:
             raise StoreError(f"{self.name}: is a database of another program: {_ELSEWHERE}")
         return None

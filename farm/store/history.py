@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import case, func, select
 
-from farm.errors import UnknownNameError
+from farm.errors import UnknownNameError, UsageError
 from farm.store import schema, values
 from farm.store.records import HistoryPoint
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row, Subquery
 
-_NOTHING = "the store has no attempt yet: 'farm run' makes some"
+_NOTHING = "(the store has no job yet: 'farm run' makes some)"
+# Ids in one statement; nobody reads the history of more.
+_MOST_PARAMETERS = 10_000
 
 
 class _Figure(NamedTuple):
@@ -46,7 +48,7 @@ def history(
         # An attempt that failed is part of the history of what was asked for.
         measured = measured or [_NO_FIGURE._replace(metric=metric or "")]
         points += [_point(row, figure) for figure in measured]
-    return sorted(points, key=lambda point: (point.job_id, point.device_kind, point.metric, point.unit))
+    return sorted(points, key=lambda point: (point.job_id, point.device_kind, point.metric))
 
 
 def _matching_jobs(connection: Connection, pattern: str, soc: str | None) -> dict[int, str]:
@@ -57,16 +59,18 @@ def _matching_jobs(connection: Connection, pattern: str, soc: str | None) -> dic
     found = [row for row in rows if any(map(expression.fullmatch, _names(row)))]
     if not found:
         known = {name for row in rows for name in _names(row)[1:]} if "[" not in pattern else {r.name for r in rows}
-        raise UnknownNameError("job", pattern, known, "" if known else f": {_NOTHING}")
+        raise UnknownNameError("job", pattern, known, "" if known else _NOTHING)
     if soc is not None:
         of_soc = [row for row in found if row.soc.casefold() == soc.casefold()]
         if not of_soc:
             raise UnknownNameError("SoC", soc, {row.soc for row in found}, f"in the history of {pattern}")
         found = of_soc
+    if len(found) > _MOST_PARAMETERS:
+        raise UsageError(f"{len(found)} jobs match {pattern!r}: name a suite or an SoC as well")
     return {row.id: row.name for row in found}
 
 
-def _names(row: Row[Any]) -> tuple[str, str, str]:
+def _names(row: Any) -> tuple[str, str, str]:
     return row.name, f"{row.suite}/{row.case_name}", row.suite
 
 
@@ -138,14 +142,11 @@ def _figures(connection: Connection, attempt_ids: Sequence[int]) -> dict[int, li
     return found
 
 
-_MOST_PARAMETERS = 10_000
-
-
 def _check_metric(connection: Connection, jobs: dict[int, str], metric: str) -> None:
     series = schema.series.c
     known = set(connection.scalars(select(series.metric).where(series.job_id.in_(jobs)).distinct()))
     if metric not in known:
-        raise UnknownNameError("metric", metric, known, "" if known else ": none was ever measured here")
+        raise UnknownNameError("metric", metric, known, "" if known else "(these jobs never measured anything)")
 
 
 def _point(row: Row[Any], figure: _Figure) -> HistoryPoint:

@@ -51,7 +51,7 @@ def resolve_run(connection: Connection, ref: str) -> str:
         shown = ", ".join(begin_so[:8]) + (", ..." if len(begin_so) > 8 else "")
         raise UsageError(f"several runs begin with {ref!r}: {shown}")
     known = list(connection.scalars(_newest_first().limit(1000)))
-    raise UnknownNameError("run", ref, known, "" if known else ": the store has none, 'farm run' makes one")
+    raise UnknownNameError("run", ref, known, "" if known else "(the store has none: 'farm run' makes one)")
 
 
 def run_view(connection: Connection, run_id: str) -> RunView:

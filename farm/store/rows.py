@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from farm.errors import StoreError
 from farm.store import schema, values
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from sqlalchemy import Connection, Table
+    from sqlalchemy.dialects import postgresql, sqlite
 
     from farm.devices.discovery import Device
     from farm.results.attempt import Attempt, Comparison, Measurement
@@ -63,17 +63,31 @@ def chunks(names: Collection[str]) -> Iterator[list[str]]:
 
 def bounded(attempt: Attempt) -> Attempt:
     """Return the attempt with every text as long as the store keeps it, and as both databases can hold it."""
+    replace = msgspec.structs.replace
     comparisons = [
-        msgspec.structs.replace(row, violations=tuple(map(values.clean, row.violations[: values.NOTES_LIMIT])))
-        for row in attempt.comparisons
+        replace(
+            comparison,
+            reference=values.clean(comparison.reference, values.KIND_LIMIT),
+            violations=tuple(map(values.clean, comparison.violations[: values.NOTES_LIMIT])),
+        )
+        for comparison in attempt.comparisons
     ]
-    return msgspec.structs.replace(
+    measurements = [
+        replace(
+            measurement,
+            metric=values.clean(measurement.metric, values.METRIC_LIMIT),
+            unit=values.clean(measurement.unit, values.UNIT_LIMIT),
+        )
+        for measurement in attempt.measurements
+    ]
+    return replace(
         attempt,
         reason=values.clean(attempt.reason),
         device=values.clean(attempt.device, values.NAME_LIMIT),
         bundle_key=values.clean(attempt.bundle_key, values.KEY_LIMIT),
         known_issue=values.clean(attempt.known_issue),
         comparisons=tuple(comparisons),
+        measurements=tuple(measurements),
         log=values.clean_log(attempt.log),
         notes=tuple(map(values.clean, attempt.notes[: values.NOTES_LIMIT])),
     )
@@ -232,15 +246,7 @@ def _comparison_rows(attempt_id: int, comparisons: Sequence[Comparison]) -> list
 def _insert_measurements(
     connection: Connection, attempt_id: int, job_row_id: int, measurements: Sequence[Measurement]
 ) -> None:
-    keys = [
-        (
-            values.clean(measurement.metric, values.METRIC_LIMIT),
-            values.clean(measurement.unit, values.UNIT_LIMIT),
-            str(measurement.direction),
-            measurement.exact,
-        )
-        for measurement in measurements
-    ]
+    keys = [(row.metric, row.unit, str(row.direction), row.exact) for row in measurements]
     ids = _series_ids(connection, job_row_id, keys)
     floats, integers = [], []
     for position, (key, measurement) in enumerate(zip(keys, measurements, strict=True)):
@@ -300,6 +306,11 @@ def _insert(connection: Connection, table: Table, rows: Sequence[Mapping[str, An
 
 
 def _insert_ignoring(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    # Importing the dialect that is not used would take as long as opening the store.
     if connection.dialect.name == "sqlite":
-        return sqlite.insert(table).on_conflict_do_nothing()
-    return postgresql.insert(table).on_conflict_do_nothing()
+        from sqlalchemy.dialects.sqlite import insert
+
+        return insert(table).on_conflict_do_nothing()
+    from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+
+    return postgresql_insert(table).on_conflict_do_nothing()

@@ -83,10 +83,11 @@ class _FramedSession:
         self._writing = asyncio.Lock()
 
     async def pump_output(self) -> None:
-        pumps = [self._pump(self._command.stdout, _STDOUT)]
-        if self._command.stderr >= 0:
-            pumps.append(self._pump(self._command.stderr, _STDERR))
-        await asyncio.gather(*pumps)
+        # A group, because a pump that outlived the other would go on with a descriptor that is somebody else's by then.
+        async with asyncio.TaskGroup() as pumps:
+            pumps.create_task(self._pump(self._command.stdout, _STDOUT))
+            if self._command.stderr >= 0:
+                pumps.create_task(self._pump(self._command.stderr, _STDERR))
         await self._write(_EXIT, bytes([await self._command.wait() & 0xFF]))
 
     async def feed_input(self) -> None:

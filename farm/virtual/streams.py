@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -152,9 +153,14 @@ class Connection:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, number: int, stream: Stream, service: Service) -> None:
-        with contextlib.suppress(OSError, StreamClosedError):
-            try:
-                await service(stream)
-                await stream.finish()
-            finally:
-                del self._streams[number]
+        try:
+            await service(stream)
+        except StreamClosedError:
+            pass
+        except Exception:  # noqa: BLE001 - one service that fails is no reason for the others to; the log has it
+            traceback.print_exc()
+        finally:
+            # The peer may use its number again as soon as it knows.
+            del self._streams[number]
+        with contextlib.suppress(OSError):
+            await stream.finish()

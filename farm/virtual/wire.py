@@ -64,17 +64,29 @@ class Link:
     async def write(self, command: int, arg0: int, arg1: int, payload: bytes | memoryview = b"") -> None:
         """Send one packet. Raises OSError when the peer is gone."""
         header = _HEADER.pack(command, arg0, arg1, len(payload), 0, command ^ 0xFFFFFFFF)
-        async with self._writing:
-            try:
-                sent = self._socket.sendmsg((header, payload))
-            except BlockingIOError:
-                sent = 0
+        await self._writing.acquire()
+        try:
+            sent = self._socket.sendmsg((header, payload))
+        except BlockingIOError:
+            sent = 0
+        except BaseException:
+            self._writing.release()
+            raise
+        if sent == len(header) + len(payload):
+            self._writing.release()
+        else:
+            # Half a packet would spoil every stream, so a caller that is cancelled does not stop it.
+            await asyncio.shield(self._loop.create_task(self._send_rest(header, memoryview(payload), sent)))
+
+    async def _send_rest(self, header: bytes, payload: memoryview, sent: int) -> None:
+        try:
             if sent < len(header):
                 await self._loop.sock_sendall(self._socket, header[sent:])
                 sent = len(header)
-            rest = memoryview(payload)[sent - len(header) :]
-            if rest:
-                await self._loop.sock_sendall(self._socket, rest)
+            if sent < len(header) + len(payload):
+                await self._loop.sock_sendall(self._socket, payload[sent - len(header) :])
+        finally:
+            self._writing.release()
 
     async def _fill(self, buffer: bytearray) -> bool:
         view = memoryview(buffer)

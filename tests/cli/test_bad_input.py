@@ -66,7 +66,9 @@ def test_without_a_device_it_says_what_is_attached(home: FarmHome, tmp_path: Pat
 
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path / "adb")
-        done = home.farm("run", "--soc", "SM8650", "--suite", "smoke", env={"ANDROID_ADB_SERVER_PORT": str(server.port)})
+        done = home.farm(
+            "run", "--soc", "SM8650", "--suite", "smoke", env={"ANDROID_ADB_SERVER_PORT": str(server.port)}
+        )
     assert done.returncode == 4
     assert "no attached device is a SM8650: attached are none" in done.stderr
     assert "--virtual" in done.stderr

@@ -34,7 +34,13 @@ def test_what_is_listed_imports_nothing_heavy(home: FarmHome, arguments: list[st
         "assert not loaded, loaded\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=home.env, cwd=home.cwd, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code],
+        env=home.env,
+        cwd=home.cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
 

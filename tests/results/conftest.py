@@ -10,6 +10,7 @@ import flatbuffers
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from farm.build.bundle import Bundle, Manifest, TensorSpec
 from farm.execution.raw import RawResult
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.results.attempt import Attempt
+
+# A loaded machine is no failure.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example])
 
 DECIBELS = Tolerance(fp32=Limits(sqnr_db=20.0), quantized=Limits(sqnr_db=30.0))
 SHAPE = (2, 3, 4)

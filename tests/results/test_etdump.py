@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farm.results.etdump import ETDUMP_LIMIT, Block, ETDumpError, node_cycles, read_etdump
 
-from .conftest import LOAD_BLOCK, inference_block, write_etdump
+from .conftest import LOAD_BLOCK, PATIENT, inference_block, write_etdump
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +121,7 @@ def _read(data: bytes) -> list[Block] | None:
     return blocks
 
 
-@settings(max_examples=300, deadline=None)
+@settings(PATIENT, max_examples=300)
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255), st.integers(0, len(GOOD) - 1), st.integers(0, 255))
 def test_a_damaged_dump_is_read_or_refused(first: int, value: int, second: int, other: int) -> None:
     data = bytearray(GOOD)
@@ -129,7 +129,7 @@ def test_a_damaged_dump_is_read_or_refused(first: int, value: int, second: int, 
     _read(bytes(data))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(PATIENT, max_examples=300)
 @given(
     st.integers(0, len(GOOD) // 4 - 1),
     st.sampled_from([0, 1, 4, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xFFFFFFFC, len(GOOD), len(GOOD) - 4, 2**16]),
@@ -141,14 +141,14 @@ def test_hostile_offsets_and_lengths_are_read_or_refused(word: int, value: int, 
     _read(bytes(data) if prefixed else bytes(data)[4:])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(PATIENT, max_examples=200)
 @given(st.integers(0, len(GOOD)))
 def test_a_dump_cut_anywhere_is_refused(size: int) -> None:
     assert (_read(GOOD[:size]) is None) == (size < len(GOOD))
     _read(GOOD[4:size])
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.large_base_example])
+@settings(PATIENT, max_examples=200)
 @given(st.binary(max_size=200), st.integers(0, 64))
 def test_noise_behind_the_identifier_is_read_or_refused(noise: bytes, root: int) -> None:
     _read(root.to_bytes(4, "little") + b"ED00" + noise)

@@ -46,6 +46,8 @@ def test_equal_outputs_pass_with_everything_measured(execution: Execution, etdum
         "latency": ("ns", lower, False, (3_000_000.0, 4_000_000.0, 3_000_001.0, 4_000_000.0)),
         "load_time": ("ns", lower, False, (3_500_000.0,)),
         "htp_cycles": ("cycles", lower, False, (3.0, 7.0, 5.0, 13.0)),
+        "sqnr_fp32[0]": ("dB", higher, False, (math.inf, math.inf)),
+        "sqnr_quantized[0]": ("dB", higher, False, (math.inf, math.inf)),
         "cosine_fp32[0]": ("1", higher, False, (1.0, 1.0)),
         "pte_size": ("bytes", lower, True, (62976.0,)),
         "partitions": ("count", lower, True, (1.0,)),

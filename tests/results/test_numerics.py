@@ -11,6 +11,8 @@ from hypothesis.extra import numpy as hnp
 from farm.results.numerics import Figures, compare, is_decided, signal_problem, violations, worst
 from farm.suites import Limits
 
+from .conftest import PATIENT
+
 SHAPES = hnp.array_shapes(max_dims=3, max_side=6)
 ORDINARY = st.floats(-1e3, 1e3, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3)
 
@@ -22,6 +24,7 @@ def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return draw(arrays), draw(arrays)
 
 
+@PATIENT
 @given(pairs())
 def test_figures_are_their_definitions(pair: tuple[np.ndarray, np.ndarray]) -> None:
     actual, reference = pair
@@ -40,6 +43,7 @@ def test_figures_are_their_definitions(pair: tuple[np.ndarray, np.ndarray]) -> N
     assert figures.mismatch is None
 
 
+@PATIENT
 @given(
     hnp.arrays(np.float32, SHAPES, elements=st.floats(width=32)),
     hnp.arrays(np.float32, SHAPES, elements=st.floats(width=32)),
@@ -58,6 +62,7 @@ def test_no_value_whatever_gives_nan_or_a_false_equal(actual: np.ndarray, refere
     assert equal or violations(figures, Limits(max_abs=0.0))
 
 
+@PATIENT
 @given(hnp.arrays(np.int32, (7,), elements=st.integers(-2, 2)), hnp.arrays(np.int32, (7,), elements=st.integers(-2, 2)))
 def test_integers_are_counted_not_averaged(actual: np.ndarray, reference: np.ndarray) -> None:
     figures = compare(actual, reference)

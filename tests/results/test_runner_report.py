@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from farm.results.runner_report import REPORT_LIMIT, ReportError, RunnerReport, parse_report, read_report
 
+from .conftest import PATIENT
+
 # As farm_runner 1 wrote it for a convolution.
 GOOD = {
     "schema": 1,
@@ -118,7 +120,7 @@ JSON = st.recursive(
 TEXT = json.dumps(GOOD).encode()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(PATIENT, max_examples=300)
 @given(st.sampled_from(sorted(GOOD)), JSON)
 def test_any_value_in_any_field_is_read_or_refused(name: str, value: Any) -> None:
     try:
@@ -128,7 +130,7 @@ def test_any_value_in_any_field_is_read_or_refused(name: str, value: Any) -> Non
     assert all(ns > 0 for row in report.inferences for ns in (*row.warm_up_ns, *row.iterations_ns))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(PATIENT, max_examples=300)
 @given(st.integers(0, len(TEXT) - 1), st.integers(0, 255), st.integers(0, len(TEXT)))
 def test_a_damaged_or_cut_file_is_read_or_refused(place: int, value: int, size: int) -> None:
     data = bytearray(TEXT)

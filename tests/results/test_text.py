@@ -5,11 +5,14 @@ from hypothesis import strategies as st
 
 from farm.results.text import LOG_LIMIT, REASON_LIMIT, bounded_log, one_line
 
+from .conftest import PATIENT
+
 
 def test_a_reason_is_one_printable_line() -> None:
     assert one_line("\x1b[31mload:\r\n\tno\0 such   file\u202e\n") == "[31mload: no such file"
 
 
+@PATIENT
 @given(st.text(max_size=2000, alphabet=st.characters()))
 def test_any_text_is_bounded_and_can_be_stored(text: str) -> None:
     for shown in (one_line(text), bounded_log(text, 100)):

@@ -80,7 +80,7 @@ def test_sources_that_do_not_build_say_why_and_leave_nothing(tmp_path: Path, mon
     (sources / "src" / "main.cpp").write_text("#error nor does this\n")
     monkeypatch.setattr(native, "data_folder", lambda _name: sources)
     lines: list[str] = []
-    with pytest.raises(InfraError, match="this does not compile|nor does this"):
+    with pytest.raises(InfraError, match=r"this does not compile|nor does this"):
         build_native(tmp_path / "cache", log=lines.append)
     assert any("error" in line for line in lines)
     assert [path.suffix for path in (tmp_path / "cache" / "native").iterdir()] == [".lock"]

@@ -1,0 +1,142 @@
+"""Files by the hash of their content: kept once however many attempts have them, never changed, safe to share.
+
+    ROOT/ab/cd/abcd...   named by their SHA-256
+    ROOT/incoming/       being written; what is old there was left by a process that died
+
+Files are kept as they came: ETDumps and outputs of quantized models hardly shrink, and any tool can read them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from farm.errors import StoreError
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CHUNK = 1 << 20
+# Far longer than writing the greatest artifact takes.
+_LEFT_BEHIND_S = 24 * 3600.0
+
+
+class ArtifactStore:
+    """The artifacts under one folder; several processes may put and read at once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._incoming = root / "incoming"
+
+    def put(self, content: Path | bytes) -> str:
+        """Keep a file or bytes, and return the SHA-256, as hex.
+
+        When this returns, the content is on the disk under its name and survives a power loss. Raises StoreError
+        when it cannot be read or written; then nothing was published.
+        """
+        try:
+            if isinstance(content, bytes):
+                return self._put_bytes(content)
+            with content.open("rb") as source:
+                return self._put_stream(source)
+        except OSError as error:
+            raise StoreError(f"{error.filename or self._root}: the artifact is not kept: {error.strerror}") from error
+
+    def path(self, sha256: str) -> Path:
+        """Return where an artifact is, or would be. Raises StoreError for what is no hash."""
+        if not _SHA256.fullmatch(sha256):
+            raise StoreError(f"{sha256[:80]!r} is not the SHA-256 of an artifact")
+        return self._root / sha256[:2] / sha256[2:4] / sha256
+
+    def open(self, sha256: str) -> BinaryIO:
+        """Return an artifact, to read. Raises StoreError when it is not here."""
+        path = self.path(sha256)
+        try:
+            return path.open("rb")
+        except OSError as error:
+            raise StoreError(
+                f"{path}: the artifact cannot be read: {error.strerror}: was it pruned, or is it on another machine?"
+            ) from error
+
+    def _put_bytes(self, content: bytes) -> str:
+        sha256 = hashlib.sha256(content).hexdigest()
+        if not self.path(sha256).exists():
+            with self._new_file() as file:
+                file.write(content)
+                self._publish(file, sha256)
+        return sha256
+
+    def _put_stream(self, source: BinaryIO) -> str:
+        # Hashed while it is copied: the source might change between two readings.
+        digest = hashlib.sha256()
+        with self._new_file() as file:
+            while chunk := source.read(_CHUNK):
+                digest.update(chunk)
+                file.write(chunk)
+            sha256 = digest.hexdigest()
+            if not self.path(sha256).exists():
+                self._publish(file, sha256)
+        return sha256
+
+    def _new_file(self) -> _Incoming:
+        if not self._incoming.is_dir():
+            self._incoming.mkdir(parents=True, exist_ok=True)
+            _sync_folder(self._root)
+            _sync_folder(self._root.parent)
+        self._sweep()
+        return _Incoming(self._incoming)
+
+    def _publish(self, file: _Incoming, sha256: str) -> None:
+        path = self.path(sha256)
+        for folder in (path.parent.parent, path.parent):
+            with suppress(FileExistsError):
+                folder.mkdir()
+                _sync_folder(folder.parent)
+        file.sync()
+        # Whoever puts the same content at the same time replaces it with itself.
+        file.path.replace(path)
+        _sync_folder(path.parent)
+
+    def _sweep(self) -> None:
+        for path in self._incoming.iterdir():
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _LEFT_BEHIND_S:
+                    path.unlink()
+
+
+class _Incoming:
+    """A file being written, which is gone afterwards unless it was moved."""
+
+    def __init__(self, folder: Path) -> None:
+        descriptor, name = tempfile.mkstemp(dir=folder)
+        self.path = Path(name)
+        self._file = os.fdopen(descriptor, "wb")
+
+    def __enter__(self) -> _Incoming:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with suppress(OSError):
+            self._file.close()
+        self.path.unlink(missing_ok=True)
+
+    def write(self, content: bytes) -> None:
+        self._file.write(content)
+
+    def sync(self) -> None:
+        """Bring it to the disk, readable for whoever may read the folder and writable for nobody."""
+        self._file.flush()
+        os.fchmod(self._file.fileno(), 0o444)
+        os.fsync(self._file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

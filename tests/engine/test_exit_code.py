@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from farm.engine.run import exit_code_of
+from farm.report.view import JobView, RunView
+from farm.results.attempt import Attempt, Stage, Verdict
+
+PASSED = Attempt("j", Verdict.PASSED, Stage.DONE, "")
+FAILED = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong")
+KNOWN = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong", known_issue="understood")
+INFRA = Attempt("j", Verdict.INFRA, Stage.PUSH, "cable")
+
+
+def view(*jobs: tuple[Attempt, ...]) -> RunView:
+    return RunView(
+        id="r", command="farm run", started_ms=1, finished_ms=2, exit_code=None, user="u", host="h", fingerprint={},
+        devices=(),
+        jobs=tuple(
+            JobView(f"s/c{n}[SM8650-htp-8a8w]", "s", f"c{n}", "SM8650", "htp", "8a8w", attempts)
+            for n, attempts in enumerate(jobs)
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("jobs", "code"),
+    [
+        ([(PASSED,), (PASSED,)], 0),
+        ([(PASSED,), (KNOWN,)], 0),
+        ([(PASSED,), (FAILED,)], 1),
+        ([(PASSED,), (INFRA,)], 4),
+        ([(PASSED,), ()], 4),
+        ([(INFRA,), (FAILED,), (KNOWN,)], 1),
+        ([(INFRA, PASSED), (PASSED,)], 0),
+        ([(FAILED, INFRA)], 1),
+    ],
+)
+def test_the_worst_job_decides_whatever_the_order(jobs: list[tuple[Attempt, ...]], code: int) -> None:
+    assert {exit_code_of(view(*order)) for order in itertools.permutations(jobs)} == {code}

@@ -1,0 +1,294 @@
+"""The main job, end to end, on real parts: ExecuTorch, adb, the runner on the simulator, the store, the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest import FarmHome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAIN = ("run", "--soc", "SM8650", "--virtual", "2")
+
+OPS = """
+import os, signal, time, torch
+class Slow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        time.sleep(600)
+class Zeros(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(-x * x)
+class Wrong(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+"""
+
+SUITE = """
+[suite]
+name = "mine"
+description = "what can go wrong"
+[suite.tolerance.8a8w.fp32]
+sqnr_db = 20.0
+
+[case.good]
+module = "torch.nn:ReLU"
+inputs = [{ shape = [1, 3, 16, 16] }]
+
+[case.does_not_compile]
+module = "torch.nn:Conv2d"
+args = [4, 8, 3]
+inputs = [{ shape = [1, 3, 16, 16] }]
+
+[case.no_signal]
+module = ".ops:Zeros"
+inputs = [{ shape = [1, 3, 16, 16] }]
+
+[case.too_strict]
+module = ".ops:Wrong"
+inputs = [{ shape = [1, 3, 16, 16] }]
+[case.too_strict.tolerance.8a8w.fp32]
+sqnr_db = 300.0
+
+[case.known]
+module = ".ops:Wrong"
+inputs = [{ shape = [1, 3, 16, 16] }]
+[case.known.tolerance.8a8w.fp32]
+sqnr_db = 300.0
+[[case.known.known_issues]]
+reason = "8 bits do not make 300 dB"
+"""
+
+
+def processes_of(home: FarmHome) -> list[str]:
+    """Return the command lines of processes that were started for this home and still live."""
+    mark = f"FARM_STATE_DIR={home.state}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (
+                mark in (folder / "environ").read_bytes().split(b"\0")
+                or str(home.state).encode() in (folder / "cmdline").read_bytes()
+            ):
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def wait_for_no_process(home: FarmHome, seconds: float = 30) -> list[str]:
+    deadline = time.monotonic() + seconds
+    while processes_of(home) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return processes_of(home)
+
+
+def tables(home: FarmHome) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{home.state / 'farm.db'}?mode=ro", uri=True)
+
+
+@pytest.fixture(scope="module")
+def shared(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
+    """One home for the tests that look at the same run."""
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "cwd").mkdir()
+    return FarmHome(farm_cache, folder / "state", folder / "cwd")
+
+
+@pytest.fixture(scope="module")
+def main_job(shared: FarmHome) -> dict[str, Any]:
+    """The README's first command, from whatever the cache has."""
+    done = shared.farm(*MAIN, "--suite", "quantized_ops", "--json", timeout_s=1500)
+    assert done.returncode == 0, done.stderr[-4000:]
+    view: dict[str, Any] = json.loads(done.stdout)
+    view["stderr"] = done.stderr
+    return view
+
+
+def test_every_operator_is_compiled_and_executed(main_job: dict[str, Any]) -> None:
+    operators = {job["case"] for job in main_job["jobs"] if job["precision"] == "8a8w"}
+    assert len(operators) >= 60
+    for job in main_job["jobs"]:
+        [attempt] = job["attempts"]
+        assert attempt["verdict"] == "passed" or attempt["known_issue"], (job["id"], attempt["reason"])
+        metrics = {measurement["metric"]: measurement for measurement in attempt["measurements"]}
+        assert {"latency", "load_time", "pte_size", "partitions", "htp_cycles"} <= set(metrics), job["id"]
+        assert len(metrics["latency"]["samples"]) >= 3
+        assert metrics["partitions"]["samples"] == [1]
+        assert {comparison["reference"] for comparison in attempt["comparisons"]} == {"fp32", "quantized"}
+        assert attempt["device"].startswith("virtual-SM8650-")
+    devices = {device["serial"]: device for device in main_job["devices"]}
+    assert len(devices) == 2
+    assert all(device["kind"] == "virtual" and device["jobs"] > 10 for device in devices.values())
+    assert "all compiled" not in main_job["stderr"] or len(main_job["jobs"]) > 0
+
+
+def test_again_nothing_is_compiled_and_the_exact_numbers_are_the_same(
+    shared: FarmHome, main_job: dict[str, Any]
+) -> None:
+    done = shared.farm(*MAIN, "--suite", "quantized_ops", "--json", timeout_s=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "all compiled already" in done.stderr
+    again = json.loads(done.stdout)
+    assert all(job["cached"] for job in again["jobs"])
+
+    def exact(view: dict[str, Any]) -> dict[tuple[str, str], list[float]]:
+        return {
+            (job["id"], measurement["metric"]): measurement["samples"]
+            for job in view["jobs"]
+            for measurement in job["attempts"][-1]["measurements"]
+            if measurement["exact"]
+        }
+
+    assert exact(again) == exact(main_job)
+
+
+def test_smoke_shares_the_bundles(home: FarmHome, main_job: dict[str, Any]) -> None:
+    del main_job
+    done = home.farm(*MAIN, "--suite", "smoke", "--junitxml", "out/j.xml", "--html", "out/r.html", timeout_s=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "all compiled already" in done.stderr
+    assert "8 passed" in done.stdout
+    assert (home.cwd / "out" / "j.xml").read_text().startswith("<?xml")
+    assert "smoke" in (home.cwd / "out" / "r.html").read_text()
+    assert "8 passed" in home.farm("report", "latest").stdout
+    history = home.farm("history", "smoke/conv2d", "--soc", "SM8650")
+    assert "virtual device" in history.stdout
+    assert "passed" in history.stdout
+    assert wait_for_no_process(home) == []
+
+
+@pytest.fixture(scope="module")
+def mixed(shared: FarmHome) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """One run of everything that can end differently."""
+    folder = shared.cwd / "mine"
+    folder.mkdir()
+    (folder / "suite.toml").write_text(SUITE)
+    (folder / "ops.py").write_text(OPS)
+    done = shared.farm(*MAIN, "--suite", "./mine", "--json", timeout_s=300)
+    return done, json.loads(done.stdout)
+
+
+def test_every_failure_says_its_stage_and_reason_and_the_run_goes_on(
+    mixed: tuple[subprocess.CompletedProcess[str], dict[str, Any]],
+) -> None:
+    done, view = mixed
+    assert done.returncode == view["exit_code"] == 1
+    ended = {job["case"]: job["attempts"][0] for job in view["jobs"]}
+    assert ended["good"]["verdict"] == "passed"
+    broken = ended["does_not_compile"]
+    assert (broken["verdict"], broken["stage"]) == ("failed", "build")
+    assert "expected input[1, 3, 16, 16] to have 4 channels" in broken["reason"]
+    assert "Traceback" in broken["log"]
+    assert ended["no_signal"]["verdict"] == "failed"
+    assert "constant" in ended["no_signal"]["reason"] or "zero" in ended["no_signal"]["reason"]
+    assert (ended["too_strict"]["verdict"], ended["too_strict"]["stage"]) == ("failed", "numerics")
+    assert "300" in ended["too_strict"]["reason"]
+    assert ended["known"]["known_issue"] == "8 bits do not make 300 dB"
+
+
+def test_last_failed_runs_those_alone(
+    shared: FarmHome, mixed: tuple[subprocess.CompletedProcess[str], dict[str, Any]]
+) -> None:
+    del mixed
+    listed = shared.farm(*MAIN, "--suite", "./mine", "--lf", "--collect-only")
+    assert {job.partition("[")[0] for job in listed.stdout.splitlines()} == {
+        "mine/does_not_compile", "mine/no_signal", "mine/too_strict",
+    }  # fmt: skip
+
+
+def test_a_run_of_known_issues_alone_is_green(
+    shared: FarmHome, mixed: tuple[subprocess.CompletedProcess[str], dict[str, Any]]
+) -> None:
+    del mixed
+    done = shared.farm(*MAIN, "--suite", "./mine", "-k", "known or good", "--json", timeout_s=120)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["summary"]["verdict_line"]
+
+
+@pytest.mark.parametrize("soc", ["SM8750", "SM8350", "QCS9100"])
+def test_other_socs_work_the_same(home: FarmHome, soc: str) -> None:
+    done = home.farm("run", "--soc", soc, "--suite", "smoke", "--virtual", "2", timeout_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert "8 passed" in done.stdout
+
+
+def test_two_socs_in_one_run_each_on_its_own_devices(home: FarmHome) -> None:
+    done = home.farm(
+        "run", "--soc", "SM8650", "--soc", "SM8750", "--suite", "smoke", "--virtual", "1", "-k", "conv2d or relu",
+        "--json", timeout_s=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    view = json.loads(done.stdout)
+    assert {job["soc"] for job in view["jobs"]} == {"SM8650", "SM8750"}
+    for job in view["jobs"]:
+        assert job["attempts"][-1]["device"] == f"virtual-{job['soc']}-0"
+
+
+@pytest.fixture
+def slow_run(home: FarmHome) -> Iterator[subprocess.Popen[bytes]]:
+    """A run with a job that passed and one that compiles for ten minutes."""
+    folder = home.cwd / "mine"
+    folder.mkdir()
+    slow = SUITE[: SUITE.index("[case.does")] + '[case.slow]\nmodule = ".ops:Slow"\ninputs = [{ shape = [4] }]\n'
+    (folder / "suite.toml").write_text(slow)
+    (folder / "ops.py").write_text(OPS)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "farm.cli.main", *MAIN, "--suite", "./mine"],
+        env=home.env, cwd=home.cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            with tables(home) as connection:
+                if connection.execute("select count(*) from attempt").fetchone()[0] == 1:
+                    break
+        except sqlite3.Error:
+            pass
+        time.sleep(0.1)
+    else:
+        pytest.fail("the first job did not end")
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_ctrl_c_reports_what_there_is_and_leaves_nothing(home: FarmHome, slow_run: subprocess.Popen[bytes]) -> None:
+    os.killpg(slow_run.pid, signal.SIGINT)
+    assert slow_run.wait(60) == 130
+    assert slow_run.stdout is not None
+    said = slow_run.stdout.read().decode()
+    assert "1 passed" in said
+    assert "Traceback" not in said
+    assert wait_for_no_process(home) == []
+    with tables(home) as connection:
+        assert connection.execute("select exit_code from run").fetchall() == [(130,)]
+
+
+def test_kill_9_loses_nothing_that_was_finished_and_leaves_nothing(
+    home: FarmHome, slow_run: subprocess.Popen[bytes]
+) -> None:
+    slow_run.send_signal(signal.SIGKILL)
+    slow_run.wait()
+    assert wait_for_no_process(home) == []
+    with tables(home) as connection:
+        assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
+        assert connection.execute("select verdict from attempt").fetchall() == [("passed",)]
+        assert connection.execute("select exit_code from run").fetchall() == [(None,)]
+    shown = home.farm("report", "latest")
+    assert shown.returncode == 0
+    assert "1 passed" in shown.stdout

@@ -1,0 +1,280 @@
+"""The page in real headless Chromium, opened from file://, as a reader opens it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webdriver import WebDriver
+from selenium.webdriver.support.wait import WebDriverWait
+
+from farm.report.html import write_html
+from farm.report.view import RunView
+
+Open = Callable[..., WebDriver]
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--no-first-run", "--disable-dev-shm-usage", "--window-size=1280,1000",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        reason = "chromium and chromedriver are not on PATH (Debian: apt-get install chromium chromium-driver)"
+        if os.environ.get("FARM_REQUIRE_CHROMIUM") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    options = Options()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    session = webdriver.Chrome(options=options, service=Service(driver))
+    yield session
+    session.quit()
+
+
+@pytest.fixture(scope="module")
+def pages(
+    tmp_path_factory: pytest.TempPathFactory, example_run: RunView, hostile_run: RunView, large_run: RunView
+) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    found = {}
+    for name, view in (("example", example_run), ("hostile", hostile_run), ("large", large_run)):
+        found[name] = folder / f"{name}.html"
+        write_html(view, found[name])
+    return found
+
+
+@pytest.fixture
+def open_page(browser: WebDriver, pages: dict[str, Path]) -> Iterator[Open]:
+    """Return a function that opens a page; at the end, nothing was asked from the network and no error was logged."""
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)
+
+    def show(name: str, fragment: str = "", *, scheme: str = "light", width: int = 1280) -> WebDriver:
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        assert pages[name].is_file(), f"{pages[name]} is gone: something removes temporary folders that are in use"
+        browser.get("about:blank")
+        browser.get(f"{pages[name].as_uri()}{fragment}")
+        return browser
+
+    yield show
+    assert browser.get_log("browser") == []
+    assert {url for url in requested(browser) if not url.startswith(("data:", "about:"))} <= {
+        page.as_uri() for page in pages.values()
+    }
+
+
+def requested(browser: WebDriver) -> list[str]:
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+
+
+def shown_rows(browser: WebDriver) -> list[str]:
+    script = """return [...document.querySelectorAll("#jobs-table tbody")].filter(b => b.checkVisibility())
+                .map(b => b.querySelector("th a").textContent)"""
+    found: list[str] = browser.execute_script(script)
+    return found
+
+
+def column(browser: WebDriver, key: str) -> list[str]:
+    script = """const at = [...document.querySelectorAll("#jobs-table thead th")].findIndex(h => h.dataset.k === arguments[0]);
+                return [...document.querySelectorAll("#jobs-table tbody")].filter(b => b.checkVisibility())
+                .map(b => b.rows[0].cells[at].textContent)"""  # noqa: E501
+    found: list[str] = browser.execute_script(script, key)
+    return found
+
+
+def wait(browser: WebDriver, condition: Callable[[WebDriver], Any]) -> None:
+    WebDriverWait(browser, 20, poll_frequency=0.05).until(condition)
+
+
+def head(browser: WebDriver, key: str) -> Any:
+    return browser.find_element(By.CSS_SELECTOR, f"th[data-k={key}]")
+
+
+def sort_by(browser: WebDriver, key: str) -> None:
+    browser.execute_script("arguments[0].click()", head(browser, key).find_element(By.TAG_NAME, "button"))
+
+
+def chip(browser: WebDriver, outcome: str) -> Any:
+    return browser.find_element(By.CSS_SELECTOR, f".chip[data-o={outcome}]")
+
+
+def test_it_opens_from_a_file_without_errors_or_requests(open_page: Open) -> None:
+    browser = open_page("example")
+    assert browser.find_element(By.TAG_NAME, "h1").text.startswith("96 passed, 2 failed")
+    assert browser.find_element(By.CSS_SELECTOR, ".banner.virtual").is_displayed()
+    assert len(shown_rows(browser)) == 101
+
+
+def test_slash_searches_and_the_address_keeps_it(open_page: Open) -> None:
+    browser = open_page("example")
+    browser.find_element(By.TAG_NAME, "body").send_keys("/")
+    search = browser.switch_to.active_element
+    assert search.get_attribute("id") == "q"
+    search.send_keys("conv2d SM8750")
+    wait(browser, lambda b: len(shown_rows(b)) < 101)
+    assert shown_rows(browser) == [
+        f"quantized_ops/{case}[SM8750-htp-{precision}]"
+        for case in ("conv2d", "conv2d_relu", "depthwise_conv2d")
+        for precision in ("8a8w", "16a8w")
+    ]
+    assert browser.find_element(By.ID, "shown").text == "6 of 101 jobs"
+    kept = browser.current_url.partition("#")[2]
+    browser = open_page("example", f"#{kept}")
+    assert len(shown_rows(browser)) == 6
+    browser.find_element(By.ID, "q").send_keys(Keys.ESCAPE)
+    assert len(shown_rows(browser)) == 101
+
+
+def test_the_search_finds_reasons_and_says_when_there_is_nothing(open_page: Open) -> None:
+    browser = open_page("example", "#q=went+offline")
+    assert shown_rows(browser) == ["quantized_ops/sdpa[SM8750-htp-8a8w]"]
+    search = browser.find_element(By.ID, "q")
+    search.send_keys(" nonsense")
+    wait(browser, lambda b: b.find_element(By.ID, "none").is_displayed())
+    assert shown_rows(browser) == []
+
+
+@pytest.mark.parametrize("key", ["htp_cycles", "pte", "latency", "sqnr_fp32"])
+def test_numbers_sort_as_numbers_and_missing_ones_last(open_page: Open, key: str) -> None:
+    browser = open_page("example")
+    for direction in ("ascending", "descending"):
+        sort_by(browser, key)
+        assert head(browser, key).get_attribute("aria-sort") == direction
+        values = column(browser, key)
+        numbers = [float(value.replace(",", "")) for value in values if value != "–"]  # noqa: RUF001
+        assert numbers == sorted(numbers, reverse=direction == "descending")
+        assert len(numbers) >= 98
+        assert set(values[len(numbers) :]) == {"–"}  # noqa: RUF001
+    sort_by(browser, key)
+    assert head(browser, key).get_attribute("aria-sort") == "none"
+    assert shown_rows(browser)[0] == "quantized_ops/add[SM8650-htp-8a8w]"
+
+
+def test_verdicts_sort_by_what_needs_attention(open_page: Open) -> None:
+    browser = open_page("example")
+    sort_by(browser, "verdict")
+    verdicts = [text.split(maxsplit=1)[1] for text in column(browser, "verdict")]
+    assert verdicts[:6] == ["failed", "failed", "infra", "known issue", "known issue", "passed"]
+
+
+def test_the_verdict_filter_and_reset(open_page: Open) -> None:
+    browser = open_page("example")
+    chip(browser, "failed").click()
+    assert len(shown_rows(browser)) == 2
+    chip(browser, "known").click()
+    assert len(shown_rows(browser)) == 4
+    assert chip(browser, "known").get_attribute("aria-pressed") == "true"
+    assert "v=failed%2Cknown" in browser.current_url
+    browser.find_element(By.CSS_SELECTOR, "#toolbar [type=reset]").click()
+    wait(browser, lambda b: len(shown_rows(b)) == 101)
+    assert "#" not in browser.current_url
+
+
+def test_the_toggle_switches_the_theme_and_the_system_decides_at_first(open_page: Open) -> None:
+    def paper(browser: WebDriver) -> str:
+        color: str = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        return color
+
+    dark = paper(open_page("example", scheme="dark"))
+    browser = open_page("example", scheme="light")
+    light = paper(browser)
+    assert light != dark
+    browser.find_element(By.ID, "theme").click()
+    assert paper(browser) == dark
+    browser = open_page("example", scheme="light")
+    assert paper(browser) == dark
+    browser.find_element(By.ID, "theme").click()
+    assert paper(browser) == light
+
+
+def test_a_cell_of_the_matrix_leads_to_its_job(open_page: Open) -> None:
+    browser = open_page("example")
+    (cell,) = browser.find_elements(By.CSS_SELECTOR, ".matrix td.infra a")
+    assert "infra" in cell.text
+    cell.click()
+    assert browser.switch_to.active_element.find_element(By.TAG_NAME, "code").text.startswith("quantized_ops/sdpa")
+    passed = browser.find_element(By.CSS_SELECTOR, ".matrix td.passed a")
+    passed.click()
+    row = browser.switch_to.active_element
+    assert row.get_attribute("aria-expanded") == "true"
+    detail = browser.find_element(By.CSS_SELECTOR, "#jobs-table tbody.open .d")
+    assert detail.is_displayed()
+    assert "output 0 vs fp32" in detail.text
+    row.click()
+    assert row.get_attribute("aria-expanded") == "false"
+    assert not detail.is_displayed()
+
+
+def test_a_link_to_a_job_finds_it_even_when_it_is_filtered_away(open_page: Open) -> None:
+    browser = open_page("example", "#v=failed&job=j0")
+    assert browser.find_element(By.CSS_SELECTOR, "#j0 .d").is_displayed()
+
+
+def test_hostile_text_is_shown_and_not_run(open_page: Open) -> None:
+    browser = open_page("hostile")
+    assert browser.execute_script("return typeof window.pwned") == "undefined"
+    reason = browser.find_element(By.CSS_SELECTOR, ".card.failed .reason").text
+    assert "<script>window.pwned=1</script>" in reason
+    assert "\\u202eevil" in reason
+    assert browser.execute_script("return document.images.length") == 0
+    browser.get(f"{browser.current_url}#q=%3Cimg+src%3Dx+onerror%3Dalert(1)%3E&sort=-constructor&job=j0'")
+    assert browser.execute_script("return typeof window.pwned") == "undefined"
+
+
+@pytest.mark.parametrize("name", ["example", "hostile"])
+def test_on_a_narrow_screen_tables_scroll_and_the_page_does_not(open_page: Open, name: str) -> None:
+    browser = open_page(name, width=400)
+    browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true })")
+    wide = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert wide[0] <= wide[1]
+
+
+def test_a_large_run_is_small_and_works(open_page: Open, pages: dict[str, Path]) -> None:
+    assert pages["large"].stat().st_size < 6_000_000
+    browser = open_page("large")
+    assert browser.find_element(By.ID, "shown").text == "2000 jobs"
+    more = browser.find_element(By.CSS_SELECTOR, "#more button")
+    assert "show all 2000" in more.text
+    chip(browser, "failed").click()
+    assert len(shown_rows(browser)) == 50
+    sort_by(browser, "latency")
+    numbers = [float(value.replace(",", "")) for value in column(browser, "latency")]
+    assert numbers == sorted(numbers)
+
+
+def test_colours_have_enough_contrast(open_page: Open) -> None:
+    script = """
+    const parse = (c) => c.match(/[\\d.]+/g).map(Number);
+    const lum = (c) => { const [r, g, b] = parse(c).map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+      return .2126 * r + .7152 * g + .0722 * b; };
+    const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+      if (parse(c).length === 3 || parse(c)[3] === 1) return c; } return "rgb(255, 255, 255)"; };
+    document.querySelectorAll("details").forEach(one => { one.open = true });
+    const bad = new Set();
+    for (const e of document.querySelectorAll("body *")) {
+      if (!e.checkVisibility() || ![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+      const [a, b] = [lum(getComputedStyle(e).color), lum(ground(e))].sort((x, y) => y - x);
+      if ((a + .05) / (b + .05) < 4.5) bad.add(`${e.tagName}.${e.className} ${getComputedStyle(e).color} on ${ground(e)}`);
+    }
+    return [...bad]"""  # noqa: E501
+    for scheme in ("light", "dark"):
+        assert open_page("example", scheme=scheme).execute_script(script) == []

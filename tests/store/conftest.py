@@ -1,0 +1,163 @@
+"""A store on each database: SQLite in a file, and a throw-away PostgreSQL cluster where its server is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.devices.discovery import Device
+from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+from farm.store.records import RunRecord
+from farm.store.store import open_store
+from farm.suites import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from farm.store.store import Store
+
+
+def _server_binaries() -> Path | None:
+    found = shutil.which("pg_ctl")
+    folders = [Path(found).parent] if found else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "pg_ctl").exists()), None)
+
+
+@pytest.fixture(scope="session")
+def postgresql_cluster() -> Iterator[str]:
+    """The folder of the socket of a running cluster, whose superuser `farm` needs no password."""
+    binaries = _server_binaries()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server here: initdb and pg_ctl are not installed")
+    if importlib.util.find_spec("psycopg") is None:
+        pytest.skip("psycopg is not installed: pip install 'snapdragon-farm[cluster]'")
+    # Not under tmp_path: that is closed to others, its name is too long for a socket, and root may not run a server.
+    folder = Path(tempfile.mkdtemp(prefix="farm-pg-", dir="/tmp"))
+    prefix: list[str] = []
+    if os.geteuid() == 0:
+        try:
+            owner = pwd.getpwnam("postgres")
+        except KeyError:
+            folder.rmdir()
+            pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
+        os.chown(folder, owner.pw_uid, owner.pw_gid)
+        prefix = ["runuser", "-u", "postgres", "--"]
+
+    def run(*argv: str) -> None:
+        # Not to a pipe, which the server would hold open.
+        with tempfile.TemporaryFile() as output:
+            done = subprocess.run([*prefix, *argv], stdout=output, stderr=output, cwd=folder, check=False)
+            output.seek(0)
+            assert done.returncode == 0, output.read().decode()
+
+    data = folder / "data"
+    try:
+        run(str(binaries / "initdb"), "-D", str(data), "-U", "farm", "-A", "trust", "-E", "UTF8", "-N", "--locale=C")
+        options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
+        run(str(binaries / "pg_ctl"), "-D", str(data), "-w", "-o", options, "start")
+        try:
+            yield str(folder)
+        finally:
+            run(str(binaries / "pg_ctl"), "-D", str(data), "-w", "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a new store can be."""
+    if request.param == "sqlite":
+        return str(tmp_path / "farm.db")
+    folder = request.getfixturevalue("postgresql_cluster")
+    import psycopg
+
+    name = f"t{abs(hash(request.node.nodeid))}"
+    with psycopg.connect(f"host={folder} user=farm dbname=postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return f"postgresql://farm@/{name}?host={folder}"
+
+
+@pytest.fixture
+def store(address: str) -> Iterator[Store]:
+    with open_store(address) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sqlite_store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(tmp_path / "farm.db") as opened:
+        yield opened
+
+
+class Make:
+    """Makes what goes into a store."""
+
+    @staticmethod
+    def job(case: str = "relu", precision: str = "8a8w", soc: str = "SM8650", **changes: object) -> Job:
+        facts: dict[str, object] = {
+            "suite": "quantized_ops",
+            "name": case,
+            "module": "torch.nn:ReLU",
+            "inputs": (InputSpec(shape=(1, 3)),),
+            **changes,
+        }
+        return Job(Case(**facts), Target(soc, "htp", precision))  # type: ignore[arg-type]
+
+    @staticmethod
+    def device(serial: str = "virtual-1", kind: str = "virtual", build: str = "farm/virtual/1") -> Device:
+        return Device(serial=serial, soc="SM8650", kind=kind, build=build, adb_port=5037, product="phone")  # type: ignore[arg-type]
+
+    @staticmethod
+    def attempt(job: Job, **changes: object) -> Attempt:
+        facts: dict[str, object] = {
+            "job_id": job.id,
+            "verdict": Verdict.PASSED,
+            "stage": Stage.DONE,
+            "reason": "",
+            "device": "virtual-1",
+            "started_ms": 1_790_000_000_123,
+            "seconds": 0.25,
+            "bundle_key": "b" * 64,
+            "measurements": (Make.latency(1.0, 2.0, 3.0),),
+            **changes,
+        }
+        return Attempt(**facts)  # type: ignore[arg-type]
+
+    @staticmethod
+    def latency(*samples: float) -> Measurement:
+        return Measurement("latency", "ns", Direction.LOWER, samples)
+
+    @staticmethod
+    def comparison(**changes: object) -> Comparison:
+        facts: dict[str, object] = {
+            "output": 0,
+            "reference": "fp32",
+            "sqnr_db": 40.0,
+            "cosine": 0.999,
+            "max_abs": 0.01,
+            "mismatch": None,
+            **changes,
+        }
+        return Comparison(**facts)  # type: ignore[arg-type]
+
+    @staticmethod
+    def begin(store: Store, *jobs: Job, started_ms: int | None = None, kind: str = "virtual") -> str:
+        """Begin a run of `jobs` on one device and return its id."""
+        run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {"executorch": "1.5.1"}, started_ms))
+        store.plan_jobs(run_id, jobs)
+        store.record_device(run_id, Make.device("virtual-1" if kind == "virtual" else "phone-1", kind))
+        return run_id
+
+
+@pytest.fixture
+def make() -> type[Make]:
+    return Make

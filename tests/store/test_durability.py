@@ -1,0 +1,165 @@
+"""Several writers at once lose nothing, and neither does a writer that is killed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.results.attempt import Attempt
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from conftest import Make
+
+    from farm.store.store import Store
+
+# Records attempt after attempt, and says which only when it is recorded.
+_WRITER = """
+import itertools, sys
+sys.path[:0] = [sys.argv[1]]
+import msgspec
+from farm.results.attempt import Attempt
+from farm.store.store import open_store
+
+_, _, address, run_id, name, count = sys.argv
+template = msgspec.json.decode(sys.stdin.readline(), type=Attempt)
+store = open_store(address)
+for number in range(int(count)) if int(count) else itertools.count():
+    store.record_attempt(run_id, msgspec.structs.replace(template, reason=f"{name} {number}"))
+    print(f"{name} {number}", flush=True)
+"""
+
+
+def _writer(address: str, run_id: str, name: str, attempt: Attempt, count: int = 0) -> subprocess.Popen[str]:
+    root = str(Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WRITER, root, address, run_id, name, str(count)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin
+    process.stdin.write(msgspec.json.encode(attempt).decode() + "\n")
+    process.stdin.flush()
+    return process
+
+
+def _recorded(store: Store, run_id: str) -> list[str]:
+    return [attempt.reason for job in store.run_view(run_id).jobs for attempt in job.attempts]
+
+
+def test_writers_at_once_lose_nothing(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
+    jobs = [make.job(f"case_{n}") for n in range(4)]
+    run_id = make.begin(sqlite_store, *jobs)
+    writers = [
+        _writer(str(tmp_path / "farm.db"), run_id, f"w{n}", make.attempt(job), 200) for n, job in enumerate(jobs)
+    ]
+    said = [writer.communicate()[0].splitlines() for writer in writers]
+
+    assert [writer.returncode for writer in writers] == [0] * 4
+    assert [len(lines) for lines in said] == [200] * 4
+    assert sorted(_recorded(sqlite_store, run_id)) == sorted(itertools.chain(*said))
+    numbers = [m for job in sqlite_store.run_view(run_id).jobs for a in job.attempts for m in a.measurements]
+    assert numbers == [make.latency(1.0, 2.0, 3.0)] * 800
+
+
+def test_a_killed_writer_loses_nothing_that_it_said_was_recorded(
+    sqlite_store: Store, make: type[Make], tmp_path: Path
+) -> None:
+    job = make.job()
+    run_id = make.begin(sqlite_store, job)
+    said: list[str] = []
+    for name in ("first", "second", "third"):
+        writer = _writer(str(tmp_path / "farm.db"), run_id, name, make.attempt(job, log="x" * 5_000))
+        assert writer.stdout
+        said += itertools.islice(writer.stdout, 25)
+        os.kill(writer.pid, signal.SIGKILL)
+        # What it said between the last line read and its death counts as well.
+        said += [line for line in writer.stdout if line.endswith("\n")]
+        writer.wait()
+        writer.stdout.close()
+
+        recorded = _recorded(sqlite_store, run_id)
+        assert set(map(str.strip, said)) <= set(recorded)
+        # At most the one whose commit it did not live to tell.
+        assert len(recorded) <= len(said) + len({line.split()[0] for line in said})
+    view = sqlite_store.run_view(run_id)
+    assert (view.finished_ms, view.exit_code) == (None, None)
+    assert all(attempt.measurements for attempt in view.jobs[0].attempts)
+    connection = sqlite3.connect(tmp_path / "farm.db")
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    connection.close()
+
+
+def test_an_interrupted_run_shows_what_is_missing(sqlite_store: Store, make: type[Make]) -> None:
+    done, missing = make.job("done"), make.job("missing")
+    run_id = make.begin(sqlite_store, done, missing)
+    sqlite_store.record_attempt(run_id, make.attempt(done))
+
+    view = sqlite_store.run_view(run_id)
+
+    assert view.finished_ms is None
+    assert [(job.case, len(job.attempts)) for job in view.jobs] == [("done", 1), ("missing", 0)]
+
+
+def test_processes_that_make_the_same_store_at_once_all_get_it(address: str) -> None:
+    code = (
+        "import sys; from farm.store.store import open_store; print('ready', flush=True); sys.stdin.read();"
+        "store = open_store(sys.argv[1]); print(store.latest_run_id())"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    for process in processes:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin
+        process.stdin.close()
+        process.stdin = None
+    assert [process.communicate()[0] for process in processes] == ["None\n"] * 3
+    open_store(address).close()
+
+
+def test_threads_may_share_a_store(sqlite_store: Store, make: type[Make]) -> None:
+    job = make.job()
+    run_id = make.begin(sqlite_store, job)
+
+    def record(name: str) -> None:
+        for number in range(20):
+            sqlite_store.record_attempt(run_id, make.attempt(job, reason=f"{name} {number}"))
+
+    threads = [threading.Thread(target=record, args=(f"t{n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(set(_recorded(sqlite_store, run_id))) == 80
+
+
+def test_a_writer_waits_for_a_reader_and_another_writer(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
+    job = make.job()
+    run_id = make.begin(sqlite_store, job)
+    other = sqlite3.connect(tmp_path / "farm.db", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    thread = threading.Thread(target=sqlite_store.record_attempt, args=(run_id, make.attempt(job)))
+    thread.start()
+    assert _recorded(sqlite_store, run_id) == []
+    other.execute("COMMIT")
+    other.close()
+    thread.join()
+    assert len(_recorded(sqlite_store, run_id)) == 1

@@ -1,0 +1,157 @@
+"""Runs by name, and the history of jobs."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.errors import StoreError, UnknownNameError, UsageError
+from farm.results.attempt import Stage, Verdict
+from farm.store.records import RunRecord
+
+if TYPE_CHECKING:
+    from conftest import Make
+
+    from farm.store.store import Store
+
+_MORNING = 1_795_225_501_000  # 2026-11-21 01:45:01 UTC
+
+
+def _begin(store: Store, started_ms: int) -> str:
+    return store.begin_run(RunRecord("farm run", "ada", "bench", {}, started_ms))
+
+
+def test_a_run_id_says_when_and_is_given_once(store: Store) -> None:
+    ids = [_begin(store, _MORNING) for _ in range(20)]
+    assert len(set(ids)) == 20
+    assert all(re.fullmatch(r"20261121-014501-[0-9a-f]{6}", run_id) for run_id in ids)
+    assert _begin(store, _MORNING + 1000) > max(ids)
+
+
+def test_runs_are_found_by_what_people_write(store: Store) -> None:
+    first, second, third = (_begin(store, _MORNING + day * 86_400_000) for day in range(3))
+
+    assert store.latest_run_id() == third
+    assert store.resolve_run("latest") == third
+    assert store.resolve_run("latest~0") == third
+    assert store.resolve_run("latest~2") == first
+    assert store.resolve_run(second) == second
+    assert store.resolve_run("20261122") == second
+    with pytest.raises(UsageError, match=f"several runs begin with '202611': {third}, {second}, {first}"):
+        store.resolve_run("202611")
+    with pytest.raises(UsageError, match="latest~3: the store has 3 runs"):
+        store.resolve_run("latest~3")
+    with pytest.raises(UnknownNameError, match=f"unknown run '{second[:-1]}x': did you mean '{second}'"):
+        store.resolve_run(f"{second[:-1]}x")
+    for nonsense in ("", "%", "2026_121", "latest~", "latest~-1", "no\0such", "\udcff"):
+        with pytest.raises(UnknownNameError):
+            store.resolve_run(nonsense)
+    with pytest.raises(UnknownNameError):
+        store.run_view("20990101-000000-abcdef")
+
+
+def test_an_empty_store_says_how_to_fill_it(sqlite_store: Store) -> None:
+    assert sqlite_store.latest_run_id() is None
+    for ref in ("latest", "2026"):
+        with pytest.raises(UsageError, match="'farm run' makes one"):
+            sqlite_store.resolve_run(ref)
+    with pytest.raises(UnknownNameError, match="'farm run' makes some"):
+        sqlite_store.history("quantized_ops")
+
+
+def test_what_was_not_announced_is_refused(sqlite_store: Store, make: type[Make]) -> None:
+    job, other = make.job(), make.job("other")
+    with pytest.raises(StoreError, match="not in the store"):
+        sqlite_store.plan_jobs("nonsense", [job])
+    run_id = make.begin(sqlite_store, job)
+    with pytest.raises(StoreError, match="has no job"):
+        sqlite_store.record_attempt(run_id, make.attempt(other))
+    with pytest.raises(StoreError, match="has no job"):
+        sqlite_store.record_build(run_id, other.id, seconds=1.0, cached=False, bundle_key="")
+
+
+def test_an_attempt_on_a_device_nobody_announced_is_kept_apart(sqlite_store: Store, make: type[Make]) -> None:
+    job = make.job()
+    run_id = make.begin(sqlite_store, job)
+    sqlite_store.record_attempt(run_id, make.attempt(job, device="stranger"))
+    assert [point.device_kind for point in sqlite_store.history(job.id)] == ["unknown"]
+
+
+def test_history_never_mixes_virtual_and_hardware(store: Store, make: type[Make]) -> None:
+    job = make.job()
+    for hour, (kind, serial) in enumerate([("virtual", "virtual-1"), ("hardware", "phone-1")] * 3):
+        run_id = make.begin(store, job, started_ms=_MORNING + hour * 3_600_000, kind=kind)
+        attempt = make.attempt(
+            job, device=serial, started_ms=_MORNING + hour, measurements=(make.latency(float(hour)),)
+        )
+        store.record_attempt(run_id, attempt)
+
+    points = store.history("quantized_ops/relu", "latency", limit=2)
+
+    assert [(point.device_kind, point.p50) for point in points] == [
+        ("hardware", 3.0),
+        ("hardware", 5.0),
+        ("virtual", 2.0),
+        ("virtual", 4.0),
+    ]
+    assert {point.unit for point in points} == {"ns"}
+    assert [point.time_ms - _MORNING for point in points] == [3, 5, 2, 4]
+
+
+def test_history_shows_attempts_that_measured_nothing(store: Store, make: type[Make]) -> None:
+    job = make.job()
+    run_id = make.begin(store, job, started_ms=_MORNING)
+    store.record_attempt(run_id, make.attempt(job))
+    failed = make.attempt(
+        job, verdict=Verdict.FAILED, stage=Stage.BUILD, reason="no", device="", started_ms=0, measurements=()
+    )
+    store.record_attempt(run_id, failed)
+
+    good, bad = store.history(job.id, "latency")
+
+    assert (good.verdict, good.p50, good.n, good.device) == ("passed", 2.0, 3, "virtual-1")
+    # It needed no device, and is part of the history of the only kind that its run had.
+    assert (bad.verdict, bad.p50, bad.n, bad.metric, bad.device, bad.device_kind) == (
+        "failed",
+        None,
+        0,
+        "latency",
+        "",
+        "virtual",
+    )
+    assert bad.time_ms == _MORNING
+    assert (good.run_id, good.job_id) == (run_id, job.id)
+    assert len(good.fingerprint) == len(good.case_version) == 64
+
+
+def test_jobs_are_found_by_case_suite_id_and_wildcard(store: Store, make: type[Make]) -> None:
+    jobs = [make.job(), make.job("relu6"), make.job(precision="16a16w"), make.job(soc="SM8750")]
+    run_id = make.begin(store, *jobs)
+    for job in jobs:
+        store.record_attempt(run_id, make.attempt(job))
+
+    def found(pattern: str, soc: str | None = None) -> set[str]:
+        return {point.job_id for point in store.history(pattern, soc=soc)}
+
+    relu, relu6, wide, other_soc = (job.id for job in jobs)
+    assert found("quantized_ops/relu") == {relu, wide, other_soc}
+    assert found("quantized_ops/relu", "sm8650") == {relu, wide}
+    assert found(relu) == {relu}
+    assert found("quantized_ops") == {relu, relu6, wide, other_soc}
+    assert found("*/relu?") == {relu6}
+    assert found("quantized_ops/relu[*-16a16w]") == {wide}
+    with pytest.raises(UnknownNameError, match="did you mean 'quantized_ops/relu'"):
+        store.history("quantized_ops/rellu")
+    with pytest.raises(UnknownNameError, match=re.escape(f"did you mean {relu!r}")):
+        store.history("quantized_ops/relu[SM8650-htp-8a8]")
+    with pytest.raises(UnknownNameError, match="did you mean 'latency'"):
+        store.history("quantized_ops/relu", "latencies")
+    with pytest.raises(UnknownNameError, match="unknown SoC 'SM8850'"):
+        store.history("quantized_ops/relu", soc="SM8850")
+    for hostile in ("\0", "\udcff", "*" * 10_000, "[", "(", "%"):
+        try:
+            store.history(hostile)
+        except UnknownNameError:
+            continue

@@ -1,0 +1,218 @@
+"""What goes into the store comes out of it, on both databases."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine
+
+from farm.report.view import DeviceView
+from farm.results.attempt import Direction, Measurement, Stage, Verdict
+from farm.store.records import ArtifactRecord, RunRecord
+from farm.store.schema import VERSION_TABLE, metadata
+
+if TYPE_CHECKING:
+    from conftest import Make
+
+    from farm.store.store import Store
+
+
+def test_every_field_of_a_run_comes_back(store: Store, make: type[Make]) -> None:
+    first, second = make.job(), make.job("conv2d", "16a16w")
+    fingerprint = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "virtual"}
+    run_id = store.begin_run(RunRecord("farm run --soc SM8650", "ada", "bench", fingerprint, 1_790_000_000_001))
+    store.plan_jobs(run_id, [second, first])
+    store.record_device(run_id, make.device())
+    store.record_device(run_id, make.device("phone-1", "hardware", "google/x:15"))
+    store.record_build(run_id, first.id, seconds=2.5, cached=False, bundle_key="a" * 64, fallback_ops={"aten.sin": 2})
+    store.record_build(run_id, second.id, seconds=0.0, cached=True, bundle_key="c" * 64)
+    attempts = [
+        make.attempt(
+            first,
+            verdict=Verdict.INFRA,
+            stage=Stage.PUSH,
+            reason="cable pulled",
+            seconds=1.5,
+            measurements=(),
+            log="one\ntwo ✓",
+        ),
+        make.attempt(
+            first,
+            verdict=Verdict.FAILED,
+            stage=Stage.NUMERICS,
+            reason="sqnr 12 dB < 20 dB",
+            device="phone-1",
+            started_ms=1_790_000_000_999,
+            known_issue="weak precision",
+            comparisons=(
+                make.comparison(violations=("sqnr 12.0 dB < 20 dB", "cosine 0.9 < 0.99")),
+                make.comparison(output=1, reference="quantized", sqnr_db=None, cosine=None, max_abs=None, mismatch=0.5),
+            ),
+            measurements=(
+                make.latency(3.0, 1.5, 2.0),
+                Measurement("pte_size", "bytes", Direction.LOWER, (12_345,), exact=True),
+                Measurement("sqnr_fp32[0]", "dB", Direction.HIGHER, (12.0,)),
+            ),
+            notes=("left to the CPU: aten.sin x2", "slow"),
+        ),
+    ]
+    for attempt in attempts:
+        store.record_attempt(run_id, attempt)
+    store.finish_run(run_id, 1)
+
+    view = store.run_view(run_id)
+
+    assert (view.command, view.user, view.host) == ("farm run --soc SM8650", "ada", "bench")
+    assert (view.started_ms, view.exit_code, view.fingerprint) == (1_790_000_000_001, 1, fingerprint)
+    assert view.finished_ms is not None
+    assert view.finished_ms > view.started_ms or view.finished_ms > 0
+    assert view.devices == (
+        DeviceView("phone-1", "SM8650", "hardware", "google/x:15", jobs=1, busy_seconds=0.25),
+        DeviceView("virtual-1", "SM8650", "virtual", "farm/virtual/1", jobs=1, busy_seconds=1.5),
+    )
+    assert [job.id for job in view.jobs] == [second.id, first.id]
+    conv, relu = view.jobs
+    assert (conv.attempts, conv.cached, conv.build_seconds, conv.fallback_ops) == ((), True, 0.0, {})
+    assert (relu.suite, relu.case, relu.soc, relu.backend) == ("quantized_ops", "relu", "SM8650", "htp")
+    assert (relu.precision, relu.case_module) == ("8a8w", "torch.nn:ReLU")
+    assert (relu.build_seconds, relu.cached, relu.fallback_ops) == (2.5, False, {"aten.sin": 2})
+    assert relu.attempts == tuple(attempts)
+
+
+def test_numbers_that_are_not_finite_come_back(store: Store, make: type[Make]) -> None:
+    job = make.job()
+    run_id = make.begin(store, job)
+    nan, inf = math.nan, math.inf
+    attempt = make.attempt(
+        job,
+        comparisons=(
+            make.comparison(sqnr_db=inf, cosine=nan, max_abs=-inf, mismatch=None),
+            make.comparison(sqnr_db=nan, cosine=None, max_abs=nan, mismatch=nan),
+        ),
+        measurements=(
+            make.latency(inf, 1.0, nan),
+            Measurement("all_inf", "dB", Direction.HIGHER, (inf, inf)),
+            Measurement("both_ways", "dB", Direction.HIGHER, (inf, -inf)),
+            Measurement("none", "dB", Direction.HIGHER, ()),
+            Measurement("exact", "1", Direction.HIGHER, (0.5, inf, nan), exact=True),
+        ),
+    )
+    store.record_attempt(run_id, attempt)
+
+    (back,) = store.run_view(run_id).jobs[0].attempts
+
+    # NaN is not equal to itself; its text is.
+    assert str(back) == str(attempt)
+    p50 = {point.metric: point.p50 for point in store.history("quantized_ops/relu")}
+    assert p50 == {"latency": None, "all_inf": inf, "both_ways": None, "none": None, "exact": None}
+
+
+def test_counts_keep_their_last_digit(store: Store, make: type[Make]) -> None:
+    job = make.job()
+    run_id = make.begin(store, job)
+    great = 2**53 + 1
+    samples = (great, great - 2, 2**63 - 1, -(2**63), 7.0)
+    cycles = Measurement("cycles", "cycles", Direction.LOWER, samples, exact=True)
+    store.record_attempt(run_id, make.attempt(job, measurements=(cycles,)))
+
+    (measured,) = store.run_view(run_id).jobs[0].attempts[0].measurements
+    (point,) = store.history(job.id, "cycles")
+
+    assert measured.samples == samples
+    assert (point.p50, point.n, point.exact) == (great - 2, 5, True)
+
+
+def test_hostile_text_is_kept_readable_and_bounded(store: Store, make: type[Make]) -> None:
+    job = make.job()
+    run_id = store.begin_run(RunRecord("farm \0run \udcff", "a\0", "h\ud800", {"k\0": "v\udfff"}))
+    store.plan_jobs(run_id, [job])
+    attempt = make.attempt(
+        job,
+        verdict=Verdict.FAILED,
+        reason="nul \0 surrogate \udcff " + "x" * 1_000_000,
+        device="serial\0" * 1000,
+        log="start" + "y" * 2_000_000 + "the end \0",
+        known_issue="z" * 1_000_000,
+        notes=("n" * 1_000_000,) * 1_000,
+        comparisons=(make.comparison(violations=("v\0" * 10_000,)),),
+        measurements=(Measurement("m\0" * 1_000, "\udcff" * 100, Direction.LOWER, (1.0,)),),
+    )
+    store.record_attempt(run_id, attempt)
+
+    view = store.run_view(run_id)
+    (back,) = view.jobs[0].attempts
+
+    assert view.command == "farm ␀run \\udcff"
+    assert back.reason.startswith("nul ␀ surrogate \\udcff xxx")
+    assert len(back.reason) < 10_000
+    assert back.log.endswith("the end ␀")
+    assert back.log.startswith("[1")
+    assert len(back.log) < 300_000
+    assert len(msgspec.json.encode(view)) < 2_000_000
+
+
+def test_the_schema_of_the_revisions_is_that_of_the_tables(store: Store, address: str) -> None:
+    assert store.latest_run_id() is None
+    url = address.replace("postgresql://", "postgresql+psycopg://") if "://" in address else f"sqlite:///{address}"
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        options = {"compare_type": True, "version_table": VERSION_TABLE}
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+    engine.dispose()
+
+
+def test_an_attempt_offered_twice_is_recorded_once(store: Store, make: type[Make]) -> None:
+    job = make.job()
+    run_id = make.begin(store, job)
+    timed = make.attempt(job, comparisons=(make.comparison(sqnr_db=math.nan),))
+    untimed = make.attempt(job, started_ms=0, verdict=Verdict.INFRA, reason="the worker died", measurements=())
+    for _ in range(2):
+        store.record_attempt(run_id, timed, artifacts=[ArtifactRecord("a" * 64, 5, "etdump")])
+        store.record_attempt(run_id, untimed)
+
+    verdicts = [attempt.verdict for attempt in store.run_view(run_id).jobs[0].attempts]
+
+    # Without a time there is no telling that two are one.
+    assert verdicts == ["passed", "infra", "infra"]
+    assert store.artifacts(run_id) == [ArtifactRecord("a" * 64, 5, "etdump")]
+    assert store.artifacts(run_id, job.id) == store.artifacts(run_id)
+    assert store.artifacts(run_id, "another") == []
+
+
+def test_a_device_is_known_by_its_build_too(store: Store, make: type[Make]) -> None:
+    job = make.job()
+    for build in ("before update", "after update"):
+        run_id = make.begin(store, job)
+        store.record_attempt(run_id, make.attempt(job, device="phone"), make.device("phone", "hardware", build))
+        assert [d.build for d in store.run_view(run_id).devices if d.serial == "phone"] == [build]
+
+
+def test_expected_seconds_is_the_median_of_passed_attempts(store: Store, make: type[Make]) -> None:
+    job, never = make.job(), make.job("never")
+    for seconds in (1.0, 9.0, 2.0):
+        run_id = make.begin(store, job, never)
+        store.record_attempt(run_id, make.attempt(job, seconds=seconds))
+        store.record_attempt(run_id, make.attempt(job, seconds=500.0, verdict=Verdict.FAILED, reason="timeout"))
+
+    assert store.expected_seconds([job.id, never.id, "unknown"]) == {job.id: 2.0}
+    assert store.expected_seconds([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "continues"), [({"seed": 7}, False), ({"precisions": ("8a8w", "16a16w")}, True)], ids=["test", "limits"]
+)
+def test_a_changed_test_has_another_version(
+    store: Store, make: type[Make], change: dict[str, object], continues: bool
+) -> None:
+    for job in (make.job(), make.job(**change)):
+        run_id = make.begin(store, job)
+        store.record_attempt(run_id, make.attempt(job))
+
+    before, after = store.history("quantized_ops/relu")
+
+    assert (before.case_version == after.case_version) is continues

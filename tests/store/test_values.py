@@ -1,0 +1,62 @@
+"""Statistics agree with numpy; what is packed is unpacked."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farm.store import values
+
+_FINITE = st.floats(-1e15, 1e15)
+
+
+@given(st.lists(_FINITE, min_size=1, max_size=50))
+def test_statistics_are_those_of_numpy(samples: list[float]) -> None:
+    found = values.statistics_of(samples)
+    array = np.array(samples)
+    expected = {
+        "min": array.min(),
+        "p10": np.percentile(array, 10),
+        "p50": np.median(array),
+        "p90": np.percentile(array, 90),
+        "p99": np.percentile(array, 99),
+        "mean": array.mean(),
+        "mad": np.median(np.abs(array - np.median(array))),
+    }
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-3 * math.ulp(1e15) + 1e-9 * float(np.abs(array).max()))
+
+
+@given(st.lists(st.floats(), max_size=20))
+def test_statistics_are_never_nan(samples: list[float]) -> None:
+    assert not any(value is not None and math.isnan(value) for value in values.statistics_of(samples).values())
+
+
+@given(st.lists(st.floats(), max_size=20))
+def test_floats_come_back_bit_by_bit(samples: list[float]) -> None:
+    back = values.unpack_floats(values.pack_floats(samples))
+    assert values.pack_floats(back) == values.pack_floats(samples)
+    assert str(list(back)) == str(samples)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20))
+def test_integers_come_back(samples: list[int]) -> None:
+    integers = values.as_integers(samples)
+    assert integers == samples
+    assert values.unpack_integers(values.pack_integers(samples)) == tuple(samples)
+
+
+@pytest.mark.parametrize("samples", [(), (0.5,), (1.0, math.inf), (math.nan,), (2**63,), (1e300,)])
+def test_what_is_no_int64_is_not_stored_as_one(samples: tuple[float, ...]) -> None:
+    assert values.as_integers(samples) is None
+
+
+@given(st.text(st.characters(), max_size=300), st.integers(3, 100))
+def test_clean_text_is_bounded_and_storable(text: str, limit: int) -> None:
+    cleaned = values.clean(text, limit)
+    assert len(cleaned) <= limit
+    assert "\0" not in cleaned
+    cleaned.encode()

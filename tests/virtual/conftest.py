@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.devices.adb_names import adb_target
+from farm.devices.adb_server import AdbServer, start_adb_server
+from farm.processes import Supervisor
+from farm.virtual.boot import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@dataclass
+class Attached:
+    """One virtual device, used as a person would: by the adb command."""
+
+    server: AdbServer
+    serial: str
+    root: Path
+    pid: int
+
+    def command(self, *words: str | Path) -> list[str]:
+        return [str(self.server.adb), "-s", adb_target(self.serial), *map(str, words)]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, **self.server.environment()}
+
+    def adb(self, *words: str | Path, stdin: bytes = b"", check: bool = True) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            self.command(*words), input=stdin, env=self.environment, capture_output=True, timeout=120, check=check
+        )
+
+
+@pytest.fixture(scope="session")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
+    root = tmp_path_factory.mktemp("virtual")
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, root / "adb")
+        (one,) = boot(supervisor, server, ["SM8650"], root)
+        yield Attached(server, one.serial, root / one.serial, supervisor.find(one.serial).pid)

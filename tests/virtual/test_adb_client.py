@@ -1,0 +1,148 @@
+"""What a person with the ordinary adb command sees."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import pty
+import select
+import stat
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Attached
+
+
+def test_devices_names_it(device: Attached) -> None:
+    listed = device.adb("devices", "-l").stdout.decode()
+    assert f"device product:{device.serial} model:Virtual_SM8650" in listed
+    assert device.adb("get-state").stdout == b"device\n"
+
+
+def test_getprop(device: Attached) -> None:
+    assert device.adb("shell", "getprop", "ro.soc.model").stdout == b"SM8650\n"
+    assert device.adb("shell", "/system/bin/getprop ro.farm.virtual").stdout == b"1\n"
+    assert device.adb("shell", "getprop ro.none fallback").stdout == b"fallback\n"
+    assert device.adb("shell", "getprop 'ro.*'").stdout == b"\n"
+    everything = device.adb("shell", "getprop").stdout.decode()
+    assert f"[ro.serialno]: [{device.serial}]\n" in everything
+    assert "[ro.build.version.sdk]: [35]\n" in everything
+
+
+def test_a_folder_goes_there_and_back(device: Attached, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep/er").mkdir(parents=True)
+    (source / "empty").mkdir()
+    (source / "run.sh").write_text("#!/bin/sh\necho ran $1\n")
+    (source / "run.sh").chmod(0o755)
+    (source / "deep/er/data").write_bytes(os.urandom(300_000))
+    (source / "deep/none").write_bytes(b"")
+    for name in ("a b", "quote's", "$(id)", "new\nline", "Grüße"):
+        (source / "deep" / name).write_text(name)
+    device.adb("push", source, "/data/local/tmp/folder")
+    assert device.adb("shell", "/data/local/tmp/folder/run.sh 'x  y'").stdout == b"ran x y\n"
+    mode = (device.root / "data/local/tmp/folder/deep/none").stat().st_mode
+    assert not stat.S_IMODE(mode) & 0o111
+    device.adb("pull", "/data/local/tmp/folder", tmp_path / "back")
+    compared = filecmp.dircmp(source, tmp_path / "back")
+    assert not compared.left_only
+    assert not compared.right_only
+    names = [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
+    assert filecmp.cmpfiles(source, tmp_path / "back", names, shallow=False)[0] == names
+
+
+def test_exit_codes_and_streams(device: Attached) -> None:
+    done = device.adb("shell", "echo out; echo err >&2; exit 42", check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (42, b"out\n", b"err\n")
+    assert device.adb("shell", "kill -9 $$", check=False).returncode == 137
+    old = device.adb("shell", "-x", "echo out; echo err >&2; exit 42", check=False)
+    assert (old.returncode, old.stdout) == (0, b"out\nerr\n")
+    assert device.adb("shell", "wc -c", stdin=b"x" * 300_000).stdout == b"300000\n"
+
+
+def test_binary_out_and_in(device: Attached) -> None:
+    data = os.urandom(3_000_000)
+    device.adb("exec-in", "cat > /data/local/tmp/binary", stdin=data)
+    path = device.root / "data/local/tmp/binary"
+    deadline = time.monotonic() + 20
+    while not path.exists() or path.stat().st_size < len(data):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert device.adb("exec-out", "cat /data/local/tmp/binary").stdout == data
+
+
+def test_nothing_of_this_machines_environment_is_seen(device: Attached, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    names = {line.partition("=")[0] for line in device.adb("shell", "env").stdout.decode().splitlines()}
+    allowed = {"PATH", "HOME", "TMPDIR", "ANDROID_DATA", "ANDROID_ROOT", "LANG", "PWD", "OLDPWD", "FARM_PROCESS", "_"}
+    assert names <= allowed | {"SHLVL"}
+
+
+def test_only_whole_device_paths_are_mapped(device: Attached) -> None:
+    echoed = device.adb("shell", "echo /data/local/tmp/x /data/local/tmpfs a/data/local/tmp L=/data/local/tmp").stdout
+    here = f"{device.root}/data/local/tmp"
+    assert echoed.decode().split() == [f"{here}/x", "/data/local/tmpfs", "a/data/local/tmp", f"L={here}"]
+
+
+def test_links_that_lead_out_are_refused(device: Attached, tmp_path: Path) -> None:
+    for name, target in (("out", "/etc/passwd"), ("up", "../../../../../etc/passwd"), ("fine", "real")):
+        (tmp_path / "links").mkdir(exist_ok=True)
+        (tmp_path / "links" / name).symlink_to(target)
+    (tmp_path / "links/real").write_text("here")
+    device.adb("push", tmp_path / "links", "/data/local/tmp/links", check=False)
+    device.adb("shell", "ln -sf /etc/passwd /data/local/tmp/passwd")
+    for way in ("/data/local/tmp/passwd", "/../../../../etc/passwd", "/etc/passwd", "/.incoming"):
+        refused = device.adb("pull", way, tmp_path / "got", check=False)
+        assert refused.returncode != 0, way
+        assert not (tmp_path / "got").exists()
+    passwd = "/etc/passwd"
+    before = os.stat(passwd)
+    assert device.adb("push", tmp_path / "links/real", "/data/local/tmp/../../../../etc/passwd", check=False).returncode
+    assert os.stat(passwd).st_mtime_ns == before.st_mtime_ns
+
+
+def test_a_terminal(device: Attached) -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        device.command("shell"), env=device.environment, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as shell:
+        os.close(theirs)
+        os.write(ours, b"tty; stty size; exit 5\n")
+        said = b""
+        deadline = time.monotonic() + 30
+        while shell.poll() is None:
+            assert time.monotonic() < deadline
+            if select.select([ours], [], [], 0.05)[0]:
+                try:
+                    said += os.read(ours, 4096)
+                except OSError:
+                    break
+        assert shell.wait(timeout=30) == 5
+    os.close(ours)
+    assert b"/dev/pts/" in said
+
+
+def test_a_command_ends_with_its_stream(device: Attached) -> None:
+    script = "echo $$; sleep 600 & echo $!; wait"
+    with subprocess.Popen(
+        device.command("shell", script), env=device.environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    ) as shell:
+        assert shell.stdout is not None
+        pids = [int(shell.stdout.readline()) for _ in range(2)]
+        assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
+        shell.kill()
+    deadline = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_services_that_it_does_not_have_are_refused(device: Attached) -> None:
+    assert device.adb("root", check=False).returncode != 0
+    assert device.adb("get-state").stdout == b"device\n"

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.devices.adb import AdbTransport
+from farm.devices.adb_server import start_adb_server
+from farm.errors import InfraError, UnknownNameError
+from farm.processes import Supervisor
+from farm.virtual.boot import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Attached
+
+CONNECT = struct.pack("<6I", 0x4E584E43, 0x01000001, 1 << 20, 6, 0, 0x4E584E43 ^ 0xFFFFFFFF) + b"host::"
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from farm.devices.adb_server import start_adb_server
+from farm.processes import Supervisor
+from farm.virtual.boot import boot
+root = Path(sys.argv[1])
+supervisor = Supervisor()
+server = start_adb_server(supervisor, root / "adb")
+devices = boot(supervisor, server, ["SM8650", "SM8650"], root)
+print(server.port, *(device.serial for device in devices), flush=True)
+time.sleep(600)
+"""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.01)
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Every living process that names `folder`, or stands in it."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and process.name != str(os.getpid()):
+            try:
+                words = (process / "cmdline").read_bytes()
+                where = os.readlink(process / "cwd")
+            except OSError:
+                continue
+            if words and (os.fsencode(folder) in words or where.startswith(str(folder))):
+                found.append(words.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def test_killing_a_device_leaves_no_command(tmp_path: Path) -> None:
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, tmp_path / "adb")
+        (device,) = boot(supervisor, server, ["SM8650"], tmp_path)
+        folder = tmp_path / device.serial
+        script = "sleep 601 & setsid sleep 602 & echo ready >up; wait"
+        command = [str(server.adb), "-s", f"product:{device.serial}", "shell", f"cd /data/local/tmp; {script}"]
+        with subprocess.Popen(command, env={**os.environ, **server.environment()}, stdin=subprocess.PIPE) as shell:
+            until(lambda: (folder / "data/local/tmp/up").exists())
+            assert len(processes_in(folder)) >= 4
+            os.kill(supervisor.find(device.serial).pid, signal.SIGKILL)
+            until(lambda: not processes_in(folder))
+            shell.wait(timeout=30)
+
+
+def test_killing_the_parent_leaves_nothing(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        port, *serials = parent.stdout.readline().decode().split()
+        assert serials == ["virtual-SM8650-0", "virtual-SM8650-1"]
+        assert AdbTransport(serials[1], int(port)).run(["true"], timeout_s=30).code == 0
+        assert len(processes_in(tmp_path)) == 4
+        parent.kill()
+        parent.wait()
+        until(lambda: not processes_in(tmp_path))
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(port))) != 0
+
+
+def test_what_was_pushed_is_there_after_a_restart(tmp_path: Path) -> None:
+    from pathlib import PurePosixPath
+
+    there = PurePosixPath("/data/local/tmp/kept")
+    for expected in (b"", b"kept"):
+        with Supervisor() as supervisor:
+            server = start_adb_server(supervisor, tmp_path / "adb")
+            (device,) = boot(supervisor, server, ["SM8650"], tmp_path)
+            transport = AdbTransport(device.serial, server.port)
+            assert transport.run(["cat", str(there)], timeout_s=30).stdout == expected
+            transport.push({there: b"kept"})
+
+
+def test_a_device_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, tmp_path / "adb")
+        with pytest.raises(UnknownNameError, match="SM8650"):
+            boot(supervisor, server, ["SM8650", "SM865O"], tmp_path)
+        assert not (tmp_path / "virtual-SM8650-0").exists()
+        with pytest.raises(InfraError, match=r"did not start: .*only letters, digits"):
+            boot(supervisor, server, ["SM8650"], tmp_path / "a $(name)")
+        assert boot(supervisor, server, [], tmp_path) == []
+
+
+def test_by_hand_it_prints_one_line_and_ends_when_told(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "farm.virtual", "--root", str(tmp_path), "--soc", "SM8750"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as daemon:
+        assert daemon.stdout is not None
+        said = json.loads(daemon.stdout.readline())
+        assert said["serial"] == "virtual-SM8750-0"
+        with socket.create_connection(("127.0.0.1", said["port"])) as connection:
+            connection.settimeout(30)
+            connection.sendall(CONNECT)
+            assert connection.recv(4) == b"CNXN"
+            daemon.send_signal(signal.SIGTERM)
+            assert daemon.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--soc", "SM865O"], "did you mean 'SM8650'"),
+        (["--soc", "../SM8650"], "unknown SoC"),
+        (["--soc", "SM8650", "--serial", "phone"], "begins with virtual-"),
+        (["--soc", "SM8650", "--port", "99999"], "port"),
+    ],
+)
+def test_bad_arguments_are_one_line(tmp_path: Path, words: list[str], said: str) -> None:
+    argv = [sys.executable, "-m", "farm.virtual", "--root", str(tmp_path / "x"), *words]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def _port(device: Attached) -> int:
+    for line in device.adb("devices", "-l").stdout.decode().splitlines():
+        if f"product:{device.serial} " in line:
+            return int(line.split()[0].rpartition(":")[2])
+    raise AssertionError("it is not attached")
+
+
+def test_garbage_harms_nobody(device: Attached) -> None:
+    port = _port(device)
+    streams = [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        CONNECT + b"\xff" * 24,
+        CONNECT + struct.pack("<6I", 0x45545257, 1, 1, 0xFFFFFFFF, 0, 0x45545257 ^ 0xFFFFFFFF),
+        struct.pack("<6I", 0x4E45504F, 1, 0, 6, 0, 0x4E45504F ^ 0xFFFFFFFF) + b"sync:\0" + b"\0" * 24,
+    ]
+    for data in streams:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.settimeout(30)
+            connection.sendall(data)
+            try:
+                while connection.recv(65536):
+                    pass
+            except ConnectionResetError:
+                pass
+    assert device.adb("shell", "echo well").stdout == b"well\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_user_is_hung_up_on(device: Attached) -> None:
+    script = (
+        "import socket, sys\n"
+        "connection = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
+        "connection.settimeout(30)\n"
+        "try:\n"
+        "    connection.sendall(bytes.fromhex(sys.argv[2]))\n"
+        "    print(len(connection.recv(100)))\n"
+        "except ConnectionError:\n"
+        "    print(0)\n"
+    )
+    argv = ["/usr/bin/env", "python3", "-c", script, str(_port(device)), CONNECT.hex()]
+    answers = {}
+    for user in (0, 65534):
+        done = subprocess.run(argv, user=user, env={"PATH": os.defpath}, capture_output=True, text=True, check=True)
+        answers[user] = int(done.stdout)
+    assert answers[0] > 0
+    assert answers[65534] == 0
