@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import FarmHome
+    from farm_home import FarmHome
 
 RUN = ("run", "--virtual", "2", "--soc", "SM8650", "--suite", "smoke")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import FarmHome
+    from farm_home import FarmHome
 
 _HEAVY = ("torch", "executorch", "numpy", "sqlalchemy", "adbutils", "jinja2")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import FarmHome
+from farm_home import FarmHome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from farm.errors import StoreError, UsageError
+from farm.errors import MissingToolError, StoreError, UsageError
 from farm.store.schema import REVISION, VERSION_TABLE
 from farm.store.store import open_store
 
@@ -100,7 +100,7 @@ def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
     rows = list(before.execute("SELECT * FROM sqlite_master"))
     before.close()
 
-    with pytest.raises(Exception, match="0000"):
+    with pytest.raises(StoreError, match="cannot be brought from schema 0000 to"):
         open_store(path)
 
     after = sqlite3.connect(path)
@@ -171,6 +171,12 @@ def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
 def test_an_address_that_is_none_is_a_usage_error(address: str) -> None:
     with pytest.raises(UsageError, match="store"):
         open_store(address)
+
+
+def test_a_missing_driver_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingToolError, match=r"'psycopg': .* pip install 'snapdragon-farm\[cluster\]'"):
+        open_store("postgresql://farm@localhost/farm")
 
 
 def test_a_password_is_not_shown() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -155,3 +157,20 @@ def test_jobs_are_found_by_case_suite_id_and_wildcard(store: Store, make: type[M
             store.history(hostile)
         except UnknownNameError:
             continue
+
+
+def test_the_queries_in_the_documentation_run(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
+    job, missing = make.job("conv2d"), make.job("missing")
+    run_id = make.begin(sqlite_store, job, missing, started_ms=_MORNING, kind="hardware")
+    failed = make.attempt(job, device="phone-1", verdict=Verdict.FAILED, reason="sqnr", stage=Stage.NUMERICS)
+    sqlite_store.record_attempt(run_id, failed)
+    document = (Path(__file__).parents[2] / "docs" / "store.md").read_text()
+    queries = re.findall(r"```sql\n(.*?)```", document, re.DOTALL)
+    connection = sqlite3.connect(tmp_path / "farm.db")
+    wrong, lacking, latency = (
+        connection.execute(query.replace("20261121-014501-4f7a12", run_id)).fetchall() for query in queries
+    )
+    connection.close()
+    assert wrong == [(job.id, "failed", "numerics", "sqnr")]
+    assert lacking == [(missing.id,)]
+    assert [(row[0], row[3], row[4]) for row in latency] == [(run_id, 3, 2e-6)]

@@ -1,0 +1,42 @@
+"""`farm` as a user calls it, in folders of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class FarmHome:
+    """Cache and state of its own, and the `farm` command in it."""
+
+    cache: Path
+    state: Path
+    cwd: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "QNN_", "PYTEST_"))}
+        return {**kept, "FARM_CACHE_DIR": str(self.cache), "FARM_STATE_DIR": str(self.state), "COLUMNS": "80"}
+
+    def farm(
+        self, *arguments: str, timeout_s: float = 120, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `farm` as a user does, without a terminal."""
+        return subprocess.run(
+            [sys.executable, "-m", "farm.cli.main", *arguments],
+            env={**self.env, **(env or {})},
+            cwd=cwd or self.cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
