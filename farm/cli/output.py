@@ -13,7 +13,7 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from farm.report.view import RunView
+    from farm.store.view import RunView
 
 
 def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | None, as_json: bool) -> None:

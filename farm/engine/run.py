@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from farm.engine.plan import PlannedJob, RunPlan
     from farm.engine.toolchain import Toolchain
     from farm.processes import Supervisor
-    from farm.report.view import RunView
+    from farm.store.view import RunView
     from farm.runtime.runtime import Runtime
     from farm.store.store import Store
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from farm.report.summary import summarize
-from farm.report.view import RunView
+from farm.store.view import RunView
 
 
 def render_json(view: RunView) -> str:

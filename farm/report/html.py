@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import jinja2
     from markupsafe import Markup
 
-    from farm.report.view import RunView
+    from farm.store.view import RunView
 
 LOG_BUDGET = 1_500_000
 """Characters of log in a page in all, so that a run where everything fails still opens at once."""

@@ -10,7 +10,7 @@ import msgspec
 from farm.report.clean import cut_log, one_line, xml_text
 from farm.report.format import local_time
 from farm.report.summary import JobSummary, Outcome, RunSummary, summarize
-from farm.report.view import RunView
+from farm.store.view import RunView
 
 LOG_LIMIT = 20_000
 """Characters of a log that a test case carries."""

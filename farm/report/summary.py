@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.report.view import DeviceView, JobView, RunView
+from farm.store.view import DeviceView, JobView, RunView
 from farm.results.attempt import Attempt, Comparison, Measurement, Verdict
 
 if TYPE_CHECKING:

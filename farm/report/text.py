@@ -12,7 +12,7 @@ from farm.report.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from farm.report.view import RunView
+    from farm.store.view import RunView
 
 SHOWN = 10
 """Jobs of one kind that are told by name; the report has them all."""

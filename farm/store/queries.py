@@ -14,13 +14,13 @@ from farm.results.attempt import Attempt, Comparison, Direction, Measurement, St
 from farm.store import schema, values
 from farm.store.records import ArtifactRecord
 from farm.store.rows import ATTEMPT_COLUMNS, FIGURES, chunks
+from farm.store.view import DeviceView, JobView, RunView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlalchemy import Connection, Row, Select, Table
 
-    from farm.report.view import DeviceView, JobView, RunView
 
 # Enough for a median that one slow attempt does not move, few enough that the newest toolchain is heard.
 _RECENT_RUNS = 15
@@ -56,9 +56,6 @@ def resolve_run(connection: Connection, ref: str) -> str:
 
 def run_view(connection: Connection, run_id: str) -> RunView:
     """Return all that is known of a run."""
-    # The view stands below the store in the order of rooms, and needs nothing of it.
-    from farm.report.view import RunView
-
     query = select(schema.run, schema.fingerprint.c.facts).join(schema.fingerprint).where(schema.run.c.id == run_id)
     run = connection.execute(query).first()
     if run is None:
@@ -128,8 +125,6 @@ def _back(connection: Connection, ref: str, steps: int) -> str:
 
 
 def _devices(connection: Connection, run_id: str) -> tuple[DeviceView, ...]:
-    from farm.report.view import DeviceView
-
     attempt, device = schema.attempt.c, schema.device.c
     used = (
         select(
@@ -155,8 +150,6 @@ def _devices(connection: Connection, run_id: str) -> tuple[DeviceView, ...]:
 
 
 def _jobs(connection: Connection, run_id: str, attempts: dict[int, list[Attempt]]) -> tuple[JobView, ...]:
-    from farm.report.view import JobView
-
     job, run_job = schema.job.c, schema.run_job.c
     query = (
         select(schema.run_job, schema.suite_case.c.module, job.name, *(job[name] for name in _JOB_COLUMNS))

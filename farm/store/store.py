@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from farm.devices.discovery import Device
-    from farm.report.view import RunView
     from farm.results.attempt import Attempt
     from farm.store.records import ArtifactRecord, HistoryPoint, RunRecord
+    from farm.store.view import RunView
     from farm.suites import Job
 
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from farm.engine.run import exit_code_of
-from farm.report.view import JobView, RunView
+from farm.store.view import JobView, RunView
 from farm.results.attempt import Attempt, Stage, Verdict
 
 PASSED = Attempt("j", Verdict.PASSED, Stage.DONE, "")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from farm.report.view import DeviceView, JobView, RunView
+from farm.store.view import DeviceView, JobView, RunView
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 
 OPERATORS = (

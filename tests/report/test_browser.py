@@ -19,7 +19,7 @@ from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
 from farm.report.html import write_html
-from farm.report.view import RunView
+from farm.store.view import RunView
 
 Open = Callable[..., WebDriver]
 FLAGS = (

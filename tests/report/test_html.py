@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from farm.report.html import render_html, write_html
-from farm.report.view import DeviceView, RunView
+from farm.store.view import DeviceView, RunView
 from farm.results.attempt import Attempt, Stage, Verdict
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}

@@ -10,7 +10,7 @@ import pytest
 from farm.report.data import parse_json, render_json
 from farm.report.junit import render_junit
 from farm.report.text import render_summary
-from farm.report.view import RunView
+from farm.store.view import RunView
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict
 
 

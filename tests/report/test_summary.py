@@ -22,7 +22,7 @@ from farm.report.summary import (
     spread_of,
     summarize,
 )
-from farm.report.view import DeviceView, JobView, RunView
+from farm.store.view import DeviceView, JobView, RunView
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 
 Attempts = Callable[..., tuple[Attempt, ...]]
