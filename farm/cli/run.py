@@ -35,7 +35,7 @@ from farm.config import load_config
 @click.option("--json", "as_json", is_flag=True, help="Print the run as JSON instead of a summary.")
 @config_option
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED)
-def command(  # noqa: PLR0917 - click passes options by name
+def command(
     socs: tuple[str, ...],
     suites: tuple[str, ...],
     backend: str,

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from farm.engine.plan import PlannedJob, RunPlan
     from farm.engine.toolchain import Toolchain
     from farm.processes import Supervisor
-    from farm.store.view import RunView
     from farm.runtime.runtime import Runtime
     from farm.store.store import Store
+    from farm.store.view import RunView
 
 _PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED, _PYTEST_USAGE, _PYTEST_EMPTY = 0, 1, 2, 4, 5
 INTERRUPTED = 130

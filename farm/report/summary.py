@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.store.view import DeviceView, JobView, RunView
 from farm.results.attempt import Attempt, Comparison, Measurement, Verdict
+from farm.store.view import DeviceView, JobView, RunView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from farm.engine.run import exit_code_of
-from farm.store.view import JobView, RunView
 from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.view import JobView, RunView
 
 PASSED = Attempt("j", Verdict.PASSED, Stage.DONE, "")
 FAILED = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong")

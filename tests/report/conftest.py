@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from farm.store.view import DeviceView, JobView, RunView
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+from farm.store.view import DeviceView, JobView, RunView
 
 OPERATORS = (
     "add", "amax", "avg_pool2d", "batch_norm", "bmm", "cat", "conv1d", "conv2d", "conv2d_relu", "depthwise_conv2d",

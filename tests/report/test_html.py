@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from farm.report.html import render_html, write_html
-from farm.store.view import DeviceView, RunView
 from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.view import DeviceView, RunView
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
 

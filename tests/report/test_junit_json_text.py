@@ -10,8 +10,8 @@ import pytest
 from farm.report.data import parse_json, render_json
 from farm.report.junit import render_junit
 from farm.report.text import render_summary
-from farm.store.view import RunView
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict
+from farm.store.view import RunView
 
 
 def outcomes(view: RunView) -> dict[str, str]:

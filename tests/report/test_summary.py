@@ -22,8 +22,8 @@ from farm.report.summary import (
     spread_of,
     summarize,
 )
-from farm.store.view import DeviceView, JobView, RunView
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+from farm.store.view import DeviceView, JobView, RunView
 
 Attempts = Callable[..., tuple[Attempt, ...]]
 P, F, I, S = Verdict.PASSED, Verdict.FAILED, Verdict.INFRA, Verdict.SKIPPED  # noqa: E741 - read as a table

@@ -11,10 +11,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
 
-from farm.store.view import DeviceView
 from farm.results.attempt import Direction, Measurement, Stage, Verdict
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.schema import VERSION_TABLE, metadata
+from farm.store.view import DeviceView
 
 if TYPE_CHECKING:
     from conftest import Make
