@@ -154,13 +154,13 @@ class Connection:
 
     async def _run(self, number: int, stream: Stream, service: Service) -> None:
         try:
-            await service(stream)
-        except StreamClosedError:
-            pass
-        except Exception:  # noqa: BLE001 - one service that fails is no reason for the others to; the log has it
-            traceback.print_exc()
+            try:
+                await service(stream)
+            except StreamClosedError:
+                pass
+            except Exception:  # noqa: BLE001 - one service that fails is no reason for the others to; the log has it
+                traceback.print_exc()
+            with contextlib.suppress(OSError):
+                await stream.finish()
         finally:
-            # The peer may use its number again as soon as it knows.
             del self._streams[number]
-        with contextlib.suppress(OSError):
-            await stream.finish()

@@ -38,7 +38,6 @@ def test_getprop(device: Attached) -> None:
 def test_a_folder_goes_there_and_back(device: Attached, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "deep/er").mkdir(parents=True)
-    (source / "empty").mkdir()
     (source / "run.sh").write_text("#!/bin/sh\necho ran $1\n")
     (source / "run.sh").chmod(0o755)
     (source / "deep/er/data").write_bytes(os.urandom(300_000))

@@ -1,0 +1,172 @@
+"""`farmw` on machines that lack something: one line says what and how to get it; with nothing to do it steps aside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ("sh", "dirname", "readlink", "cksum", "df", "awk", "sed", "mkdir", "rm", "cat", "sleep", "grep", "tail", "env")
+
+
+class Machine:
+    """A PATH of its own, made of links, and a copy of what farmw reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin, self.checkout = folder / "bin", folder / "checkout"
+        self.bin.mkdir()
+        self.checkout.mkdir()
+        for name in ("farmw", "pyproject.toml"):
+            shutil.copy(ROOT / name, self.checkout / name)
+        for tool in TOOLS:
+            self.link(tool, shutil.which(tool) or "")
+        self.link("python3", sys.executable)
+        self.script("c++", "exit 0")
+
+    def link(self, name: str, target: str) -> None:
+        (self.bin / name).symlink_to(target)
+
+    def script(self, name: str, body: str) -> None:
+        path = self.bin / name
+        path.unlink(missing_ok=True)
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "PATH": str(self.bin), "HOME": str(self.bin), "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0",
+            "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_TIMEOUT": "2", "PIP_NO_CACHE_DIR": "1",
+        }  # fmt: skip
+
+    def farmw(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(self.checkout / "farmw"), *arguments],
+            env={**self.env, **env}, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    def set_up(self, extras: str = "build,simulator") -> Path:
+        """Leave what a finished set-up leaves, with stand-ins that print how they were called."""
+        venv = self.checkout / ".venv"
+        (venv / "bin").mkdir(parents=True)
+        for name in ("farm", "python"):
+            stub = venv / "bin" / name
+            stub.write_text(f'#!/bin/sh\necho stub {name} "$@"\nexit 7\n')
+            stub.chmod(0o755)
+        sums = subprocess.run(
+            ["cksum"], stdin=(self.checkout / "pyproject.toml").open("rb"), capture_output=True, text=True, check=True
+        )
+        (venv / f".farmw-{extras}").write_text(f"{sums.stdout.strip()} {self.checkout}\n")
+        return venv
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_with_nothing_to_do_arguments_and_exit_code_are_farms(machine: Machine) -> None:
+    machine.set_up()
+    done = machine.farmw("run", "--soc", "SM8650", "a b")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "stub farm run --soc SM8650 a b\n", "")
+
+
+def test_it_works_through_a_link_from_anywhere(machine: Machine, tmp_path: Path) -> None:
+    machine.set_up()
+    link = tmp_path / "farm-link"
+    link.symlink_to(machine.checkout / "farmw")
+    done = subprocess.run([link, "socs"], env=machine.env, capture_output=True, text=True, check=False, cwd="/")
+    assert done.stdout == "stub farm socs\n"
+
+
+def test_the_tests_are_run_by_pytest(machine: Machine) -> None:
+    machine.set_up("build,simulator,dev")
+    assert machine.farmw("test", "-k", "x").stdout == "stub python -m pytest -k x\n"
+
+
+def test_no_compiler(machine: Machine) -> None:
+    (machine.bin / "c++").unlink()
+    done = machine.farmw("socs")
+    assert done.returncode == 2
+    assert done.stderr == "farmw: a C++ compiler is missing; on Debian and Ubuntu: apt-get install g++\n"
+
+
+def test_an_old_python(machine: Machine) -> None:
+    machine.script("python3", "exit 1")
+    done = machine.farmw("socs")
+    assert done.returncode == 2
+    assert "Python 3.11 or newer is missing" in done.stderr
+    assert "apt-get install python3" in done.stderr
+
+
+def test_no_venv_module(machine: Machine) -> None:
+    machine.script("python3", 'case "$*" in *ensurepip*) exit 1 ;; esac; exit 0')
+    done = machine.farmw("socs")
+    assert done.returncode == 2
+    assert done.stderr == "farmw: Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv\n"
+
+
+def test_no_space(machine: Machine) -> None:
+    machine.script("df", "echo head; echo /dev/x 1 1 123456 99% /")
+    done = machine.farmw("socs")
+    assert done.returncode == 2
+    assert "4 GB of free space are needed" in done.stderr
+    assert "123 MB are there" in done.stderr
+
+
+def test_no_network_and_it_resumes(machine: Machine) -> None:
+    first = machine.farmw("socs")
+    assert first.returncode == 2
+    assert "the Python package index cannot be reached, or has no torch==2.13.0 for this Python; check network" in first.stderr
+    assert not (machine.checkout / ".venv.lock").exists()
+    made = (machine.checkout / ".venv" / "pyvenv.cfg").stat().st_mtime_ns
+    second = machine.farmw("socs")
+    assert "cannot be reached" in second.stderr
+    assert (machine.checkout / ".venv" / "pyvenv.cfg").stat().st_mtime_ns == made
+
+
+def test_a_lock_of_a_dead_farmw_is_taken_over(machine: Machine) -> None:
+    (machine.bin / "c++").unlink()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    lock = machine.checkout / ".venv.lock"
+    lock.mkdir()
+    (lock / "pid").write_text(f"{dead.pid}\n")
+    assert "C++ compiler is missing" in machine.farmw("socs").stderr
+    assert not lock.exists()
+
+
+def test_a_second_farmw_waits_for_the_first(machine: Machine) -> None:
+    lock = machine.checkout / ".venv.lock"
+    lock.mkdir()
+    (lock / "pid").write_text(f"{os.getpid()}\n")
+    waiting = subprocess.Popen(
+        [machine.checkout / "farmw", "socs"], env=machine.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert waiting.stderr is not None
+    assert "waiting for another farmw" in waiting.stderr.readline()
+    machine.set_up()
+    shutil.rmtree(lock)
+    out, _ = waiting.communicate(timeout=30)
+    assert out == "stub farm socs\n"
+
+
+def test_ctrl_c_leaves_no_lock(machine: Machine) -> None:
+    machine.script("df", "sleep 60; echo")
+    process = subprocess.Popen(
+        [machine.checkout / "farmw", "socs"], env=machine.env, stderr=subprocess.PIPE, start_new_session=True
+    )
+    while not (machine.checkout / ".venv.lock" / "pid").exists():
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 130
+    assert process.stderr is not None
+    process.stderr.close()
+    assert not (machine.checkout / ".venv.lock").exists()
