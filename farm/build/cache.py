@@ -20,6 +20,7 @@ import msgspec
 
 from farm.build.bundle import MANIFEST, Bundle, load_bundle
 from farm.errors import BundleError, InfraError
+from farm.processes import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,7 +144,7 @@ class BundleCache:
         """Remove what builds that were killed left behind."""
         for folder in self._tmp.glob("*-*"):
             pid = folder.name.partition("-")[0]
-            if pid.isdigit() and not _alive(int(pid)):
+            if pid.isdigit() and not is_alive(int(pid)):
                 shutil.rmtree(folder, ignore_errors=True)
         for lock in self._locks.glob("*"):
             with lock.open("rb") as file:
@@ -162,16 +163,6 @@ class BundleCache:
         except FileNotFoundError:
             return
         shutil.rmtree(grave, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _sync(path: Path) -> None:

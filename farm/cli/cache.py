@@ -20,15 +20,18 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-@click.group("cache")
-def command() -> None:
-    """Show or prune compiled bundles."""
+@click.group("cache", invoke_without_command=True)
+@click.pass_context
+def command(context: click.Context) -> None:
+    """Show (without a word more) or prune compiled bundles."""
+    if context.invoked_subcommand is None:
+        context.invoke(show)
 
 
 @command.command("show")
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def show(config_file: Path | None, *, as_json: bool) -> None:
+def show(config_file: Path | None = None, *, as_json: bool = False) -> None:
     """List the bundles, most recently used first."""
     cache = BundleCache(load_config(config_file).cache_dir)
     entries = cache.entries()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # A job whose worker process died is tried once more; dying again, it is not a third worker's turn.
 _WORKER_DEATHS = 2
+_INTERNAL_CHARS = 2000
 
 
 class Controller:
@@ -98,3 +99,15 @@ class Controller:
         shown = dict(report.user_properties).get(REPORT_KEY)
         if report.when == "call" and isinstance(shown, dict):
             self._front.job_ended(shown)
+        elif report.failed:
+            # Nothing was recorded: the store refused, or farm itself is wrong.
+            self._front.note(f"{report.nodeid} has no result: {_last_line(report.longreprtext)}")
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        """Say what broke the session: the terminal reporter, which would, is not there."""
+        self._front.note(f"the test session broke down: {str(excrepr)[-_INTERNAL_CHARS:]}")
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1][:_INTERNAL_CHARS] if lines else "it did not say why"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.devices.discovery import Device
 from farm.errors import MissingToolError, NoDeviceError
+from farm.processes import is_alive
 from farm.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from farm.config import Config
@@ -26,10 +30,29 @@ class Fleet(msgspec.Struct, frozen=True):
     runtimes: dict[str, Runtime]
 
 
+@contextmanager
+def virtual_storage(config: Config, run_id: str) -> Iterator[Path]:
+    """Yield a folder for the storage of a run's virtual devices, 120 MB each, and remove it in the end.
+
+    What runs that were killed left behind goes as well.
+    """
+    root = config.cache_dir / "virtual"
+    for folder in root.glob("*-*"):
+        pid = folder.name.partition("-")[0]
+        if pid.isdigit() and not is_alive(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = root / f"{os.getpid()}-{run_id}"
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def allocate(
     config: Config, socs: Sequence[Soc], virtual: int, backend: str, supervisor: Supervisor, folder: Path
 ) -> Fleet:
-    """Return devices for every SoC: `virtual` new ones each, or those that are attached.
+    """Return devices for every SoC: `virtual` new ones each, with their storage in `folder`, or the attached ones.
 
     Raises NoDeviceError for an SoC without a device, MissingToolError for a runtime that cannot be had.
     """
@@ -44,7 +67,7 @@ def _virtual(config: Config, socs: Sequence[Soc], count: int, supervisor: Superv
     from farm.virtual.boot import boot
 
     server = start_adb_server(supervisor, config.state_dir / "adb")
-    devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder / "devices")
+    devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder)
     runtime = simulator_runtime(config.cache_dir, sdk_root=config.sdk_root)
     return Fleet(devices, {soc.name: runtime for soc in socs})
 

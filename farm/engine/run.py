@@ -157,6 +157,7 @@ class _Run:
         self._config, self._request, self._front, self._store = config, request, front, store
 
     def execute(self, jobs: tuple[Job, ...]) -> RunOutcome:
+        from farm.engine.fleet import virtual_storage
         from farm.engine.toolchain import prepare
         from farm.processes import Supervisor
 
@@ -166,8 +167,8 @@ class _Run:
         exit_code = InfraError.exit_code
         try:
             (folder / "builds").mkdir(parents=True)
-            with Supervisor() as supervisor:
-                status = self._on_devices(jobs, run_id, folder, tools, supervisor)
+            with virtual_storage(self._config, run_id) as storage, Supervisor() as supervisor:
+                status = self._on_devices(jobs, run_id, folder, storage, tools, supervisor)
             exit_code = self._exit_code(run_id, status)
         except KeyboardInterrupt:
             exit_code = INTERRUPTED
@@ -194,7 +195,7 @@ class _Run:
         return run_id
 
     def _on_devices(
-        self, jobs: Sequence[Job], run_id: str, folder: Path, tools: Toolchain, supervisor: Supervisor
+        self, jobs: Sequence[Job], run_id: str, folder: Path, storage: Path, tools: Toolchain, supervisor: Supervisor
     ) -> int:
         """Return pytest's exit status."""
         from farm.engine.controller import Controller
@@ -204,7 +205,7 @@ class _Run:
         socs = [find_soc(name) for name in dict.fromkeys(job.target.soc for job in jobs)]
         with ThreadPoolExecutor(1) as aside:
             allocation = aside.submit(
-                allocate, self._config, socs, self._request.virtual, self._request.backend, supervisor, folder
+                allocate, self._config, socs, self._request.virtual, self._request.backend, supervisor, storage
             )
             planned = self._order(jobs, tools)
             fleet = allocation.result()

@@ -28,6 +28,13 @@ class Function(nn.Module):
         return tuple(result) if isinstance(result, tuple) else result
 
 
+class Values(Function):
+    """Only the values of a function that gives values and indices."""
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return super().forward(*inputs)[0]
+
+
 class Join(nn.Module):
     """Calls a function that takes its tensors as one list: `torch.cat`, `torch.stack`."""
 
@@ -127,33 +134,11 @@ class IndexPut(nn.Module):
         return torch.index_put(x, [self.indices], values)
 
 
-class SliceScatter(nn.Module):
-    """Rows of the first input, from `start` to `end`, replaced by the second."""
-
-    def __init__(self, start: int, end: int) -> None:
-        super().__init__()
-        self.start, self.end = start, end
-
-    def forward(self, x: Tensor, source: Tensor) -> Tensor:
-        return torch.slice_scatter(x, source, 0, self.start, self.end)
-
-
 class Where(nn.Module):
     """The first input where it is the greater of the two, else the third."""
 
     def forward(self, x: Tensor, y: Tensor, other: Tensor) -> Tensor:
         return torch.where(x > y, x, other)
-
-
-class MaskedFill(nn.Module):
-    """A constant where the first input is the greater of the two."""
-
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.value = value
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x.masked_fill(x > y, self.value)
 
 
 class Logical(nn.Module):
