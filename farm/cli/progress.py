@@ -25,7 +25,7 @@ class Front:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._started = time.monotonic()
+        self._first_ended = 0.0
         self.total = self.built = self.to_build = 0
         self.counts: dict[str, int] = dict.fromkeys(_MARKS, 0)
         self.running: dict[str, str] = {}
@@ -68,6 +68,7 @@ class Front:
         kind = "known issue" if shown["known_issue"] else shown["verdict"]
         with self._lock:
             self.counts[kind] += 1
+            self._first_ended = self._first_ended or time.monotonic()
         self.show_job(kind, shown)
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
@@ -83,10 +84,11 @@ class Front:
         return ", ".join(parts)
 
     def eta_seconds(self) -> float | None:
-        """Return how long it will take at the pace so far; None before the first job."""
-        if not self.ended:
+        """Return how long it will take at the pace since the first job ended, which had everything to start first."""
+        paced = self.ended - 1
+        if paced < 1 or self.ended >= self.total:
             return None
-        return (time.monotonic() - self._started) / self.ended * (self.total - self.ended)
+        return (time.monotonic() - self._first_ended) / paced * (self.total - self.ended)
 
 
 class PlainFront(Front):
@@ -140,7 +142,7 @@ class LiveFront(Front):
                 bars.add_row("built", ProgressBar(self.to_build, self.built, width=24), f"{self.built}/{self.to_build}",
                              Text(building, style="dim", overflow="ellipsis", no_wrap=True))  # fmt: skip
             eta = self.eta_seconds()
-            left = f"about {_duration(eta)} left" if eta is not None and self.ended < self.total else ""
+            left = f"about {_duration(eta)} left" if eta is not None else ""
             counts = Text(overflow="ellipsis", no_wrap=True)
             for kind, count in self.counts.items():
                 if count:
@@ -151,7 +153,9 @@ class LiveFront(Front):
             )
             devices = Table.grid(padding=(0, 1))
             for serial, job in self.running.items():
-                devices.add_row(Text(serial, style="cyan"), Text(_short(job) or "idle", style="" if job else "dim"))
+                waits = job in self.building
+                doing = f"waits for {_short(job)} to be compiled" if waits else _short(job) or "idle"
+                devices.add_row(Text(serial, style="cyan"), Text(doing, style="dim" if waits or not job else ""))
         return Group(bars, devices)
 
 

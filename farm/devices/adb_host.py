@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import adbutils
 from adbutils.errors import AdbConnectionError, AdbError, AdbTimeout
@@ -13,12 +13,14 @@ from farm.devices.text import clean_text
 from farm.errors import DeviceError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 # A server on this machine answers at once, unless the machine is very busy.
 SERVER_SECONDS = 10.0
 # The length of a request to the server is four hexadecimal digits.
 REQUEST_BYTES = 0xFFFF
+
+_Answer = TypeVar("_Answer")
 
 
 class _Connection(adbutils.AdbConnection):  # type: ignore[misc]
@@ -65,11 +67,23 @@ class AdbHost:
 
     def query(self, request: str, *, timeout_s: float = SERVER_SECONDS) -> str:
         """Return the server's answer to a `host:` request. Raises InfraError when it fails or does not answer."""
-        try:
+
+        def ask() -> str:
             with self._client.make_connection(timeout_s) as connection:
                 connection.send_command(request)
                 connection.check_okay()
                 return cast("str", connection.read_string_block())
+
+        return self._answer(request, timeout_s, ask)
+
+    def wait_for(self, address: str, *, timeout_s: float = SERVER_SECONDS) -> None:
+        """Return when the device that adb calls `address` is in state `device`. Raises InfraError in its absence."""
+        request = f"wait for {address}"
+        self._answer(request, timeout_s, lambda: self._client.wait_for(address, timeout=timeout_s))
+
+    def _answer(self, request: str, timeout_s: float, ask: Callable[[], _Answer]) -> _Answer:
+        try:
+            return ask()
         except (AdbTimeout, TimeoutError):
             raise InfraError(
                 f"the adb server on port {self.port} did not answer {request!r} in {timeout_s:g} s"

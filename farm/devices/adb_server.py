@@ -38,14 +38,19 @@ class AdbServer:
         return {"ANDROID_ADB_SERVER_PORT": str(self.port), **own}
 
     def connect(self, host: str, port: int, *, timeout_s: float = 10.0) -> str:
-        """Attach the adb daemon at `host`:`port` and return what adb calls it. Raises InfraError when it cannot."""
+        """Attach the adb daemon at `host`:`port`, wait until it is ready and return what adb calls it.
+
+        Raises InfraError when it cannot be attached.
+        """
         from farm.devices.adb_host import AdbHost
         from farm.devices.text import clean_text
 
         address = f"{host}:{port}"
-        answer = AdbHost(self.port).query(f"host:connect:{address}", timeout_s=timeout_s)
+        server = AdbHost(self.port)
+        answer = server.query(f"host:connect:{address}", timeout_s=timeout_s)
         if not answer.startswith(("connected to ", "already connected to ")):
             raise InfraError(f"adb cannot attach {address}: {clean_text(answer)}")
+        server.wait_for(address, timeout_s=timeout_s)
         return address
 
     def stop(self) -> None:

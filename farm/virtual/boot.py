@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-import farm
 from farm.devices.adb_names import VIRTUAL_PREFIX
 from farm.devices.discovery import identify
 from farm.errors import InfraError
@@ -55,6 +54,9 @@ def boot(supervisor: Supervisor, adb_server: AdbServer, socs: Sequence[str], roo
     if not serials:
         return []
     children = [_start(supervisor, serial, soc, root) for serial, soc in serials.items()]
+    # adbutils takes as long to import as a daemon to start: here it costs nothing.
+    import farm.devices.adb  # noqa: F401
+
     try:
         with ThreadPoolExecutor(max_workers=min(16, len(children))) as pool:
             return list(pool.map(partial(_attach, adb_server), children))
@@ -78,7 +80,7 @@ def _start(supervisor: Supervisor, serial: str, soc: str, root: Path) -> Child:
         "--serial",
         serial,
     ]
-    package = Path(farm.__file__).resolve().parent.parent
+    package = Path(__file__).resolve().parents[2]
     environment = {"PATH": os.defpath, "PYTHONPATH": str(package)}
     log = root / f"{serial}.log"
     return supervisor.spawn(argv, name=serial, env=environment, stdout_pipe=True, stderr=log)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,9 +54,10 @@ class DeviceTree:
         for folder in _FOLDERS:
             Path(path, folder).mkdir(parents=True, exist_ok=True)
         self._incoming = os.path.join(self.root, _INCOMING)
+        os.makedirs(self._incoming, 0o700, exist_ok=True)
         # What a device that was killed had half received.
-        shutil.rmtree(self._incoming, ignore_errors=True)
-        os.mkdir(self._incoming, 0o700)
+        for name in os.listdir(self._incoming):
+            os.unlink(os.path.join(self._incoming, name))
         lines = "".join(f"{name}={value}\n" for name, value in properties.items())
         Path(path, "system/build.prop").write_text(lines, encoding="utf-8")
         getprop = Path(path, "system/bin/getprop")
@@ -88,7 +87,7 @@ class DeviceTree:
 
     def new_upload(self) -> bytes:
         """Return a path that nothing has, on the same file system, where an upload grows until it is whole."""
-        return os.path.join(self._incoming, secrets.token_hex(8).encode())
+        return os.path.join(self._incoming, os.urandom(8).hex().encode())
 
     def map_command(self, command: bytes) -> bytes:
         """Return a shell command with the folders of the device replaced by where they are here."""

@@ -82,7 +82,7 @@ def test_adbs_listing() -> None:
     ]
 
 
-def test_no_server_is_said(bench: Bench) -> None:
+def test_no_server_is_said() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(InfraError, match="no adb server listens"):

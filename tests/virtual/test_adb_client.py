@@ -106,23 +106,33 @@ def test_links_that_lead_out_are_refused(device: Attached, tmp_path: Path) -> No
     assert os.stat(passwd).st_mtime_ns == before.st_mtime_ns
 
 
+def converse(terminal: int, typed: bytes) -> bytes:
+    """Type a line at the first prompt, and return what is shown until the other end hangs up."""
+    said = b""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                said += os.read(terminal, 4096)
+            except OSError:
+                return said
+            if typed and b"$ " in said:
+                os.write(terminal, typed)
+                typed = b""
+    raise AssertionError(f"no end after {said!r}")
+
+
 def test_a_terminal(device: Attached) -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         device.command("shell"), env=device.environment, stdin=theirs, stdout=theirs, stderr=theirs
     ) as shell:
         os.close(theirs)
-        os.write(ours, b"tty; stty size; exit 5\n")
-        said = b""
-        deadline = time.monotonic() + 30
-        while shell.poll() is None:
-            assert time.monotonic() < deadline
-            if select.select([ours], [], [], 0.05)[0]:
-                try:
-                    said += os.read(ours, 4096)
-                except OSError:
-                    break
-        assert shell.wait(timeout=30) == 5
+        try:
+            said = converse(ours, b"tty; exit 5\n")
+            assert shell.wait(timeout=30) == 5
+        finally:
+            shell.kill()
     os.close(ours)
     assert b"/dev/pts/" in said
 
