@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,3 +41,25 @@ class FarmHome:
             timeout=timeout_s,
             check=False,
         )
+
+
+def processes_of(home: FarmHome) -> dict[int, str]:
+    """Return the command lines of the processes, by id, that were started for this home and still live."""
+    marks = str(home.state).encode(), f"{home.cache / 'virtual'}/".encode()
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environment = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+            if any(mark in command or mark in environment for mark in marks):
+                found[int(folder.name)] = command.replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+    return found
+
+
+def wait_for_no_process(home: FarmHome, seconds: float = 30) -> dict[int, str]:
+    """Return what still lives after a while."""
+    deadline = time.monotonic() + seconds
+    while processes_of(home) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return processes_of(home)

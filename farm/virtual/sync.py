@@ -1,7 +1,7 @@
 """The device's end of adb's sync protocol: stat, list, upload and download below the device's root."""
 
 # Names on a device are bytes, which pathlib does not take.
-# ruff: noqa: PTH101, PTH103, PTH105, PTH108, PTH118, PTH120, PTH123, PTH211
+# ruff: noqa: PTH101, PTH103, PTH104, PTH108, PTH118, PTH120, PTH123, PTH211
 
 from __future__ import annotations
 
@@ -154,7 +154,10 @@ class SyncSession:
             os.utime(upload, (modified, modified))
         place = self._tree.resolve(path, follow=False)
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        os.replace(upload, place)
+        # As adbd does. Some file systems write a whole file out when it takes the place of another.
+        with contextlib.suppress(OSError):
+            os.unlink(place)
+        os.rename(upload, place)
 
     async def _receive(self, path: bytes) -> None:
         try:

@@ -1,7 +1,7 @@
 """The files of a virtual device: a folder of this machine that stands for the device's root."""
 
 # Names on a device are bytes, which pathlib does not take.
-# ruff: noqa: PTH102, PTH118, PTH208
+# ruff: noqa: PTH103, PTH108, PTH118, PTH208
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ RUN = ("run", "--virtual", "2", "--soc", "SM8650", "--suite", "smoke")
         ((*RUN, "-k", "no_such_operator"), 5, "jobs is selected by -k no_such_operator"),
         ((*RUN, "-k", "("), 2, "pytest does not understand -k ("),
         (("runn",), 2, "unknown command 'runn': did you mean 'run'?"),
-        (("report",), 2, "no run"),
+        (("report",), 4, "there is no store yet"),
         (("cache", "prune", "--older", "a while"), 2, "expected something like 30d"),
         (("cache", "prune"), 2, "one of --older AGE, --keep SIZE, --all"),
     ],

@@ -22,7 +22,7 @@ _HEAVY = ("torch", "executorch", "numpy", "sqlalchemy", "adbutils", "jinja2")
         (["socs"], (*_HEAVY, "pytest")),
         (["suites"], (*_HEAVY, "pytest")),
         (["run", "--soc", "SM8650", "--suite", "smoke", "--collect-only"], _HEAVY),
-        (["run", "--soc", "SM8650", "--suite", "smoke", "--collect-only", "-k", "relu"], ("torch", "executorch")),
+        (["run", "--soc", "SM8650", "--suite", "smoke", "--collect-only", "-k", "conv2d"], ("torch", "executorch")),
     ],
 )
 def test_what_is_listed_imports_nothing_heavy(home: FarmHome, arguments: list[str], light: tuple[str, ...]) -> None:
