@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farm.store.records import HistoryPoint
 
 # What most people look for first; the rest is a --metric away.
-_USUAL = ("htp_cycles", "latency", "load_time", "pte_size", "sqnr_fp32[0]")
+_USUAL = ("latency", "htp_cycles", "pte_size", "sqnr_fp32[0]")
 
 
 @click.command("history")
@@ -55,26 +55,40 @@ def _tables(points: Sequence[HistoryPoint], wanted: Sequence[str]) -> list[str]:
     lines: list[str] = []
     ordered = sorted(points, key=lambda point: (point.job_id, point.device_kind, point.time_ms, point.run_id))
     for (job_id, kind), group in groupby(ordered, key=lambda point: (point.job_id, point.device_kind)):
-        rows = list(group)
-        shown = [metric for metric in wanted if any(row.metric == metric for row in rows)]
-        lines += [f"{job_id}  {f'{kind} device' if kind else 'no device'}"]
-        heading = "".join(f"{_heading(metric, rows):>16}" for metric in shown)
-        lines += [f"  {'started':<17}{'run':<7}{'verdict':<12}{heading}".rstrip()]
+        points_of_job = list(group)
+        units = {point.metric: "ms" if point.unit == "ns" else point.unit for point in points_of_job}
+        shown = [metric for metric in wanted if metric in units]
+        table = [
+            ["started", "run", "verdict", *shown, ""],
+            ["", "", "", *("" if units[metric] == "1" else units[metric] for metric in shown), ""],
+        ]
         previous = ""
-        for (_, run_id), attempt in groupby(rows, key=lambda row: (row.time_ms, row.run_id)):
-            cells = list(attempt)
-            values, first = {row.metric: row for row in cells}, cells[0]
-            verdict = "known issue" if first.known_issue else first.verdict
-            figures = "".join(f"{_figure(values.get(metric)):>16}" for metric in shown)
-            changed = "  (new toolchain)" if previous not in ("", first.fingerprint) else ""
+        for _, attempt in groupby(points_of_job, key=lambda point: (point.time_ms, point.run_id)):
+            values = {point.metric: point for point in attempt}
+            first = next(iter(values.values()))
+            figures = [_figure(values.get(metric)) for metric in shown]
+            changed = "new toolchain" if previous not in ("", first.fingerprint) else ""
             previous = first.fingerprint
-            lines.append(f"  {_time(first.time_ms):<17}{run_id[-6:]:<7}{verdict:<12}{figures}{changed}".rstrip())
+            verdict = "known issue" if first.known_issue else first.verdict
+            table.append([_time(first.time_ms), first.run_id[-6:], verdict, *figures, changed])
+        lines += [f"{job_id}  {f'{kind} device' if kind else 'no device'}", *_aligned(table, left=3)]
     return lines
 
 
-def _heading(metric: str, rows: Sequence[HistoryPoint]) -> str:
-    unit = next(row.unit for row in rows if row.metric == metric)
-    return f"{metric} {'ms' if unit == 'ns' else unit}" if unit not in ("cycles", "count", "1") else metric
+def _aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            [
+                "",
+                *(
+                    cell.ljust(width) if n < left else cell.rjust(width)
+                    for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+                ),
+            ]
+        ).rstrip()
+        for row in table
+    ]
 
 
 def _figure(point: HistoryPoint | None) -> str:
@@ -82,7 +96,7 @@ def _figure(point: HistoryPoint | None) -> str:
         return "-"
     if point.unit == "ns":
         return f"{point.p50 / 1e6:.3f}"
-    return f"{int(point.p50)}" if point.exact else f"{point.p50:.2f}"
+    return f"{point.p50:.0f}" if point.exact or point.unit == "cycles" else f"{point.p50:.2f}"
 
 
 def _time(epoch_ms: int) -> str:
