@@ -124,7 +124,10 @@ def test_no_space(machine: Machine) -> None:
 def test_no_network_and_it_resumes(machine: Machine) -> None:
     first = machine.farmw("socs")
     assert first.returncode == 2
-    assert "the Python package index cannot be reached, or has no torch==2.13.0 for this Python; check network" in first.stderr
+    assert (
+        "the Python package index cannot be reached, or has no torch==2.13.0 for this Python; check network"
+        in first.stderr
+    )
     assert not (machine.checkout / ".venv.lock").exists()
     made = (machine.checkout / ".venv" / "pyvenv.cfg").stat().st_mtime_ns
     second = machine.farmw("socs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -45,15 +46,16 @@ def _serve(request: Request, cache: BundleCache) -> Reply:
 
     started = time.perf_counter()
     reason, infra = "", False
+
+    def fill(folder: Path) -> None:
+        compile_job(request.job, request.key, request.versions, folder)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        shutil.copyfile(request.log, folder / "build.log")
+
     with _printing_to(Path(request.log)):
         try:
-            with cache.building(request.key) as folder:
-                if cache.lookup(request.key) is None:
-                    compile_job(request.job, request.key, request.versions, folder)
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                    (folder / "build.log").write_bytes(Path(request.log).read_bytes())
-                    cache.publish(request.key, folder)
+            cache.build(request.key, fill)
         except (InfraError, MemoryError) as error:
             traceback.print_exc()
             reason, infra = _one_line(error), True

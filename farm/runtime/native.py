@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from farm.errors import InfraError, MissingToolError
 from farm.processes import Supervisor
+from farm.publish import published
 from farm.resources import data_folder
 from farm.runtime.packages import package_folder, package_version, packaged_tool
-from farm.runtime.publish import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import MissingToolError
+from farm.publish import published
 from farm.runtime.native import BRIDGE, NativeBuild, build_native
 from farm.runtime.packages import install_hint, package_folder
-from farm.runtime.publish import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import traceback
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 # adb itself opens a handful at a time.
 _MOST_STREAMS = 512
+# The protocol allows one. adb 36 sends the rest of a stream that it closes, about one more, without waiting.
+_MOST_UNREAD = 8
 _MOST_SERVICE_BYTES = 1 << 16
 
 
@@ -27,18 +31,18 @@ class Stream:
 
     def __init__(self, link: Link, number: int, peer: int) -> None:
         self._link, self._number, self.peer = link, number, peer
-        self._received: bytearray | None = None
+        self._received: deque[bytearray] = deque()
         self._changed = asyncio.Event()
         self._may_write = True
         self._closed = asyncio.Event()
 
     async def read(self) -> bytearray | None:
         """Return what came next, None when the host has closed. The host may send more once this returns."""
-        while self._received is None:
+        while not self._received:
             if self._closed.is_set():
                 return None
             await self._wait()
-        data, self._received = self._received, None
+        data = self._received.popleft()
         if not self._closed.is_set():
             await self._link.write(OKAY, self._number, self.peer)
         return data
@@ -64,10 +68,10 @@ class Stream:
         await self._changed.wait()
 
     def deliver(self, data: bytearray) -> None:
-        """Take what the host sent. Raises ProtocolError when it did not wait for its turn."""
-        if self._received is not None:
-            raise ProtocolError("a second packet on a stream before the first was acknowledged")
-        self._received = data
+        """Take what the host sent. Raises ProtocolError when it does not wait for its turn."""
+        if len(self._received) >= _MOST_UNREAD:
+            raise ProtocolError("packets on a stream that did not wait for an acknowledgement")
+        self._received.append(data)
         self._changed.set()
 
     def acknowledge(self) -> None:
@@ -108,9 +112,10 @@ class Connection:
     async def serve(self) -> None:
         """Return when the adb server is gone and every service of it has ended."""
         try:
-            with contextlib.suppress(OSError, ProtocolError):
-                while (packet := await self._link.read()) is not None:
-                    await self._handle(packet)
+            while (packet := await self._link.read()) is not None:
+                await self._handle(packet)
+        except (OSError, ProtocolError) as error:
+            sys.stderr.write(f"an adb server was hung up on: {error!r}\n")
         finally:
             self._link.close()
             for stream in self._streams.values():

@@ -1,4 +1,4 @@
-"""kill -9 of one part while a run works: the rest carries on, nothing that was finished is lost, nothing is left over."""
+"""kill -9 of one part while a run works: the rest carries on, nothing that was finished is lost or left over."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from farm.publish import published
 from farm.runtime.packages import package_version
-from farm.runtime.publish import published
 from farm.runtime.runtime import simulator_runtime
 from farm.runtime.simulator import host_sdk
 

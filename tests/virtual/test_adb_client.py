@@ -66,13 +66,16 @@ def test_exit_codes_and_streams(device: Attached) -> None:
 
 
 def test_binary_out_and_in(device: Attached) -> None:
-    data = os.urandom(3_000_000)
-    device.adb("exec-in", "cat > /data/local/tmp/binary", stdin=data)
     path = device.root / "data/local/tmp/binary"
-    deadline = time.monotonic() + 20
-    while not path.exists() or path.stat().st_size < len(data):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    # adb hangs up with a packet still under way, and does so at another moment every time.
+    for _ in range(10):
+        path.unlink(missing_ok=True)
+        data = os.urandom(3_000_000)
+        device.adb("exec-in", "cat > /data/local/tmp/binary", stdin=data)
+        deadline = time.monotonic() + 20
+        while not path.exists() or path.stat().st_size < len(data):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     assert device.adb("exec-out", "cat /data/local/tmp/binary").stdout == data
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farm.errors import InfraError
-from farm.runtime.publish import published
+from farm.publish import published
 
 
 def test_of_many_that_want_a_folder_one_makes_it(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_what_a_killed_process_left_is_removed_and_made_anew(tmp_path: Path) -> 
     program = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from farm.runtime.publish import published\n"
+        "from farm.publish import published\n"
         "def fill(folder):\n"
         "    (folder / 'half').touch()\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
