@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farm.build.bundle import MANIFEST, MODEL, Manifest, TensorSpec, load_bundle, sha256_of
+from farm.build.cache import BundleCache
+from farm.errors import BundleError, InfraError
+
+KEY = "ab" * 32
+
+
+def fill(folder: Path, key: str = KEY, content: bytes = b"a model") -> None:
+    (folder / MODEL).write_bytes(content)
+    manifest = Manifest(
+        key=key, job_id="s/c[SM8650-htp-8a8w]", soc="SM8650", backend="htp", precision="8a8w", samples=1,
+        inputs=(TensorSpec((1, 2), "float32"),), outputs=(TensorSpec((2,), "int64"),), pte_bytes=len(content),
+        delegates={"QnnBackend": 1}, delegated_ops=2, fallback_ops={}, seconds={}, versions={},
+        files={MODEL: sha256_of(folder / MODEL)},
+    )  # fmt: skip
+    (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+
+
+def add(cache: BundleCache, key: str = KEY, content: bytes = b"a model") -> None:
+    cache.build(key, lambda folder: fill(folder, key, content))
+
+
+def leftovers(root: Path) -> list[str]:
+    return [path.name for path in root.glob("bundles/*/*") if path.name.endswith(".partial")]
+
+
+def test_a_published_bundle_is_found_and_verified(tmp_path: Path) -> None:
+    cache = BundleCache(tmp_path)
+    assert cache.lookup(KEY) is None
+    add(cache)
+    bundle = cache.lookup(KEY)
+    assert bundle is not None
+    bundle.verify()
+    assert bundle.manifest.partitions == 1
+    assert leftovers(tmp_path) == []
+
+
+def test_a_changed_byte_is_seen(tmp_path: Path) -> None:
+    cache = BundleCache(tmp_path)
+    add(cache)
+    (cache.folder(KEY) / MODEL).write_bytes(b"b model")
+    with pytest.raises(BundleError, match=r"model\.pte: hash is .* expected .*farm cache prune --all"):
+        load_bundle(cache.folder(KEY)).verify()
+
+
+@pytest.mark.parametrize("damage", ["no model", "half a model", "half a manifest", "another key"])
+def test_a_damaged_bundle_counts_as_absent_and_can_be_built_again(tmp_path: Path, damage: str) -> None:
+    cache = BundleCache(tmp_path)
+    add(cache)
+    folder = cache.folder(KEY)
+    if damage == "no model":
+        (folder / MODEL).unlink()
+    elif damage == "half a model":
+        (folder / MODEL).write_bytes(b"a mo")
+    elif damage == "half a manifest":
+        (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:50])
+    else:
+        fill(folder, "cd" * 32)
+    assert cache.lookup(KEY) is None
+    add(cache)
+    assert cache.lookup(KEY) is not None
+
+
+def test_two_builds_of_the_same_never_collide(tmp_path: Path) -> None:
+    built = []
+
+    def build(number: int) -> None:
+        def make(folder: Path) -> None:
+            time.sleep(0.05)
+            fill(folder)
+            built.append(number)
+
+        BundleCache(tmp_path).build(KEY, make)
+
+    threads = [threading.Thread(target=build, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 1
+
+
+def test_building_again_keeps_the_first(tmp_path: Path) -> None:
+    cache = BundleCache(tmp_path)
+    for content in (b"first", b"second"):
+        add(cache, content=content)
+    assert (cache.folder(KEY) / MODEL).read_bytes() == b"first"
+
+
+def test_an_error_of_the_module_is_its_own_and_leaves_nothing(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / MODEL).touch()
+        (folder / "weights.bin").read_bytes()
+
+    cache = BundleCache(tmp_path)
+    with pytest.raises(FileNotFoundError, match="weights.bin"):
+        cache.build(KEY, fail)
+    assert leftovers(tmp_path) == []
+    assert cache.lookup(KEY) is None
+
+
+def test_a_full_disk_is_the_farms_trouble_and_says_what_to_do(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+    with pytest.raises(InfraError, match="No space left on device; free some space with 'farm cache prune'"):
+        BundleCache(tmp_path).build(KEY, fail)
+
+
+def test_a_build_that_is_killed_leaves_nothing_half_done(tmp_path: Path) -> None:
+    code = (
+        "import time; from pathlib import Path; from farm.build.cache import BundleCache\n"
+        "def fill(folder):\n"
+        "    (folder / 'model.pte').write_bytes(b'half'); print('building', flush=True); time.sleep(60)\n"
+        f"BundleCache(Path({str(tmp_path)!r})).build({KEY!r}, fill)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"building\n"
+    cache = BundleCache(tmp_path)
+    cache.prune()
+    assert len(leftovers(tmp_path)) == 1, "what is being built is not swept"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert cache.lookup(KEY) is None
+    assert cache.entries() == []
+    cache.prune()
+    assert leftovers(tmp_path) == []
+    add(cache)  # the lock went with the process
+    assert cache.lookup(KEY) is not None
+
+
+def test_pruning_by_age_by_size_and_dry(tmp_path: Path) -> None:
+    cache = BundleCache(tmp_path)
+    keys = [f"{n:02d}" * 32 for n in range(3)]
+    for age_s, key in enumerate(keys):
+        add(cache, key, content=b"x" * 1000)
+        os.utime(cache.folder(key) / MANIFEST, (time.time() - 100 * age_s,) * 2)
+    assert [entry.key for entry in cache.entries()] == keys
+    assert [entry.key for entry in cache.prune(older_than_s=150, dry_run=True)] == [keys[2]]
+    assert len(cache.entries()) == 3
+    assert [entry.key for entry in cache.prune(older_than_s=150)] == [keys[2]]
+    size = cache.entries()[0].nbytes
+    assert [entry.key for entry in cache.prune(keep_bytes=size)] == [keys[1]]
+    assert [entry.key for entry in cache.prune()] == [keys[0]]
+    assert cache.entries() == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(InfraError, match="FARM_CACHE_DIR"):
+        add(BundleCache(tmp_path / "cache"))

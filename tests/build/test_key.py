@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farm.build import key as key_module
+from farm.build.key import bundle_key
+from farm.suites import Case, InputSpec, Job, KnownIssue, Limits, Target, Tolerance
+
+VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0", "torchao": "0.18.0", "qnn": "2.51"}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.setattr(key_module, "_digests", {})
+    (tmp_path / "ops.py").write_text("class Relu: ...\n")
+    case = Case(suite="s", name="relu", module=".ops:Relu", inputs=(InputSpec(shape=(1, 4)),), folder=str(tmp_path))
+    return Job(case, Target("SM8650", "htp", "8a8w"))
+
+
+def changed(job: Job, **fields: object) -> Job:
+    return Job(msgspec.structs.replace(job.case, **fields), job.target)
+
+
+def test_what_is_compiled_decides_the_key(job: Job) -> None:
+    keys = {
+        bundle_key(job, VERSIONS),
+        bundle_key(job, {**VERSIONS, "qnn": "2.50"}),
+        bundle_key(changed(job, seed=1), VERSIONS),
+        bundle_key(changed(job, kwargs={"inplace": True}), VERSIONS),
+        bundle_key(changed(job, inputs=(InputSpec(shape=(1, 4), seed=1),)), VERSIONS),
+        bundle_key(changed(job, samples=2), VERSIONS),
+        bundle_key(Job(job.case, Target("SM8750", "htp", "8a8w")), VERSIONS),
+        bundle_key(Job(job.case, Target("SM8650", "htp", "16a16w")), VERSIONS),
+    }
+    assert len(keys) == 8
+
+
+def test_what_is_only_judged_does_not(job: Job) -> None:
+    other = changed(
+        job,
+        suite="t",
+        name="other",
+        tolerances={"8a8w": Tolerance(fp32=Limits(cosine=0.5))},
+        known_issues=(KnownIssue(reason="wrong"),),
+    )
+    assert bundle_key(other, VERSIONS) == bundle_key(job, VERSIONS)
+
+
+def test_a_change_of_the_suites_code_does(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = bundle_key(job, VERSIONS)
+    Path(job.case.folder, "ops.py").write_text("class Relu: pass\n")
+    monkeypatch.setattr(key_module, "_digests", {})
+    assert bundle_key(job, VERSIONS) != before

@@ -1,0 +1,183 @@
+"""Real builder processes, real ExecuTorch: what the pool promises when the compiler works, refuses, crashes, is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from farm.build.cache import BundleCache
+from farm.build.key import bundle_key
+from farm.build.pool import BuilderPool
+from farm.build.protocol import Reply, Request
+from farm.config import load_config
+from farm.engine.toolchain import Toolchain, prepare
+from farm.processes import Supervisor
+from farm.suites import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OPS = '''
+import os, signal, time, torch
+class Slow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        time.sleep(60)
+class Crash(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        os.kill(os.getpid(), signal.SIGSEGV)
+class Noisy(torch.nn.Module):
+    def forward(self, x):
+        raise ValueError("two\\nlines")
+class TwoOut(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x), x * 2
+'''
+
+
+@pytest.fixture(scope="module")
+def tools(farm_cache: Path) -> Toolchain:
+    os.environ["FARM_CACHE_DIR"] = str(farm_cache)
+    return prepare(load_config(), note=lambda _line: None)
+
+
+class Builds:
+    """Runs requests through a pool of its own and keeps the replies."""
+
+    def __init__(self, tools: Toolchain, cache: Path, scratch: Path) -> None:
+        self.tools, self.cache, self.scratch = tools, BundleCache(cache), scratch
+        self.folder = scratch / "suite"
+        self.folder.mkdir()
+        (self.folder / "ops.py").write_text(OPS)
+
+    def request(self, module: str, *, samples: int = 1, precision: str = "8a8w") -> Request:
+        case = Case(
+            suite="s", name="c", module=module, inputs=(InputSpec(shape=(1, 3, 8, 8)),), samples=samples,
+            folder=str(self.folder),
+        )  # fmt: skip
+        job = Job(case, Target("SM8650", "htp", precision))
+        key = bundle_key(job, self.tools.versions)
+        return Request(job, key, self.tools.versions, str(self.scratch / f"{key[:8]}.log"))
+
+    def run(self, *requests: Request, meanwhile: Callable[[Supervisor, BuilderPool], None] | None = None) -> list[Reply]:
+        replies: list[Reply] = []
+        with Supervisor() as supervisor:
+            pool = BuilderPool(
+                requests, width=2, cache_root=self.cache.root, env=self.tools.env, supervisor=supervisor,
+                log=self.scratch / "builder.log", on_start=self.started.append, on_done=replies.append,
+            )  # fmt: skip
+            pool.start()
+            if meanwhile is not None:
+                meanwhile(supervisor, pool)
+            pool.join()
+        order = [request.key for request in requests]
+        return sorted(replies, key=lambda reply: order.index(reply.key))
+
+    @property
+    def started(self) -> list[str]:
+        return self.__dict__.setdefault("_started", [])
+
+
+@pytest.fixture
+def builds(tools: Toolchain, tmp_path: Path) -> Builds:
+    return Builds(tools, tmp_path / "cache", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def mixed(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> tuple[Builds, dict[str, Reply]]:
+    """One pool, good and bad jobs side by side; loading torch for every test would take a minute."""
+    folder = tmp_path_factory.mktemp("mixed")
+    builds = Builds(tools, folder / "cache", folder)
+    names = (".ops:Noisy", ".ops:Crash", ".ops:Nope", ".nope:Nope", "torch.nn:ReLU", ".ops:TwoOut")
+    replies = builds.run(*(builds.request(name, samples=2) for name in names))
+    return builds, dict(zip(names, replies, strict=True))
+
+
+def test_a_module_becomes_a_bundle_with_inputs_and_both_references(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+    builds, replies = mixed
+    reply = replies[".ops:TwoOut"]
+    assert reply.ok, reply.reason
+    bundle = builds.cache.lookup(reply.key)
+    assert bundle is not None
+    bundle.verify()
+    manifest = bundle.manifest
+    assert manifest.delegates == {"QnnBackend": 1}
+    assert manifest.fallback_ops == {}
+    assert manifest.pte_bytes == bundle.model.stat().st_size > 1000
+    assert {"export", "quantize", "lower", "serialize", "total"} <= set(manifest.seconds)
+    assert manifest.versions == builds.tools.versions
+    for sample in range(2):
+        [path] = bundle.input_files(sample)
+        x = np.fromfile(path, np.float32).reshape(1, 3, 8, 8)
+        for index, expected in enumerate((np.maximum(x, 0), x * 2)):
+            np.testing.assert_allclose(bundle.reference("fp32", sample, index), expected, rtol=1e-6)
+            step = np.abs(bundle.reference("quantized", sample, index) - expected).max()
+            assert 0 < step < 0.1
+    first, second = (path.read_bytes() for sample in range(2) for path in bundle.input_files(sample))
+    assert first != second
+    assert (bundle.folder / "build.log").stat().st_size > 0
+
+
+def test_a_refusal_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+    builds, replies = mixed
+    assert replies[".ops:Noisy"].reason == "ValueError: two lines"
+    assert "Traceback" in Path(builds.request(".ops:Noisy", samples=2).log).read_text()
+    assert "has no Nope" in replies[".ops:Nope"].reason
+    assert "nope.py" in replies[".nope:Nope"].reason
+    assert replies["torch.nn:ReLU"].ok
+    assert not any(reply.infra for reply in replies.values())
+
+
+def test_a_crash_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+    _, replies = mixed
+    crash = replies[".ops:Crash"]
+    assert (crash.ok, crash.infra) == (False, False)
+    assert crash.reason == "the compiler crashed (SIGSEGV)"
+    assert replies["torch.nn:ReLU"].ok
+    assert replies[".ops:TwoOut"].ok
+
+
+def test_a_builder_that_is_killed_is_the_farms_fault_after_a_second_try(builds: Builds) -> None:
+    slow = builds.request(".ops:Slow")
+
+    def kill_twice(supervisor: Supervisor, _pool: BuilderPool) -> None:
+        seen: set[int] = set()
+        while len(seen) < 2:
+            pid = supervisor.find("builder-0").pid if _is_building(builds.cache.root) else 0
+            if pid and pid not in seen:
+                seen.add(pid)
+                os.kill(pid, signal.SIGKILL)
+                for left in builds.cache.root.glob("bundles/*/*.partial"):
+                    shutil.rmtree(left)
+
+    [reply] = builds.run(slow, meanwhile=kill_twice)
+    assert reply.infra
+    assert "signal 9" in reply.reason
+    assert builds.cache.lookup(slow.key) is None
+
+
+def test_stopping_ends_the_builders_at_once(builds: Builds) -> None:
+    stopped = threading.Event()
+
+    def stop(_supervisor: Supervisor, pool: BuilderPool) -> None:
+        while not _is_building(builds.cache.root):
+            time.sleep(0.05)
+        pool.stop()
+        stopped.set()
+
+    replies = builds.run(builds.request(".ops:Slow"), meanwhile=stop)
+    assert replies == []
+    assert stopped.is_set()
+
+
+def _is_building(root: Path) -> bool:
+    return any(root.glob("bundles/*/*.partial"))
