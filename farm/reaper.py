@@ -136,7 +136,9 @@ class Reaper:
     def run(self) -> None:
         """Return when the parent is dead and nothing of it is left."""
         while True:
-            for number, _ in self._poll.poll():
+            # Standard input, number 0, last: what it says opens descriptors, which may get the number of one that was
+            # closed a line before, and an event that was for that one would end the wrong group.
+            for number, _ in sorted(self._poll.poll(), reverse=True):
                 if number == self._parent or (number == 0 and not self._read()):
                     settle_s = 0.0 if all(group.session for group in self._groups.values()) else _SETTLE_S
                     end(self._groups.values(), settle_s=settle_s)

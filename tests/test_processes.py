@@ -6,11 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from farm import reaper
+from farm import processes, reaper
 from farm.errors import InfraError, MissingToolError
 from farm.processes import Supervisor
 
@@ -30,6 +31,7 @@ signal.pause()
 
 PARENT = """
 import sys, time
+from farm import processes
 from farm.processes import Supervisor
 supervisor = Supervisor()
 child = supervisor.spawn([sys.executable, "-c", sys.argv[1]], name="family", stdout_pipe=True)
@@ -191,3 +193,29 @@ def test_a_missing_program_is_named(tmp_path: Path) -> None:
             supervisor.spawn(["/nowhere/tool"], name="tool")
         with pytest.raises(InfraError, match="cannot be started"):
             supervisor.spawn(["/bin/true"], name="tool", cwd=tmp_path / "gone")
+
+
+def test_a_death_that_the_reaper_hears_of_late_ends_nobody_else() -> None:
+    """The descriptor it watched the dead one by is free again, and the next one gets its number."""
+
+    def watched() -> int:
+        return sum("pidfd" in os.readlink(entry) for entry in Path(f"/proc/{reaper_pid}/fd").iterdir())
+
+    with Supervisor() as supervisor:
+        first = supervisor.spawn(["/bin/sleep", "600"], name="first")
+        link = processes._link._process
+        assert link is not None
+        reaper_pid = link.pid
+        until(lambda: watched() == 2)  # this process and the child
+        os.kill(reaper_pid, signal.SIGSTOP)
+        try:
+            until(lambda: (stat := reaper.read_stat(reaper_pid)) is not None and stat.state == "T")
+            first.process.kill()
+            first.terminate()
+            second = supervisor.spawn(["/bin/sleep", "600"], name="second")
+        finally:
+            os.kill(reaper_pid, signal.SIGCONT)
+        third = supervisor.spawn(["/bin/sleep", "600"], name="third")
+        until(lambda: watched() == 3)
+        assert second.process.poll() is None
+        assert third.process.poll() is None

@@ -25,7 +25,7 @@ from farm.suites import Case, InputSpec, Job, Target
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-OPS = '''
+OPS = """
 import os, signal, time, torch
 class Slow(torch.nn.Module):
     def __init__(self):
@@ -41,7 +41,7 @@ class Noisy(torch.nn.Module):
 class TwoOut(torch.nn.Module):
     def forward(self, x):
         return torch.relu(x), x * 2
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,9 @@ class Builds:
         key = bundle_key(job, self.tools.versions)
         return Request(job, key, self.tools.versions, str(self.scratch / f"{key[:8]}.log"))
 
-    def run(self, *requests: Request, meanwhile: Callable[[Supervisor, BuilderPool], None] | None = None) -> list[Reply]:
+    def run(
+        self, *requests: Request, meanwhile: Callable[[Supervisor, BuilderPool], None] | None = None
+    ) -> list[Reply]:
         replies: list[Reply] = []
         with Supervisor() as supervisor:
             pool = BuilderPool(
