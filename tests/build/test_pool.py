@@ -1,4 +1,4 @@
-"""Real builder processes, real ExecuTorch: what the pool promises when the compiler works, refuses, crashes, is killed."""
+"""Real builder processes, real ExecuTorch: when the compiler works, refuses, crashes, is killed."""
 
 from __future__ import annotations
 
