@@ -20,6 +20,7 @@ class _PathsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _BuildTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     builders: int | None = None
+    timeout_s: float = 1800.0
 
 
 class _QnnTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +48,8 @@ class Config(msgspec.Struct, frozen=True):
     store_url: str
     builders: int
     """Builder processes at once."""
+    build_timeout_s: float
+    """Longest that one job may take to compile."""
     sdk_root: Path | None
     """A QNN SDK; None means the libraries from PyPI."""
     android_runner: Path | None
@@ -65,7 +68,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     path = file or _from_environment("FARM_CONFIG") or _nearest(folder or Path.cwd())
     table = _read(path) if path else _File()
     base = path.parent.resolve() if path else Path.cwd()
-    builders = table.build.builders if table.build.builders is not None else (os.cpu_count() or 1)
+    builders = table.build.builders if table.build.builders is not None else _usable_cores()
     if builders < 1:
         raise ConfigError(path or FILE_NAME, "build.builders", f"is {builders}, expected at least 1")
     cache_dir = _from_environment("FARM_CACHE_DIR") or _beside(base, table.paths.cache)
@@ -74,9 +77,12 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     return Config(
         cache_dir=(cache_dir or platformdirs.user_cache_path("farm")).absolute(),
         state_dir=state_dir.absolute(),
-        suite_folders=tuple(base / Path(name).expanduser() for name in table.suites),
-        store_url=os.environ.get("FARM_STORE") or table.store or f"sqlite:///{state_dir.absolute() / 'farm.db'}",
+        suite_folders=tuple(path for name in table.suites if (path := _beside(base, name)) is not None),
+        store_url=os.environ.get("FARM_STORE")
+        or _store_url(base, table.store)
+        or f"sqlite:///{state_dir.absolute() / 'farm.db'}",
         builders=builders,
+        build_timeout_s=table.build.timeout_s,
         sdk_root=_from_environment("QNN_SDK_ROOT") or _beside(base, table.qnn.sdk_root),
         android_runner=_beside(base, table.qnn.android_runner),
         android_backend_library=_beside(base, table.qnn.android_backend_library),
@@ -84,13 +90,31 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     )
 
 
+def _usable_cores() -> int:
+    # Fewer than there are, where a container or taskset says so.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _store_url(base: Path, value: str | None) -> str | None:
+    """Return the URL with the path of an SQLite file made absolute, relative to the file that names it."""
+    prefix = "sqlite:///"
+    if value is None or not value.startswith(prefix):
+        return value
+    return f"{prefix}{base / value.removeprefix(prefix)}"
+
+
 def _from_environment(name: str) -> Path | None:
     value = os.environ.get(name)
-    return Path(value).expanduser() if value else None
+    return _beside(Path.cwd(), value) if value else None
 
 
 def _beside(base: Path, value: str | None) -> Path | None:
-    return base / Path(value).expanduser() if value else None
+    if not value:
+        return None
+    try:
+        return (base / Path(value).expanduser()).absolute()
+    except RuntimeError as error:  # ~nobody
+        raise UsageError(f"{value}: {error}") from None
 
 
 def _nearest(folder: Path) -> Path | None:
@@ -103,7 +127,7 @@ def _nearest(folder: Path) -> Path | None:
 def _read(path: Path) -> _File:
     try:
         return msgspec.toml.decode(path.read_bytes(), type=_File)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ConfigError(path, "", str(error)) from None
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None

@@ -152,17 +152,6 @@ class Supervisor:
         self.close()
 
 
-def is_alive(pid: int) -> bool:
-    """Tell whether there is a process with this number, whoever's it is."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def _new_file(path: Path) -> BinaryIO:
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.open("wb")

@@ -60,7 +60,7 @@ def load_socs(folder: Path | None = None) -> dict[str, Soc]:
     for path in sorted(folder.glob("*.toml")):
         try:
             soc = msgspec.toml.decode(path.read_bytes(), type=Soc)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
             raise ConfigError(path, "", str(error)) from None
         if soc.name != path.stem:
             raise ConfigError(path, "name", f"is {soc.name!r}, expected {path.stem!r} as the file is called")

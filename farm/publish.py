@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from farm.errors import InfraError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 _LOCK, _PARTIAL = ".lock", ".partial"
-# What says that the cache cannot be written, whoever noticed it; any other error is `fill`'s own.
-_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR}
+# What a full disk says, whoever meets it first; any other error inside `fill` is `fill`'s own.
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def published(folder: Path, fill: Callable[[Path], None]) -> Path:
@@ -28,30 +28,61 @@ def published(folder: Path, fill: Callable[[Path], None]) -> Path:
     """
     if folder.is_dir():
         return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(folder.name + _LOCK)):
+    with contextlib.ExitStack() as stack:
+        with _unwritable(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_locked(folder.with_name(folder.name + _LOCK)))
             if folder.is_dir():
                 return folder
             for left in folder.parent.glob(f"{folder.name}.*{_PARTIAL}"):
                 shutil.rmtree(left, ignore_errors=True)
             partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=_PARTIAL, dir=folder.parent))
-            try:
+        try:
+            with _unwritable(folder, only=_FULL):
                 fill(partial)
+            with _unwritable(folder):
                 # mkdtemp lets nobody else in; a cache may be shared.
                 partial.chmod(0o755)
                 partial.rename(folder)
-            except BaseException:
-                shutil.rmtree(partial, ignore_errors=True)
-                raise
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    return folder
+
+
+@contextlib.contextmanager
+def _unwritable(folder: Path, only: Collection[int] = ()) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        if error.errno not in _UNWRITABLE:
+        if only and error.errno not in only:
             raise
         raise InfraError(
-            f"cannot write the cache: {folder}: {error.strerror}; "
+            f"cannot write the cache: {folder}: {error.strerror or error}; "
             "free some space with 'farm cache prune', or set FARM_CACHE_DIR to another folder"
         ) from error
-    return folder
+
+
+@contextlib.contextmanager
+def own_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Yield a new folder in `parent` that lives as long as this process, at most.
+
+    Those of processes that were killed are removed first.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    for lock in parent.glob(f"*{_LOCK}"):
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), _locked(lock, wait=False):
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            lock.unlink()
+    folder = parent / name
+    lock = folder.with_name(folder.name + _LOCK)
+    with _locked(lock):
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.unlink(missing_ok=True)
 
 
 def withdraw(folder: Path) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from farm.errors import ConfigError, IllegalTargetError, UnknownNameError
-from farm.profiles import PRECISIONS, Soc, check_target
+from farm.profiles import BACKEND_PRECISIONS, PRECISIONS, Soc, check_target, load_socs
 from farm.resources import data_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,63}")
 _FACTORY = re.compile(r"\.?[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -65,6 +65,8 @@ class KnownIssue(_Frozen, frozen=True):
     """A failure that is understood: it is shown with its evidence and does not turn a run red."""
 
     reason: str
+    stage: Literal["build", "load", "execute", "numerics"] = "numerics"
+    """How far a job comes with it: a failure at another stage is another failure."""
     precisions: tuple[str, ...] = ()
     """Where it shows; empty is everywhere."""
     socs: tuple[str, ...] = ()
@@ -183,19 +185,29 @@ class _Manifest(_Frozen, frozen=True):
     """Cases taken from a suite in a sibling folder, under their own names."""
 
 
-def load_suite(manifest: Path) -> Suite:
-    """Read one suite.toml. Raises ConfigError, naming file and key, for anything it cannot mean."""
+def load_suite(manifest: Path, including: tuple[Path, ...] = ()) -> Suite:
+    """Read one suite.toml. Raises ConfigError, naming file and key, for anything it cannot mean.
+
+    `including` are the manifests that brought us here.
+    """
     try:
         table = msgspec.toml.decode(manifest.read_bytes(), type=_Manifest)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ConfigError(manifest, "", str(error)) from None
     except OSError as error:
         raise ConfigError(manifest, "", error.strerror or str(error)) from None
     _check_name(manifest, "suite.name", table.suite.name)
-    _check_precisions(manifest, "suite.precisions", table.suite.precisions)
+    folder = manifest.resolve().parent.name
+    if table.suite.name != folder:
+        raise ConfigError(
+            manifest, "suite.name", f"is {table.suite.name!r}, expected {folder!r} as the folder is called"
+        )
+    _check_known(manifest, "suite.precisions", table.suite.precisions, PRECISIONS)
+    _check_known(manifest, "suite.tolerance", table.suite.tolerance, PRECISIONS)
+    _check_known(manifest, "suite.backends", table.suite.backends, BACKEND_PRECISIONS)
     cases = [_case(manifest, table.suite, name, case) for name, case in table.case.items()]
     for include in table.include:
-        cases += _included(manifest, table.suite, include)
+        cases += _included(manifest, table.suite, include, including)
     if not cases:
         raise ConfigError(manifest, "case", "the suite has no case: add a [case.NAME] table")
     twice = {case.name for case in cases if sum(other.name == case.name for other in cases) > 1}
@@ -209,10 +221,10 @@ def _check_name(manifest: Path, key: str, name: str) -> None:
         raise ConfigError(manifest, key, f"{name!r} is not a name: lower-case letters, digits and _, at most 64")
 
 
-def _check_precisions(manifest: Path, key: str, precisions: Iterable[str]) -> None:
-    for precision in precisions:
-        if precision not in PRECISIONS:
-            raise ConfigError(manifest, key, f"{precision!r} is none of {', '.join(PRECISIONS)}")
+def _check_known(manifest: Path, key: str, names: Iterable[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(manifest, key, f"{name!r} is none of {', '.join(known)}")
 
 
 def _case(manifest: Path, suite: _SuiteTable, name: str, table: _CaseTable) -> Case:
@@ -226,8 +238,11 @@ def _case(manifest: Path, suite: _SuiteTable, name: str, table: _CaseTable) -> C
         raise ConfigError(manifest, f"{key}.inputs", "every dimension is at least 1")
     if table.samples < 1:
         raise ConfigError(manifest, f"{key}.samples", "is at least 1")
-    _check_precisions(manifest, f"{key}.precisions", table.precisions)
-    _check_precisions(manifest, f"{key}.tolerance", table.tolerance)
+    _check_known(manifest, f"{key}.precisions", table.precisions, PRECISIONS)
+    _check_known(manifest, f"{key}.tolerance", table.tolerance, PRECISIONS)
+    for issue in table.known_issues:
+        _check_known(manifest, f"{key}.known_issues.precisions", issue.precisions, PRECISIONS)
+        _check_known(manifest, f"{key}.known_issues.socs", issue.socs, load_socs())
     return Case(
         suite=suite.name,
         name=name,
@@ -244,8 +259,11 @@ def _case(manifest: Path, suite: _SuiteTable, name: str, table: _CaseTable) -> C
     )
 
 
-def _included(manifest: Path, suite: _SuiteTable, include: _Include) -> list[Case]:
-    source = load_suite(manifest.parent.parent / include.suite / "suite.toml")
+def _included(manifest: Path, suite: _SuiteTable, include: _Include, including: tuple[Path, ...]) -> list[Case]:
+    path = manifest.resolve().parent.parent / include.suite / "suite.toml"
+    if path in (*including, manifest.resolve()):
+        raise ConfigError(manifest, "include.suite", f"{include.suite!r} includes this suite: that never ends")
+    source = load_suite(path, (*including, manifest.resolve()))
     by_name = {case.name: case for case in source.cases}
     taken = []
     for name in include.cases:
@@ -267,7 +285,13 @@ def find_suites(folders: Sequence[Path] = ()) -> dict[str, Path]:
         manifests = [own] if own.is_file() else sorted(folder.glob("*/suite.toml"))
         if not manifests:
             raise ConfigError(folder, "", "is no suite and holds none: a suite is a folder with a suite.toml")
-        found.update({path.parent.resolve().name: path for path in manifests})
+        for path in manifests:
+            name = path.parent.resolve().name
+            if name in found and found[name].resolve() != path.resolve():
+                raise ConfigError(
+                    path, "", f"there is a suite {name!r} already, {found[name]}: call this one differently"
+                )
+            found[name] = path
     return found
 
 

@@ -13,7 +13,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ("sh", "dirname", "readlink", "cksum", "df", "awk", "sed", "mkdir", "rm", "cat", "sleep", "grep", "tail", "env")
+TOOLS = (
+    "sh",
+    "dirname",
+    "readlink",
+    "cksum",
+    "df",
+    "awk",
+    "sed",
+    "mkdir",
+    "mv",
+    "rm",
+    "cat",
+    "sleep",
+    "grep",
+    "tail",
+    "env",
+    "touch",
+)
 
 
 class Machine:
@@ -63,7 +80,7 @@ class Machine:
         sums = subprocess.run(
             ["cksum"], stdin=(self.checkout / "pyproject.toml").open("rb"), capture_output=True, text=True, check=True
         )
-        (venv / f".farmw-{extras}").write_text(f"{sums.stdout.strip()} {self.checkout}\n")
+        (venv / f".farmw-{extras}").write_text(f"{sums.stdout.strip()} {self.checkout} stub python -V")
         return venv
 
 
@@ -104,6 +121,12 @@ def test_an_old_python(machine: Machine) -> None:
     assert done.returncode == 2
     assert "Python 3.11 or newer is missing" in done.stderr
     assert "apt-get install python3" in done.stderr
+
+
+def test_a_python_that_is_named_and_is_not_there(machine: Machine) -> None:
+    done = machine.farmw("socs", PYTHON="python9")
+    assert done.returncode == 2
+    assert done.stderr == "farmw: PYTHON=python9: there is no such program\n"
 
 
 def test_no_venv_module(machine: Machine) -> None:

@@ -39,7 +39,7 @@ socs = ["SM8350"]
 def _write(folder: Path, text: str = MANIFEST) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "suite.toml"
-    path.write_text(text)
+    path.write_bytes(text.encode(errors="surrogateescape"))
     return path
 
 
@@ -90,6 +90,13 @@ def test_nothing_impossible_is_dropped_in_silence(
         ("shape = [1, 8]", "shpae = [1, 8]", "shpae"),
         ('["8a8w", "16a16w"]', '["8a8w", "16a17w"]', "case.conv.precisions: '16a17w' is none of"),
         ('name = "mine"', 'name = "mine', "suite.toml"),
+        ('name = "mine"', 'name = "other"', "suite.name: is 'other', expected 'mine' as the folder is called"),
+        ("suite.tolerance.8a8w", "suite.tolerance.8a8W", "suite.tolerance: '8a8W' is none of"),
+        ('precisions = ["16a16w"]', 'precisions = ["zz"]', "known_issues.precisions: 'zz' is none of"),
+        ('socs = ["SM8350"]', 'socs = ["SM9999"]', "known_issues.socs: 'SM9999' is none of"),
+        ('reason = "is wrong"', 'reason = "x"\nstage = "buidl"', "stage"),
+        ("[case.relu]", '[[include]]\nsuite = "mine"\ncases = ["relu"]\n[case.relu]', "that never ends"),
+        ('"a suite of a user"', '"\udcff"', "suite.toml"),
     ],
 )
 def test_a_broken_manifest_names_file_and_key(tmp_path: Path, old: str, new: str, says: str) -> None:
@@ -122,6 +129,12 @@ def test_suites_are_found_by_name_by_folder_and_by_path(tmp_path: Path) -> None:
         find_suites([tmp_path / "nowhere"])
     with pytest.raises(ConfigError, match="No such file"):
         resolve_suite("./nowhere", known)
+
+
+def test_two_suites_of_one_name_are_refused(tmp_path: Path) -> None:
+    _write(tmp_path / "smoke", MANIFEST.replace('name = "mine"', 'name = "smoke"'))
+    with pytest.raises(ConfigError, match="there is a suite 'smoke' already"):
+        find_suites([tmp_path])
 
 
 def test_the_shipped_suites_have_what_they_promise() -> None:

@@ -65,7 +65,7 @@ class Manifest(msgspec.Struct, frozen=True):
     fallback_ops: dict[str, int]
     """Operators left to the CPU, and how often."""
     seconds: dict[str, float]
-    """Wall time by step: export, quantize, lower, serialize, reference, total."""
+    """Wall time by step: reference, export, quantize, quantized_reference, lower, serialize, total."""
     versions: dict[str, str]
     """executorch, torch, torchao, qnn."""
     files: dict[str, str]

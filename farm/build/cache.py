@@ -50,10 +50,10 @@ class BundleCache:
             os.utime(folder / MANIFEST)
         try:
             bundle = load_bundle(folder)
-            whole = bundle.manifest.key == key and bundle.model.stat().st_size == bundle.manifest.pte_bytes
-            if whole and all((folder / name).is_file() for name in bundle.manifest.files):
+            bundle.verify()
+            if bundle.manifest.key == key:
                 return bundle
-        except (BundleError, OSError):
+        except BundleError:
             pass
         withdraw(folder)
         return None

@@ -57,12 +57,16 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
     with torch.no_grad():
         module = make_module(case)
         samples = [make_inputs(case, sample) for sample in range(case.samples)]
-        with watch.step("export"):
-            exported = torch.export.export(module, samples[0], strict=False).module()
-        with watch.step("quantize"):
-            quantized = _quantize(exported, samples, target.soc, target.precision)
+        # First, as an error of the module itself reads better than what an export makes of it.
         with watch.step("reference"):
             fp32 = [_outputs(module, inputs) for inputs in samples]
+        with watch.step("export"):
+            # Strict, because passes of ExecuTorch 1.5 (DecomposeMinMaxDim and others) read `source_fn_stack`, which
+            # only that sets: without it max_dim ends the process in the QNN adaptor.
+            exported = torch.export.export(module, samples[0], strict=True).module()
+        with watch.step("quantize"):
+            quantized = _quantize(exported, samples, target.soc, target.precision)
+        with watch.step("quantized_reference"):
             reference = [_outputs(quantized, inputs) for inputs in samples]
         with watch.step("lower"):
             edge = to_edge_transform_and_lower_to_qnn(quantized, samples[0], _compiler_specs(target.soc))
@@ -151,7 +155,8 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
 
 def _write(folder: Path, kind: str, sample: int, tensors: Sequence[torch.Tensor]) -> None:
     for index, tensor in enumerate(tensors):
-        tensor.detach().contiguous().numpy().tofile(folder / f"{kind}_{sample}_{index}.raw")
+        # Not numpy's tofile: on a full disk that raises an error without a number, which nobody can tell apart.
+        (folder / f"{kind}_{sample}_{index}.raw").write_bytes(tensor.detach().contiguous().numpy().tobytes())
 
 
 def _files(folder: Path) -> list[Path]:

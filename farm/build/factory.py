@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farm.build.source import module_file
 from farm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from farm.suites import Case, InputSpec
 
 # Apart enough that no two inputs of a case share a seed, whatever small seeds its manifest gives.
@@ -47,25 +45,22 @@ def _manifest(case: Case) -> Path:
 
 def _import(case: Case, name: str) -> ModuleType:
     try:
-        if not name.startswith("."):
-            return importlib.import_module(name)
-        path = module_file(case)
-        # A name of its own for every folder: two suites may both have an operators.py.
-        alias = f"farm_suite_{abs(hash(str(path)))}"
-        if alias not in sys.modules:
-            spec = importlib.util.spec_from_file_location(alias, path)
-            if spec is None or spec.loader is None:
-                raise ImportError(f"{path} is no Python file")
-            loaded = importlib.util.module_from_spec(spec)
-            sys.modules[alias] = loaded
-            try:
-                spec.loader.exec_module(loaded)
-            except BaseException:
-                del sys.modules[alias]
-                raise
-        return sys.modules[alias]
+        return importlib.import_module(name if not name.startswith(".") else f"{_package(case.folder)}{name}")
     except (ImportError, OSError) as error:
         raise ConfigError(_manifest(case), f"case.{case.name}.module", f"cannot be imported: {error}") from error
+
+
+def _package(folder: str) -> str:
+    """Make the folder of a suite a package and return its name: its files import each other by `from .other`.
+
+    The name is its own for every folder, as two suites may both have an operators.py.
+    """
+    name = f"farm_suite_{hashlib.sha256(folder.encode()).hexdigest()[:16]}"
+    if name not in sys.modules:
+        package = ModuleType(name)
+        package.__path__ = [folder]
+        sys.modules[name] = package
+    return name
 
 
 def make_inputs(case: Case, sample: int) -> tuple[torch.Tensor, ...]:

@@ -38,12 +38,14 @@ class BuilderPool:
         cache_root: Path,
         env: Mapping[str, str],
         supervisor: Supervisor,
-        log: Path,
+        log_folder: Path,
+        timeout_s: float,
         on_start: Callable[[str], None],
         on_done: Callable[[Reply], None],
     ) -> None:
         self._queue = deque(requests)
-        self._cache_root, self._supervisor, self._log = cache_root, supervisor, log
+        self._cache_root, self._supervisor, self._log_folder = cache_root, supervisor, log_folder
+        self._timeout_s = timeout_s
         self._env = {**env, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._on_start, self._on_done = on_start, on_done
         self._children: dict[int, Child] = {}
@@ -60,10 +62,12 @@ class BuilderPool:
         """End the processes, whatever they are doing; what is unpublished is lost, what is published is whole."""
         self._stopping.set()
         self._queue.clear()
-        for child in list(self._children.values()):
-            child.terminate(timeout_s=1.0)
         for thread in self._threads:
-            thread.join()
+            # A thread may just be starting a process that was not there to be ended a moment ago.
+            while thread.is_alive():
+                for child in list(self._children.values()):
+                    child.terminate(timeout_s=1.0)
+                thread.join(timeout=0.1)
 
     def join(self) -> None:
         """Wait until everything is built."""
@@ -91,7 +95,7 @@ class BuilderPool:
                 break
             try:
                 reply = self._ask(number, request)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for a reply
                 reply = Reply(request.key, ok=False, seconds=0.0, reason=f"no builder: {error}", infra=True)
             if reply.ok or not reply.infra:
                 break
@@ -106,7 +110,7 @@ class BuilderPool:
                 env={**os.environ, **self._env},
                 stdin_pipe=True,
                 stdout_pipe=True,
-                stderr=self._log.with_name(f"builder-{number}.log"),
+                stderr=self._log_of(number),
             )
         stdin, stdout = child.process.stdin, child.process.stdout
         if stdin is None or stdout is None:
@@ -116,13 +120,28 @@ class BuilderPool:
             stdin.flush()
         except BrokenPipeError:
             pass  # it has just died: the empty answer below says how
+        overdue = threading.Event()
+        timer = threading.Timer(self._timeout_s, _end, (child, overdue))
+        timer.start()
         line = stdout.readline()
+        timer.cancel()
         if line.endswith(b"\n"):
             return msgspec.json.decode(line, type=Reply)
         code = child.process.wait()
+        if overdue.is_set():
+            reason = f"the compiler did not finish in {self._timeout_s:g} s and was ended"
+            return Reply(request.key, ok=False, seconds=self._timeout_s, reason=reason)
         if -code in _CRASHES:
             name = signal.Signals(-code).name
             return Reply(request.key, ok=False, seconds=0.0, reason=f"the compiler crashed ({name})")
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-        reason = f"the builder process ended with {ended}: see {self._log.with_name(f'builder-{number}.log')}"
+        reason = f"the builder process ended with {ended}: see {self._log_of(number)}"
         return Reply(request.key, ok=False, seconds=0.0, reason=reason, infra=True)
+
+    def _log_of(self, number: int) -> Path:
+        return self._log_folder / f"builder-{number}.log"
+
+
+def _end(child: Child, overdue: threading.Event) -> None:
+    overdue.set()
+    child.terminate(timeout_s=1.0)

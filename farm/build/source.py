@@ -14,12 +14,6 @@ if TYPE_CHECKING:
 _VERSIONED = ("torch", "executorch", "torchao")
 
 
-def module_file(case: Case) -> Path:
-    """Return the file of `.module:Class`, in the folder of the suite."""
-    name = case.module.partition(":")[0].lstrip(".")
-    return Path(case.folder, *name.split(".")).with_suffix(".py")
-
-
 def source_digest(case: Case) -> str:
     """Return a hash of the code that makes the module of `case`.
 

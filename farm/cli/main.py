@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 
 import click
 
 from farm import __version__
-from farm.errors import FarmError
+from farm.errors import FarmError, InfraError
 
 # Name -> what `farm --help` says of it; the module farm.cli.NAME has a click command called `command`.
 _COMMANDS = {
@@ -73,6 +74,11 @@ def main() -> None:
         code = error.exit_code
     except click.Abort:
         code = 130
+    except OSError as error:
+        code = _fail(f"{error.filename or 'the system'}: {error.strerror or error}", InfraError.exit_code)
+    except Exception:  # noqa: BLE001 - ours to mend; and not exit code 1, which says that a job failed
+        traceback.print_exc()
+        code = _fail("this is a bug in farm: please report it with the lines above", InfraError.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -10,9 +10,10 @@ import click
 
 from farm.cli.options import config_option
 from farm.config import load_config
+from farm.errors import UsageError
 
 
-@click.command("run", context_settings={"ignore_unknown_options": True})
+@click.command("run")
 @click.option("--soc", "socs", multiple=True, required=True, help="SoC to compile for and run on; repeatable.")
 @click.option("--suite", "suites", multiple=True, required=True, help="Suite, by name or path; repeatable.")
 @click.option("--backend", default="htp", show_default=True, help="htp, gpu or lpai.")
@@ -64,6 +65,9 @@ def command(
     4 no device or infrastructure, 5 nothing selected, 130 interrupted.
     """
     from farm.engine.run import RunRequest, collect, run
+
+    if pytest_arguments and "--" not in sys.argv:
+        raise UsageError(f"{pytest_arguments[0]!r} is not understood; arguments for pytest stand behind --")
 
     selection = [*(["-k", keyword] if keyword else []), *(["--lf"] if last_failed else [])]
     limits = [*(["-x"] if exitfirst else []), *([f"--maxfail={maxfail}"] if maxfail else [])]

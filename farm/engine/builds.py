@@ -30,14 +30,13 @@ def leave_reply(run_folder: Path, reply: Reply) -> None:
     part.rename(folder / f"{reply.key}.json")
 
 
-def await_reply(run_folder: Path, key: str) -> Reply | None:
-    """Return the reply for `key` once it is there; None when the controller has died meanwhile."""
+def await_reply(run_folder: Path, key: str, controller: int) -> Reply | None:
+    """Return the reply for `key` once it is there; None when the process `controller`, our parent, has died."""
     path = builds_folder(run_folder) / f"{key}.json"
-    parent = os.getppid()
     while True:
         try:
             return msgspec.json.decode(path.read_bytes(), type=Reply)
         except FileNotFoundError:
-            if os.getppid() != parent:
+            if os.getppid() != controller:
                 return None
             time.sleep(_POLL_SECONDS)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from farm.build.protocol import Reply, Request
 from farm.engine.builds import builds_folder, leave_reply
+from farm.errors import FarmError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,8 +53,13 @@ def builders(
             )
 
     def ended(reply: Reply) -> None:
-        record(reply.key, reply.seconds, cached=False)
-        leave_reply(plan.folder, reply)
+        try:
+            record(reply.key, reply.seconds, cached=False)
+        except FarmError as error:
+            front.note(f"how {jobs_of[reply.key][0]} was compiled could not be recorded: {error}")
+        finally:
+            # Whatever else goes wrong: a worker waits for this.
+            leave_reply(plan.folder, reply)
         front.build_ended(jobs_of[reply.key][0], reply)
 
     for key in jobs_of.keys() - requests.keys():
@@ -64,7 +70,8 @@ def builders(
         cache_root=config.cache_dir,
         env=tools.env,
         supervisor=supervisor,
-        log=plan.folder / "logs" / "builder.log",
+        log_folder=plan.folder / "logs",
+        timeout_s=config.build_timeout_s,
         on_start=started,
         on_done=ended,
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.engine.plugin import REPORT_KEY
+from farm.engine.plugin import REPORT_KEY, shown
 from farm.engine.scheduler import SocScheduling
 from farm.results.attempt import Attempt, Stage, Verdict
 
@@ -37,6 +40,11 @@ class Controller:
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Tell Ctrl-C from pytest's Interrupted, which derives from KeyboardInterrupt."""
         self.interrupted = self.interrupted or excinfo.type is KeyboardInterrupt
+        if self.interrupted:
+            # From a terminal they have heard it; a signal to this process alone would leave xdist waiting for them.
+            for entry in self._plan.workers.iterdir():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(entry.name), signal.SIGINT)
 
     def pytest_xdist_make_scheduler(self) -> SocScheduling:
         """Hand jobs to devices of their SoC."""
@@ -73,16 +81,7 @@ class Controller:
         reason = f"the worker process died {_WORKER_DEATHS} times while it ran this job"
         attempt = Attempt(crashitem, Verdict.INFRA, Stage.EXECUTE, reason)
         self._record(attempt)
-        self._front.job_ended(
-            {
-                "job_id": crashitem,
-                "verdict": "infra",
-                "stage": "execute",
-                "reason": reason,
-                "device": "",
-                "seconds": 0.0,
-            }
-        )
+        self._front.job_ended(shown(attempt))
 
     def pytest_runtest_logstart(self) -> None:
         """Tell what every device does."""
@@ -96,9 +95,9 @@ class Controller:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Tell how a job ended."""
-        shown = dict(report.user_properties).get(REPORT_KEY)
-        if report.when == "call" and isinstance(shown, dict):
-            self._front.job_ended(shown)
+        told = dict(report.user_properties).get(REPORT_KEY)
+        if report.when == "call" and isinstance(told, dict):
+            self._front.job_ended(told)
         elif report.failed:
             # Nothing was recorded: the store refused, or farm itself is wrong.
             self._front.note(f"{report.nodeid} has no result: {_last_line(report.longreprtext)}")

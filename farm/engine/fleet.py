@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.devices.discovery import Device
 from farm.errors import MissingToolError, NoDeviceError
-from farm.processes import is_alive
 from farm.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from farm.config import Config
@@ -28,25 +24,6 @@ class Fleet(msgspec.Struct, frozen=True):
 
     devices: list[Device]
     runtimes: dict[str, Runtime]
-
-
-@contextmanager
-def virtual_storage(config: Config, run_id: str) -> Iterator[Path]:
-    """Yield a folder for the storage of a run's virtual devices, 120 MB each, and remove it in the end.
-
-    What runs that were killed left behind goes as well.
-    """
-    root = config.cache_dir / "virtual"
-    for folder in root.glob("*-*"):
-        pid = folder.name.partition("-")[0]
-        if pid.isdigit() and not is_alive(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
-    folder = root / f"{os.getpid()}-{run_id}"
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def allocate(

@@ -41,6 +41,11 @@ class RunPlan(msgspec.Struct, frozen=True):
         """The file it is kept in."""
         return self.folder / "plan.json"
 
+    @property
+    def workers(self) -> Path:
+        """A folder in which every worker process leaves a file that is called like its pid."""
+        return self.folder / "workers"
+
     def write(self) -> None:
         """Write it, for workers to read."""
         self.path.write_bytes(msgspec.json.encode(self, enc_hook=str))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     config.stash[PLAN] = read_plan(Path(path))
     config.pluginmanager.unregister(name="terminalreporter")
+    if hasattr(config, "workerinput"):
+        (config.stash[PLAN].workers / str(os.getpid())).touch()
 
 
 class JobFile(pytest.File):
@@ -69,7 +72,7 @@ class JobItem(pytest.Item):
         from farm.results.attempt import Verdict
 
         attempt = _worker(self.config).run(self.planned)
-        self.user_properties.append((REPORT_KEY, _shown(attempt)))
+        self.user_properties.append((REPORT_KEY, shown(attempt)))
         if attempt.verdict is not Verdict.PASSED:
             raise JobNotPassed(attempt)
 
@@ -85,7 +88,8 @@ class JobItem(pytest.Item):
         return self.path, None, self.name
 
 
-def _shown(attempt: Attempt) -> dict[str, str | float]:
+def shown(attempt: Attempt) -> dict[str, str | float]:
+    """Return what the front end is told of an attempt."""
     return {
         "job_id": attempt.job_id,
         "verdict": str(attempt.verdict),

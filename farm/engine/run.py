@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import signal
 import socket
 import tempfile
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED, _PYTEST_USAGE, _PYTEST_EMPTY = 0, 1, 2, 4, 5
 INTERRUPTED = 130
+# pytest's options that decide what farm decides: how many workers, and which plugins it cannot do without.
+_OURS = ("-n", "--numprocesses", "--dist", "--tx", "--maxprocesses", "--farm-plan", "-c", "--rootdir", "no:", "-pno:")
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,20 +97,24 @@ def _check_backend(config: Config, socs: Sequence[Soc], backend: str) -> None:
 
 
 def _select(config: Config, request: RunRequest, jobs: Sequence[Job], folder: Path) -> list[Job]:
-    if not request.selection:
+    arguments = (*request.selection, *request.pytest_arguments)
+    if not arguments:
         return list(jobs)
+    for argument in arguments:
+        if argument.startswith(_OURS):
+            raise UsageError(f"{argument} is not for the user to say: farm starts one worker for every device")
     from farm.engine.plan import PlannedJob
     from farm.engine.session import select
 
     draft = _plan(config, request, "", folder, [PlannedJob(job, "", cached=True) for job in jobs], [], {})
     draft.write()
-    status, ids = select(draft, request.selection, config.state_dir)
+    status, ids = select(draft, arguments, config.state_dir)
     if status == _PYTEST_USAGE:
-        raise UsageError(f"pytest does not understand {' '.join(request.selection)}")
+        raise UsageError(f"pytest does not understand {' '.join(arguments)}")
     chosen = set(ids)
     selected = [job for job in jobs if job.id in chosen]
     if not selected:
-        raise NothingSelectedError(f"none of {len(jobs)} jobs is selected by {' '.join(request.selection)}")
+        raise NothingSelectedError(f"none of {len(jobs)} jobs is selected by {' '.join(arguments)}")
     return selected
 
 
@@ -157,17 +164,18 @@ class _Run:
         self._config, self._request, self._front, self._store = config, request, front, store
 
     def execute(self, jobs: tuple[Job, ...]) -> RunOutcome:
-        from farm.engine.fleet import virtual_storage
         from farm.engine.toolchain import prepare
         from farm.processes import Supervisor
+        from farm.publish import own_folder
 
         tools = prepare(self._config, self._front.note)
         run_id = self._begin(jobs, tools)
         folder = self._config.state_dir / "runs" / run_id
         exit_code = InfraError.exit_code
         try:
-            (folder / "builds").mkdir(parents=True)
-            with virtual_storage(self._config, run_id) as storage, Supervisor() as supervisor:
+            for name in ("builds", "workers"):
+                (folder / name).mkdir(parents=True)
+            with own_folder(self._config.cache_dir / "virtual", run_id) as storage, Supervisor() as supervisor:
                 status = self._on_devices(jobs, run_id, folder, storage, tools, supervisor)
             exit_code = self._exit_code(run_id, status)
         except KeyboardInterrupt:
@@ -178,7 +186,7 @@ class _Run:
         finally:
             self._store.finish_run(run_id, exit_code)
         view = self._store.run_view(run_id)
-        return RunOutcome(exit_code, view, write_report(view, folder))
+        return RunOutcome(exit_code, view, write_report(view, folder / "report.html"))
 
     def _begin(self, jobs: Sequence[Job], tools: Toolchain) -> str:
         from farm.store.records import RunRecord
@@ -186,7 +194,7 @@ class _Run:
         run_id = self._store.begin_run(
             RunRecord(
                 command=self._request.command,
-                user=getpass.getuser(),
+                user=_user(),
                 host=socket.gethostname(),
                 fingerprint=tools.fingerprint(virtual=self._request.virtual > 0),
             )
@@ -239,18 +247,15 @@ class _Run:
         return [PlannedJob(by_id[job_id], keys[job_id], cached=cached[keys[job_id]]) for job_id in order]
 
     def _exit_code(self, run_id: str, status: int) -> int:
-        if status == _PYTEST_USAGE:
-            raise UsageError(f"pytest does not understand {' '.join(self._request.pytest_arguments)}")
         if status not in (_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED):
             raise InfraError(f"the test session broke down (pytest status {status}); its log is above")
         return exit_code_of(self._store.run_view(run_id))
 
 
-def write_report(view: RunView, folder: Path) -> Path:
-    """Write the HTML report of a run into its folder and return the file."""
+def write_report(view: RunView, path: Path) -> Path:
+    """Write the HTML report of a run and return the file."""
     from farm.report.html import write_html
 
-    path = folder / "report.html"
     write_html(view, path)
     return path
 
@@ -259,20 +264,28 @@ def exit_code_of(view: RunView) -> int:
     """Return what `farm run` returns for what a run found: 0, 1 (a job failed) or 4 (infrastructure). Pure."""
     from farm.report.summary import Outcome, summarize
 
-    summary = summarize(view)
-    if summary.counts[Outcome.FAILED]:
+    counts = summarize(view).counts
+    if counts[Outcome.FAILED]:
         return 1
-    return InfraError.exit_code if summary.attention else 0
+    return InfraError.exit_code if counts[Outcome.INFRA] or counts[Outcome.NOT_RUN] else 0
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a number that has no name
+        return str(os.getuid())
 
 
 @contextmanager
 def _terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end a run as Ctrl-C does, with everything put away."""
+    """Let SIGTERM, and a terminal that closes, end a run as Ctrl-C does, with everything put away."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    kept = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, kept)
+        for number, handler in kept.items():
+            signal.signal(number, handler)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from farm.engine.plan import RunPlan
@@ -58,12 +58,18 @@ def _arguments(plan: RunPlan, state_dir: Path) -> list[str]:
 @contextlib.contextmanager
 def _own_environment() -> Iterator[None]:
     """Keep the user's pytest settings away, from the workers as well, which inherit the environment."""
-    kept = dict(os.environ)
-    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
-        os.environ.pop(name, None)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    ours = {"PYTEST_ADDOPTS": None, "PYTEST_PLUGINS": None, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    kept = {name: os.environ.get(name) for name in ours}
+    _set_environment(ours)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(kept)
+        _set_environment(kept)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ class Worker:
 
     def __init__(self, plan: RunPlan, device: Device) -> None:
         self._plan, self._device = plan, device
+        self._controller = os.getppid()
         self._store = open_store(plan.store_url)
         self._cache = BundleCache(plan.cache_root)
         self._session = DeviceSession(
@@ -43,6 +45,9 @@ class Worker:
     def run(self, planned: PlannedJob) -> Attempt:
         """Run one job, record its attempt, and return it."""
         attempt = self._attempt(planned)
+        if attempt.verdict is Verdict.INFRA and os.getppid() != self._controller:
+            # The devices went with the controller: that says nothing about this job.
+            raise KeyboardInterrupt
         self._store.record_attempt(self._plan.run_id, attempt)
         return attempt
 
@@ -63,7 +68,7 @@ class Worker:
         try:
             raw = self._session.execute(job.id, bundle, folder, self._options)
             return judge(job, bundle, raw)
-        except FarmError as error:
+        except (FarmError, OSError) as error:
             return Attempt(
                 job.id, Verdict.INFRA, Stage.EXECUTE, str(error), device=self._device.serial, bundle_key=planned.key
             )
@@ -73,7 +78,7 @@ class Worker:
 
     def _bundle(self, planned: PlannedJob) -> Bundle:
         if not planned.cached:
-            reply = await_reply(self._plan.folder, planned.key)
+            reply = await_reply(self._plan.folder, planned.key, self._controller)
             if reply is None:
                 # Killed: nothing is to be recorded of a job that nobody waits for, and this process ends as well.
                 raise KeyboardInterrupt

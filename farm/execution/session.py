@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import posixpath
+import os
 import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -44,7 +44,8 @@ class DeviceSession:
     def __init__(self, transport: Transport, runtime: Runtime, run_id: str, serial: str) -> None:
         self._transport, self._runtime, self._serial = transport, runtime, serial
         self._runtime_folder = DEVICE_ROOT / f"runtime-{runtime.digest[:16]}"
-        self._workspace = DEVICE_ROOT / f"run-{run_id}-{posixpath.basename(serial).replace(':', '-')}"
+        # With the process id, as a worker that replaces one that died must not meet what that left.
+        self._workspace = DEVICE_ROOT / f"run-{run_id}-{os.getpid()}"
         self._count = 0
         self._staged = False
 
@@ -101,6 +102,7 @@ class DeviceSession:
             stage = "pull"
             if not timed_out:
                 self._collect(bundle, workspace, folder)
+            self._transport.run(["rm", "-rf", str(workspace)], timeout_s=_SHELL_SECONDS)
             clock.lap("pull")
         except DeviceError as problem:
             clock.lap(stage)

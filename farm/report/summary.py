@@ -5,12 +5,14 @@ Every renderer takes its counts and its final attempts from here, so that no two
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
 import statistics
 from collections import Counter
 from enum import StrEnum
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -202,7 +204,9 @@ def summarize(view: RunView) -> RunSummary:
                 kind=kind,
                 kinds=tuple(kinds.get(one.device, "") for one in job.attempts),
                 options=_options(job),
-                rerun=rerun_command(job, virtual=kind == "virtual" or (not kind and all_virtual)),
+                rerun=rerun_command(
+                    job, virtual=kind == "virtual" or (not kind and all_virtual), run_command=view.command
+                ),
             )
         )
     counted = Counter(job.outcome for job in jobs)
@@ -299,15 +303,32 @@ def broken_limits(comparison: Comparison) -> frozenset[str]:
     )
 
 
-def rerun_command(job: JobView, *, virtual: bool) -> str:
-    """Return the command that runs `job` alone, quoted for a shell."""
+def rerun_command(job: JobView, *, virtual: bool, run_command: str = "") -> str:
+    """Return the command that runs `job` alone, quoted for a shell.
+
+    A suite that `run_command` named by its path is named so again.
+    """
     words = [word for word in _NOT_K_IDENTIFIER.split(job.id) if word and word not in {"and", "or", "not"}]
-    argv = ["farm", "run", "--soc", job.soc, "--suite", job.suite]
+    argv = ["farm", "run", "--soc", job.soc, "--suite", _suite_argument(job.suite, run_command)]
     if job.backend != "htp":
         argv += ["--backend", job.backend]
     if virtual:
         argv += ["--virtual", "1"]
     return shlex.join([*argv, "-k", " and ".join(words)])
+
+
+def _suite_argument(suite: str, run_command: str) -> str:
+    try:
+        words = shlex.split(run_command)
+    except ValueError:
+        return suite
+    values = [word.removeprefix("--suite=") for word in words if word.startswith("--suite=")]
+    values += [value for option, value in itertools.pairwise(words) if option == "--suite"]
+    for value in values:
+        path = PurePath(value)
+        if suite == (path.parent if path.suffix == ".toml" else path).name:
+            return value
+    return suite
 
 
 def exit_meaning(code: int | None) -> str:

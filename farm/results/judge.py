@@ -109,7 +109,7 @@ def _with_known_issue(job: Job, attempt: Attempt) -> Attempt:
     issue = job.known_issue
     if issue is None:
         return attempt
-    if attempt.verdict is Verdict.FAILED:
+    if attempt.verdict is Verdict.FAILED and attempt.stage == issue.stage:
         return msgspec.structs.replace(attempt, known_issue=issue.reason)
     if attempt.verdict is Verdict.PASSED:
         note = f"known issue no longer shows: {issue.reason}"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 OPS = """
 import os, signal, time, torch
+from .double import double
 class Slow(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -40,7 +41,7 @@ class Noisy(torch.nn.Module):
         raise ValueError("two\\nlines")
 class TwoOut(torch.nn.Module):
     def forward(self, x):
-        return torch.relu(x), x * 2
+        return torch.relu(x), double(x)
 """
 
 
@@ -56,8 +57,10 @@ class Builds:
     def __init__(self, tools: Toolchain, cache: Path, scratch: Path) -> None:
         self.tools, self.cache, self.scratch = tools, BundleCache(cache), scratch
         self.folder = scratch / "suite"
+        self.timeout_s = 600.0
         self.folder.mkdir()
         (self.folder / "ops.py").write_text(OPS)
+        (self.folder / "double.py").write_text("def double(x):\n    return x * 2\n")
 
     def request(self, module: str, *, samples: int = 1, precision: str = "8a8w") -> Request:
         case = Case(
@@ -75,7 +78,7 @@ class Builds:
         with Supervisor() as supervisor:
             pool = BuilderPool(
                 requests, width=2, cache_root=self.cache.root, env=self.tools.env, supervisor=supervisor,
-                log=self.scratch / "builder.log", on_start=self.started.append, on_done=replies.append,
+                log_folder=self.scratch, timeout_s=self.timeout_s, on_start=self.started.append, on_done=replies.append,
             )  # fmt: skip
             pool.start()
             if meanwhile is not None:
@@ -134,7 +137,7 @@ def test_a_refusal_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[
     assert replies[".ops:Noisy"].reason == "ValueError: two lines"
     assert "Traceback" in Path(builds.request(".ops:Noisy", samples=2).log).read_text()
     assert "has no Nope" in replies[".ops:Nope"].reason
-    assert "nope.py" in replies[".nope:Nope"].reason
+    assert "nope" in replies[".nope:Nope"].reason
     assert replies["torch.nn:ReLU"].ok
     assert not any(reply.infra for reply in replies.values())
 
@@ -165,6 +168,22 @@ def test_a_builder_that_is_killed_is_the_farms_fault_after_a_second_try(builds: 
     assert reply.infra
     assert "signal 9" in reply.reason
     assert builds.cache.lookup(slow.key) is None
+
+
+def test_a_compiler_that_does_not_finish_fails_in_its_time(builds: Builds) -> None:
+    builds.timeout_s = 1.0
+    [reply] = builds.run(builds.request(".ops:Slow"))
+    assert (reply.ok, reply.infra) == (False, False)
+    assert "did not finish in 1 s" in reply.reason
+
+
+def test_a_builder_that_cannot_be_started_is_a_reply_all_the_same(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", str(builds.scratch / "no python"))
+    replies = builds.run(builds.request(".ops:Slow"), builds.request("torch.nn:ReLU"))
+    assert [reply.infra for reply in replies] == [True, True]
+    assert "no python" in replies[0].reason
 
 
 def test_stopping_ends_the_builders_at_once(builds: Builds) -> None:

@@ -26,6 +26,10 @@ RUN = ("run", "--virtual", "2", "--soc", "SM8650", "--suite", "smoke")
         ((*RUN, "--precision", "4a4w"), 2, "unknown precision '4a4w'"),
         ((*RUN, "-k", "no_such_operator"), 5, "jobs is selected by -k no_such_operator"),
         ((*RUN, "-k", "("), 2, "pytest does not understand -k ("),
+        ((*RUN, "--", "-k", "no_such_operator"), 5, "jobs is selected by -k no_such_operator"),
+        ((*RUN, "--", "-n", "4"), 2, "farm starts one worker for every device"),
+        ((*RUN, "--", "--no-such-option"), 2, "pytest does not understand --no-such-option"),
+        ((*RUN, "conv2d"), 2, "'conv2d' is not understood; arguments for pytest stand behind --"),
         (("runn",), 2, "unknown command 'runn': did you mean 'run'?"),
         (("report",), 4, "there is no store yet"),
         (("cache", "prune", "--older", "a while"), 2, "expected something like 30d"),
@@ -41,6 +45,22 @@ def test_it_is_one_line(home: FarmHome, arguments: tuple[str, ...], code: int, s
     assert "Traceback" not in done.stderr
     assert not (home.state / "runs").exists()
     assert list(home.cwd.iterdir()) == []
+
+
+def test_an_option_that_is_misspelt_starts_nothing(home: FarmHome) -> None:
+    done = home.farm(*RUN, "--precison", "8a8w")
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+    assert not home.state.exists()
+
+
+def test_trouble_with_files_is_one_line_and_no_failed_job(home: FarmHome) -> None:
+    home.state.mkdir()
+    (home.state / "runs").write_text("a file where a folder has to be")
+    done = home.farm(*RUN)
+    assert done.returncode == 4
+    assert "Not a directory" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("missing", ["--soc", "--suite"])

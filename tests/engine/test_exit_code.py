@@ -15,8 +15,9 @@ INFRA = Attempt("j", Verdict.INFRA, Stage.PUSH, "cable")
 
 
 def view(*jobs: tuple[Attempt, ...]) -> RunView:
+    # Judged before the run is recorded as finished.
     return RunView(
-        id="r", command="farm run", started_ms=1, finished_ms=2, exit_code=None, user="u", host="h", fingerprint={},
+        id="r", command="farm run", started_ms=1, finished_ms=None, exit_code=None, user="u", host="h", fingerprint={},
         devices=(),
         jobs=tuple(
             JobView(f"s/c{n}[SM8650-htp-8a8w]", "s", f"c{n}", "SM8650", "htp", "8a8w", attempts)

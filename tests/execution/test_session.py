@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 GOOD = """#!/bin/sh
 echo to-stderr >&2
-printf '%s ' "$@" > arguments
+echo "$@" >&2
 cat input_0_0.raw > outputs/output_0_0.raw
 printf '{}' > result.json
 printf 'dump' > etdump.etdp
@@ -78,11 +80,11 @@ def test_what_was_chosen_is_collected_and_nothing_else(transport: AdbTransport, 
     assert (out / "output_0_0.raw").read_bytes() == b"12345678"
     assert raw.push_seconds > 0
     assert raw.run_seconds > 0
-    workspace = DEVICE_ROOT / f"run-r1-{transport.serial}"
-    said = transport.run(["cat", "1/arguments"], cwd=workspace, timeout_s=10).stdout.decode().split()
+    said = raw.stderr.split()
     assert {"--iteration=7", "--warm_up=2", "--profile_level=2", "--model_path=model.pte"} <= set(said)
+    assert listed(transport, DEVICE_ROOT / f"run-r1-{os.getpid()}") == set(), "a suite must not fill the device"
     session.close()
-    assert f"run-r1-{transport.serial}" not in listed(transport, DEVICE_ROOT)
+    assert f"run-r1-{os.getpid()}" not in listed(transport, DEVICE_ROOT)
 
 
 def test_the_runtime_is_pushed_once_for_all_sessions(
@@ -106,14 +108,17 @@ def test_the_runtime_is_pushed_once_for_all_sessions(
 
 
 def test_two_runs_on_one_device_do_not_see_each_other(transport: AdbTransport, bundle: Bundle, tmp_path: Path) -> None:
-    first, second = (
-        DeviceSession(transport, runtime(tmp_path, GOOD, "c" * 64), run_id, transport.serial) for run_id in ("a", "b")
-    )
-    first.execute("s/c", bundle, tmp_path / "a", RunnerOptions())
-    second.execute("s/c", bundle, tmp_path / "b", RunnerOptions())
-    first.close()
-    assert {"arguments", "model.pte"} <= listed(transport, DEVICE_ROOT / f"run-b-{transport.serial}" / "1")
-    second.close()
+    waits = GOOD.replace("to-stderr >&2", "to-stderr >&2; sleep 1")
+    slow = DeviceSession(transport, runtime(tmp_path, waits, "c" * 64), "a", transport.serial)
+    quick = DeviceSession(transport, runtime(tmp_path, GOOD, "9" * 64), "b", transport.serial)
+    with ThreadPoolExecutor(1) as aside:
+        running = aside.submit(slow.execute, "s/c", bundle, tmp_path / "a", RunnerOptions())
+        assert quick.execute("s/c", bundle, tmp_path / "b", RunnerOptions()).exit_code == 0
+        quick.close()
+        raw = running.result()
+    assert (raw.error, raw.exit_code) == ("", 0)
+    assert (tmp_path / "a" / "output_0_0.raw").read_bytes() == b"12345678"
+    slow.close()
 
 
 @pytest.mark.parametrize(

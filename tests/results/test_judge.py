@@ -411,7 +411,12 @@ def test_a_compile_error_is_the_codes_and_a_dead_builder_the_farms(execution: Ex
     assert build_failure(execution.job, "").reason
 
 
-def test_a_known_issue_covers_a_compile_error_only(execution: Execution) -> None:
+def test_a_known_issue_covers_the_stage_that_it_is_about(execution: Execution) -> None:
     execution.known_issues = (ISSUE,)
-    assert build_failure(execution.job, "x").known_issue == ISSUE.reason
+    assert build_failure(execution.job, "x").known_issue == ""
+    at_build = KnownIssue(reason="V68 cannot", stage="build")
+    execution.known_issues = (at_build,)
+    assert build_failure(execution.job, "x").known_issue == "V68 cannot"
     assert build_failure(execution.job, "x", infra=True).known_issue == ""
+    execution.set_output(0, 0, -execution.output(0, 0))
+    assert execution.judge().known_issue == ""
