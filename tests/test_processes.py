@@ -74,15 +74,22 @@ def test_nothing_outlives_its_parent(ending: str) -> None:
         if ending != "exit":
             assert all(alive(pid) for pid in pids)
             # A copy that the parent forked keeps every descriptor, so end of file alone would tell nothing.
-            copies = [pid for pid in _children(parent.pid) if ending == "fork" and pid not in pids]
+            if ending == "fork":
+                until(lambda: bool(_copies(parent.pid, pids)))
+            copies = _copies(parent.pid, pids)
             parent.send_signal(signal.SIGKILL)
         parent.wait()
         try:
             until(lambda: not any(alive(pid) for pid in pids))
         finally:
             for pid in copies if ending == "fork" else []:
-                if _command(pid).startswith(f"{sys.executable}\0-c\0".encode()):
-                    os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+
+
+def _copies(parent: int, known: list[int]) -> list[int]:
+    """Return the children of `parent` that run the same program and are none of `known`."""
+    program = f"{sys.executable}\0-c\0".encode()
+    return [pid for pid in _children(parent) if pid not in known and _command(pid).startswith(program)]
 
 
 def _children(parent: int) -> list[int]:
