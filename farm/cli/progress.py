@@ -50,12 +50,11 @@ class Front:
             self.building[job_id] = job_id
 
     def build_ended(self, job_id: str, reply: Reply) -> None:
-        """A builder finished it."""
+        """A builder finished it; what it could not compile is told when the job ends, with its verdict."""
+        del reply
         with self._lock:
             self.built += 1
             self.building.pop(job_id, None)
-        if not reply.ok:
-            self.note(f"could not compile {job_id}: {reply.reason[:_REASON_CHARS]}")
 
     def devices(self, running: dict[str, str]) -> None:
         """Which device is busy with which job now."""

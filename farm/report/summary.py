@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.results.attempt import Attempt, Comparison, Measurement, Verdict
+from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict
 from farm.store.view import DeviceView, JobView, RunView
 
 if TYPE_CHECKING:
@@ -181,8 +181,14 @@ class RunSummary(msgspec.Struct, frozen=True):
         return {note: tuple(jobs) for note, jobs in found.items()}
 
     def slowest_builds(self, limit: int) -> tuple[JobSummary, ...]:
-        """Return the jobs that took longest to compile in this run; what came from the cache is not among them."""
-        built = [job for job in self.jobs if job.job.build_seconds > 0 and not job.job.cached]
+        """Return the jobs that took longest to compile in this run; nothing from the cache is among them, nor what failed."""
+        built = [
+            job
+            for job in self.jobs
+            if job.job.build_seconds > 0
+            and not job.job.cached
+            and not (job.attempt is not None and job.attempt.stage is Stage.BUILD)
+        ]
         return tuple(sorted(built, key=lambda job: -job.job.build_seconds)[:limit])
 
 
