@@ -181,7 +181,7 @@ class RunSummary(msgspec.Struct, frozen=True):
         return {note: tuple(jobs) for note, jobs in found.items()}
 
     def slowest_builds(self, limit: int) -> tuple[JobSummary, ...]:
-        """Return the jobs that took longest to compile in this run; nothing from the cache is among them, nor what failed."""
+        """Return the jobs that took longest to compile in this run; none from the cache, none that did not compile."""
         built = [
             job
             for job in self.jobs
