@@ -35,7 +35,7 @@ from farm.errors import UsageError
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report here as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print the run as JSON instead of a summary.")
 @config_option
-@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST ARGUMENTS]")
 def command(
     socs: tuple[str, ...],
     suites: tuple[str, ...],
@@ -61,8 +61,9 @@ def command(
     What stands behind `--` goes to pytest as it is.
 
     \b
-    Exit code: 0 all passed (known issues aside), 1 a job failed, 2 usage or configuration,
-    4 no device or infrastructure, 5 nothing selected, 130 interrupted.
+    Exit codes: 0 all passed, known issues aside; 1 a job failed;
+    2 usage, configuration or a missing tool; 4 no device or
+    infrastructure; 5 nothing selected; 130 interrupted.
     """
     from farm.engine.run import RunRequest, collect, run
 
