@@ -27,7 +27,6 @@ class RunPlan(msgspec.Struct, frozen=True):
     folder: Path
     """Of this run: plan, build replies, raw results, logs."""
     cache_root: Path
-    store_url: str
     jobs: tuple[PlannedJob, ...]
     devices: tuple[Device, ...]
     runtimes: dict[str, Runtime]

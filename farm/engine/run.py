@@ -133,7 +133,6 @@ def _plan(
         run_id=run_id,
         folder=folder,
         cache_root=config.cache_dir,
-        store_url=config.store_url,
         jobs=tuple(jobs),
         devices=tuple(devices),
         runtimes=runtimes,
@@ -224,7 +223,7 @@ class _Run:
         with builders(self._config, run_plan, tools, supervisor, self._front, self._store) as to_build:
             self._front.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
             controller = Controller(run_plan, self._front, lambda attempt: self._store.record_attempt(run_id, attempt))
-            status = execute(run_plan, self._request.pytest_arguments, self._config.state_dir, controller)
+            status = execute(run_plan, self._request.pytest_arguments, self._config, controller)
             if controller.interrupted:
                 raise KeyboardInterrupt
             return status

@@ -12,11 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from farm.config import Config
     from farm.engine.plan import RunPlan
 
 
 # Ours before xdist, whose last hook asks for the terminal reporter that ours takes away.
 _PLUGINS = ("-p", "farm.engine.plugin", "-p", "xdist.plugin")
+
+
+# How workers hear of the store: its URL may hold a password, which is not for the plan, a file that stays.
+STORE_VARIABLE = "FARM_STORE"
 
 
 class _Selection:
@@ -37,11 +42,11 @@ def select(plan: RunPlan, arguments: Sequence[str], state_dir: Path) -> tuple[in
     return int(status), selection.ids
 
 
-def execute(plan: RunPlan, arguments: Sequence[str], state_dir: Path, controller: object) -> int:
+def execute(plan: RunPlan, arguments: Sequence[str], config: Config, controller: object) -> int:
     """Run the plan, a worker for every device, and return pytest's exit status."""
     workers = ["-n", str(len(plan.devices)), "--dist", "load"]
-    with _own_environment():
-        return int(pytest.main([*workers, *_arguments(plan, state_dir), *arguments], plugins=[controller]))
+    with _own_environment(config.store_url):
+        return int(pytest.main([*workers, *_arguments(plan, config.state_dir), *arguments], plugins=[controller]))
 
 
 def _arguments(plan: RunPlan, state_dir: Path) -> list[str]:
@@ -56,9 +61,11 @@ def _arguments(plan: RunPlan, state_dir: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _own_environment() -> Iterator[None]:
+def _own_environment(store_url: str | None = None) -> Iterator[None]:
     """Keep the user's pytest settings away, from the workers as well, which inherit the environment."""
     ours = {"PYTEST_ADDOPTS": None, "PYTEST_PLUGINS": None, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    if store_url is not None:
+        ours[STORE_VARIABLE] = store_url
     kept = {name: os.environ.get(name) for name in ours}
     _set_environment(ours)
     try:

@@ -11,6 +11,7 @@ from farm.build.bundle import load_bundle
 from farm.build.cache import BundleCache
 from farm.devices.adb import AdbTransport
 from farm.engine.builds import await_reply, builds_folder
+from farm.engine.session import STORE_VARIABLE
 from farm.errors import BundleError, FarmError
 from farm.execution.session import DeviceSession, RunnerOptions
 from farm.results.attempt import Attempt, Stage, Verdict
@@ -31,7 +32,7 @@ class Worker:
     def __init__(self, plan: RunPlan, device: Device) -> None:
         self._plan, self._device = plan, device
         self._controller = os.getppid()
-        self._store = open_store(plan.store_url)
+        self._store = open_store(os.environ[STORE_VARIABLE])
         self._cache = BundleCache(plan.cache_root)
         self._session = DeviceSession(
             AdbTransport(device.serial, device.adb_port), plan.runtimes[device.soc], plan.run_id, device.serial

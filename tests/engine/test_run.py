@@ -139,6 +139,8 @@ def test_smoke_shares_the_bundles(home: FarmHome, main_job: dict[str, Any]) -> N
     assert (home.cwd / "out" / "j.xml").read_text().startswith("<?xml")
     assert "smoke" in (home.cwd / "out" / "r.html").read_text()
     assert "8 passed" in home.farm("report", "latest").stdout
+    [plan] = home.state.glob("runs/*/plan.json")
+    assert "farm.db" not in plan.read_text(), "the address of a store may hold a password"
     history = home.farm("history", "smoke/conv2d", "--soc", "SM8650")
     assert "virtual device" in history.stdout
     assert "passed" in history.stdout
