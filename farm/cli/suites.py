@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -10,6 +13,9 @@ import msgspec
 from farm.cli.options import config_option
 from farm.config import load_config
 from farm.suites import find_suites, load_suite, resolve_suite
+
+if TYPE_CHECKING:
+    from farm.suites import Case
 
 
 @click.command("suites")
@@ -23,15 +29,24 @@ def command(names: tuple[str, ...], config_file: Path | None, *, as_json: bool) 
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"schema": 1, "suites": suites})).decode())
         return
-    if not names:
-        width = max(len(suite.name) for suite in suites)
-        for suite in suites:
-            jobs = sum(len(case.precisions) for case in suite.cases)
-            click.echo(f"{suite.name:<{width}}  {len(suite.cases):>4} cases  {jobs:>4} jobs a SoC  {suite.description}")
-        return
+    width = min(shutil.get_terminal_size().columns, 100)
     for suite in suites:
-        click.echo(f"{suite.name}: {suite.description} ({suite.path})")
-        width = max(len(case.name) for case in suite.cases)
-        for case in suite.cases:
-            known_issue = "  (known issue)" if case.known_issues else ""
-            click.echo(f"  {case.name:<{width}}  {', '.join(case.precisions)}{known_issue}")
+        jobs = sum(len(case.precisions) for case in suite.cases)
+        click.echo(f"{suite.name}: {len(suite.cases)} cases, {jobs} jobs a SoC")
+        click.echo(textwrap.fill(suite.description, width, initial_indent="  ", subsequent_indent="  "))
+        if names:
+            click.echo(f"  {suite.path}")
+            column = max(len(case.name) for case in suite.cases)
+            for case in suite.cases:
+                click.echo(f"    {case.name:<{column}}  {', '.join(case.precisions)}{_known_issues(case)}")
+
+
+def _known_issues(case: Case) -> str:
+    """Return where the known issues of a case show, as far as its precisions go."""
+    places = []
+    for issue in case.known_issues:
+        precisions = [one for one in case.precisions if not issue.precisions or one in issue.precisions]
+        if precisions:
+            socs = f" on {len(issue.socs)} SoCs" if issue.socs else ""
+            places.append(f"{', '.join(precisions)}{socs}")
+    return f"  (known issue: {'; '.join(places)})" if places else ""
