@@ -136,15 +136,24 @@ class Reaper:
     def run(self) -> None:
         """Return when the parent is dead and nothing of it is left."""
         while True:
-            # Standard input, number 0, last: what it says opens descriptors, which may get the number of one that was
-            # closed a line before, and an event that was for that one would end the wrong group.
-            for number, _ in sorted(self._poll.poll(), reverse=True):
-                if number == self._parent or (number == 0 and not self._read()):
-                    settle_s = 0.0 if all(group.session for group in self._groups.values()) else _SETTLE_S
-                    end(self._groups.values(), settle_s=settle_s)
-                    return
-                if number in self._leaders:
-                    self._leader_died(number)
+            # -1: it was dead before it could be watched.
+            ready = {number for number, _ in self._poll.poll()} if self._parent >= 0 else {-1}
+            # Before standard input: what that says opens descriptors, which may get the number of one that is closed
+            # here, and an event that was for that one would end the wrong group.
+            for number in ready & self._leaders.keys():
+                self._leader_died(number)
+            if (0 in ready and not self._read()) or self._parent in ready:
+                self._read_rest()
+                settle_s = 0.0 if all(group.session for group in self._groups.values()) else _SETTLE_S
+                end(self._groups.values(), settle_s=settle_s)
+                return
+
+    def _read_rest(self) -> None:
+        """Take in what the parent said before it died; a copy of it may keep the pipe open."""
+        os.set_blocking(0, False)
+        with contextlib.suppress(BlockingIOError):
+            while self._read():
+                pass
 
     def _read(self) -> bool:
         chunk = os.read(0, 1 << 16)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -209,7 +210,11 @@ def test_a_death_that_the_reaper_hears_of_late_ends_nobody_else() -> None:
         return processes._link._live  # other tests may have theirs still
 
     def watched() -> int:
-        return sum("pidfd" in os.readlink(entry) for entry in Path(f"/proc/{reaper_pid}/fd").iterdir())
+        count = 0
+        for entry in Path(f"/proc/{reaper_pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it opens and closes others meanwhile
+                count += "pidfd" in os.readlink(entry)
+        return count
 
     with Supervisor() as supervisor:
         first = supervisor.spawn(["/bin/sleep", "600"], name="first")
@@ -230,3 +235,35 @@ def test_a_death_that_the_reaper_hears_of_late_ends_nobody_else() -> None:
         until(lambda: watched() == others + 3)
         assert second.process.poll() is None
         assert third.process.poll() is None
+
+
+LATE_PARENT = """
+import os, signal, subprocess, time
+from farm import processes, reaper
+from farm.processes import Supervisor
+supervisor = Supervisor()
+supervisor.spawn(["/bin/true"], name="first").process.wait()
+watcher = processes._link._process.pid
+os.kill(watcher, signal.SIGSTOP)
+while reaper.read_stat(watcher).state != "T":
+    time.sleep(0.01)
+child = supervisor.spawn(["/bin/sleep", "600"], name="late")
+copy = os.fork()
+if copy:
+    print(watcher, child.pid, copy, flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_was_said_just_before_a_death_counts() -> None:
+    """The death and the last words arrive together, and a copy of the dead one keeps the pipe open."""
+    with subprocess.Popen([sys.executable, "-c", LATE_PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        watcher, child, copy = map(int, parent.stdout.readline().split())
+        parent.kill()
+        parent.wait()
+        try:
+            os.kill(watcher, signal.SIGCONT)
+            until(lambda: not alive(child))
+        finally:
+            os.kill(copy, signal.SIGKILL)
