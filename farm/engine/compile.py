@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from farm.build.protocol import Reply, Request
 from farm.engine.builds import builds_folder, leave_reply
-from farm.errors import FarmError
+from farm.errors import BundleError, FarmError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +28,7 @@ def builders(
 
     Every reply is left for the workers and recorded for all jobs that share the bundle.
     """
+    from farm.build.bundle import load_bundle
     from farm.build.cache import BundleCache
     from farm.build.pool import BuilderPool
 
@@ -45,8 +46,11 @@ def builders(
         front.build_started(jobs_of[key][0])
 
     def record(key: str, seconds: float, *, cached: bool) -> None:
-        bundle = cache.lookup(key)
-        fallback_ops = bundle.manifest.fallback_ops if bundle is not None else None
+        # Its manifest alone: the files were verified when it was looked up, and are again where they are used.
+        try:
+            fallback_ops = load_bundle(cache.folder(key)).manifest.fallback_ops
+        except BundleError:
+            fallback_ops = None
         for job_id in jobs_of[key]:
             store.record_build(
                 plan.run_id, job_id, seconds=seconds, cached=cached, bundle_key=key, fallback_ops=fallback_ops
