@@ -27,6 +27,8 @@ class _QnnTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sdk_root: str | None = None
     android_runner: str | None = None
     android_backend_library: str | None = None
+    android_ndk_root: str | None = None
+    android_executorch: str | None = None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +57,9 @@ class Config(msgspec.Struct, frozen=True):
     android_runner: Path | None
     """A runner built for Android, and ExecuTorch's QNN backend library for it."""
     android_backend_library: Path | None
+    android_ndk_root: Path | None
+    android_executorch: Path | None
+    """An Android NDK, and the install prefix of an ExecuTorch build for Android: to build a runner with."""
     file: Path | None
     """The farm.toml that was read."""
 
@@ -63,7 +68,8 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     """Return the configuration.
 
     `file`, else $FARM_CONFIG, else the first farm.toml from `folder` (the current one) upwards. $FARM_CACHE_DIR,
-    $FARM_STATE_DIR, $FARM_STORE and $QNN_SDK_ROOT override it. Raises ConfigError, naming file and key.
+    $FARM_STATE_DIR, $FARM_STORE, $QNN_SDK_ROOT, $ANDROID_NDK_ROOT and $FARM_ANDROID_EXECUTORCH
+    override it. Raises ConfigError, naming file and key.
     """
     path = file or _from_environment("FARM_CONFIG") or _nearest(folder or Path.cwd())
     table = _read(path) if path else _File()
@@ -86,6 +92,8 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         sdk_root=_from_environment("QNN_SDK_ROOT") or _beside(base, table.qnn.sdk_root),
         android_runner=_beside(base, table.qnn.android_runner),
         android_backend_library=_beside(base, table.qnn.android_backend_library),
+        android_ndk_root=_from_environment("ANDROID_NDK_ROOT") or _beside(base, table.qnn.android_ndk_root),
+        android_executorch=_from_environment("FARM_ANDROID_EXECUTORCH") or _beside(base, table.qnn.android_executorch),
         file=path,
     )
 

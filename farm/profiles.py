@@ -12,13 +12,18 @@ from farm.resources import data_folder
 
 # ExecuTorch 1.5, backends/qualcomm/quantizer: QuantDtype, and fp16 for what is not quantized.
 QUANTIZED_PRECISIONS = ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w")
-PRECISIONS = (*QUANTIZED_PRECISIONS, "fp16")
+PRECISIONS = (*QUANTIZED_PRECISIONS, "fp16", "fp32")
 
-# ExecuTorch 1.5: HTP runs all of them, LPAI only quantized graphs, GPU only floating point.
+CPU_BACKENDS = ("xnnpack",)
+"""What every SoC has, and every case runs on whatever its manifest says: a baseline by the processor alone."""
+
+# ExecuTorch 1.5: HTP runs all quantized ones, LPAI only quantized graphs, GPU only floating point. XNNPACK could run
+# 8a8w too, but its quantizer knows few operators, and what it leaves alone would be floating point under another name.
 BACKEND_PRECISIONS: dict[str, tuple[str, ...]] = {
-    "htp": PRECISIONS,
+    "htp": (*QUANTIZED_PRECISIONS, "fp16"),
     "lpai": QUANTIZED_PRECISIONS,
     "gpu": ("fp16",),
+    "xnnpack": ("fp32",),
 }
 
 
@@ -33,6 +38,7 @@ class Soc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vtcm_mb: int
     """Vector tightly coupled memory of the HTP, in MiB."""
     backends: tuple[str, ...]
+    """Those of its profile, then CPU_BACKENDS, which no profile names."""
     lpai_version: int | None = None
     """Low-power AI hardware version; None where ExecuTorch knows none."""
     product: str = ""
@@ -49,7 +55,9 @@ def check_target(soc: Soc, backend: str, precision: str) -> None:
         raise UnknownNameError("precision", precision, PRECISIONS)
     if precision not in BACKEND_PRECISIONS[backend]:
         legal = ", ".join(BACKEND_PRECISIONS[backend])
-        raise IllegalTargetError(f"the {backend} backend does not run {precision}: legal are {legal}")
+        others = [other for other in soc.backends if precision in BACKEND_PRECISIONS[other]]
+        hint = f"; {precision} is for {', '.join(others)}" if others else ""
+        raise IllegalTargetError(f"the {backend} backend does not run {precision}: legal are {legal}{hint}")
 
 
 @functools.cache
@@ -65,9 +73,11 @@ def load_socs(folder: Path | None = None) -> dict[str, Soc]:
         if soc.name != path.stem:
             raise ConfigError(path, "name", f"is {soc.name!r}, expected {path.stem!r} as the file is called")
         for backend in soc.backends:
+            if backend in CPU_BACKENDS:
+                raise ConfigError(path, "backends", f"every SoC has {backend}: leave it out")
             if backend not in BACKEND_PRECISIONS:
                 raise ConfigError(path, "backends", f"{backend!r} is none of {', '.join(BACKEND_PRECISIONS)}")
-        socs[soc.name] = soc
+        socs[soc.name] = msgspec.structs.replace(soc, backends=(*soc.backends, *CPU_BACKENDS))
     return socs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from farm.errors import ConfigError, IllegalTargetError, UnknownNameError
-from farm.profiles import BACKEND_PRECISIONS, PRECISIONS, Soc, check_target, load_socs
+from farm.profiles import BACKEND_PRECISIONS, CPU_BACKENDS, PRECISIONS, Soc, check_target, load_socs
 from farm.resources import data_folder
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ _FACTORY = re.compile(r"\.?[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 DType = Literal["float32", "int32", "int64", "bool"]
 Distribution = Literal["normal", "uniform", "integers", "arange", "linspace", "constant"]
+
+
+_CPU_PRECISIONS = {precision for backend in CPU_BACKENDS for precision in BACKEND_PRECISIONS[backend]}
 
 
 class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +65,10 @@ class Tolerance(_Frozen, frozen=True):
     quantized: Limits = Limits()
 
 
+# What decides where a manifest says nothing. Two ways of computing in float32 differ by its rounding: docs/suites.md.
+_DEFAULT_TOLERANCES = {"fp32": Tolerance(fp32=Limits(sqnr_db=100.0, mismatch=0.0))}
+
+
 class KnownIssue(_Frozen, frozen=True):
     """A failure that is understood: it is shown with its evidence and does not turn a run red."""
 
@@ -70,6 +78,8 @@ class KnownIssue(_Frozen, frozen=True):
     precisions: tuple[str, ...] = ()
     """Where it shows; empty is everywhere."""
     socs: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    """Empty is everywhere; a manifest that leaves it out means the backends of its suite."""
     evidence: str = ""
     """The figures that show it, and how they were obtained."""
 
@@ -97,12 +107,19 @@ class Case(_Frozen, frozen=True):
 
     def tolerance(self, precision: str) -> Tolerance:
         """Return what decides at `precision`."""
-        return self.tolerances.get(precision, Tolerance())
+        return self.tolerances.get(precision) or _DEFAULT_TOLERANCES.get(precision, Tolerance())
 
-    def known_issue(self, soc: str, precision: str) -> KnownIssue | None:
-        """Return the known issue that covers `soc` at `precision`."""
+    def precisions_on(self, backend: str) -> tuple[str, ...]:
+        """Return what the case runs at on `backend`: what it declares, or on the CPU what the backend has."""
+        if backend in CPU_BACKENDS:
+            return BACKEND_PRECISIONS[backend]
+        return tuple(precision for precision in self.precisions if precision not in _CPU_PRECISIONS)
+
+    def known_issue(self, target: Target) -> KnownIssue | None:
+        """Return the known issue that covers the case on `target`."""
         for issue in self.known_issues:
-            if (not issue.precisions or precision in issue.precisions) and (not issue.socs or soc in issue.socs):
+            places = ((issue.precisions, target.precision), (issue.socs, target.soc), (issue.backends, target.backend))
+            if all(not named or one in named for named, one in places):
                 return issue
         return None
 
@@ -146,7 +163,7 @@ class Job(_Frozen, frozen=True):
     @property
     def known_issue(self) -> KnownIssue | None:
         """Return the known issue that covers this job."""
-        return self.case.known_issue(self.target.soc, self.target.precision)
+        return self.case.known_issue(self.target)
 
 
 # What a manifest looks like; the defaults of its [suite] table fill in what a case leaves out.
@@ -243,6 +260,7 @@ def _case(manifest: Path, suite: _SuiteTable, name: str, table: _CaseTable) -> C
     for issue in table.known_issues:
         _check_known(manifest, f"{key}.known_issues.precisions", issue.precisions, PRECISIONS)
         _check_known(manifest, f"{key}.known_issues.socs", issue.socs, load_socs())
+        _check_known(manifest, f"{key}.known_issues.backends", issue.backends, BACKEND_PRECISIONS)
     return Case(
         suite=suite.name,
         name=name,
@@ -254,9 +272,15 @@ def _case(manifest: Path, suite: _SuiteTable, name: str, table: _CaseTable) -> C
         samples=table.samples,
         precisions=table.precisions or suite.precisions,
         tolerances={**suite.tolerance, **table.tolerance},
-        known_issues=table.known_issues,
+        known_issues=tuple(_placed(issue, suite.backends) for issue in table.known_issues),
         folder=str(manifest.parent.resolve()),
     )
+
+
+def _placed(issue: KnownIssue, backends: tuple[str, ...]) -> KnownIssue:
+    if issue.precisions and _CPU_PRECISIONS.issuperset(issue.precisions):
+        backends = CPU_BACKENDS
+    return msgspec.structs.replace(issue, backends=issue.backends or backends)
 
 
 def _included(manifest: Path, suite: _SuiteTable, include: _Include, including: tuple[Path, ...]) -> list[Case]:
@@ -308,24 +332,37 @@ def resolve_suite(name: str, known: Mapping[str, Path]) -> Suite:
 def plan(suites: Sequence[Suite], socs: Sequence[Soc], backend: str, precisions: Sequence[str] = ()) -> tuple[Job, ...]:
     """Return suites x targets as jobs, in the order of the manifests. Pure.
 
-    `precisions` narrows what the cases declare; none of it is skipped silently: a precision that no case has,
-    or a backend that a suite or an SoC does not have, raises.
+    `precisions` narrows what the cases run at; none of it is skipped silently: a precision that no case has or
+    that `backend` does not run, or a backend that a suite or an SoC does not have, raises. On a CPU backend every case
+    runs, whatever its manifest declares.
     """
+    for soc, precision in itertools.product(socs, precisions):
+        if precision in PRECISIONS:
+            check_target(soc, backend, precision)
     jobs = []
-    for soc in socs:
-        for suite in suites:
-            for case in suite.cases:
-                for precision in case.precisions:
-                    if precisions and precision not in precisions:
-                        continue
+    for soc, suite in itertools.product(socs, suites):
+        for case in suite.cases:
+            for precision in case.precisions_on(backend):
+                if not precisions or precision in precisions:
                     check_target(soc, backend, precision)
                     jobs.append(Job(case, Target(soc.name, backend, precision)))
-    for suite in suites:
-        if backend not in suite.backends:
-            legal = ", ".join(suite.backends)
-            raise IllegalTargetError(f"suite {suite.name} is not made for the {backend} backend: it is for {legal}")
-    declared = {precision for suite in suites for case in suite.cases for precision in case.precisions}
+    _check_suites(suites, backend)
+    declared = {precision for suite in suites for case in suite.cases for precision in case.precisions_on(backend)}
     for precision in precisions:
         if precision not in declared:
             raise UnknownNameError("precision", precision, declared, "in the chosen suites")
     return tuple(jobs)
+
+
+def _check_suites(suites: Sequence[Suite], backend: str) -> None:
+    for suite in suites:
+        legal = tuple(dict.fromkeys((*suite.backends, *CPU_BACKENDS)))
+        if backend not in legal:
+            raise IllegalTargetError(
+                f"suite {suite.name} is not made for the {backend} backend: it is for {', '.join(legal)}"
+            )
+        if not any(case.precisions_on(backend) for case in suite.cases):
+            raise IllegalTargetError(
+                f"suite {suite.name} has no precision for the {backend} backend: its cases declare what only "
+                f"{', '.join(CPU_BACKENDS)} runs"
+            )

@@ -104,7 +104,7 @@ def test_it_works_through_a_link_from_anywhere(machine: Machine, tmp_path: Path)
 
 
 def test_the_tests_are_run_by_pytest(machine: Machine) -> None:
-    machine.set_up("build,simulator,dev")
+    machine.set_up("build,simulator,conformance,dev")
     assert machine.farmw("test", "-k", "x").stdout == "stub python -m pytest -k x\n"
 
 

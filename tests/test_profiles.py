@@ -32,6 +32,12 @@ def test_lpai_is_a_backend_exactly_where_there_is_an_lpai() -> None:
         assert "htp" in soc.backends
 
 
+def test_every_soc_has_a_cpu_though_no_profile_says_so() -> None:
+    for soc in load_socs().values():
+        assert soc.backends[-1] == "xnnpack"
+        check_target(soc, "xnnpack", "fp32")
+
+
 def test_a_soc_is_found_in_any_case_and_the_nearest_is_offered() -> None:
     assert find_soc("sm8650").name == "SM8650"
     with pytest.raises(UnknownNameError, match="unknown SoC 'SM8651': did you mean 'SM8650'"):
@@ -41,8 +47,10 @@ def test_a_soc_is_found_in_any_case_and_the_nearest_is_offered() -> None:
 @pytest.mark.parametrize(
     ("soc", "backend", "precision", "says"),
     [
-        ("SM8650", "lpai", "8a8w", "SM8650 has no lpai backend: legal are htp, gpu"),
+        ("SM8650", "lpai", "8a8w", "SM8650 has no lpai backend: legal are htp, gpu, xnnpack"),
         ("SM8650", "gpu", "8a8w", "gpu backend does not run 8a8w"),
+        ("SM8650", "htp", "fp32", "htp backend does not run fp32: legal are 8a8w, .*; fp32 is for xnnpack"),
+        ("SM8650", "xnnpack", "16a4w", "xnnpack backend does not run 16a4w: legal are fp32; 16a4w is for htp"),
         ("SM8650", "hpt", "8a8w", "unknown backend 'hpt': did you mean 'htp'"),
         ("SM8650", "htp", "8a9w", "unknown precision '8a9w'"),
     ],
@@ -58,6 +66,7 @@ def test_an_illegal_target_says_what_is_legal(soc: str, backend: str, precision:
         ("name = 'SM1'\n", "required field"),
         ("name = 'SM2'\nsoc_id = 1\nhtp_arch = 75\nvtcm_mb = 8\nbackends = ['htp']\n", "expected 'SM1'"),
         ("name = 'SM1'\nsoc_id = 1\nhtp_arch = 75\nvtcm_mb = 8\nbackends = ['npu']\n", "'npu' is none of"),
+        ("name = 'SM1'\nsoc_id = 1\nhtp_arch = 75\nvtcm_mb = 8\nbackends = ['xnnpack']\n", "every SoC has xnnpack"),
         ("name = \n", "SM1.toml"),
     ],
 )

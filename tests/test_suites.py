@@ -8,7 +8,7 @@ import pytest
 
 from farm.errors import ConfigError, FarmError, IllegalTargetError, UnknownNameError
 from farm.profiles import find_soc
-from farm.suites import find_suites, load_suite, plan, resolve_suite
+from farm.suites import Target, find_suites, load_suite, plan, resolve_suite
 
 MANIFEST = """
 [suite]
@@ -49,8 +49,8 @@ def test_a_manifest_becomes_cases_with_the_defaults_of_the_suite(tmp_path: Path)
     assert (relu.name, relu.precisions) == ("relu", ("8a8w",))
     assert relu.tolerance("8a8w").fp32.sqnr_db == 20.0
     assert conv.tolerance("8a8w").fp32.cosine == 0.9
-    assert conv.known_issue("SM8350", "16a16w") is not None
-    assert conv.known_issue("SM8650", "16a16w") is None
+    assert conv.known_issue(Target("SM8350", "htp", "16a16w")) is not None
+    assert conv.known_issue(Target("SM8650", "htp", "16a16w")) is None
 
 
 def test_jobs_are_suites_times_targets(tmp_path: Path) -> None:
@@ -67,9 +67,66 @@ def test_jobs_are_suites_times_targets(tmp_path: Path) -> None:
     assert len(plan([suite], [find_soc("SM8650")], "htp", ["16a16w"])) == 1
 
 
+def test_on_the_cpu_every_case_runs_once_whatever_it_declares(tmp_path: Path) -> None:
+    suite = load_suite(_write(tmp_path / "mine"))
+    for precisions in ([], ["fp32"]):
+        jobs = plan([suite], [find_soc("SM8650"), find_soc("SM8850")], "xnnpack", precisions)
+        assert [job.id for job in jobs] == [
+            "mine/relu[SM8650-xnnpack-fp32]",
+            "mine/conv[SM8650-xnnpack-fp32]",
+            "mine/relu[SM8850-xnnpack-fp32]",
+            "mine/conv[SM8850-xnnpack-fp32]",
+        ]
+
+
+def test_a_case_that_declares_fp32_runs_at_it_on_the_cpu_alone(tmp_path: Path) -> None:
+    both = load_suite(_write(tmp_path / "mine", MANIFEST.replace('"8a8w", "16a16w"', '"8a8w", "fp32"')))
+    assert [job.target.precision for job in plan([both], [find_soc("SM8650")], "htp")] == ["8a8w", "8a8w"]
+    alone = MANIFEST.replace('["8a8w", "16a16w"]', '["fp32"]').replace('precisions = ["8a8w"]', 'precisions = ["fp32"]')
+    suite = load_suite(_write(tmp_path / "mine", alone))
+    with pytest.raises(IllegalTargetError, match="no precision for the htp backend: .* what only xnnpack runs"):
+        plan([suite], [find_soc("SM8650")], "htp")
+
+
+def test_fp32_is_held_to_rounding_unless_the_manifest_says_otherwise(tmp_path: Path) -> None:
+    relu, conv = load_suite(_write(tmp_path / "mine")).cases
+    assert relu.tolerance("fp32").fp32.sqnr_db == 100.0
+    assert relu.tolerance("fp32").fp32.mismatch == 0.0
+    own = MANIFEST.replace("conv.tolerance.8a8w.fp32", "conv.tolerance.fp32.fp32")
+    relu, conv = load_suite(_write(tmp_path / "mine", own)).cases
+    assert conv.tolerance("fp32").fp32.sqnr_db is None
+    assert conv.tolerance("fp32").fp32.cosine == 0.9
+
+
+@pytest.mark.parametrize(
+    ("says", "covers"),
+    [
+        ("", {"htp"}),
+        ('backends = ["xnnpack"]', {"xnnpack"}),
+        ('backends = ["htp", "xnnpack"]', {"htp", "xnnpack"}),
+        ('precisions = ["fp32"]', {"xnnpack"}),
+        ('precisions = ["8a8w"]', {"htp"}),
+    ],
+)
+def test_a_known_issue_is_of_the_suites_backends_unless_it_says_otherwise(
+    tmp_path: Path, says: str, covers: set[str]
+) -> None:
+    manifest = MANIFEST[: MANIFEST.index("[case.conv]")] + f'[[case.relu.known_issues]]\nreason = "is wrong"\n{says}\n'
+    [relu] = load_suite(_write(tmp_path / "mine", manifest)).cases
+    targets = (Target("SM8650", "htp", "8a8w"), Target("SM8650", "xnnpack", "fp32"))
+    assert {target.backend for target in targets if relu.known_issue(target)} == covers
+
+
 @pytest.mark.parametrize(
     ("backend", "precisions", "says"),
-    [("lpai", [], "SM8650 has no lpai backend"), ("htp", ["16a4w"], "unknown precision '16a4w'.*chosen suites")],
+    [
+        ("lpai", [], "SM8650 has no lpai backend"),
+        ("gpu", ["fp16"], "suite mine is not made for the gpu backend: it is for htp, xnnpack"),
+        ("htp", ["16a4w"], "unknown precision '16a4w'.*chosen suites"),
+        ("htp", ["fp32"], "the htp backend does not run fp32: legal are 8a8w, "),
+        ("xnnpack", ["16a4w"], "the xnnpack backend does not run 16a4w: legal are fp32"),
+        ("xnnpack", ["8a8w"], "the xnnpack backend does not run 8a8w: legal are fp32"),
+    ],
 )
 def test_nothing_impossible_is_dropped_in_silence(
     tmp_path: Path, backend: str, precisions: list[str], says: str
@@ -93,6 +150,7 @@ def test_nothing_impossible_is_dropped_in_silence(
         ('name = "mine"', 'name = "other"', "suite.name: is 'other', expected 'mine' as the folder is called"),
         ("suite.tolerance.8a8w", "suite.tolerance.8a8W", "suite.tolerance: '8a8W' is none of"),
         ('precisions = ["16a16w"]', 'precisions = ["zz"]', "known_issues.precisions: 'zz' is none of"),
+        ('socs = ["SM8350"]', 'backends = ["cpu"]', "known_issues.backends: 'cpu' is none of"),
         ('socs = ["SM8350"]', 'socs = ["SM9999"]', "known_issues.socs: 'SM9999' is none of"),
         ('reason = "is wrong"', 'reason = "x"\nstage = "buidl"', "stage"),
         ("[case.relu]", '[[include]]\nsuite = "mine"\ncases = ["relu"]\n[case.relu]', "that never ends"),

@@ -4,7 +4,7 @@ manifest.json
 model.pte
 inputs/input_{sample}_{index}.raw            native dtype, C order
 reference_fp32/output_{sample}_{index}.raw   outputs of the FP32 module
-reference_quantized/output_{sample}_{index}.raw  outputs of the quantized module, on the CPU
+reference_quantized/output_{sample}_{index}.raw  outputs of the quantized module, on the CPU; none in floating point
 build.log
 """
 
@@ -26,6 +26,7 @@ MANIFEST = "manifest.json"
 MODEL = "model.pte"
 INPUTS = "inputs"
 REFERENCES = ("fp32", "quantized")
+"""What a bundle of a quantized job has; one in floating point has the first alone."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -59,17 +60,19 @@ class Manifest(msgspec.Struct, frozen=True):
     outputs: tuple[TensorSpec, ...]
     pte_bytes: int
     delegates: dict[str, int]
-    """Delegated partitions by delegate id, `QnnBackend`."""
+    """Delegated partitions by delegate id: `QnnBackend`, `XnnpackBackend`."""
     delegated_ops: int
     """Nodes of the edge graph that went into delegates."""
     fallback_ops: dict[str, int]
-    """Operators left to the CPU, and how often."""
+    """Operators that no delegate took, and how often: ExecuTorch's own kernels run them on the CPU."""
     seconds: dict[str, float]
     """Wall time by step: reference, export, quantize, quantized_reference, lower, serialize, total."""
     versions: dict[str, str]
-    """executorch, torch, torchao, qnn."""
+    """executorch, torch, torchao, qnn; those that it depends on."""
     files: dict[str, str]
     """SHA-256 of every other file of the bundle, by relative path (build.log is not among them)."""
+    references: tuple[str, ...] = REFERENCES
+    """Which of REFERENCES there are."""
 
     @property
     def partitions(self) -> int:
@@ -93,7 +96,7 @@ class Bundle(msgspec.Struct, frozen=True):
         return [self.folder / INPUTS / f"input_{sample}_{i}.raw" for i in range(len(self.manifest.inputs))]
 
     def reference(self, kind: str, sample: int, index: int) -> NDArray[np.generic]:
-        """Return a reference output, `kind` being one of REFERENCES; shape and dtype as in the manifest."""
+        """Return a reference output, `kind` being one of the manifest's; shape and dtype as in the manifest."""
         path = self.folder / f"reference_{kind}" / f"output_{sample}_{index}.raw"
         return read_tensor(path, self.manifest.outputs[index])
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.build.source import source_digest
-from farm.profiles import find_soc
+from farm.profiles import CPU_BACKENDS, find_soc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farm.suites import Job
 
 # A change of how bundles are made makes new bundles.
-_RECIPE = ("compiler.py", "factory.py", "bundle.py")
+_RECIPE = ("compiler.py", "flow.py", "qualcomm.py", "xnnpack.py", "factory.py", "bundle.py")
 
 
 @functools.cache
@@ -43,6 +43,11 @@ def toolchain_versions(qnn: str) -> dict[str, str]:
     return versions
 
 
+def relevant_versions(backend: str, versions: Mapping[str, str]) -> dict[str, str]:
+    """Return those of `versions` that a bundle for `backend` depends on: on the CPU no QNN takes part."""
+    return {name: version for name, version in versions.items() if name != "qnn" or backend not in CPU_BACKENDS}
+
+
 def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
     """Return the key of the bundle of `job`, as hex.
 
@@ -57,10 +62,11 @@ def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
         "samples": case.samples,
         "inputs": case.inputs,
         "source": _source_digest_of(job),
-        "soc": find_soc(target.soc),
+        # On the CPU only its name, which the manifest has, so that a device refuses what is for another SoC.
+        "soc": target.soc if target.backend in CPU_BACKENDS else find_soc(target.soc),
         "backend": target.backend,
         "precision": target.precision,
-        "versions": dict(versions),
+        "versions": relevant_versions(target.backend, versions),
         "recipe": _recipe_digest(),
     }
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()

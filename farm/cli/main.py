@@ -18,6 +18,7 @@ _COMMANDS = {
     "history": "Show what a job's numbers were, run by run.",
     "suites": "List suites, or the cases of some.",
     "socs": "List the SoCs that farm knows.",
+    "runtime": "Show, build and check what devices need: runner, libraries, skels.",
     "cache": "Show or prune compiled bundles.",
 }
 

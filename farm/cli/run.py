@@ -16,10 +16,11 @@ from farm.errors import UsageError
 @click.command("run")
 @click.option("--soc", "socs", multiple=True, required=True, help="SoC to compile for and run on; repeatable.")
 @click.option("--suite", "suites", multiple=True, required=True, help="Suite, by name or path; repeatable.")
-@click.option("--backend", default="htp", show_default=True, help="htp, gpu or lpai.")
+@click.option("--backend", default="htp", show_default=True,
+              help="htp, gpu, lpai; or xnnpack, the CPU, where any case runs in fp32.")  # fmt: skip
 @click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
 @click.option("--virtual", type=click.IntRange(min=0), default=0, metavar="N",
-              help="Run on N virtual devices a SoC, on the HTP simulator, instead of attached ones.")  # fmt: skip
+              help="Run on N virtual devices a SoC, with an HTP simulator, instead of attached ones.")  # fmt: skip
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
 @click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")

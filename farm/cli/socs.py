@@ -16,8 +16,8 @@ def command(*, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"schema": 1, "socs": list(socs)})).decode())
         return
-    click.echo(f"{'SoC':<10}{'id':>4}  {'HTP':<5}{'VTCM':>7}  {'LPAI':<6}{'backends':<16}product")
+    click.echo(f"{'SoC':<9}{'id':>3}  {'HTP':<4}{'VTCM':>6}  {'LPAI':<5}{'backends':<25}product")
     for soc in socs:
         lpai = f"v{soc.lpai_version}" if soc.lpai_version else "-"
-        line = f"{soc.name:<10}{soc.soc_id:>4}  V{soc.htp_arch:<4}{soc.vtcm_mb:>3} MiB  {lpai:<6}"
-        click.echo(f"{line}{', '.join(soc.backends):<16}{soc.product}".rstrip())
+        line = f"{soc.name:<9}{soc.soc_id:>3}  V{soc.htp_arch:<3}{soc.vtcm_mb:>2} MiB  {lpai:<5}"
+        click.echo(f"{line}{', '.join(soc.backends):<25}{soc.product}".rstrip())

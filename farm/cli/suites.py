@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(names: tuple[str, ...], config_file: Path | None, *, as_json: bool) -> None:
-    """List the suites; with NAMES (or paths), the cases of those."""
+    """List the suites; with NAMES (or paths), the cases of those.
+
+    Jobs and precisions are those that a suite declares. Every case also runs
+    on the CPU of any SoC: farm run --backend xnnpack.
+    """
     known = find_suites(load_config(config_file).suite_folders)
     suites = [resolve_suite(name, known) for name in names] or [load_suite(path) for path in known.values()]
     if as_json:
@@ -42,11 +46,16 @@ def command(names: tuple[str, ...], config_file: Path | None, *, as_json: bool) 
 
 
 def _known_issues(case: Case) -> str:
-    """Return where the known issues of a case show, as far as its precisions go."""
+    """Return where the known issues of a case show, as far as what it runs at goes."""
     places = []
     for issue in case.known_issues:
-        precisions = [one for one in case.precisions if not issue.precisions or one in issue.precisions]
+        precisions = [
+            precision
+            for backend in issue.backends
+            for precision in case.precisions_on(backend)
+            if not issue.precisions or precision in issue.precisions
+        ]
         if precisions:
             socs = f" on {len(issue.socs)} SoCs" if issue.socs else ""
-            places.append(f"{', '.join(precisions)}{socs}")
+            places.append(f"{', '.join(dict.fromkeys(precisions))}{socs}")
     return f"  (known issue: {'; '.join(places)})" if places else ""

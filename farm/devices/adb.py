@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from farm.devices.adb_host import AdbHost
-from farm.devices.adb_shell import ShellCall
-from farm.devices.adb_sync import SyncStream
-from farm.devices.transport import OUTPUT_BYTES, Completed, shell_command
+from farm.devices.adb_shell import ShellProcess
+from farm.devices.adb_sync import HungUpError, LinkRefusedError, SyncStream
+from farm.devices.transport import OUTPUT_BYTES, Completed, Link, shell_command
 from farm.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path, PurePosixPath
 
 # A device that moves no byte of a file for so long is gone; flash storage that stalls recovers sooner.
 STALL_SECONDS = 30.0
+_START_SECONDS = 30.0
 
 
 class AdbTransport:
-    """The device `serial` behind the adb server on `port` of this machine."""
+    """The device `serial` behind the adb server on `port` of this machine.
+
+    Streams for files are kept open and used again: opening one costs as much as a small file.
+    """
 
     def __init__(self, serial: str, port: int, *, stall_s: float = STALL_SECONDS) -> None:
         self._serial, self._stall_s = serial, stall_s
         self._host = AdbHost(port)
+        self._idle: list[SyncStream] = []
+        self._lock = threading.Lock()
+        self._sync_links = True
 
     @property
     def serial(self) -> str:
@@ -42,22 +50,100 @@ class AdbTransport:
         max_output: int = OUTPUT_BYTES,
     ) -> Completed:
         """Run a program: see Transport. Needs shell protocol v2, which is Android 7 or newer."""
+        process = self._open_shell(argv, cwd, env, timeout_s)
         try:
-            command = shell_command(argv, cwd, env)
-        except ValueError as error:
-            raise DeviceError(self._serial, str(error)) from None
-        with self._host.open(self._serial, f"shell,v2,raw:{command}", timeout_s=timeout_s, argv=argv) as stream:
-            return ShellCall(stream, self._serial, argv, stdin, max_output).communicate(timeout_s)
+            return process.communicate(stdin, timeout_s, max_output)
+        finally:
+            process.close()
 
-    def push(self, files: Mapping[PurePosixPath, Path | bytes]) -> None:
+    def start(
+        self, argv: Sequence[str], *, cwd: PurePosixPath | None = None, env: Mapping[str, str] | None = None
+    ) -> ShellProcess:
+        """Start a program: see Transport."""
+        return self._open_shell(argv, cwd, env, _START_SECONDS)
+
+    def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
         """Write files, all over one stream: see Transport."""
+        links = {path: source for path, source in files.items() if isinstance(source, Link)}
+        if links and self._sync_links:
+            try:
+                self._push(files)
+            except LinkRefusedError:
+                # On some builds of Android adbd may write files in /data/local/tmp and only the shell may make links.
+                self._sync_links = False
+            else:
+                return
+        self._push({path: source for path, source in files.items() if path not in links})
+        if links:
+            self._link(links)
+
+    def _push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
         if files:
-            with self._host.open(self._serial, "sync:", timeout_s=self._stall_s) as stream:
-                SyncStream(stream, self._serial).push(files)
+            self._sync(lambda stream: stream.push(files))
+
+    def _link(self, links: Mapping[PurePosixPath, Link]) -> None:
+        folders = sorted({str(path.parent) for path in links})
+        words = [word for path, link in links.items() for word in (str(link.target), str(path))]
+        script = (
+            'n=$1; shift; while [ "$n" -gt 0 ]; do mkdir -p -- "$1" || exit 1; shift; n=$((n - 1)); done; '
+            'while [ $# -gt 1 ]; do rm -f -- "$2"; ln -s -- "$1" "$2" || exit 1; shift 2; done'
+        )
+        argv = ["sh", "-c", script, "sh", str(len(folders)), *folders, *words]
+        done = self.run(argv, timeout_s=self._stall_s)
+        if done.code != 0:
+            problem = "links cannot be made"
+            raise DeviceError(
+                self._serial, problem, argv=["ln", "-s"], code=done.code, stderr=done.stderr.decode(errors="replace")
+            )
 
     def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:
         """Read files, all over one stream: see Transport."""
         if files:
             limits = max_bytes if isinstance(max_bytes, Mapping) else dict.fromkeys(files, max_bytes)
-            with self._host.open(self._serial, "sync:", timeout_s=self._stall_s) as stream:
-                SyncStream(stream, self._serial).pull(files, limits)
+            self._sync(lambda stream: stream.pull(files, limits))
+
+    def close(self) -> None:
+        """Close the streams for files that nobody uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for stream in idle:
+            stream.close()
+
+    def _open_shell(
+        self,
+        argv: Sequence[str],
+        cwd: PurePosixPath | None,
+        env: Mapping[str, str] | None,
+        timeout_s: float,
+    ) -> ShellProcess:
+        try:
+            command = shell_command(argv, cwd, env)
+        except ValueError as error:
+            raise DeviceError(self._serial, str(error)) from None
+        stream = self._host.open(self._serial, f"shell,v2,raw:{command}", timeout_s=timeout_s, argv=argv)
+        return ShellProcess(stream, self._serial, argv)
+
+    def _sync(self, transfer: Callable[[SyncStream], None]) -> None:
+        with self._lock:
+            stream = self._idle.pop() if self._idle else None
+        if stream is not None:
+            try:
+                self._transfer(stream, transfer)
+            except HungUpError:
+                # It may have died long ago, with the server or the device. Either transfer can be begun anew.
+                pass
+            else:
+                return
+        self._transfer(
+            SyncStream(self._host.open(self._serial, "sync:", timeout_s=self._stall_s), self._serial), transfer
+        )
+
+    def _transfer(self, stream: SyncStream, transfer: Callable[[SyncStream], None]) -> None:
+        try:
+            transfer(stream)
+        except BaseException:
+            # Answers to what was asked before may still be on their way.
+            stream.close()
+            raise
+        with self._lock:
+            self._idle.append(stream)

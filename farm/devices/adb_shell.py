@@ -7,15 +7,15 @@ packages/modules/adb.
 from __future__ import annotations
 
 import select
+import socket
 import struct
 import time
 from typing import TYPE_CHECKING
 
-from farm.devices.transport import Completed
+from farm.devices.transport import Completed, Output
 from farm.errors import DeviceError, DeviceTimeoutError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Sequence
 
 _FRAME = struct.Struct("<BI")
@@ -24,57 +24,98 @@ _STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN = range(5)
 _FRAME_BYTES = 1 << 20
 _STDIN_CHUNK = 64 * 1024
 _READ_BYTES = 256 * 1024
+# Linux alone has it; elsewhere an option that does no harm.
+_QUICKACK = getattr(socket, "TCP_QUICKACK", socket.TCP_NODELAY)
+# What is told of a program's standard error when it is to blame.
+_TAIL_BYTES = 400
 
 
-class ShellCall:
-    """One program on a device, from its start to its exit code. The stream belongs to the caller."""
+class ShellProcess:
+    """One program on a device, from its start to its exit code: see Process. Owns the stream."""
 
-    def __init__(self, stream: socket.socket, serial: str, argv: Sequence[str], stdin: bytes, max_output: int) -> None:
-        self._stream, self._serial, self._argv, self._max_output = stream, serial, argv, max_output
-        self._sending = memoryview(_stdin_frames(stdin))
+    def __init__(self, stream: socket.socket, serial: str, argv: Sequence[str]) -> None:
+        self._stream, self._serial, self._argv = stream, serial, argv
+        stream.setblocking(False)
+        self._poll = select.poll()
+        self._sending = memoryview(b"")
         self._received = bytearray()
-        self._output: dict[int, list[bytes]] = {_STDOUT: [], _STDERR: []}
-        self._size = 0
         self._code: int | None = None
+        self._tail = b""
 
-    def communicate(self, timeout_s: float) -> Completed:
-        """Send standard input, take in the output and return the result. Raises DeviceError."""
+    def send(self, data: bytes) -> None:
+        """See Process."""
+        self._enqueue(_stdin_frames(data))
+
+    def close_stdin(self) -> None:
+        """Let the program read the end of its input."""
+        self._enqueue(_FRAME.pack(_CLOSE_STDIN, 0))
+
+    def receive(self, timeout_s: float) -> Output:
+        """See Process."""
+        output: dict[int, list[bytes]] = {_STDOUT: [], _STDERR: []}
+        deadline = time.monotonic() + timeout_s
+        while self._code is None and not any(output.values()):
+            self._poll.register(self._stream, select.POLLIN | (select.POLLOUT if self._sending else 0))
+            left = deadline - time.monotonic()
+            events = self._poll.poll(max(0.0, left) * 1000)
+            for _, event in events:
+                if event & select.POLLOUT:
+                    self._send()
+                if event & ~select.POLLOUT:
+                    self._read(output)
+            if not events and left <= 0:
+                break
+        stdout, stderr = (b"".join(output[kind]) for kind in (_STDOUT, _STDERR))
+        self._tail = (self._tail + stderr[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        return Output(stdout, stderr, self._code)
+
+    def communicate(self, stdin: bytes, timeout_s: float, max_output: int) -> Completed:
+        """Send all of standard input, take in the output and return the result. Raises DeviceError."""
         started = time.monotonic()
-        self._stream.setblocking(False)
-        poll = select.poll()
-        poll.register(self._stream, select.POLLIN | select.POLLOUT)
-        while self._code is None:
+        self._enqueue(_stdin_frames(stdin) + _FRAME.pack(_CLOSE_STDIN, 0))
+        pieces: list[Output] = []
+        size = 0
+        while not pieces or pieces[-1].code is None:
             left = timeout_s - (time.monotonic() - started)
-            events = poll.poll(max(0.0, left) * 1000)
             if left <= 0:
                 raise DeviceTimeoutError(
                     self._serial,
                     f"did not finish in {timeout_s:g} s and was ended",
                     argv=self._argv,
-                    stderr=self._tail(),
+                    stderr=self._tail.decode(errors="replace"),
                 )
-            for _, event in events:
-                if event & select.POLLOUT and not self._send():
-                    poll.modify(self._stream, select.POLLIN)
-                if event & ~select.POLLOUT:
-                    self._receive()
-        stdout, stderr = (b"".join(self._output[kind]) for kind in (_STDOUT, _STDERR))
-        return Completed(self._code, stdout, stderr, time.monotonic() - started)
+            pieces.append(self.receive(left))
+            size += len(pieces[-1].stdout) + len(pieces[-1].stderr)
+            if size > max_output:
+                raise self._error(f"wrote more than {max_output} bytes and was ended")
+        stdout, stderr = (b"".join(part) for part in ((p.stdout for p in pieces), (p.stderr for p in pieces)))
+        return Completed(pieces[-1].code or 0, stdout, stderr, time.monotonic() - started)
 
-    def _send(self) -> bool:
-        """Send what the stream takes; return whether something is left."""
+    def close(self) -> None:
+        """See Process."""
+        self._stream.close()
+
+    def _enqueue(self, frames: bytes) -> None:
+        self._sending = memoryview(bytes(self._sending) + frames)
+        self._send()
+
+    def _send(self) -> None:
+        """Send what the stream takes; the rest goes when it can."""
         try:
-            self._sending = self._sending[self._stream.send(self._sending) :]
+            while self._sending:
+                self._sending = self._sending[self._stream.send(self._sending) :]
         except BlockingIOError:
-            return True
+            return
         except OSError:
             # The program ended without reading everything: its exit code is on the way, or the end of the stream.
             self._sending = self._sending[:0]
-        return bool(self._sending)
 
-    def _receive(self) -> None:
+    def _read(self, output: dict[int, list[bytes]]) -> None:
         try:
             data = self._stream.recv(_READ_BYTES)
+            # The adb server holds a second small write back until the first is acknowledged, which Linux puts off for
+            # 40 ms, and it forgets that it was asked not to.
+            self._stream.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
         except BlockingIOError:
             return
         except OSError as error:
@@ -90,24 +131,16 @@ class ShellCall:
             start = position + _FRAME.size
             if len(self._received) < start + size:
                 break
-            self._take(kind, bytes(memoryview(self._received)[start : start + size]))
+            payload = bytes(memoryview(self._received)[start : start + size])
             position = start + size
+            if kind in output:
+                output[kind].append(payload)
+            elif kind == _EXIT and payload:
+                self._code = payload[0]
         del self._received[:position]
 
-    def _take(self, kind: int, payload: bytes) -> None:
-        if kind in self._output:
-            self._size += len(payload)
-            if self._size > self._max_output:
-                raise self._error(f"wrote more than {self._max_output} bytes and was ended")
-            self._output[kind].append(payload)
-        elif kind == _EXIT and payload:
-            self._code = payload[0]
-
-    def _tail(self) -> str:
-        return b"".join(self._output[_STDERR][-4:])[-400:].decode(errors="replace")
-
     def _error(self, problem: str) -> DeviceError:
-        return DeviceError(self._serial, problem, argv=self._argv, stderr=self._tail())
+        return DeviceError(self._serial, problem, argv=self._argv, stderr=self._tail.decode(errors="replace"))
 
 
 def _stdin_frames(data: bytes) -> bytes:
@@ -115,4 +148,4 @@ def _stdin_frames(data: bytes) -> bytes:
     for start in range(0, len(data), _STDIN_CHUNK):
         chunk = data[start : start + _STDIN_CHUNK]
         pieces += [_FRAME.pack(_STDIN, len(chunk)), chunk]
-    return b"".join([*pieces, _FRAME.pack(_CLOSE_STDIN, 0)])
+    return b"".join(pieces)

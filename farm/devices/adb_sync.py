@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from farm.devices.sync_protocol import DATA_BYTES, MESSAGE, PATH_BYTES, DataFrames
 from farm.devices.text import clean_text
+from farm.devices.transport import Link
 from farm.errors import DeviceError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _BUFFER = 1 << 20
 
 
 class SyncStream:
-    """One stream to a device's sync service. It belongs to the caller; after an error it is of no use."""
+    """One stream to a device's sync service, for any number of transfers; after an error it is of no use."""
 
     def __init__(self, stream: socket.socket, serial: str) -> None:
         self._stream, self._serial = stream, serial
@@ -35,10 +36,19 @@ class SyncStream:
         self._buffer = memoryview(bytearray(_BUFFER))
         self._in = self._buffer[:0]
         self._frames = DataFrames()
+        self._links: set[PurePosixPath] = set()
 
-    def push(self, files: Mapping[PurePosixPath, Path | bytes]) -> None:
-        """Write every file. Raises DeviceError with the path that failed, InfraError for an unreadable local file."""
+    def close(self) -> None:
+        """Hang up."""
+        self._stream.close()
+
+    def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
+        """Write every file. Raises DeviceError with the path that failed, InfraError for an unreadable local file.
+
+        A link that the device does not make is a LinkRefusedError.
+        """
         pending: deque[PurePosixPath] = deque()
+        self._links = {path for path, source in files.items() if isinstance(source, Link)}
         try:
             for path, source in files.items():
                 pending.append(path)
@@ -46,10 +56,10 @@ class SyncStream:
                 if len(pending) >= _WINDOW:
                     self._expect_okay(pending)
             self._flush()
-        except _HungUpError as error:
+        except HungUpError as error:
             # A device that hangs up has said why before, unless its cable was pulled.
             self._out.clear()
-            with contextlib.suppress(_HungUpError):
+            with contextlib.suppress(HungUpError):
                 while pending:
                     self._expect_okay(pending)
             raise error from None
@@ -68,8 +78,14 @@ class SyncStream:
         for path in asked:
             self._receive_file(path, files[path], limits[path])
 
-    def _send_file(self, path: PurePosixPath, source: Path | bytes) -> None:
+    def _send_file(self, path: PurePosixPath, source: Path | bytes | Link) -> None:
         name = _name(path, self._serial)
+        if isinstance(source, Link):
+            # adbd takes the target as a string that ends with NUL.
+            target = os.fsencode(source.target) + b"\0"
+            self._request(b"SEND", name + b",%d" % (stat.S_IFLNK | 0o777))
+            self._write(MESSAGE.pack(b"DATA", len(target)) + target + MESSAGE.pack(b"DONE", int(time.time())))
+            return
         if isinstance(source, bytes):
             self._request(b"SEND", name + b",%d" % (stat.S_IFREG | 0o644))
             for start in range(0, len(source), DATA_BYTES):
@@ -116,7 +132,8 @@ class SyncStream:
         if kind != b"FAIL":
             return DeviceError(self._serial, f"{what} of {path}: answered {kind!r}, which is not adb's sync protocol")
         reason = clean_text(self._exactly(min(size, PATH_BYTES)))
-        return DeviceError(self._serial, f"{what} of {path}: {reason}")
+        error = LinkRefusedError if path in self._links else DeviceError
+        return error(self._serial, f"{what} of {path}: {reason}")
 
     def _request(self, kind: bytes, argument: bytes) -> None:
         self._write(MESSAGE.pack(kind, len(argument)) + argument)
@@ -141,7 +158,7 @@ class SyncStream:
         except TimeoutError:
             raise self._stalled() from None
         except OSError as error:
-            raise _HungUpError(self._serial, f"the connection broke during a push: {error.strerror}") from None
+            raise HungUpError(self._serial, f"the connection broke during a push: {error.strerror}") from None
 
     def _receive(self) -> int:
         try:
@@ -149,9 +166,9 @@ class SyncStream:
         except TimeoutError:
             raise self._stalled() from None
         except OSError as error:
-            raise _HungUpError(self._serial, f"the connection broke while files moved: {error.strerror}") from None
+            raise HungUpError(self._serial, f"the connection broke while files moved: {error.strerror}") from None
         if not count:
-            raise _HungUpError(self._serial, "the connection ended while files moved")
+            raise HungUpError(self._serial, "the connection ended while files moved")
         return count
 
     def _stalled(self) -> DeviceTimeoutError:
@@ -173,8 +190,12 @@ class SyncStream:
         return b"".join(bytes(piece) for piece in self._pieces(size))
 
 
-class _HungUpError(DeviceError):
+class HungUpError(DeviceError):
     """The stream is gone."""
+
+
+class LinkRefusedError(DeviceError):
+    """The device makes no symbolic link for the sync service."""
 
 
 def _name(path: PurePosixPath, serial: str) -> bytes:

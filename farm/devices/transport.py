@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,8 +26,40 @@ class Completed:
     """Wall time, seen from the host."""
 
 
+class Output(NamedTuple):
+    """What a running program wrote since it was asked last; hostile, and as much as one read gives."""
+
+    stdout: bytes
+    stderr: bytes
+    code: int | None
+    """Set once it has ended and everything it wrote was handed out: 128 + n for signal n."""
+
+
+class Process(Protocol):
+    """A program that runs on a device, and the pipes to it. Belongs to one thread."""
+
+    def send(self, data: bytes) -> None:
+        """Write to its standard input, now or while `receive` waits. Raises DeviceError when the device is gone."""
+
+    def receive(self, timeout_s: float) -> Output:
+        """Return what comes within `timeout_s`, as soon as something does; empty when nothing came.
+
+        Raises DeviceError when the connection ends before the program.
+        """
+
+    def close(self) -> None:
+        """Hang up; the device ends the program. May be called again."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A symbolic link that a push makes; `target` is as in `ln -s`, and need not be there."""
+
+    target: PurePosixPath
+
+
 class Transport(Protocol):
-    """The way to one device. Several threads may use it; every call is a connection of its own.
+    """The way to one device. Several threads may use it, each call as if it were alone.
 
     Every method raises DeviceError, and DeviceTimeoutError when the device does not answer in time.
     """
@@ -53,8 +85,13 @@ class Transport(Protocol):
         `max_output` bytes, the program is ended and that is an error.
         """
 
-    def push(self, files: Mapping[PurePosixPath, Path | bytes]) -> None:
-        """Write local files, or bytes, to absolute paths on the device; folders on the way are made.
+    def start(
+        self, argv: Sequence[str], *, cwd: PurePosixPath | None = None, env: Mapping[str, str] | None = None
+    ) -> Process:
+        """Start a program as `run` does and return its pipes. It ends when they are closed."""
+
+    def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
+        """Write local files, or bytes, or links, to absolute paths on the device; folders on the way are made.
 
         A local file that is executable is so on the device. A push that breaks may leave some files unwritten and,
         on a phone, the one it was writing incomplete: push beside the place and rename.
@@ -65,6 +102,9 @@ class Transport(Protocol):
 
         A file that is missing, or has more than `max_bytes` (of its own, when a mapping), is an error.
         """
+
+    def close(self) -> None:
+        """Let go of what is kept open between calls. May be called again, and so may every other method."""
 
 
 def shell_command(argv: Sequence[str], cwd: PurePosixPath | None, env: Mapping[str, str] | None) -> str:

@@ -30,13 +30,26 @@ def leave_reply(run_folder: Path, reply: Reply) -> None:
     part.rename(folder / f"{reply.key}.json")
 
 
+def has_reply(run_folder: Path, key: str) -> bool:
+    """Tell whether the build of `key` has ended."""
+    return _reply_file(run_folder, key).exists()
+
+
+def read_reply(run_folder: Path, key: str) -> Reply:
+    """Return the reply for `key`. Raises FileNotFoundError before it is there."""
+    return msgspec.json.decode(_reply_file(run_folder, key).read_bytes(), type=Reply)
+
+
 def await_reply(run_folder: Path, key: str, controller: int) -> Reply | None:
     """Return the reply for `key` once it is there; None when the process `controller`, our parent, has died."""
-    path = builds_folder(run_folder) / f"{key}.json"
     while True:
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Reply)
+            return read_reply(run_folder, key)
         except FileNotFoundError:
             if os.getppid() != controller:
                 return None
             time.sleep(_POLL_SECONDS)
+
+
+def _reply_file(run_folder: Path, key: str) -> Path:
+    return builds_folder(run_folder) / f"{key}.json"

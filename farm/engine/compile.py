@@ -10,8 +10,9 @@ from farm.engine.builds import builds_folder, leave_reply
 from farm.errors import BundleError, FarmError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
+    from farm.build.cache import BundleCache
     from farm.config import Config
     from farm.engine.front import Front
     from farm.engine.plan import RunPlan
@@ -24,50 +25,21 @@ if TYPE_CHECKING:
 def builders(
     config: Config, plan: RunPlan, tools: Toolchain, supervisor: Supervisor, front: Front, store: Store
 ) -> Iterator[int]:
-    """Compile what the plan lacks while the body runs; yield how many bundles that is.
+    """Compile what the plan lacks while the body runs; yield how many bundles of jobs that is.
 
-    Every reply is left for the workers and recorded for all jobs that share the bundle.
+    Every reply is left for the workers and recorded for all jobs that share the bundle. Anchors come first, as every
+    session waits for its own.
     """
-    from farm.build.bundle import load_bundle
     from farm.build.cache import BundleCache
     from farm.build.pool import BuilderPool
 
-    cache = BundleCache(config.cache_dir)
-
-    jobs_of: dict[str, list[str]] = {}
+    builds = _Builds(plan, front, store, BundleCache(config.cache_dir))
     requests: dict[str, Request] = {}
-    for planned in plan.jobs:
-        jobs_of.setdefault(planned.key, []).append(planned.job.id)
+    for planned in (*plan.anchors, *plan.jobs):
         if not planned.cached and planned.key not in requests:
             log = builds_folder(plan.folder) / f"{planned.key}.log"
             requests[planned.key] = Request(planned.job, planned.key, dict(tools.versions), str(log))
-
-    def started(key: str) -> None:
-        front.build_started(jobs_of[key][0])
-
-    def record(key: str, seconds: float, *, cached: bool) -> None:
-        # Its manifest alone: the files were verified when it was looked up, and are again where they are used.
-        try:
-            fallback_ops = load_bundle(cache.folder(key)).manifest.fallback_ops
-        except BundleError:
-            fallback_ops = None
-        for job_id in jobs_of[key]:
-            store.record_build(
-                plan.run_id, job_id, seconds=seconds, cached=cached, bundle_key=key, fallback_ops=fallback_ops
-            )
-
-    def ended(reply: Reply) -> None:
-        try:
-            record(reply.key, reply.seconds, cached=False)
-        except FarmError as error:
-            front.note(f"how {jobs_of[reply.key][0]} was compiled could not be recorded: {error}")
-        finally:
-            # Whatever else goes wrong: a worker waits for this.
-            leave_reply(plan.folder, reply)
-        front.build_ended(jobs_of[reply.key][0], reply)
-
-    for key in jobs_of.keys() - requests.keys():
-        record(key, 0.0, cached=True)
+    builds.record_cached(requests.keys())
     pool = BuilderPool(
         requests.values(),
         width=config.builders,
@@ -76,11 +48,61 @@ def builders(
         supervisor=supervisor,
         log_folder=plan.folder / "logs",
         timeout_s=config.build_timeout_s,
-        on_start=started,
-        on_done=ended,
+        on_start=builds.started,
+        on_done=builds.ended,
     )
     pool.start()
     try:
-        yield len(requests)
+        yield len(requests.keys() & builds.jobs_of.keys())
     finally:
         pool.stop()
+
+
+class _Builds:
+    """What becomes of the replies."""
+
+    def __init__(self, plan: RunPlan, front: Front, store: Store, cache: BundleCache) -> None:
+        self._plan, self._front, self._store, self._cache = plan, front, store, cache
+        self.jobs_of: dict[str, list[str]] = {}
+        """Job ids by bundle key; anchors have none."""
+        for planned in plan.jobs:
+            self.jobs_of.setdefault(planned.key, []).append(planned.job.id)
+
+    def record_cached(self, lacking: Collection[str]) -> None:
+        """Record the bundles that are there."""
+        for key in self.jobs_of.keys() - lacking:
+            self._record(key, 0.0, cached=True)
+
+    def started(self, key: str) -> None:
+        """Tell that a bundle is being compiled."""
+        if key in self.jobs_of:
+            self._front.build_started(self.jobs_of[key][0])
+
+    def ended(self, reply: Reply) -> None:
+        """Record and tell how it went, and let the workers know."""
+        jobs = self.jobs_of.get(reply.key)
+        try:
+            if jobs:
+                self._record(reply.key, reply.seconds, cached=False)
+            elif not reply.ok:
+                self._front.note(f"every job starts QNN anew, as the anchor was not compiled: {reply.reason}")
+        except FarmError as error:
+            self._front.note(f"how {jobs[0] if jobs else reply.key} was compiled could not be recorded: {error}")
+        finally:
+            # Whatever else goes wrong: a worker waits for this.
+            leave_reply(self._plan.folder, reply)
+        if jobs:
+            self._front.build_ended(jobs[0], reply)
+
+    def _record(self, key: str, seconds: float, *, cached: bool) -> None:
+        from farm.build.bundle import load_bundle
+
+        # Its manifest alone: the files were verified when it was looked up, and are again where they are used.
+        try:
+            fallback_ops = load_bundle(self._cache.folder(key)).manifest.fallback_ops
+        except BundleError:
+            fallback_ops = None
+        for job_id in self.jobs_of[key]:
+            self._store.record_build(
+                self._plan.run_id, job_id, seconds=seconds, cached=cached, bundle_key=key, fallback_ops=fallback_ops
+            )

@@ -68,7 +68,7 @@ def _attached(config: Config, socs: Sequence[Soc], backend: str) -> Fleet:
     if config.sdk_root is None or config.android_runner is None or config.android_backend_library is None:
         raise MissingToolError(
             "an Android device needs a QNN SDK and a runner built for it: set sdk_root, android_runner and "
-            "android_backend_library in the [qnn] table of farm.toml (docs/native_runner.md says how)"
+            "android_backend_library in the [qnn] table of farm.toml (docs/runtime.md says how)"
         )
     runtimes = {
         soc.name: android_runtime(

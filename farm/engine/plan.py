@@ -34,6 +34,8 @@ class RunPlan(msgspec.Struct, frozen=True):
     iterations: int
     warm_up: int
     timeout_s: float
+    anchors: tuple[PlannedJob, ...] = ()
+    """What sessions keep loaded, by SoC: see anchor.py."""
 
     @property
     def path(self) -> Path:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PLAN = pytest.StashKey[RunPlan]()
 _WORKER = pytest.StashKey["Worker"]()
+_FOLLOWING = pytest.StashKey["PlannedJob | None"]()
 
 REPORT_KEY = "farm"
 """Name of the report property that carries what the controller shows of an attempt."""
@@ -71,7 +72,7 @@ class JobItem(pytest.Item):
         """Run the job on the device of this worker. Raises JobNotPassed."""
         from farm.results.attempt import Verdict
 
-        attempt = _worker(self.config).run(self.planned)
+        attempt = _worker(self.config).run(self.planned, self.config.stash.get(_FOLLOWING, None))
         self.user_properties.append((REPORT_KEY, shown(attempt)))
         if attempt.verdict is not Verdict.PASSED:
             raise JobNotPassed(attempt)
@@ -110,6 +111,12 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     # `-k plan` must not select every job of a file that the user never saw.
     collector.name = ""
     return collector
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Note what comes after a job, so that it can be staged meanwhile."""
+    item.config.stash[_FOLLOWING] = nextitem.planned if isinstance(nextitem, JobItem) else None
 
 
 @pytest.hookimpl(wrapper=True)

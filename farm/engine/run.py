@@ -126,6 +126,7 @@ def _plan(
     jobs: Sequence[PlannedJob],
     devices: Sequence[Device],
     runtimes: dict[str, Runtime],
+    anchors: Sequence[PlannedJob] = (),
 ) -> RunPlan:
     from farm.engine.plan import RunPlan
 
@@ -139,6 +140,7 @@ def _plan(
         iterations=request.iterations,
         warm_up=request.warm_up,
         timeout_s=request.timeout_s,
+        anchors=tuple(anchors),
     )
 
 
@@ -205,6 +207,7 @@ class _Run:
         self, jobs: Sequence[Job], run_id: str, folder: Path, storage: Path, tools: Toolchain, supervisor: Supervisor
     ) -> int:
         """Return pytest's exit status."""
+        from farm.engine.anchor import anchor_jobs
         from farm.engine.controller import Controller
         from farm.engine.fleet import allocate
         from farm.engine.session import execute
@@ -215,8 +218,9 @@ class _Run:
                 allocate, self._config, socs, self._request.virtual, self._request.backend, supervisor, storage
             )
             planned = self._order(jobs, tools)
+            anchors = self._order(anchor_jobs(tuple(jobs)), tools)
             fleet = allocation.result()
-        run_plan = _plan(self._config, self._request, run_id, folder, planned, fleet.devices, fleet.runtimes)
+        run_plan = _plan(self._config, self._request, run_id, folder, planned, fleet.devices, fleet.runtimes, anchors)
         run_plan.write()
         for device in fleet.devices:
             self._store.record_device(run_id, device)

@@ -23,15 +23,21 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     started_ms: int
     """Epoch, milliseconds."""
     exit_code: int | None = None
-    """Of the runner's process; -n or 128 + n for signal n; None when the device never reported one."""
+    """Of the job, as a process of its own would have had it, or of the process that it ended; -n or 128 + n for signal
+    n; None when the device never reported one."""
     stderr: str = ""
     """What the runner wrote to standard error, cut to a bounded size by whoever pulled it."""
     push_seconds: float = 0.0
     run_seconds: float = 0.0
-    """Wall time of the runner's process, seen from the host."""
+    """Wall time from the job to its answer, seen from the host; the start of the runner is in it where it had to be
+    started."""
     pull_seconds: float = 0.0
     timed_out: bool = False
-    """The runner was alive and reachable and did not finish in its time; `error` stays empty then."""
+    """The runner was alive and reachable and did not finish in its time, nor said so; `error` stays empty then."""
+    process_ended: bool = False
+    """The runner's process crashed, hung or gave up during this execution: try it once in a process of its own."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the result should know."""
     error: str = ""
     """What the farm or the device did wrong, in one line; empty when nothing."""
     error_stage: Literal["", "push", "execute", "pull"] = ""

@@ -1,198 +1,303 @@
-"""Bundle + Device -> RawResult: stage the files, run the runner, collect what it left. No judgement."""
+"""Bundle + Device -> RawResult: stage the files, run the runner, collect what it left. No judgement.
+
+A runner process stays up as long as jobs want the same backend options, which are global to a process; a job that ends
+it, or that exceeds its time, costs one start.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from farm.errors import DeviceError, DeviceTimeoutError
-from farm.execution.raw import ETDUMP_FILE, RESULT_FILE, RawResult
+from farm.build.bundle import MODEL
+from farm.errors import DeviceError
+from farm.execution.objects import DEVICE_ROOT, SESSION_PREFIX, ObjectStore
+from farm.execution.raw import ETDUMP_FILE, RESULT_FILE
+from farm.execution.result import Execution
+from farm.execution.runner_process import RunnerProcess
+from farm.execution.workspace import ANCHOR, INPUT_LIST, OUTPUTS, Workspace, job_layout, object_hashes, runtime_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from farm.build.bundle import Bundle
     from farm.devices.transport import Transport
+    from farm.execution.raw import RawResult
+    from farm.execution.runner_process import Ending
     from farm.runtime.runtime import Runtime
 
-# Where an ordinary adb user may write and execute; everything of the farm is below.
-DEVICE_ROOT = PurePosixPath("/data/local/tmp/farm")
-
-_STDERR_BYTES = 64 * 1024
-_RESULT_BYTES = 1 << 20
 # An ETDump of a whole model with per-operator events is a few MB.
 _ETDUMP_BYTES = 256 << 20
 _SHELL_SECONDS = 30.0
-_COMPLETE = ".complete"
+# What the runner, which minds the time itself, may take to say that it is over.
+_GRACE_SECONDS = 10.0
+# A process that ends before it begins with a job is started again so often.
+_STARTS = 2
+# What is pushed ahead for a whole run: another device may turn out to run some of it.
+_BATCH_BYTES = 32 << 20
+_SMALL_OBJECT_BYTES = 1 << 20
+# ExecuTorch 1.5's QNN library keeps 1.5 KB of every program that was loaded: a process gives them back by its end.
+_JOBS_OF_A_PROCESS = 2000
+# Workspaces that are removed at a time.
+_SWEEP = 16
+# Where a damaged file on the device would show.
+_FILE_STAGES = ("load", "inputs")
 
 
+@dataclass(frozen=True)
 class RunnerOptions:
-    """How often the runner executes each sample, and its runtime options."""
+    """How often the runner executes each sample, and its backend options."""
 
-    def __init__(
-        self, *, iterations: int = 3, warm_up: int = 1, timeout_s: float = 300.0, flags: Mapping[str, str] | None = None
-    ) -> None:
-        self.iterations, self.warm_up, self.timeout_s = iterations, warm_up, timeout_s
-        self.flags = dict(flags or {})
+    iterations: int = 3
+    warm_up: int = 1
+    timeout_s: float = 300.0
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def profiles(self) -> bool:
+        """Whether the backend profiles, which only an ETDump tells."""
+        return self.flags.get("profile_level", "0") != "0"
 
 
 class DeviceSession:
-    """What one worker does on one device: the runtime is staged once, every job gets a workspace of its own."""
+    """What one worker does on one device: runtime and bundles are staged once, every execution has its own workspace.
+
+    `stage` may be called in another thread than the rest.
+    """
 
     def __init__(self, transport: Transport, runtime: Runtime, run_id: str, serial: str) -> None:
         self._transport, self._runtime, self._serial = transport, runtime, serial
-        self._runtime_folder = DEVICE_ROOT / f"runtime-{runtime.digest[:16]}"
         # With the process id, as a worker that replaces one that died must not meet what that left.
-        self._workspace = DEVICE_ROOT / f"run-{run_id}-{os.getpid()}"
+        self._folder = DEVICE_ROOT / f"{SESSION_PREFIX}{run_id}-{os.getpid()}"
+        self._runtime_folder = self._folder / "runtime"
+        self._objects = ObjectStore(transport, self._folder, self._sweep)
+        self._staging = threading.Lock()
         self._count = 0
-        self._staged = False
+        self._done: list[PurePosixPath] = []
+        self._anchor: Bundle | None = None
+        self._runtime_staged = False
+        self._runner: RunnerProcess | None = None
+        self._runner_flags: dict[str, str] = {}
 
-    def stage_runtime(self) -> None:
-        """Push runner and libraries unless they are there. Raises DeviceError."""
-        if self._staged:
-            return
-        marker = self._runtime_folder / _COMPLETE
-        if self._transport.run(["test", "-e", str(marker)], timeout_s=_SHELL_SECONDS).code != 0:
-            # Pushed beside and renamed, so that a broken push or a second user never shows half a runtime.
-            partial = self._runtime_folder.with_name(f"{self._runtime_folder.name}.{time.time_ns():x}")
-            files: dict[PurePosixPath, Path | bytes] = {
-                partial / name: path for name, path in self._runtime.files.items()
-            }
-            files[partial / _COMPLETE] = b""
-            self._transport.push(files)
-            self._check(["chmod", "755", str(partial / self._runtime.runner)])
-            moved = self._transport.run(["mv", "-T", str(partial), str(self._runtime_folder)], timeout_s=_SHELL_SECONDS)
-            if moved.code != 0:
-                self._transport.run(["rm", "-rf", str(partial)], timeout_s=_SHELL_SECONDS)
-                # Another session may have been faster; anything else is an error.
-                self._check(["test", "-e", str(marker)])
-        self._staged = True
+    @property
+    def pushed_bytes(self) -> int:
+        """Bytes of objects (runtime, models, large inputs) that were pushed so far."""
+        return self._objects.pushed_bytes
 
-    def execute(self, job_id: str, bundle: Bundle, folder: Path, options: RunnerOptions) -> RawResult:
-        """Run `bundle` once and leave what came back in the local `folder`, which is made.
+    def keep_loaded(self, anchor: Bundle) -> None:
+        """Keep the program of `anchor`, which is that of no job, loaded in every runner from now on."""
+        self._anchor = anchor
+        self._runtime_staged = False
+
+    def prepare(self, bundles: Iterable[Bundle], options: RunnerOptions | None = None) -> None:
+        """Find out in one round trip what the device has of the runtime and of `bundles`, and whether it is whole.
+
+        With `options` the runner is started, so that QNN starts while files are pushed. Small objects that the device
+        lacks are pushed together, as many as one batch takes: each alone costs several times as much. Raises
+        DeviceError. No job may run meanwhile.
+        """
+        wanted: dict[str, Path] = {}
+        for bundle in bundles:
+            wanted |= job_layout(bundle, self._folder).objects
+        small: dict[str, Path] = {}
+        room = _BATCH_BYTES
+        for sha256, path in wanted.items():
+            room -= (size := path.stat().st_size)
+            if size <= _SMALL_OBJECT_BYTES and room > 0:
+                small[sha256] = path
+        with self._staging:
+            if not self._runtime_staged:
+                self._objects.survey([*self._runtime.hashes.values(), *wanted])
+                self._stage_runtime()
+                wanted.clear()
+            if options is not None:
+                self._start_runner(options)
+            if wanted:
+                self._objects.survey(wanted)
+            self._objects.ensure(small)
+
+    def stage(self, bundle: Bundle) -> Workspace:
+        """Make a workspace for one execution of `bundle`. Never raises for what the device does."""
+        started = time.perf_counter()
+        with self._staging:
+            self._count += 1
+            folder = self._folder / str(self._count)
+            pushed, error = 0, ""
+            try:
+                if len(self._done) >= _SWEEP:
+                    self._sweep()
+                pushed = self._stage_runtime()
+                layout = job_layout(bundle, folder)
+                pushed += self._objects.ensure(layout.objects)
+                self._transport.push(layout.files)
+            except DeviceError as problem:
+                error = str(problem)
+        return Workspace(bundle, folder, time.perf_counter() - started, pushed, error)
+
+    def execute(self, job_id: str, workspace: Workspace, folder: Path, options: RunnerOptions) -> RawResult:
+        """Run a staged bundle in the session's runner and leave what came back in the local `folder`, which is made.
 
         Never raises for what the device does: a DeviceError becomes `error` and `error_stage` of the result.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        started_ms = time.time_ns() // 1_000_000
-        clock = _Clock()
-        stage = "push"
-        code: int | None = None
-        stderr, error, timed_out = "", "", False
-        self._count += 1
-        workspace = self._workspace / str(self._count)
+        execution = Execution(job_id, self._serial, workspace, folder)
+        execution.step("execute", lambda: self._execute(execution, options))
+        execution.step("pull", lambda: self._collect(execution, options))
+        self._done.append(execution.workspace.folder)
+        return execution.result()
+
+    def execute_alone(self, job_id: str, workspace: Workspace, folder: Path, options: RunnerOptions) -> RawResult:
+        """Do the same in a process that begins anew and runs nothing else."""
+        self._hang_up()
+        anchor, self._anchor = self._anchor, None
         try:
-            self.stage_runtime()
-            self._transport.push(_workspace_files(bundle, workspace))
-            clock.lap("push")
-            stage = "execute"
-            try:
-                done = self._transport.run(
-                    self._command(options),
-                    cwd=workspace,
-                    env={"LD_LIBRARY_PATH": str(self._runtime_folder), "ADSP_LIBRARY_PATH": str(self._runtime_folder)},
-                    timeout_s=options.timeout_s,
-                )
-                code, stderr = done.code, _text(done.stderr + done.stdout)
-            except DeviceTimeoutError as timeout:
-                timed_out, stderr = True, str(timeout)
-            clock.lap("execute")
-            stage = "pull"
-            if not timed_out:
-                self._collect(bundle, workspace, folder)
-            self._transport.run(["rm", "-rf", str(workspace)], timeout_s=_SHELL_SECONDS)
-            clock.lap("pull")
-        except DeviceError as problem:
-            clock.lap(stage)
-            error = str(problem)
-        return RawResult(
-            job_id=job_id,
-            serial=self._serial,
-            folder=folder,
-            started_ms=started_ms,
-            exit_code=code,
-            stderr=stderr,
-            push_seconds=clock.seconds.get("push", 0.0),
-            run_seconds=clock.seconds.get("execute", 0.0),
-            pull_seconds=clock.seconds.get("pull", 0.0),
-            timed_out=timed_out,
-            error=error,
-            error_stage=stage if error else "",  # type: ignore[arg-type]
-        )
+            return self.execute(job_id, workspace, folder, options)
+        finally:
+            self._hang_up()
+            self._anchor = anchor
 
     def close(self) -> None:
-        """Remove the workspaces of this run from the device. A device that does not answer keeps them."""
+        """End the runner and remove what this session made on the device. A device that does not answer keeps it."""
+        self._hang_up()
         try:
-            self._transport.run(["rm", "-rf", str(self._workspace)], timeout_s=_SHELL_SECONDS)
+            with self._staging:
+                self._remove([self._folder])
         except DeviceError:
             return
+        finally:
+            self._transport.close()
 
-    def _command(self, options: RunnerOptions) -> list[str]:
-        flags = {
-            "model_path": "model.pte",
-            "input_list_path": "input_list.txt",
-            "output_folder_path": "outputs",
-            "etdump_path": ETDUMP_FILE,
-            "result_path": RESULT_FILE,
-            "iteration": str(options.iterations),
-            "warm_up": str(options.warm_up),
-            **options.flags,
-        }
-        runner = str(self._runtime_folder / self._runtime.runner)
-        return [runner, *(f"--{name}={value}" for name, value in flags.items())]
+    def _execute(self, execution: Execution, options: RunnerOptions) -> None:
+        execution.ending = self._run(execution.workspace, options)
+        bundle = execution.workspace.bundle
+        if _may_be_damage(execution.ending) and self._damaged(bundle):
+            self._hang_up()
+            execution.notes.append("files on the device were damaged; they were replaced and the job run again")
+            self._done.append(execution.workspace.folder)
+            execution.workspace = self.stage(bundle)
+            if execution.workspace.error:
+                raise DeviceError(self._serial, execution.workspace.error)
+            execution.ending = self._run(execution.workspace, options)
+        if execution.process_ended:
+            self._hang_up()
 
-    def _collect(self, bundle: Bundle, workspace: PurePosixPath, folder: Path) -> None:
-        # Only names that we chose; one listing tells which of them are there.
-        sizes: dict[str, int] = {RESULT_FILE: _RESULT_BYTES, ETDUMP_FILE: _ETDUMP_BYTES}
-        for sample in range(bundle.manifest.samples):
-            for index, spec in enumerate(bundle.manifest.outputs):
-                sizes[f"outputs/output_{sample}_{index}.raw"] = spec.nbytes + 1
-        present = self._present(workspace, list(sizes))
-        self._transport.pull(
-            {workspace / name: folder / PurePosixPath(name).name for name in present},
-            max_bytes={workspace / name: sizes[name] for name in present},
+    def _run(self, workspace: Workspace, options: RunnerOptions) -> Ending:
+        words = _words(
+            {
+                "working_folder": workspace.folder.name,
+                "model_path": MODEL,
+                "input_list_path": INPUT_LIST,
+                "output_folder_path": OUTPUTS,
+                "iteration": str(options.iterations),
+                "warm_up": str(options.warm_up),
+                "timeout_ms": str(round(options.timeout_s * 1000)),
+                **({"etdump_path": ETDUMP_FILE} if options.profiles else {}),
+            }
+        )
+        try:
+            for _ in range(_STARTS):
+                runner = self._start_runner(options)
+                ending = runner.run(words, options.timeout_s + _GRACE_SECONDS)
+                if ending.answer or ending.began:
+                    return ending
+                # It ended between two jobs: this one is not to blame.
+                self._hang_up()
+        except DeviceError:
+            self._hang_up()
+            raise
+        problem = "the runner takes no job: it does not answer" if ending.code is None else "the runner did not start"
+        raise DeviceError(
+            self._serial, problem, argv=[self._runtime.runner, "--serve"], code=ending.code, stderr=ending.stderr
         )
 
-    def _present(self, workspace: PurePosixPath, names: list[str]) -> list[str]:
-        script = 'for f in "$@"; do [ -f "$f" ] && echo "$f"; done; true'
-        listed = self._transport.run(["sh", "-c", script, "sh", *names], cwd=workspace, timeout_s=_SHELL_SECONDS)
-        there = set(listed.stdout.decode(errors="replace").split("\n"))
-        return [name for name in names if name in there]
+    def _start_runner(self, options: RunnerOptions) -> RunnerProcess:
+        flags = dict(options.flags)
+        if self._anchor is not None:
+            flags["keep_loaded"] = str(self._runtime_folder / ANCHOR)
+        if self._runner is None or self._runner_flags != flags or self._runner.jobs >= _JOBS_OF_A_PROCESS:
+            self._hang_up()
+            folder = str(self._runtime_folder)
+            self._runner = RunnerProcess(
+                self._transport,
+                [str(self._runtime_folder / self._runtime.runner), "--serve", *_words(flags)],
+                cwd=self._folder,
+                env={"LD_LIBRARY_PATH": folder, "ADSP_LIBRARY_PATH": folder},
+            )
+            self._runner_flags = flags
+        return self._runner
 
-    def _check(self, argv: list[str]) -> None:
+    def _hang_up(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+
+    def _stage_runtime(self) -> int:
+        if self._runtime_staged:
+            return 0
+        layout = runtime_layout(self._runtime, self._runtime_folder, self._anchor)
+        pushed = self._objects.ensure(layout.objects)
+        self._transport.push(layout.files)
+        # Where it was built or unpacked it may not have been executable.
+        runner = self._objects.path(self._runtime.hashes[self._runtime.runner])
+        self._shell(["chmod", "755", str(runner)])
+        self._runtime_staged = True
+        return pushed
+
+    def _damaged(self, bundle: Bundle) -> bool:
+        """Hash again what the job used; damaged objects are gone from the device after that."""
+        with self._staging:
+            if self._objects.verify([*self._runtime.hashes.values(), *object_hashes(bundle)]):
+                return False
+            self._runtime_staged = False
+            return True
+
+    def _collect(self, execution: Execution, options: RunnerOptions) -> None:
+        ending, workspace = execution.ending, execution.workspace
+        if ending is None or ending.answer is None:
+            return
+        (execution.folder / RESULT_FILE).write_bytes(ending.line)
+        if not ending.answer.ok:
+            return
+        # Names that we chose and sizes that we know, no more of them than the runner says there are.
+        manifest, answer = workspace.bundle.manifest, ending.answer
+        sizes = {
+            PurePosixPath(OUTPUTS, f"output_{sample}_{index}.raw"): spec.nbytes + 1
+            for sample in range(min(manifest.samples, len(answer.inferences)))
+            for index, spec in enumerate(manifest.outputs[: len(answer.outputs)])
+        }
+        if options.profiles:
+            sizes[PurePosixPath(ETDUMP_FILE)] = _ETDUMP_BYTES
+        self._transport.pull(
+            {workspace.folder / name: execution.folder / name.name for name in sizes},
+            max_bytes={workspace.folder / name: size for name, size in sizes.items()},
+        )
+
+    def _sweep(self) -> None:
+        """Remove the workspaces of executions that are over."""
+        done, self._done = self._done, []
+        if done:
+            self._remove(done)
+
+    def _remove(self, folders: list[PurePosixPath]) -> None:
+        self._shell(["rm", "-rf", "--", *map(str, folders)])
+
+    def _shell(self, argv: list[str]) -> None:
         done = self._transport.run(argv, timeout_s=_SHELL_SECONDS)
         if done.code != 0:
-            raise DeviceError(self._serial, "staging failed", argv=argv, code=done.code, stderr=_text(done.stderr))
+            stderr = done.stderr.decode(errors="replace")
+            raise DeviceError(self._serial, "staging failed", argv=argv, code=done.code, stderr=stderr)
 
 
-def _workspace_files(bundle: Bundle, workspace: PurePosixPath) -> dict[PurePosixPath, Path | bytes]:
-    files: dict[PurePosixPath, Path | bytes] = {workspace / "model.pte": bundle.model}
-    lines = []
-    for sample in range(bundle.manifest.samples):
-        paths = bundle.input_files(sample)
-        files.update({workspace / path.name: path for path in paths})
-        lines.append(" ".join(path.name for path in paths))
-    files[workspace / "input_list.txt"] = ("\n".join(lines) + "\n").encode()
-    # The runner wants its output folder to exist, and a push makes folders.
-    files[workspace / "outputs" / ".keep"] = b""
-    return files
+def _words(flags: Mapping[str, str]) -> list[str]:
+    return [f"--{name}={value}" for name, value in flags.items()]
 
 
-def _text(data: bytes) -> str:
-    if len(data) > _STDERR_BYTES:
-        half = _STDERR_BYTES // 2
-        data = data[:half] + b"\n[...]\n" + data[-half:]
-    return data.decode("utf-8", errors="replace")
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now
+def _may_be_damage(ending: Ending) -> bool:
+    """Tell whether an execution ended as it would with a damaged model, input or library. Pure."""
+    if ending.answer is None:
+        return ending.code is not None
+    return ending.answer.error is not None and ending.answer.error.stage in _FILE_STAGES

@@ -5,26 +5,22 @@ Every renderer takes its counts and its final attempts from here, so that no two
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-import shlex
 import statistics
 from collections import Counter
 from enum import StrEnum
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.profiles import CPU_BACKENDS
+from farm.report.rerun import rerun_command
 from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict
 from farm.store.view import DeviceView, JobView, RunView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-# pytest 8.2, _pytest/mark/expression.py: what an identifier of `-k` is made of.
-_NOT_K_IDENTIFIER = re.compile(r"[^\w:+\-.\[\]\\/]+")
 
 _NUMERIC = re.compile(r"(sqnr|cosine)_(fp32|quantized)\[\d+\]")
 
@@ -122,8 +118,22 @@ class JobSummary(msgspec.Struct, frozen=True):
 
     @property
     def virtual(self) -> bool:
-        """Whether its numbers come from a simulator."""
+        """Whether its numbers come from a virtual device."""
         return self.kind == "virtual"
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it is a baseline by the processor alone."""
+        return self.job.backend in CPU_BACKENDS
+
+    @property
+    def host_time(self) -> str:
+        """What its times are, where they are not those of a device; "" where they are."""
+        return self.host_time_on(self.kind)
+
+    def host_time_on(self, kind: str) -> str:
+        """Return the same for an attempt on a device of this kind."""
+        return _host_time(on_cpu=self.on_cpu) if kind == "virtual" else ""
 
     @property
     def retried(self) -> bool:
@@ -154,8 +164,18 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     @property
     def virtual_devices(self) -> tuple[DeviceView, ...]:
-        """The devices that are simulators."""
+        """The devices that are not hardware."""
         return tuple(device for device in self.view.devices if device.kind == "virtual")
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all its jobs are baselines by the processor alone."""
+        return bool(self.jobs) and all(job.on_cpu for job in self.jobs)
+
+    @property
+    def host_time(self) -> str:
+        """What the times are that virtual devices measured."""
+        return _host_time(on_cpu=self.on_cpu)
 
     @property
     def mixed(self) -> bool:
@@ -271,7 +291,7 @@ def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
         max_abs=worst("fp32", "max_abs", max),
         mismatch=worst("", "mismatch", max),
         latency_ms=in_ms("latency"),
-        load_ms=in_ms("load_time"),
+        load_ms=in_ms("warm_load_time" if "warm_load_time" in medians else "load_time"),
         htp_cycles=medians.get("htp_cycles"),
         pte_bytes=medians.get("pte_size"),
         partitions=medians.get("partitions"),
@@ -309,32 +329,8 @@ def broken_limits(comparison: Comparison) -> frozenset[str]:
     )
 
 
-def rerun_command(job: JobView, *, virtual: bool, run_command: str = "") -> str:
-    """Return the command that runs `job` alone, quoted for a shell.
-
-    A suite that `run_command` named by its path is named so again.
-    """
-    words = [word for word in _NOT_K_IDENTIFIER.split(job.id) if word and word not in {"and", "or", "not"}]
-    argv = ["farm", "run", "--soc", job.soc, "--suite", _suite_argument(job.suite, run_command)]
-    if job.backend != "htp":
-        argv += ["--backend", job.backend]
-    if virtual:
-        argv += ["--virtual", "1"]
-    return shlex.join([*argv, "-k", " and ".join(words)])
-
-
-def _suite_argument(suite: str, run_command: str) -> str:
-    try:
-        words = shlex.split(run_command)
-    except ValueError:
-        return suite
-    values = [word.removeprefix("--suite=") for word in words if word.startswith("--suite=")]
-    values += [value for option, value in itertools.pairwise(words) if option == "--suite"]
-    for value in values:
-        path = PurePath(value)
-        if suite == (path.parent if path.suffix == ".toml" else path).name:
-            return value
-    return suite
+def _host_time(*, on_cpu: bool) -> str:
+    return "time of the host's processor" if on_cpu else "host time of a simulator"
 
 
 def exit_meaning(code: int | None) -> str:

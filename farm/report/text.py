@@ -77,7 +77,7 @@ def _virtual(summary: RunSummary, width: int) -> list[Text]:
         return []
     text = f"{virtual} of {len(summary.view.devices)} devices" if summary.mixed else "all devices"
     return _wrapped(
-        f"VIRTUAL: {text} simulated; latency is host time of a simulator, not comparable with hardware",
+        f"VIRTUAL: {text} simulated; latency is {summary.host_time}, not comparable with hardware",
         width,
         "magenta",
     )

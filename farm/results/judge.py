@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import BundleError
+from farm.profiles import CPU_BACKENDS
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
 from farm.results.measurements import bundle_measurements, cycle_measurements, numeric_measurements, time_measurements
@@ -28,12 +29,13 @@ def judge(job: Job, bundle: Bundle, raw: RawResult) -> Attempt:
     """Return what one execution of `job` says.
 
     The first of these decides: how the execution ended; outputs that are not there or do not fit; references that
-    carry no signal; the limits of the case, against every output of every sample and both references. Nothing
-    passes that no limit decides, or of which the backend ran nothing.
+    carry no signal; the limits of the case, against every output of every sample and every reference. Nothing
+    passes that no limit decides, or of which the backend ran nothing, unless that is the CPU.
     """
     report = outcome(raw)
     ending = report if isinstance(report, Ending) else _judge_outputs(job, bundle, raw, report)
-    if ending.verdict is Verdict.PASSED and not bundle.manifest.partitions:
+    idle = not bundle.manifest.partitions and job.target.backend not in CPU_BACKENDS
+    if ending.verdict is Verdict.PASSED and idle:
         nothing = failed(Stage.BUILD, f"nothing was delegated to the {job.target.backend} backend: the CPU ran it all")
         ending = msgspec.structs.replace(ending, verdict=nothing.verdict, stage=nothing.stage, reason=nothing.reason)
     measured = ending.measurements
@@ -53,7 +55,7 @@ def judge(job: Job, bundle: Bundle, raw: RawResult) -> Attempt:
             comparisons=ending.comparisons,
             measurements=measured,
             log=bounded_log(raw.stderr),
-            notes=(*map(one_line, ending.notes), *_fallback_notes(bundle)),
+            notes=(*map(one_line, (*raw.notes, *ending.notes)), *_fallback_notes(bundle)),
         ),
     )
 
@@ -119,7 +121,8 @@ def _with_known_issue(job: Job, attempt: Attempt) -> Attempt:
 
 def _fallback_notes(bundle: Bundle) -> tuple[str, ...]:
     operators = bundle.manifest.fallback_ops
-    if not operators:
+    # On the CPU that is no news: it is where all of it runs.
+    if not operators or bundle.manifest.backend in CPU_BACKENDS:
         return ()
     listed = ", ".join(f"{name} x{count}" for name, count in sorted(operators.items()))
     return (one_line(f"left to the CPU: {listed}"),)

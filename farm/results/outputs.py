@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.build.bundle import REFERENCES, read_tensor
+from farm.build.bundle import read_tensor
 from farm.errors import BundleError
 from farm.results.attempt import Comparison, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
@@ -108,7 +108,7 @@ def _unjudged(
     bundle: Bundle, figures: Mapping[tuple[int, str], list[Figures]], limits: Mapping[str, Limits], job: Job
 ) -> Ending | None:
     for index, spec in enumerate(bundle.manifest.outputs):
-        if not any(is_decided(worst(figures[index, kind]), limits[kind]) for kind in REFERENCES):
+        if not any(is_decided(worst(figures[index, kind]), limits[kind]) for kind in bundle.manifest.references):
             return failed(
                 Stage.NUMERICS,
                 f"no limit decides output {index} ({spec.dtype}): give the case a tolerance at {job.target.precision}",
@@ -121,7 +121,7 @@ def _every(bundle: Bundle) -> list[tuple[int, int, str]]:
     return [
         (sample, index, kind)
         for index in range(len(manifest.outputs))
-        for kind in REFERENCES
+        for kind in manifest.references
         for sample in range(manifest.samples)
     ]
 

@@ -68,6 +68,8 @@ class RunnerReport(msgspec.Struct, frozen=True):
     method: Word = ""
     load_ns: Annotated[int, Meta(ge=0, le=_TEN_DAYS_NS)] = 0
     """0 when nothing was loaded."""
+    warm: bool = False
+    """The backend was up already when the program was loaded: its start is not in `load_ns`."""
     inputs: Annotated[tuple[RunnerTensor, ...], Meta(max_length=4096)] = ()
     outputs: Annotated[tuple[RunnerTensor, ...], Meta(max_length=4096)] = ()
     inferences: Annotated[tuple[Inference, ...], Meta(max_length=100_000)] = ()

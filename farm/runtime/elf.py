@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MACHINES = {3: "x86", 40: "Arm", 62: "x86-64", 164: "Hexagon DSP6", 183: "AArch64"}
 HEXAGON = 164
 AARCH64 = 183
+X86_64 = 62
 
 _PT_NULL = 0
 # Of e_flags, what names the architecture: LLVM, EF_HEXAGON_MACH without the variant bit of the tiny cores.

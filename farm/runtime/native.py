@@ -1,22 +1,22 @@
-"""native_runner/ -> farm_runner and the QNN bridge for this machine, built once with the compiler that is here."""
+"""native_runner/ -> farm_runner for a target, and the QNN bridge for this machine, built once."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import os
-import shlex
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.errors import InfraError, MissingToolError
+from farm.errors import InfraError
 from farm.processes import Supervisor
 from farm.publish import published
 from farm.resources import data_folder
-from farm.runtime.packages import package_folder, package_version, packaged_tool
+from farm.runtime.packages import packaged_tool
+from farm.runtime.targets import HOST, find_target
+from farm.runtime.toolchains import AndroidKit, Toolchain, find_toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,9 +26,6 @@ BRIDGE = "libQnnHtp.so"
 
 _FLAGS = ("-DCMAKE_BUILD_TYPE=Release",)
 _SOURCES = frozenset({".cpp", ".h", ".txt", ".cmake"})
-_COMPILERS = ("c++", "g++", "clang++")
-# What CMake takes from the environment and the binaries depend on.
-_ENVIRONMENT = ("CXX", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")
 _TAIL_LINES = 12
 
 
@@ -39,44 +36,53 @@ class NativeBuild:
     folder: Path
     runner: Path
     bridge: Path
+    """Only there for this machine: a device gets the libraries of one SDK, which need none."""
     key: str
+    target: str = HOST
+
+    @property
+    def built(self) -> bool:
+        """It is there."""
+        return self.folder.is_dir()
 
 
-def build_native(cache_dir: Path, *, log: Callable[[str], None] | None = None) -> NativeBuild:
-    """Return the runner and the bridge, built below `cache_dir` unless this very build is there.
+def build_native(
+    cache_dir: Path,
+    target: str = HOST,
+    *,
+    android: AndroidKit | None = None,
+    log: Callable[[str], None] | None = None,
+) -> NativeBuild:
+    """Return the runner for `target`, built below `cache_dir` unless this very build is there.
 
-    `log` gets the lines of the build as they come. The whole output is `build.log` in the folder. Raises
-    MissingToolError (no compiler, cmake, ninja or executorch: which, and how to get it), and InfraError when the
-    sources do not build, with the last lines.
+    `android` says where NDK and ExecuTorch for Android are; only that target needs it. `log` gets the lines of the
+    build as they come. The whole output is `build.log` in the folder. Raises UnknownNameError, MissingToolError (no
+    compiler, cmake, ninja, executorch or NDK: which, and how to get it), and InfraError when the sources do not
+    build, with the last lines.
     """
+    sources, toolchain, build = _plan(cache_dir, target, android)
+    published(build.folder, lambda partial: _build(sources, toolchain, cache_dir, partial, log or (lambda _line: None)))
+    return build
+
+
+def planned_native(cache_dir: Path, target: str = HOST, *, android: AndroidKit | None = None) -> NativeBuild:
+    """Return what `build_native` would, without building. Raises UnknownNameError, MissingToolError."""
+    return _plan(cache_dir, target, android)[2]
+
+
+def _plan(cache_dir: Path, target: str, android: AndroidKit | None) -> tuple[Path, Toolchain, NativeBuild]:
     sources = data_folder("native_runner")
-    compiler = _compiler()
-    key = _key(sources, compiler)
-    folder = published(
-        cache_dir / "native" / key, lambda partial: _build(sources, compiler, partial, log or (lambda _line: None))
-    )
-    return NativeBuild(folder, folder / RUNNER, folder / BRIDGE, key)
+    toolchain = find_toolchain(find_target(target), sources, android)
+    key = _key(sources, toolchain)
+    folder = cache_dir / "native" / key
+    return sources, toolchain, NativeBuild(folder, folder / RUNNER, folder / BRIDGE, key, target)
 
 
-def _compiler() -> Path:
-    wanted = os.environ.get("CXX", "")
-    names = shlex.split(wanted)[:1] or _COMPILERS
-    for name in names:
-        if found := shutil.which(name):
-            return Path(found)
-    where = f"CXX is {wanted!r} and there is no such program" if wanted else f"none of {', '.join(names)} is in PATH"
-    raise MissingToolError(f"a C++ compiler is needed to build the runner and {where}: apt-get install g++")
-
-
-def _key(sources: Path, compiler: Path) -> str:
+def _key(sources: Path, toolchain: Toolchain) -> str:
     digest = hashlib.sha256()
     for name, content in _source_files(sources):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    # The compiler is not started to ask for its version: this is done at every start of farm.
-    program = compiler.resolve()
-    stat = program.stat()
-    digest.update(f"{program}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
-    for part in (package_version("executorch"), *_FLAGS, *(os.environ.get(name, "") for name in _ENVIRONMENT)):
+    for part in (*toolchain.identity, *_FLAGS):
         digest.update(f"{part}\0".encode())
     return digest.hexdigest()[:32]
 
@@ -88,32 +94,42 @@ def _source_files(sources: Path) -> list[tuple[str, bytes]]:
     return [(path.relative_to(sources).as_posix(), path.read_bytes()) for path in paths]
 
 
-def _build(sources: Path, compiler: Path, folder: Path, log: Callable[[str], None]) -> None:
-    executorch = package_folder("executorch", "share/cmake/executorch-config.cmake", "build")
+def _build(sources: Path, toolchain: Toolchain, cache_dir: Path, folder: Path, log: Callable[[str], None]) -> None:
+    executorch = toolchain.executorch(cache_dir, log)
     cmake, ninja = packaged_tool("cmake", "simulator"), packaged_tool("ninja", "simulator")
-    # Not in the folder that is published, which keeps the two binaries and the log only.
+    # Not in the folder that is published, which keeps the binaries and the log only.
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
-        run = functools.partial(_run, log=log, record=folder / "build.log", scratch=Path(scratch))
+        tree = Path(scratch) / "tree"
+        run = functools.partial(
+            _run, log=log, record=folder / "build.log", scratch=Path(scratch), env=toolchain.environment()
+        )
         run(
             [
                 cmake,
-                *("-G", "Ninja", "-S", sources, "-B", Path(scratch) / "tree", *_FLAGS),
+                *("-G", "Ninja", "-S", sources, "-B", tree, *_FLAGS),
                 f"-DCMAKE_MAKE_PROGRAM={ninja}",
-                f"-DCMAKE_PREFIX_PATH={executorch / 'share' / 'cmake'}",
-                *([] if os.environ.get("CXX") else [f"-DCMAKE_CXX_COMPILER={compiler}"]),
+                f"-Dexecutorch_DIR={executorch}",
+                *toolchain.arguments,
             ]
         )
-        run([ninja, "-C", Path(scratch) / "tree"])
-        for name in (RUNNER, BRIDGE):
-            shutil.copy2(Path(scratch) / "tree" / name, folder / name)
+        run([ninja, "-C", tree])
+        for name in toolchain.products:
+            shutil.copy2(tree / name, folder / name)
 
 
-def _run(argv: list[str | Path], *, log: Callable[[str], None], record: Path, scratch: Path) -> None:
+def _run(
+    argv: list[str | Path],
+    *,
+    log: Callable[[str], None],
+    record: Path,
+    scratch: Path,
+    env: dict[str, str],
+) -> None:
     name = Path(argv[0]).name
     errors = scratch / f"{name}.stderr"
     lines: list[str] = []
     with Supervisor() as supervisor:
-        child = supervisor.spawn(argv, name=name, stdout_pipe=True, stderr=errors)
+        child = supervisor.spawn(argv, name=name, env=env, stdout_pipe=True, stderr=errors)
         for raw in child.process.stdout or ():
             lines.append(raw.decode(errors="replace").rstrip("\n"))
             log(lines[-1])

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.errors import ConfigError, MissingToolError
 from farm.profiles import BACKEND_PRECISIONS, Soc, check_target
-from farm.runtime.elf import AARCH64, HEXAGON, MACHINES, read_elf
 from farm.runtime.hashes import hash_files
 from farm.runtime.native import RUNNER, build_native
 from farm.runtime.packages import package_folder, package_version
+from farm.runtime.parts import GET_SDK, Part, android_parts, find_fault
 from farm.runtime.simulator import LIBRARY, TARGET, host_sdk
+from farm.runtime.targets import Kind
+from farm.runtime.toolchains import aarch64_executorch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ANDROID_TARGET = "aarch64-android"
+LINUX = "linux-aarch64"
 
 # What CMake links into the runner: native_runner/src/CMakeLists.txt.
-_EXECUTORCH_LIBRARIES = (
+EXECUTORCH_LIBRARIES = (
     "libexecutorch.so",
     "libexecutorch_threadpool.so",
     "libexecutorch_kernels_optimized.so",
@@ -34,8 +36,6 @@ _EXECUTORCH_LIBRARIES = (
 # Beside libQnnHtp.so itself; libHtpPrepare.so and the others are for compiling. The wheel brings the C++ runtime
 # that its libraries were linked with, an SDK may leave it to the system.
 _SIMULATOR_LIBRARIES = ("libQnnSystem.so", "libc++*.so*", "libunwind*.so*")
-
-_GET_SDK = "set QNN_SDK_ROOT to a QNN SDK from Qualcomm (Qualcomm AI Engine Direct)"
 
 
 class Runtime(msgspec.Struct, frozen=True):
@@ -49,9 +49,11 @@ class Runtime(msgspec.Struct, frozen=True):
     """Which of `files` to execute."""
     versions: dict[str, str]
     """What numbers depend on: `runner` and `skel` are hashes, `qnn` and `executorch` versions, where known."""
-    kind: Literal["simulator", "android"]
+    kind: Kind
     needs_root: bool = False
     """The runner must run as root (LPAI: signed process domain)."""
+    hashes: dict[str, str] = {}
+    """SHA-256 of each of `files`, by the same names."""
 
 
 def simulator_runtime(
@@ -65,7 +67,7 @@ def simulator_runtime(
     sdk = host_sdk(cache_dir, sdk_root=sdk_root, log=log)
     executorch = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
     files = {RUNNER: native.runner, LIBRARY: sdk.lib_dir / LIBRARY}
-    files |= {path.name: path for path in map(executorch.joinpath, _EXECUTORCH_LIBRARIES) if path.is_file()}
+    files |= {path.name: path for path in map(executorch.joinpath, EXECUTORCH_LIBRARIES) if path.is_file()}
     for pattern in _SIMULATOR_LIBRARIES:
         files |= {path.name: path for path in sorted(sdk.lib_dir.glob(pattern))}
     if sdk.bridged:
@@ -84,41 +86,47 @@ def android_runtime(
     ConfigError for one that is made for something else or is not signed where it must be.
     """
     check_target(soc, backend, BACKEND_PRECISIONS.get(backend, ("",))[0])
-    wanted = {path.name: path for path in (runner, backend_library)}
-    libraries = sdk_root / "lib" / ANDROID_TARGET
-    wanted |= {name: libraries / name for name in ("libQnnSystem.so", *_android_libraries(soc, backend))}
-    skel = _skel(soc, backend, sdk_root)
-    missing = [f"{path.name} (looked for {path})" for path in (*wanted.values(), *skel) if not path.is_file()]
+    parts = android_parts(soc, backend, sdk_root, runner, backend_library)
+    files = {part.name: part.path for part in parts if part.path is not None}
+    missing = [f"{name} (looked for {path})" for name, path in files.items() if not path.is_file()]
     if missing:
-        raise MissingToolError(
-            f"{soc.name} {backend} needs {_count(len(missing))}: {', '.join(missing)}: {_how(soc, backend, sdk_root)}"
-        )
-    for path in wanted.values():
-        _check_machine(path, AARCH64)
-    for path in skel:
-        _check_skel(path, soc, backend)
-    versions = {"qnn": _sdk_version(sdk_root)}
-    files = wanted | {path.name: path for path in skel}
+        how = "; ".join(dict.fromkeys(part.get for part in parts if part.path and not part.path.is_file()))
+        raise MissingToolError(f"{soc.name} {backend} needs {_count(len(missing))}: {', '.join(missing)}: {how}")
+    _verify(parts)
+    versions = {} if backend == "xnnpack" else {"qnn": _sdk_version(sdk_root)}
     return _runtime(cache_dir, files, runner.name, versions, "android", needs_root=backend == "lpai")
+
+
+def linux_runtime(cache_dir: Path, *, log: Callable[[str], None] | None = None) -> Runtime:
+    """Return what an aarch64 Linux device needs to run bundles of the processor alone (XNNPACK, portable kernels).
+
+    The first call fetches the aarch64 executorch wheel and builds the runner; `log` gets the lines of that. Raises
+    MissingToolError, InfraError.
+    """
+    native = build_native(cache_dir, LINUX, log=log)
+    libraries = aarch64_executorch(cache_dir, log=log) / "lib"
+    files = {RUNNER: native.runner}
+    files |= {path.name: path for path in map(libraries.joinpath, EXECUTORCH_LIBRARIES) if path.is_file()}
+    return _runtime(cache_dir, files, RUNNER, {"executorch": package_version("executorch")}, "linux")
 
 
 def require_backend(soc: Soc, backend: str, sdk_root: Path | None) -> None:
     """Raise MissingToolError, in one line that says what to set, unless `backend` can be compiled for `soc` here.
 
-    HTP compiles with what pip installs. GPU and LPAI need a QNN SDK, `sdk_root`. Raises IllegalTargetError for a
-    backend that `soc` does not have.
+    HTP and XNNPACK compile with what pip installs. GPU and LPAI need a QNN SDK, `sdk_root`. Raises IllegalTargetError
+    for a backend that `soc` does not have.
     """
     check_target(soc, backend, BACKEND_PRECISIONS.get(backend, ("",))[0])
     if backend == "gpu" and not _has_host_library(sdk_root, "libQnnGpu.so"):
         raise MissingToolError(
             f"the gpu backend of {soc.name} needs a QNN SDK{_looked(sdk_root, 'libQnnGpu.so')}: the libQnnGpu.so that "
-            f"pip installs (2.47 to 2.51) refuses to start on x86_64 without a tuning server; {_GET_SDK} older than "
+            f"pip installs (2.47 to 2.51) refuses to start on x86_64 without a tuning server; {GET_SDK} older than "
             "2.47, and attach a device: there is no GPU simulator"
         )
     if backend == "lpai" and not _has_host_library(sdk_root, "libQnnLpai.so"):
         raise MissingToolError(
             f"the lpai backend of {soc.name} needs a QNN SDK{_looked(sdk_root, 'libQnnLpai.so')}: pip has no "
-            f"libQnnLpai.so; {_GET_SDK}, 2.39 or newer, and attach a rooted device: there is no LPAI simulator"
+            f"libQnnLpai.so; {GET_SDK}, 2.39 or newer, and attach a rooted device: there is no LPAI simulator"
         )
 
 
@@ -135,7 +143,7 @@ def _runtime(
     files: dict[str, Path],
     runner: str,
     versions: dict[str, str],
-    kind: Literal["simulator", "android"],
+    kind: Kind,
     needs_root: bool = False,
 ) -> Runtime:
     hashes = hash_files(cache_dir, files.values())
@@ -147,65 +155,16 @@ def _runtime(
     for name in files:
         if name.endswith("Skel.so"):
             known["skel"] = hashes[files[name]]
-    return Runtime(files, digest.hexdigest(), runner, known, kind, needs_root)
-
-
-# ExecuTorch 1.5, examples/qualcomm/utils.py: what SimpleADB pushes for each backend.
-
-
-def _android_libraries(soc: Soc, backend: str) -> tuple[str, ...]:
-    if backend == "htp":
-        return ("libQnnHtp.so", f"libQnnHtpV{soc.htp_arch}Stub.so", "libQnnHtpPrepare.so")
-    if backend == "gpu":
-        return ("libQnnGpu.so",)
-    return ("libQnnLpai.so", "libQnnLpaiStub.so")
-
-
-def _skel(soc: Soc, backend: str, sdk_root: Path) -> tuple[Path, ...]:
-    if backend == "htp":
-        folder = sdk_root / "lib" / f"hexagon-v{soc.htp_arch}" / "unsigned"
-        return (folder / f"libQnnHtpV{soc.htp_arch}Skel.so",)
-    if backend == "lpai":
-        return (_lpai_folder(soc, sdk_root) / "signed" / "libQnnLpaiSkel.so",)
-    return ()
-
-
-def _lpai_folder(soc: Soc, sdk_root: Path) -> Path:
-    return sdk_root / "lib" / f"lpai-v{soc.lpai_version}"
-
-
-def _how(soc: Soc, backend: str, sdk_root: Path) -> str:
-    text = f"{_GET_SDK} with {ANDROID_TARGET} libraries, and build runner and backend library with ExecuTorch"
-    if backend == "lpai":
-        text += f"; {_signing(_lpai_folder(soc, sdk_root))}"
-    return text
-
-
-def _signing(folder: Path) -> str:
-    return (
-        "sign the skel with the Hexagon SDK: $HEXAGON_SDK_ROOT/tools/elfsigner/elfsigner.py "
-        f"-i {folder / 'unsigned' / 'libQnnLpaiSkel.so'} -o {folder / 'signed'}"
+    return Runtime(
+        files, digest.hexdigest(), runner, known, kind, needs_root, {name: hashes[path] for name, path in files.items()}
     )
 
 
-def _check_machine(path: Path, machine: int) -> None:
-    header = read_elf(path)
-    if header.machine != machine:
-        raise ConfigError(path, "", f"is made for {header.machine_name}, expected {MACHINES[machine]}")
-
-
-def _check_skel(path: Path, soc: Soc, backend: str) -> None:
-    _check_machine(path, HEXAGON)
-    header = read_elf(path)
-    if backend == "htp" and header.hexagon_arch != soc.htp_arch:
-        raise ConfigError(
-            path,
-            "",
-            f"is a skel for V{header.hexagon_arch} (e_flags {header.flags:#x}), {soc.name} needs V{soc.htp_arch}: "
-            "the SDK's files are mixed up; unpack it again",
-        )
-    if backend == "lpai" and not header.signed:
-        raise ConfigError(path, "", f"is not signed and LPAI loads signed skels only: {_signing(path.parent.parent)}")
+def _verify(parts: tuple[Part, ...]) -> None:
+    for part in parts:
+        fault = find_fault(part)
+        if fault is not None and part.path is not None:
+            raise ConfigError(part.path, "", f"{fault.problem}: {fault.repair}")
 
 
 def _sdk_version(sdk_root: Path) -> str:

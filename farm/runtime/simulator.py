@@ -92,6 +92,11 @@ def host_sdk(cache_dir: Path, *, sdk_root: Path | None = None, log: Callable[[st
     )
 
 
+def package_libraries(sdk_root: Path | None) -> tuple[Path, ...]:
+    """Return the folders that `host_sdk` takes libraries from, loading none. Raises MissingToolError."""
+    return _source(sdk_root).folders
+
+
 def _source(sdk_root: Path | None) -> _Source:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise MissingToolError(

@@ -79,8 +79,9 @@ class _FramedSession:
 
     def __init__(self, stream: Stream, command: Command) -> None:
         self._stream, self._command = stream, command
-        # A frame longer than a packet must not mix with one of the other output.
-        self._writing = asyncio.Lock()
+        # What comes while the host has not taken the last packet travels together, as with adbd.
+        self._frames = bytearray()
+        self._sending = asyncio.Lock()
 
     async def pump_output(self) -> None:
         # A group, because a pump that outlived the other would go on with a descriptor that is somebody else's by then.
@@ -121,5 +122,10 @@ class _FramedSession:
             await self._write(kind, data)
 
     async def _write(self, kind: int, data: bytes) -> None:
-        async with self._writing:
-            await self._stream.write(_FRAME.pack(kind, len(data)) + data)
+        """Return when `data` is on its way, with what others wrote while it waited."""
+        self._frames += _FRAME.pack(kind, len(data)) + data
+        async with self._sending:
+            await self._stream.wait_writable()
+            if self._frames:
+                frames, self._frames = self._frames, bytearray()
+                await self._stream.write(frames)

@@ -51,13 +51,17 @@ class Stream:
         """Send `data` as soon as the host has taken what was sent before. Raises StreamClosedError."""
         view = memoryview(data)
         while view:
-            while not self._may_write and not self._closed.is_set():
-                await self._wait()
+            await self.wait_writable()
             if self._closed.is_set():
                 raise StreamClosedError
             piece, view = view[: self._link.max_payload], view[self._link.max_payload :]
             self._may_write = False
             await self._link.write(WRTE, self._number, self.peer, piece)
+
+    async def wait_writable(self) -> None:
+        """Return when the host has taken what was sent before, or has closed."""
+        while not self._may_write and not self._closed.is_set():
+            await self._wait()
 
     async def wait_closed(self) -> None:
         """Return when the host has closed the stream."""
@@ -86,8 +90,7 @@ class Stream:
 
     async def finish(self) -> None:
         """Tell the host that the service is done, once it has taken everything."""
-        while not self._may_write and not self._closed.is_set():
-            await self._wait()
+        await self.wait_writable()
         if not self._closed.is_set():
             self._closed.set()
             await self._link.write(CLSE, self._number, self.peer)

@@ -42,6 +42,7 @@ class SyncSession:
         self._stream, self._tree = stream, tree
         self._in = memoryview(b"")
         self._out = bytearray()
+        self._frames = DataFrames()
 
     async def serve(self) -> None:
         """Answer requests until the host has no more."""
@@ -169,8 +170,7 @@ class SyncSession:
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 await self._fail("open failed: not a regular file")
                 return
-            frames = DataFrames()
-            while data := frames.read(number):
+            while data := self._frames.read(number):
                 await self._reply(data)
             await self._reply(MESSAGE.pack(b"DONE", 0))
         finally:

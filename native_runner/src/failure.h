@@ -14,14 +14,23 @@ enum class Stage { kFlags, kOptions, kLoad, kInputs, kExecute, kOutputs, kEtdump
 const char* stage_name(Stage stage);
 int exit_code(Stage stage);
 
+// Ends that belong to no stage.
+constexpr int kExitTimeout = 9;
+constexpr int kExitUnheard = 10;
+
 // Why a run ended. `code` is ExecuTorch's error code; `line` the number of the inference, from 0.
 class Failure : public std::runtime_error {
  public:
   Failure(Stage where, const std::string& message, std::optional<int64_t> error_code = std::nullopt,
           std::optional<int64_t> inference = std::nullopt)
-      : std::runtime_error(message), stage(where), code(error_code), line(inference) {}
+      : std::runtime_error(message),
+        stage(where),
+        exit_code(farm::exit_code(where)),
+        code(error_code),
+        line(inference) {}
 
   Stage stage;
+  int exit_code;
   std::optional<int64_t> code;
   std::optional<int64_t> line;
 };

@@ -36,24 +36,31 @@ uint64_t file_size(const std::string& path, Stage stage) {
   return static_cast<uint64_t>(status.st_size);
 }
 
-std::vector<uint8_t> read_file(const std::string& path, uint64_t size, Stage stage) {
-  // Before opening: opening a pipe would wait for its other end.
-  const uint64_t found = file_size(path, stage);
-  if (found != size) {
-    throw Failure(stage, "'" + path + "' has " + std::to_string(found) + " bytes, expected " + std::to_string(size));
-  }
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+std::string read_text(const std::string& path, Stage stage) {
+  std::string text(file_size(path, stage), '\0');
+  read_file(path, text.data(), text.size(), stage);
+  return text;
+}
+
+void read_file(const std::string& path, void* data, uint64_t size, Stage stage) {
+  // Non-blocking: opening a pipe would wait for its other end, and a regular file does not care.
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.number < 0) fail(stage, "cannot read", path, errno);
-  std::vector<uint8_t> content(size);
-  size_t done = 0;
-  while (done < content.size()) {
-    const ssize_t got = ::read(file.number, content.data() + done, content.size() - done);
+  struct stat status {};
+  if (::fstat(file.number, &status) != 0) fail(stage, "cannot read", path, errno);
+  if (!S_ISREG(status.st_mode)) throw Failure(stage, "cannot read '" + path + "': not a regular file");
+  if (static_cast<uint64_t>(status.st_size) != size) {
+    throw Failure(stage, "'" + path + "' has " + std::to_string(status.st_size) + " bytes, expected " +
+                             std::to_string(size));
+  }
+  auto* bytes = static_cast<uint8_t*>(data);
+  for (uint64_t done = 0; done < size;) {
+    const ssize_t got = ::read(file.number, bytes + done, size - done);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail(stage, "cannot read", path, errno);
     if (got == 0) throw Failure(stage, "'" + path + "' ended after " + std::to_string(done) + " bytes");
-    done += static_cast<size_t>(got);
+    done += static_cast<uint64_t>(got);
   }
-  return content;
 }
 
 void write_file(const std::string& path, const void* data, size_t size, Stage stage) {
@@ -78,6 +85,19 @@ void write_file(const std::string& path, const void* data, size_t size, Stage st
     ::unlink(temporary.c_str());
     fail(stage, "cannot write", path, error);
   }
+}
+
+void require_writable_file(const std::string& path, Stage stage) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+  struct stat status {};
+  int error = 0;
+  if (::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
+    error = EISDIR;
+  } else if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    error = errno;
+  }
+  if (error != 0) fail(stage, "cannot write", path, error);
 }
 
 void require_writable_folder(const std::string& path, Stage stage) {

@@ -15,8 +15,14 @@ namespace farm {
 // Size of a regular file, in bytes.
 uint64_t file_size(const std::string& path, Stage stage);
 
-// Content of a regular file that must have `size` bytes.
-std::vector<uint8_t> read_file(const std::string& path, uint64_t size, Stage stage);
+// Content of a regular file.
+std::string read_text(const std::string& path, Stage stage);
+
+// Content of a regular file that must have `size` bytes, into `data`.
+void read_file(const std::string& path, void* data, uint64_t size, Stage stage);
+
+// Passes when a file can be made beside `path`, which may be there already.
+void require_writable_file(const std::string& path, Stage stage);
 
 // A reader sees the old file or the whole new one: written under another name, then renamed.
 void write_file(const std::string& path, const void* data, size_t size, Stage stage);

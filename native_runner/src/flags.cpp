@@ -4,9 +4,7 @@
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
-#include <cstring>
 #include <variant>
-#include <vector>
 
 namespace farm {
 
@@ -14,35 +12,74 @@ namespace {
 
 using Target = std::variant<bool*, int*, std::string*, std::optional<int>*, std::optional<std::string>*>;
 
+// Which lines a flag may stand in.
+enum class Place {
+  kRun,      // a single run, and a job of a session
+  kBackend,  // a single run, and the start of a session; a job may repeat what the session has
+  kProcess,  // the command line
+};
+
 struct Flag {
   const char* name;
+  Place place;
   Target target;
   const char* help;
   int least = 0;
   int most = 0;
+  bool given = false;
 
   bool is_bool() const { return std::holds_alternative<bool*>(target); }
 };
 
 std::vector<Flag> table(Flags* flags) {
+  BackendFlags* backend = &flags->backend;
   return {
-      {"model_path", &flags->model_path, "the .pte to run"},
-      {"input_list_path", &flags->input_list_path, "one inference per line: raw files separated by one space"},
-      {"output_folder_path", &flags->output_folder_path, "existing folder for output_{line}_{index}.raw"},
-      {"iteration", &flags->iteration, "measured executions per inference", 1, INT_MAX},
-      {"warm_up", &flags->warm_up, "executions before those", 0, INT_MAX},
-      {"method_index", &flags->method_index, "which method of the .pte", 0, INT_MAX},
-      {"etdump_path", &flags->etdump_path, "write an ETDump here; none is made without this flag"},
-      {"performance_output_path", &flags->performance_output_path, "mean time of one execution in ms, a bare number"},
-      {"result_path", &flags->result_path, "what happened, as JSON"},
-      {"log_level", &flags->log_level, "QNN log level: error 1, warn 2, info 3, verbose 4, debug 5", 1, 5},
-      {"htp_performance_mode", &flags->htp_performance_mode,
+      {"model_path", Place::kRun, &flags->model_path, "the .pte to run"},
+      {"input_list_path", Place::kRun, &flags->input_list_path,
+       "one inference per line: raw files separated by one space"},
+      {"output_folder_path", Place::kRun, &flags->output_folder_path,
+       "existing folder for output_{line}_{index}.raw"},
+      {"iteration", Place::kRun, &flags->iteration, "measured executions per inference", 1, INT_MAX},
+      {"warm_up", Place::kRun, &flags->warm_up, "executions before those", 0, INT_MAX},
+      {"method_index", Place::kRun, &flags->method_index, "which method of the .pte", 0, INT_MAX},
+      {"input_shape_path", Place::kRun, &flags->input_shape_path,
+       "shapes of the inputs, where they are below the .pte's bounds: one tensor per line, `1, 3, 16, 16`"},
+      {"output_shape_path", Place::kRun, &flags->output_shape_path, "shapes of the outputs that go with them"},
+      {"shared_buffer", Place::kRun, &flags->shared_buffer,
+       "inputs and outputs in memory that the DSP shares (rpcmem); the .pte must leave their memory to its caller"},
+      {"etdump_path", Place::kRun, &flags->etdump_path, "write an ETDump here; none is made without this flag"},
+      {"dump_intermediate_outputs", Place::kRun, &flags->dump_intermediate_outputs,
+       "write the values between operators, of a .pte compiled for it; makes an ETDump, etdump.etdp by default"},
+      {"debug_output_path", Place::kRun, &flags->debug_output_path, "where to write them"},
+      {"debug_buffer_size", Place::kRun, &flags->debug_buffer_size, "how many bytes they may have", 1, INT_MAX},
+      {"performance_output_path", Place::kRun, &flags->performance_output_path,
+       "mean time of one execution in ms, a bare number"},
+      {"result_path", Place::kRun, &flags->result_path, "what happened, as JSON"},
+      {"working_folder", Place::kRun, &flags->working_folder, "change into it first: other paths are relative to it"},
+      {"timeout_ms", Place::kRun, &flags->timeout_ms, "end the process when the run takes longer; 0 is no limit", 0,
+       INT_MAX},
+      {"log_level", Place::kBackend, &backend->log_level,
+       "QNN log level: error 1, warn 2, info 3, verbose 4, debug 5", 1, 5},
+      {"htp_performance_mode", Place::kBackend, &backend->htp_performance_mode,
        "HTP performance: default 0, sustained_high 1, burst 2, high 3, power_saver 4, low_power_saver 5, "
        "high_power_saver 6, low_balanced 7, balanced 8",
        0, 8},
-      {"profile_level", &flags->profile_level, "QNN profiling: off 0, basic 1, detailed 2", 0, 2},
-      {"version", &flags->version, "print the versions and end"},
-      {"help", &flags->help, "print this and end"},
+      {"profile_level", Place::kBackend, &backend->profile_level, "QNN profiling: off 0, basic 1, detailed 2", 0, 2},
+      {"lpai_fps", Place::kBackend, &backend->lpai_fps, "LPAI: inferences per second", 1, INT_MAX},
+      {"lpai_ftrt_ratio", Place::kBackend, &backend->lpai_ftrt_ratio, "LPAI: faster than real time by this ratio", 1,
+       INT_MAX},
+      {"lpai_client_perf_type", Place::kBackend, &backend->lpai_client_perf_type,
+       "LPAI client: real time 1, not real time 2", 1, 2},
+      {"lpai_affinity", Place::kBackend, &backend->lpai_affinity, "LPAI core affinity: soft 1, hard 2", 1, 2},
+      {"lpai_core_selection", Place::kBackend, &backend->lpai_core_selection, "LPAI cores, a bit mask", 0, INT_MAX},
+      {"heap_profiling_path", Place::kBackend, &backend->heap_profiling_path,
+       "DSP heap before the first context and after the last (HTP on a device, profile level not 0)"},
+      {"serve", Place::kProcess, &flags->serve,
+       "take jobs from standard input, a line of flags each, and answer with a line of JSON each"},
+      {"keep_loaded", Place::kProcess, &flags->keep_loaded,
+       "of a session: a small .pte that stays loaded, so that the QNN backend stays up between jobs"},
+      {"version", Place::kProcess, &flags->version, "print the versions and end"},
+      {"help", Place::kProcess, &flags->help, "print this and end"},
   };
 }
 
@@ -61,50 +98,100 @@ int parse_int(const Flag& flag, const std::string& text) {
   return static_cast<int>(value);
 }
 
-void store(const Flag& flag, const std::string& text) {
-  if (auto* const* boolean = std::get_if<bool*>(&flag.target)) {
-    if (text != "true" && text != "false") fail("--" + std::string(flag.name) + ": '" + text + "' is not true or false");
-    **boolean = text == "true";
-  } else if (auto* const* number = std::get_if<int*>(&flag.target)) {
-    **number = parse_int(flag, text);
-  } else if (auto* const* maybe_number = std::get_if<std::optional<int>*>(&flag.target)) {
-    **maybe_number = parse_int(flag, text);
-  } else if (auto* const* string = std::get_if<std::string*>(&flag.target)) {
+bool parse_bool(const Flag& flag, const std::string& text) {
+  for (const char* yes : {"true", "t", "1", "yes", "y"}) {
+    if (text == yes) return true;
+  }
+  for (const char* no : {"false", "f", "0", "no", "n"}) {
+    if (text == no) return false;
+  }
+  fail("--" + std::string(flag.name) + ": '" + text + "' is not true or false");
+}
+
+void store(Flag* flag, const std::string& text) {
+  flag->given = true;
+  if (auto* const* boolean = std::get_if<bool*>(&flag->target)) {
+    **boolean = parse_bool(*flag, text);
+  } else if (auto* const* number = std::get_if<int*>(&flag->target)) {
+    **number = parse_int(*flag, text);
+  } else if (auto* const* maybe_number = std::get_if<std::optional<int>*>(&flag->target)) {
+    **maybe_number = parse_int(*flag, text);
+  } else if (auto* const* string = std::get_if<std::string*>(&flag->target)) {
     **string = text;
-  } else if (auto* const* maybe_string = std::get_if<std::optional<std::string>*>(&flag.target)) {
+  } else if (auto* const* maybe_string = std::get_if<std::optional<std::string>*>(&flag->target)) {
     **maybe_string = text;
   }
 }
 
-const Flag* find(const std::vector<Flag>& flags, const std::string& name) {
-  for (const Flag& flag : flags) {
+Flag* find(std::vector<Flag>* flags, const std::string& name) {
+  for (Flag& flag : *flags) {
     if (name == flag.name) return &flag;
   }
   return nullptr;
 }
 
-// Takes argv[*next] and, for a flag whose value stands apart, the argument after it.
-void parse_one(const std::vector<Flag>& flags, int argc, const char* const* argv, int* next) {
-  const std::string argument = argv[(*next)++];
+// Takes arguments[*next] and, for a flag whose value stands apart, the argument after it.
+void parse_one(std::vector<Flag>* flags, const std::vector<std::string>& arguments, size_t* next) {
+  const std::string& argument = arguments[(*next)++];
   const size_t dashes = argument.rfind("--", 0) == 0 ? 2 : argument.rfind('-', 0) == 0 ? 1 : 0;
   if (dashes == 0 || argument.size() == dashes) fail("unexpected argument '" + argument + "': see --help");
   const size_t equals = argument.find('=');
   const std::string name = argument.substr(dashes, equals == std::string::npos ? equals : equals - dashes);
-  if (const Flag* flag = find(flags, name); flag != nullptr) {
-    if (equals != std::string::npos) return store(*flag, argument.substr(equals + 1));
-    if (flag->is_bool()) return store(*flag, "true");
-    if (*next >= argc) fail("--" + name + " needs a value");
-    return store(*flag, argv[(*next)++]);
+  if (Flag* flag = find(flags, name); flag != nullptr) {
+    if (equals != std::string::npos) return store(flag, argument.substr(equals + 1));
+    if (flag->is_bool()) return store(flag, "true");
+    if (*next >= arguments.size()) fail("--" + name + " needs a value");
+    return store(flag, arguments[(*next)++]);
   }
   if (equals == std::string::npos && name.rfind("no", 0) == 0) {
-    const Flag* flag = find(flags, name.substr(2));
-    if (flag != nullptr && flag->is_bool()) return store(*flag, "false");
+    Flag* flag = find(flags, name.substr(2));
+    if (flag != nullptr && flag->is_bool()) return store(flag, "false");
   }
   fail("unknown flag '" + argument + "': see --help");
 }
 
+void parse(std::vector<Flag>* flags, const std::vector<std::string>& arguments, std::optional<Failure>* failure) {
+  for (size_t next = 0; next < arguments.size();) {
+    try {
+      parse_one(flags, arguments, &next);
+    } catch (const Failure& found) {
+      if (!*failure) *failure = found;
+    }
+  }
+}
+
+// What flags of a command line exclude each other.
+void check_together(const std::vector<Flag>& given, const Flags& flags) {
+  if (!flags.serve) {
+    if (!flags.keep_loaded.empty()) fail("--keep_loaded belongs to a session: --serve");
+    return;
+  }
+  for (const Flag& flag : given) {
+    if (flag.given && flag.place == Place::kRun) {
+      fail("--" + std::string(flag.name) + " belongs into the line of a job");
+    }
+  }
+  if (!flags.keep_loaded.empty() && flags.backend.heap_profiling_path) {
+    // The second number of the heap is written when the last program is gone.
+    fail("--keep_loaded and --heap_profiling_path exclude each other");
+  }
+}
+
+std::string shown(const Flag& flag) {
+  const std::string name = "--" + std::string(flag.name);
+  if (const auto* const* number = std::get_if<std::optional<int>*>(&flag.target); number != nullptr && **number) {
+    return name + "=" + std::to_string(***number);
+  }
+  if (const auto* const* text = std::get_if<std::optional<std::string>*>(&flag.target); text != nullptr && **text) {
+    return name + "=" + ***text;
+  }
+  return "no " + name;
+}
+
 std::string default_text(const Flag& flag) {
-  if (const auto* const* string = std::get_if<std::string*>(&flag.target)) return " (default " + **string + ")";
+  if (const auto* const* string = std::get_if<std::string*>(&flag.target)) {
+    return (**string).empty() ? " (default unset)" : " (default " + **string + ")";
+  }
   if (const auto* const* number = std::get_if<int*>(&flag.target)) {
     return " (default " + std::to_string(**number) + ")";
   }
@@ -113,16 +200,37 @@ std::string default_text(const Flag& flag) {
 
 }  // namespace
 
-ParsedFlags parse_flags(int argc, const char* const* argv) {
+ParsedFlags parse_command_line(const std::vector<std::string>& arguments) {
   ParsedFlags parsed;
-  const std::vector<Flag> flags = table(&parsed.flags);
-  for (int next = 1; next < argc;) {
-    try {
-      parse_one(flags, argc, argv, &next);
-    } catch (const Failure& failure) {
-      if (!parsed.failure) parsed.failure = failure;
+  std::vector<Flag> flags = table(&parsed.flags);
+  parse(&flags, arguments, &parsed.failure);
+  try {
+    if (!parsed.failure) check_together(flags, parsed.flags);
+  } catch (const Failure& failure) {
+    parsed.failure = failure;
+  }
+  return parsed;
+}
+
+ParsedFlags parse_job(const std::vector<std::string>& arguments, const BackendFlags& session) {
+  ParsedFlags parsed;
+  parsed.flags.result_path.clear();
+  parsed.flags.performance_output_path.clear();
+  std::vector<Flag> flags = table(&parsed.flags);
+  parse(&flags, arguments, &parsed.failure);
+  Flags of_session;
+  of_session.backend = session;
+  const std::vector<Flag> started_with = table(&of_session);
+  for (size_t i = 0; i < flags.size() && !parsed.failure; ++i) {
+    if (!flags[i].given) continue;
+    if (flags[i].place == Place::kProcess) {
+      parsed.failure = Failure(Stage::kFlags, "--" + std::string(flags[i].name) + " cannot stand in the line of a job");
+    } else if (flags[i].place == Place::kBackend && shown(flags[i]) != shown(started_with[i])) {
+      parsed.failure = Failure(Stage::kOptions, shown(flags[i]) + " needs a process of its own: this session has " +
+                                                    shown(started_with[i]));
     }
   }
+  parsed.flags.backend = session;
   return parsed;
 }
 
@@ -131,7 +239,7 @@ std::string flags_help() {
   std::string text =
       "farm_runner: executes an ExecuTorch program and writes down what happened.\n"
       "Flags are --name=value or --name value. Exit codes: 0 done, 2 flags, 3 options, 4 load, 5 inputs,\n"
-      "6 execute, 7 outputs, 8 etdump.\n\n";
+      "6 execute, 7 outputs, 8 etdump, 9 timeout, 10 standard output of a session is gone.\n\n";
   for (const Flag& flag : table(&defaults)) {
     text += "  --" + std::string(flag.name) + "\n      " + flag.help + default_text(flag) + "\n";
   }

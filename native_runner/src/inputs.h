@@ -2,29 +2,39 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "failure.h"
 #include "tensors.h"
 
 namespace farm {
 
 // One inference of an input list.
 struct InputLine {
-  int64_t number = 0;       // of the inference, from 0; blank lines do not count
+  int64_t number = 0;       // of the inference, from 0
   size_t line_in_file = 0;  // from 1, for messages
   std::vector<std::string> files;
 };
 
-// The inferences of an input list. Throws Failure at inputs for a list that is missing or has none.
-std::vector<InputLine> read_input_list(const std::string& path);
+// An input list, read before the program is loaded and understood when its inputs are known.
+class InputList {
+ public:
+  // Does not throw for a list that is missing: a method without inputs needs none.
+  explicit InputList(std::string path);
 
-// Throws Failure at inputs unless every line has a readable file of the right size for every input:
-// a wrong last line is known before the first inference runs.
-void check_inputs(const std::string& list_path, const std::vector<InputLine>& lines,
-                  const std::vector<TensorSpec>& specs);
+  // The inferences. Throws Failure at inputs unless there is one, and every line has a file of the right
+  // size for every input: a wrong last line is known before the first inference runs. Blank lines count
+  // for a method without inputs only, which is executed once when the list is missing.
+  std::vector<InputLine> inferences(const std::vector<TensorSpec>& specs) const;
 
-// The bytes of every input of one inference.
-std::vector<std::vector<uint8_t>> read_inputs(const InputLine& line, const std::vector<TensorSpec>& specs);
+ private:
+  void check(const InputLine& line, const std::vector<TensorSpec>& specs) const;
+
+  std::string path_;
+  std::vector<InputLine> lines_;
+  std::optional<Failure> failure_;
+};
 
 }  // namespace farm

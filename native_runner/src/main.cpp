@@ -1,72 +1,77 @@
 // Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
 #include <executorch/runtime/platform/runtime.h>
-#include <unistd.h>
 
 #include <cstdio>
-#include <exception>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
+#include "backend_options.h"
 #include "flags.h"
+#include "job.h"
 #include "platform.h"
-#include "report.h"
-#include "run.h"
+#include "serve.h"
+#include "watchdog.h"
 
 namespace {
 
 using farm::Failure;
 using farm::Flags;
-using farm::Report;
-
-// ExecuTorch's abort hook takes no argument, so what it reports is found here.
-Report* current_report = nullptr;
-const Flags* current_flags = nullptr;
-
-// Tells stderr and the result file how the run ended, and returns its exit code.
-int finish(Report* report, const Flags& flags) {
-  try {
-    farm::write_report(*report, flags.result_path);
-  } catch (const Failure& failure) {
-    std::fprintf(stderr, "farm_runner: %s: %s\n", farm::stage_name(failure.stage), failure.what());
-    if (!report->failure) return farm::exit_code(failure.stage);
-  }
-  if (report->failure) {
-    std::fprintf(stderr, "farm_runner: %s: %s\n", farm::stage_name(report->failure->stage), report->failure->what());
-  }
-  return report->exit_code();
-}
+using farm::ParsedFlags;
 
 [[noreturn]] void on_abort(const std::string& reason) {
-  const std::string why = reason.empty() ? "for no logged reason" : reason;
-  current_report->failure = Failure(current_report->stage, "ExecuTorch aborted: " + why);
-  // Not exit(): destructors would run into the state that made ExecuTorch give up.
-  _exit(finish(current_report, *current_flags));
+  if (farm::Job* job = farm::current_job(); job != nullptr) {
+    job->end_process("ExecuTorch aborted: " + (reason.empty() ? "for no logged reason" : reason), std::nullopt);
+  }
+  std::abort();
+}
+
+// ExecuTorch's own runner always writes an ETDump, and scripts that call a program by its name expect one.
+bool stands_in(const char* program) {
+  const std::string_view path = program == nullptr ? "" : program;
+  return path.substr(path.rfind('/') + 1) == "qnn_executor_runner";
+}
+
+int run_single(ParsedFlags parsed) {
+  std::optional<farm::BackendOptionSet> options;
+  if (!parsed.failure) {
+    try {
+      options.emplace(parsed.flags.backend);
+    } catch (const Failure& failure) {
+      parsed.failure = failure;
+    }
+  }
+  farm::Watchdog* watchdog = parsed.flags.timeout_ms > 0 ? farm::Watchdog::start(-1) : nullptr;
+  const bool refused = parsed.failure.has_value();
+  farm::Job job(std::move(parsed));
+  if (refused) return job.refuse();
+  farm::Backend backend;
+  backend.options = &*options;
+  return job.run(backend, watchdog);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const farm::ParsedFlags parsed = farm::parse_flags(argc, argv);
-  const Flags& flags = parsed.flags;
-  Report report;
-  report.failure = parsed.failure;
-  if (!report.failure && flags.help) return std::fputs(farm::flags_help().c_str(), stdout) < 0 ? 1 : 0;
-  if (!report.failure && flags.version) {
+  ParsedFlags parsed = farm::parse_command_line({argv + (argc > 0 ? 1 : 0), argv + argc});
+  Flags& flags = parsed.flags;
+  if (!parsed.failure && flags.help) return std::fputs(farm::flags_help().c_str(), stdout) < 0 ? 1 : 0;
+  if (!parsed.failure && flags.version) {
     return std::printf("farm_runner %s (executorch %s)\n", FARM_RUNNER_VERSION, FARM_EXECUTORCH_VERSION) < 0 ? 1 : 0;
   }
+  if (!flags.etdump_path && stands_in(argc > 0 ? argv[0] : nullptr)) flags.etdump_path = "etdump.etdp";
 
-  // After a crash there is no result: an older one must not pass for it.
-  if (!flags.result_path.empty()) ::unlink(flags.result_path.c_str());
-  if (!report.failure) {
-    current_report = &report;
-    current_flags = &flags;
-    farm::install_platform(&on_abort);
-    executorch::runtime::runtime_init();
-    try {
-      farm::run(flags, &report);
-    } catch (const Failure& failure) {
-      report.failure = failure;
-    } catch (const std::exception& error) {
-      report.failure = Failure(report.stage, error.what());
-    }
+  farm::install_platform(&on_abort);
+  executorch::runtime::runtime_init();
+  if (!flags.serve) return run_single(std::move(parsed));
+  try {
+    if (parsed.failure) throw *parsed.failure;
+    return farm::serve(flags);
+  } catch (const Failure& failure) {
+    std::fprintf(stderr, "farm_runner: %s: %s\n", farm::stage_name(failure.stage), failure.what());
+    return failure.exit_code;
   }
-  return finish(&report, flags);
 }

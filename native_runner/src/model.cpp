@@ -19,6 +19,8 @@ using executorch::etdump::ETDumpResult;
 using executorch::extension::Module;
 using executorch::runtime::Error;
 using executorch::runtime::EValue;
+using executorch::runtime::EventTracerDebugLogLevel;
+using executorch::runtime::MethodMeta;
 using executorch::runtime::Program;
 using executorch::runtime::Tag;
 
@@ -34,17 +36,27 @@ void check(Error error, Stage stage, const std::string& what) {
 
 std::vector<SizesType> sizes_of(const TensorSpec& spec) { return {spec.shape.begin(), spec.shape.end()}; }
 
-}  // namespace
-
-Model::Model(const std::string& path, int method_index, bool trace) {
-  forget_errors();
-  module_ = std::make_unique<Module>(path, Module::LoadMode::File, trace ? std::make_unique<ETDumpGen>() : nullptr);
-  // A truncated or damaged program must be refused before anything reads it.
-  check(module_->load(Program::Verification::InternalConsistency), Stage::kLoad, "cannot load '" + path + "'");
-  load_method(method_index);
+[[noreturn]] void refuse_planned(const char* what, size_t index) {
+  throw Failure(Stage::kLoad, "--shared_buffer: the program brings the memory of " + std::string(what) + " " +
+                                  std::to_string(index) +
+                                  ": compile it with alloc_graph_input=False and alloc_graph_output=False");
 }
 
-void Model::load_method(int method_index) {
+}  // namespace
+
+Model::Model(const std::string& path, int method_index, const ModelSettings& settings) : settings_(settings) {
+  forget_errors();
+  module_ = std::make_unique<Module>(path, Module::LoadMode::File,
+                                     settings.trace ? std::make_unique<ETDumpGen>() : nullptr);
+  // A truncated or damaged program must be refused before anything reads it.
+  constexpr auto kVerification = Program::Verification::InternalConsistency;
+  const bool has_options = settings.options != nullptr && settings.options->size() > 0;
+  check(has_options ? module_->load(*settings.options, kVerification) : module_->load(kVerification), Stage::kLoad,
+        "cannot load '" + path + "'");
+  describe(method_index);
+}
+
+void Model::describe(int method_index) {
   const auto count = module_->num_methods();
   if (!count.ok()) fail(Stage::kLoad, "cannot count the methods", count.error());
   const auto index = static_cast<size_t>(method_index);
@@ -55,45 +67,65 @@ void Model::load_method(int method_index) {
   const auto name = module_->program()->get_method_name(index);
   if (!name.ok()) fail(Stage::kLoad, "cannot name method " + std::to_string(index), name.error());
   method_ = *name;
-  const auto meta = module_->method_meta(method_);
-  if (!meta.ok()) fail(Stage::kLoad, "cannot describe method '" + method_ + "'", meta.error());
-  inputs_ = input_specs(*meta);
-  outputs_ = output_specs(*meta);
-  for (size_t i = 0; i < inputs_.size(); ++i) input_types_.push_back(meta->input_tensor_meta(i)->scalar_type());
-  check(module_->load_method(method_), Stage::kLoad, "cannot load method '" + method_ + "'");
-  provide_outputs();
+  inputs_ = input_specs(meta());
+  outputs_ = output_specs(meta());
 }
 
-void Model::provide_outputs() {
-  const auto meta = module_->method_meta(method_);
+MethodMeta Model::meta() const {
+  const auto meta = module_->program()->method_meta(method_.c_str());
   if (!meta.ok()) fail(Stage::kLoad, "cannot describe method '" + method_ + "'", meta.error());
-  for (size_t i = 0; i < outputs_.size(); ++i) {
-    const auto tag = meta->output_tag(i);
-    if (!tag.ok() || *tag != Tag::Tensor) continue;
-    const auto info = meta->output_tensor_meta(i);
-    if (!info.ok() || info->is_memory_planned()) continue;
-    output_memory_.emplace_back(outputs_[i].nbytes);
-    output_tensors_.push_back(executorch::extension::from_blob(output_memory_.back().data(), sizes_of(outputs_[i]),
-                                                               info->scalar_type()));
-    check(module_->set_output(method_, output_tensors_.back(), i), Stage::kLoad,
-          "cannot give output " + std::to_string(i) + " its memory");
+  return *meta;
+}
+
+void Model::load(const std::vector<TensorSpec>& inputs) {
+  forget_errors();
+  provide_inputs(inputs);
+  check(module_->load_method(method_), Stage::kLoad, "cannot load method '" + method_ + "'");
+  provide_outputs();
+  if (settings_.debug_bytes) {
+    debug_sink_ = std::make_unique<DebugSink>(*settings_.debug_bytes);
+    auto* tracer = static_cast<ETDumpGen*>(module_->event_tracer());
+    tracer->set_data_sink(debug_sink_.get());
+    tracer->set_event_tracer_debug_level(EventTracerDebugLogLevel::kIntermediateOutputs);
   }
 }
 
-void Model::bind_inputs(std::vector<std::vector<uint8_t>>* bytes) {
-  bound_.clear();
-  bound_values_.clear();
-  for (size_t i = 0; i < inputs_.size(); ++i) {
-    bound_.push_back(
-        executorch::extension::from_blob((*bytes)[i].data(), sizes_of(inputs_[i]), input_types_[i]));
-    bound_values_.emplace_back(bound_.back());
+void Model::provide_inputs(const std::vector<TensorSpec>& specs) {
+  const MethodMeta described = meta();
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const auto info = described.input_tensor_meta(i);
+    if (!info.ok()) fail(Stage::kLoad, "cannot describe input " + std::to_string(i), info.error());
+    if (settings_.shared_buffer && info->is_memory_planned()) refuse_planned("input", i);
+    input_memory_.emplace_back(specs[i].nbytes, settings_.shared_buffer);
+    tensors_.push_back(
+        executorch::extension::from_blob(input_memory_.back().data(), sizes_of(specs[i]), info->scalar_type()));
+    input_values_.emplace_back(tensors_.back());
+  }
+}
+
+void Model::provide_outputs() {
+  const MethodMeta described = meta();
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    const auto tag = described.output_tag(i);
+    if (!tag.ok() || *tag != Tag::Tensor) continue;
+    const auto info = described.output_tensor_meta(i);
+    if (!info.ok()) fail(Stage::kLoad, "cannot describe output " + std::to_string(i), info.error());
+    if (info->is_memory_planned()) {
+      if (settings_.shared_buffer) refuse_planned("output", i);
+      continue;
+    }
+    output_memory_.emplace_back(outputs_[i].nbytes, settings_.shared_buffer);
+    tensors_.push_back(
+        executorch::extension::from_blob(output_memory_.back().data(), sizes_of(outputs_[i]), info->scalar_type()));
+    check(module_->set_output(method_, tensors_.back(), i), Stage::kLoad,
+          "cannot give output " + std::to_string(i) + " its memory");
   }
 }
 
 int64_t Model::execute() {
   forget_errors();
   // Before every execution, and outside the time: the memory plan may reuse an input's bytes once it is read.
-  check(module_->set_inputs(method_, bound_values_), Stage::kExecute, "cannot set the inputs");
+  check(module_->set_inputs(method_, input_values_), Stage::kExecute, "cannot set the inputs");
   const auto start = std::chrono::steady_clock::now();
   const auto result = module_->execute(method_, std::vector<EValue>{});
   const auto end = std::chrono::steady_clock::now();

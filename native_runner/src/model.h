@@ -6,27 +6,42 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "debug_sink.h"
+#include "io_memory.h"
 #include "tensors.h"
 
 namespace farm {
 
-// A loaded method. Every function throws Failure, with ExecuTorch's code and its last logged error.
+struct ModelSettings {
+  const executorch::runtime::LoadBackendOptionsMap* options = nullptr;  // read by `Model`'s constructor only
+  bool trace = false;                                                   // collect an ETDump
+  std::optional<size_t> debug_bytes;                                    // intermediate outputs, at most so many
+  bool shared_buffer = false;                                           // memory of inputs and outputs
+};
+
+// A method of a program. Every function throws Failure, with ExecuTorch's code and its first logged error.
 class Model {
  public:
-  // Loads program and method; throws at load. `trace` collects an ETDump from here on.
-  Model(const std::string& path, int method_index, bool trace);
+  // Reads the program and describes the method; throws at load.
+  Model(const std::string& path, int method_index, const ModelSettings& settings);
 
   const std::string& method() const { return method_; }
+  // What the program declares; for a dynamic shape, its upper bound.
   const std::vector<TensorSpec>& inputs() const { return inputs_; }
   const std::vector<TensorSpec>& outputs() const { return outputs_; }
 
-  // The bytes of each input, as `inputs()` says; they stay the caller's and must outlive `execute`.
-  void bind_inputs(std::vector<std::vector<uint8_t>>* bytes);
+  // Loads the method, which starts its backends. `inputs` are those to execute with, which have the shapes
+  // of `inputs()` or smaller ones. Throws at load.
+  void load(const std::vector<TensorSpec>& inputs);
 
-  // Runs once on the bound inputs and returns the nanoseconds it took.
+  // Where the bytes of an input go before `execute`; they stay until they are written again.
+  void* input_data(size_t index) { return input_memory_[index].data(); }
+
+  // Runs once and returns the nanoseconds it took.
   int64_t execute();
 
   // Values of the last execution; they point into the method's memory.
@@ -35,21 +50,28 @@ class Model {
   // The ETDump of everything since loading; throws at etdump.
   std::vector<uint8_t> take_etdump();
 
- private:
-  void load_method(int method_index);
-  void provide_outputs();
+  // Null unless `debug_bytes` was set.
+  const DebugSink* debug_sink() const { return debug_sink_.get(); }
 
-  std::unique_ptr<executorch::extension::Module> module_;
+ private:
+  void describe(int method_index);
+  void provide_inputs(const std::vector<TensorSpec>& specs);
+  void provide_outputs();
+  executorch::runtime::MethodMeta meta() const;
+
+  ModelSettings settings_;
   std::string method_;
   std::vector<TensorSpec> inputs_;
   std::vector<TensorSpec> outputs_;
-  std::vector<executorch::aten::ScalarType> input_types_;
-  std::vector<executorch::extension::TensorPtr> bound_;
-  std::vector<executorch::runtime::EValue> bound_values_;
 
-  // Memory of outputs that the program leaves to its caller.
-  std::vector<std::vector<uint8_t>> output_memory_;
-  std::vector<executorch::extension::TensorPtr> output_tensors_;
+  // All of these outlive the module, which refers to them.
+  std::unique_ptr<DebugSink> debug_sink_;
+  std::vector<IoMemory> input_memory_;
+  std::vector<IoMemory> output_memory_;  // of outputs that the program leaves to its caller
+  std::vector<executorch::extension::TensorPtr> tensors_;
+  std::vector<executorch::runtime::EValue> input_values_;
+
+  std::unique_ptr<executorch::extension::Module> module_;
 };
 
 }  // namespace farm

@@ -11,8 +11,10 @@
 
 namespace farm {
 
-// Writes `output_{line}_{index}.raw` into `folder` and returns what was written. Throws Failure at outputs.
+// Writes `output_{line}_{index}.raw` into `folder` and returns what was written. `expected` has the shapes of
+// dynamic outputs, or is empty: then a tensor is written as it is. Throws Failure at outputs.
 std::vector<TensorSpec> write_outputs(const std::string& folder, int64_t line,
-                                      const std::vector<executorch::runtime::EValue>& values);
+                                      const std::vector<executorch::runtime::EValue>& values,
+                                      const std::vector<TensorSpec>& expected);
 
 }  // namespace farm

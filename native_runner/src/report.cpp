@@ -45,21 +45,26 @@ double Report::mean_ms() const {
   return count == 0 ? 0 : sum / static_cast<double>(count) / 1e6;
 }
 
-std::string Report::to_json() const {
+std::string to_json(const Report& report, const std::optional<JobNumber>& job) {
   Json json;
   json.object().key("schema").integer(kSchema);
-  json.key("ok").boolean(!failure);
-  json.key("exit_code").integer(exit_code());
+  if (job) {
+    json.key("job").integer(job->number);
+    json.key("warm").boolean(report.warm);
+    if (job->last) json.key("last").boolean(true);
+  }
+  json.key("ok").boolean(!report.failure);
+  json.key("exit_code").integer(report.exit_code());
   json.key("error");
-  add_failure(&json, failure);
-  json.key("method").string(method);
-  json.key("load_ns").integer(load_ns);
+  add_failure(&json, report.failure);
+  json.key("method").string(report.method);
+  json.key("load_ns").integer(report.load_ns);
   json.key("inputs");
-  add_specs(&json, inputs);
+  add_specs(&json, report.inputs);
   json.key("outputs");
-  add_specs(&json, outputs);
+  add_specs(&json, report.outputs);
   json.key("inferences").array();
-  for (const Inference& inference : inferences) {
+  for (const Inference& inference : report.inferences) {
     json.object().key("line").integer(inference.line);
     json.key("warm_up_ns").integers(inference.warm_up_ns);
     json.key("iterations_ns").integers(inference.iterations_ns).end();
@@ -80,7 +85,7 @@ void write_performance(const Report& report, const std::string& path) {
 
 void write_report(const Report& report, const std::string& path) {
   if (path.empty()) return;
-  const std::string text = report.to_json();
+  const std::string text = to_json(report);
   write_file(path, text.data(), text.size(), Stage::kOutputs);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,18 +24,46 @@ struct Report {
   std::optional<Failure> failure;
   std::string method;
   int64_t load_ns = 0;
+  bool warm = false;  // the QNN backend was up already when the program was loaded
   std::vector<TensorSpec> inputs;
   std::vector<TensorSpec> outputs;
   std::vector<Inference> inferences;
 
-  int exit_code() const { return failure ? farm::exit_code(failure->stage) : 0; }
+  int exit_code() const { return failure ? failure->exit_code : 0; }
 
   // Mean over all measured executions, in milliseconds; 0 when there was none.
   double mean_ms() const;
-
-  // The layout is in docs/native_runner.md.
-  std::string to_json() const;
 };
+
+// A report that one thread fills in while another may have to end the run.
+class SharedReport {
+ public:
+  template <typename Change>
+  void update(const Change& change) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    change(&report_);
+  }
+  void enter(Stage stage) {
+    update([&](Report* report) { report->stage = stage; });
+  }
+  Report copy() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return report_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Report report_;
+};
+
+// Which job of a session a report is the answer to; the process ends after the last one.
+struct JobNumber {
+  int64_t number = 0;
+  bool last = false;
+};
+
+// One line. The layout is in docs/native_runner.md.
+std::string to_json(const Report& report, const std::optional<JobNumber>& job = std::nullopt);
 
 // Mean time as ExecuTorch's scripts read it: a bare number, milliseconds. Throws Failure at outputs.
 void write_performance(const Report& report, const std::string& path);

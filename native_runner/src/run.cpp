@@ -2,73 +2,157 @@
 #include "run.h"
 
 #include <chrono>
+#include <memory>
 
-#include "backend_options.h"
 #include "files.h"
 #include "inputs.h"
 #include "model.h"
 #include "outputs.h"
+#include "shapes.h"
 
 namespace farm {
 
 namespace {
 
-void execute_line(const Flags& flags, const InputLine& line, Model* model, Report* report) {
-  report->stage = Stage::kInputs;
-  std::vector<std::vector<uint8_t>> bytes = read_inputs(line, model->inputs());
-  report->stage = Stage::kExecute;
-  report->inferences.push_back({line.number, {}, {}});
-  Inference& inference = report->inferences.back();
-  try {
-    model->bind_inputs(&bytes);
-    for (int i = 0; i < flags.warm_up; ++i) inference.warm_up_ns.push_back(model->execute());
-    for (int i = 0; i < flags.iteration; ++i) inference.iterations_ns.push_back(model->execute());
-  } catch (const Failure& failure) {
-    const size_t done = inference.warm_up_ns.size() + inference.iterations_ns.size();
-    throw Failure(failure.stage, std::string(failure.what()) + " (execution " + std::to_string(done) + " of inference " +
-                                     std::to_string(line.number) + ", both from 0)",
-                  failure.code, line.number);
-  }
-  report->stage = Stage::kOutputs;
-  const std::vector<TensorSpec> written = write_outputs(flags.output_folder_path, line.number, model->results());
-  if (line.number == 0) report->outputs = written;
+using Clock = std::chrono::steady_clock;
+
+int64_t ns_since(Clock::time_point start) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
 }
+
+// One run: what it was told, what it found out, and where it tells what happened.
+class Run {
+ public:
+  Run(const Flags& flags, const Backend& backend, SharedReport* report)
+      : flags_(flags), backend_(backend), report_(report) {}
+
+  void all() {
+    look_ahead();
+    report_->enter(Stage::kOptions);
+    backend_.options->apply();
+    load();
+    for (const InputLine& line : lines_) execute(line);
+    write_traces();
+    report_->enter(Stage::kOutputs);
+    write_performance(report_->copy(), flags_.performance_output_path);
+    model_.reset();
+  }
+
+ private:
+  // What can be known to fail is looked at before the load, which may take a minute for a large model.
+  void look_ahead() {
+    report_->enter(Stage::kLoad);
+    file_size(flags_.model_path, Stage::kLoad);
+    report_->enter(Stage::kOutputs);
+    require_writable_folder(flags_.output_folder_path, Stage::kOutputs);
+    report_->enter(Stage::kEtdump);
+    if (!flags_.etdump_file().empty()) require_writable_file(flags_.etdump_file(), Stage::kEtdump);
+    if (flags_.dump_intermediate_outputs) require_writable_file(flags_.debug_output_path, Stage::kEtdump);
+  }
+
+  void load() {
+    report_->enter(Stage::kLoad);
+    ModelSettings settings;
+    settings.options = &backend_.options->map();
+    settings.trace = flags_.trace();
+    settings.shared_buffer = flags_.shared_buffer;
+    if (flags_.dump_intermediate_outputs) settings.debug_bytes = static_cast<size_t>(flags_.debug_buffer_size);
+    const Clock::time_point start = Clock::now();
+    model_ = std::make_unique<Model>(flags_.model_path, flags_.method_index, settings);
+    const int64_t program_ns = ns_since(start);
+    report_->update([&](Report* report) {
+      report->method = model_->method();
+      report->inputs = model_->inputs();
+      report->outputs = model_->outputs();
+    });
+    read_shape_files();
+    lines_ = InputList(flags_.input_list_path).inferences(inputs_);
+
+    report_->enter(Stage::kLoad);
+    const Clock::time_point method_start = Clock::now();
+    model_->load(inputs_);
+    const int64_t method_ns = ns_since(method_start);
+    report_->update([&](Report* report) {
+      report->load_ns = program_ns + method_ns;
+      report->warm = backend_.warm;
+    });
+  }
+
+  void read_shape_files() {
+    report_->enter(Stage::kInputs);
+    inputs_ = model_->inputs();
+    if (!flags_.input_shape_path.empty()) inputs_ = read_shapes(flags_.input_shape_path, inputs_, "input");
+    if (!flags_.output_shape_path.empty()) {
+      expected_outputs_ = read_shapes(flags_.output_shape_path, model_->outputs(), "output");
+    }
+    report_->update([&](Report* report) { report->inputs = inputs_; });
+  }
+
+  void execute(const InputLine& line) {
+    report_->enter(Stage::kInputs);
+    read_inputs(line);
+    report_->enter(Stage::kExecute);
+    report_->update([&](Report* report) { report->inferences.push_back({line.number, {}, {}}); });
+    for (int i = 0; i < flags_.warm_up; ++i) execute_once(line, i, &Inference::warm_up_ns);
+    for (int i = 0; i < flags_.iteration; ++i) execute_once(line, flags_.warm_up + i, &Inference::iterations_ns);
+    require_complete_debug_output(line);
+    report_->enter(Stage::kOutputs);
+    const std::vector<TensorSpec> written =
+        write_outputs(flags_.output_folder_path, line.number, model_->results(), expected_outputs_);
+    if (line.number == 0) report_->update([&](Report* report) { report->outputs = written; });
+  }
+
+  void read_inputs(const InputLine& line) {
+    for (size_t i = 0; i < line.files.size(); ++i) {
+      try {
+        read_file(line.files[i], model_->input_data(i), inputs_[i].nbytes, Stage::kInputs);
+      } catch (const Failure& failure) {
+        throw Failure(Stage::kInputs, failure.what(), std::nullopt, line.number);
+      }
+    }
+  }
+
+  void execute_once(const InputLine& line, int number, std::vector<int64_t> Inference::*times) {
+    try {
+      const int64_t ns = model_->execute();
+      report_->update([&](Report* report) { (report->inferences.back().*times).push_back(ns); });
+    } catch (const Failure& failure) {
+      throw Failure(failure.stage, std::string(failure.what()) + " (execution " + std::to_string(number) +
+                                       " of inference " + std::to_string(line.number) + ", both from 0)",
+                    failure.code, line.number);
+    }
+  }
+
+  void require_complete_debug_output(const InputLine& line) {
+    const DebugSink* sink = model_->debug_sink();
+    if (sink == nullptr || sink->needed() <= sink->limit()) return;
+    throw Failure(Stage::kEtdump, "--debug_buffer_size: " + std::to_string(sink->limit()) +
+                                      " bytes are too few: the intermediate outputs up to inference " +
+                                      std::to_string(line.number) + " have " + std::to_string(sink->needed()),
+                  std::nullopt, line.number);
+  }
+
+  void write_traces() {
+    if (!flags_.trace()) return;
+    report_->enter(Stage::kEtdump);
+    const std::vector<uint8_t> dump = model_->take_etdump();
+    if (!flags_.etdump_file().empty()) write_file(flags_.etdump_file(), dump.data(), dump.size(), Stage::kEtdump);
+    if (const DebugSink* sink = model_->debug_sink(); sink != nullptr) {
+      write_file(flags_.debug_output_path, sink->content().data(), sink->content().size(), Stage::kEtdump);
+    }
+  }
+
+  const Flags& flags_;
+  const Backend& backend_;
+  SharedReport* report_;
+  std::unique_ptr<Model> model_;
+  std::vector<TensorSpec> inputs_;
+  std::vector<TensorSpec> expected_outputs_;
+  std::vector<InputLine> lines_;
+};
 
 }  // namespace
 
-void run(const Flags& flags, Report* report) {
-  // What can be known to fail is looked at before the load, which may take a minute for a large model.
-  report->stage = Stage::kLoad;
-  file_size(flags.model_path, Stage::kLoad);
-  report->stage = Stage::kInputs;
-  const std::vector<InputLine> lines = read_input_list(flags.input_list_path);
-  report->stage = Stage::kOutputs;
-  require_writable_folder(flags.output_folder_path, Stage::kOutputs);
-
-  report->stage = Stage::kOptions;
-  apply_backend_options(flags);
-
-  report->stage = Stage::kLoad;
-  const bool trace = flags.etdump_path && !flags.etdump_path->empty();
-  const auto start = std::chrono::steady_clock::now();
-  Model model(flags.model_path, flags.method_index, trace);
-  report->load_ns =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
-  report->method = model.method();
-  report->inputs = model.inputs();
-  report->outputs = model.outputs();
-
-  report->stage = Stage::kInputs;
-  check_inputs(flags.input_list_path, lines, model.inputs());
-  for (const InputLine& line : lines) execute_line(flags, line, &model, report);
-
-  if (trace) {
-    report->stage = Stage::kEtdump;
-    const std::vector<uint8_t> dump = model.take_etdump();
-    write_file(*flags.etdump_path, dump.data(), dump.size(), Stage::kEtdump);
-  }
-  report->stage = Stage::kOutputs;
-  write_performance(*report, flags.performance_output_path);
-}
+void run(const Flags& flags, const Backend& backend, SharedReport* report) { Run(flags, backend, report).all(); }
 
 }  // namespace farm

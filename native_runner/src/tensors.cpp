@@ -1,6 +1,8 @@
 // Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
 #include "tensors.h"
 
+#include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
+
 #include "failure.h"
 
 namespace farm {
@@ -69,12 +71,14 @@ TensorSpec checked(const Result<TensorInfo>& info) {
 
 TensorSpec spec_of(const TensorInfo& info) {
   require_c_order(info.dim_order());
-  return {shape_of(info.sizes().data(), info.sizes().size()), dtype_name(info.scalar_type()), info.nbytes()};
+  return {shape_of(info.sizes().data(), info.sizes().size()), dtype_name(info.scalar_type()), info.nbytes(),
+          executorch::runtime::elementSize(info.scalar_type())};
 }
 
 TensorSpec spec_of(const executorch::aten::Tensor& tensor) {
   require_c_order(tensor.dim_order());
-  return {shape_of(tensor.sizes().data(), tensor.sizes().size()), dtype_name(tensor.scalar_type()), tensor.nbytes()};
+  return {shape_of(tensor.sizes().data(), tensor.sizes().size()), dtype_name(tensor.scalar_type()), tensor.nbytes(),
+          executorch::runtime::elementSize(tensor.scalar_type())};
 }
 
 std::vector<TensorSpec> input_specs(const MethodMeta& meta) {
@@ -91,9 +95,9 @@ std::vector<TensorSpec> output_specs(const MethodMeta& meta) {
     if (!tag.ok()) throw Failure(Stage::kLoad, "has no type", static_cast<int64_t>(tag.error()));
     switch (*tag) {
       case Tag::Tensor: return checked(meta.output_tensor_meta(i));
-      case Tag::Int: return {{}, "int64", sizeof(int64_t)};
-      case Tag::Double: return {{}, "float64", sizeof(double)};
-      case Tag::Bool: return {{}, "bool", sizeof(bool)};
+      case Tag::Int: return {{}, "int64", sizeof(int64_t), sizeof(int64_t)};
+      case Tag::Double: return {{}, "float64", sizeof(double), sizeof(double)};
+      case Tag::Bool: return {{}, "bool", sizeof(bool), sizeof(bool)};
       default: throw Failure(Stage::kLoad, "is neither a tensor nor a number");
     }
   });

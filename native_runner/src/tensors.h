@@ -15,6 +15,7 @@ struct TensorSpec {
   std::vector<int64_t> shape;
   std::string dtype;  // numpy's name, or bfloat16
   size_t nbytes = 0;
+  size_t itemsize = 0;  // bytes of one element
 };
 
 // All of these throw Failure at load for what a raw file cannot hold: an unknown dtype, a tensor that

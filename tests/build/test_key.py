@@ -49,6 +49,15 @@ def test_what_is_only_judged_does_not(job: Job) -> None:
     assert bundle_key(other, VERSIONS) == bundle_key(job, VERSIONS)
 
 
+def test_qnn_decides_nothing_of_what_runs_on_the_cpu(job: Job) -> None:
+    cpu = Job(job.case, Target("SM8650", "xnnpack", "fp32"))
+    key = bundle_key(cpu, VERSIONS)
+    assert key != bundle_key(job, VERSIONS)
+    assert key == bundle_key(cpu, {**VERSIONS, "qnn": "2.50"})
+    assert key != bundle_key(cpu, {**VERSIONS, "executorch": "1.6.0"})
+    assert key != bundle_key(Job(job.case, Target("SM8750", "xnnpack", "fp32")), VERSIONS)
+
+
 def test_a_change_of_the_suites_code_does(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     before = bundle_key(job, VERSIONS)
     Path(job.case.folder, "ops.py").write_text("class Relu: pass\n")

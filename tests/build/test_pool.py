@@ -42,6 +42,9 @@ class Noisy(torch.nn.Module):
 class TwoOut(torch.nn.Module):
     def forward(self, x):
         return torch.relu(x), double(x)
+class NoDelegate(torch.nn.Module):
+    def forward(self, x):
+        return torch.cumsum(x, 1)
 """
 
 
@@ -62,12 +65,12 @@ class Builds:
         (self.folder / "ops.py").write_text(OPS)
         (self.folder / "double.py").write_text("def double(x):\n    return x * 2\n")
 
-    def request(self, module: str, *, samples: int = 1, precision: str = "8a8w") -> Request:
+    def request(self, module: str, *, samples: int = 1, precision: str = "8a8w", backend: str = "htp") -> Request:
         case = Case(
             suite="s", name="c", module=module, inputs=(InputSpec(shape=(1, 3, 8, 8)),), samples=samples,
             folder=str(self.folder),
         )  # fmt: skip
-        job = Job(case, Target("SM8650", "htp", precision))
+        job = Job(case, Target("SM8650", backend, precision))
         key = bundle_key(job, self.tools.versions)
         return Request(job, key, self.tools.versions, str(self.scratch / f"{key[:8]}.log"))
 
@@ -103,8 +106,13 @@ def mixed(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> tuple[B
     folder = tmp_path_factory.mktemp("mixed")
     builds = Builds(tools, folder / "cache", folder)
     names = (".ops:Noisy", ".ops:Crash", ".ops:Nope", ".nope:Nope", "torch.nn:ReLU", ".ops:TwoOut")
-    replies = builds.run(*(builds.request(name, samples=2) for name in names))
-    return builds, dict(zip(names, replies, strict=True))
+    requests = [builds.request(name, samples=2) for name in names]
+    on_cpu = (".ops:TwoOut", ".ops:NoDelegate")
+    requests += [builds.request(name, precision="fp32", backend="xnnpack") for name in on_cpu]
+    requests.append(builds.request("torch.nn:ReLU", precision="fp16"))
+    replies = builds.run(*requests)
+    keys = (*names, *(f"{name} on the CPU" for name in on_cpu), "fp16")
+    return builds, dict(zip(keys, replies, strict=True))
 
 
 def test_a_module_becomes_a_bundle_with_inputs_and_both_references(mixed: tuple[Builds, dict[str, Reply]]) -> None:
@@ -130,6 +138,43 @@ def test_a_module_becomes_a_bundle_with_inputs_and_both_references(mixed: tuple[
     first, second = (path.read_bytes() for sample in range(2) for path in bundle.input_files(sample))
     assert first != second
     assert (bundle.folder / "build.log").stat().st_size > 0
+
+
+def test_on_the_cpu_nothing_is_quantized_and_no_qnn_takes_part(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+    builds, replies = mixed
+    reply = replies[".ops:TwoOut on the CPU"]
+    assert reply.ok, reply.reason
+    bundle = builds.cache.lookup(reply.key)
+    assert bundle is not None
+    manifest = bundle.manifest
+    assert (manifest.backend, manifest.precision, manifest.references) == ("xnnpack", "fp32", ("fp32",))
+    assert manifest.delegates == {"XnnpackBackend": 1}
+    # The export turns the whole number 2 into a tensor, and that is cast.
+    assert manifest.fallback_ops == {"dim_order_ops._to_dim_order_copy.default": 1}
+    assert "quantize" not in manifest.seconds
+    assert "qnn" not in manifest.versions
+    assert not (bundle.folder / "reference_quantized").exists()
+    [path] = bundle.input_files(0)
+    x = np.fromfile(path, np.float32).reshape(1, 3, 8, 8)
+    np.testing.assert_array_equal(bundle.reference("fp32", 0, 0), np.maximum(x, 0))
+
+
+def test_what_xnnpack_does_not_take_stays_an_operator(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+    builds, replies = mixed
+    reply = replies[".ops:NoDelegate on the CPU"]
+    assert reply.ok, reply.reason
+    bundle = builds.cache.lookup(reply.key)
+    assert bundle is not None
+    assert (bundle.manifest.delegates, bundle.manifest.delegated_ops) == ({}, 0)
+    assert bundle.manifest.fallback_ops == {"aten.cumsum.default": 1}
+
+
+def test_fp16_is_not_quantized_either(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+    builds, replies = mixed
+    assert replies["fp16"].ok, replies["fp16"].reason
+    bundle = builds.cache.lookup(replies["fp16"].key)
+    assert bundle is not None
+    assert (bundle.manifest.references, bundle.manifest.delegates) == (("fp32",), {"QnnBackend": 1})
 
 
 def test_a_refusal_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[str, Reply]]) -> None:

@@ -24,6 +24,8 @@ RUN = ("run", "--virtual", "2", "--soc", "SM8650", "--suite", "smoke")
         ((*RUN, "--backend", "lpai"), 2, "SM8650 has no lpai backend: legal are htp, gpu"),
         ((*RUN, "--backend", "npu"), 2, "unknown backend 'npu'"),
         ((*RUN, "--precision", "4a4w"), 2, "unknown precision '4a4w'"),
+        ((*RUN, "--precision", "fp32"), 2, "the htp backend does not run fp32: legal are 8a8w"),
+        ((*RUN, "--backend", "xnnpack", "--precision", "16a4w"), 2, "the xnnpack backend does not run 16a4w"),
         ((*RUN, "-k", "no_such_operator"), 5, "jobs is selected by -k no_such_operator"),
         ((*RUN, "-k", "("), 2, "pytest does not understand -k ("),
         ((*RUN, "--", "-k", "no_such_operator"), 5, "jobs is selected by -k no_such_operator"),

@@ -7,16 +7,20 @@ import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from farm.devices.adb import AdbTransport
 from farm.devices.adb_host import AdbHost
+from farm.devices.adb_sync import LinkRefusedError, SyncStream
+from farm.devices.transport import Link
 from farm.errors import DeviceError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
     from conftest import Bench
+
+    from farm.devices.adb_shell import ShellProcess
 
 TMP = PurePosixPath("/data/local/tmp")
 
@@ -223,3 +227,110 @@ def test_an_unknown_device_and_a_missing_server(bench: Bench) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(DeviceError, match=f"no adb server listens on port {port}"):
             AdbTransport("nobody", port).run(["true"], timeout_s=5)
+
+
+def test_a_program_that_stays_answers_what_it_is_sent(bench: Bench) -> None:
+    script = 'echo ready; while read -r line; do echo "got $line"; echo "log $line" >&2; done; exit 7'
+    process = bench.transport().start(["sh", "-c", script])
+    try:
+        assert until(process, b"ready\n") == (b"ready\n", b"", None)
+        for word in (b"one", b"two"):
+            process.send(word + b"\n")
+            assert until(process, b"log " + word + b"\n")[:2] == (b"got " + word + b"\n", b"log " + word + b"\n")
+        process.close_stdin()
+        assert until(process, None)[2] == 7
+    finally:
+        process.close()
+
+
+def test_waiting_for_a_program_that_says_nothing_ends(bench: Bench) -> None:
+    process = bench.transport().start(["cat"])
+    assert process.receive(0.05) == (b"", b"", None)
+    process.close()
+
+
+def test_a_program_ends_when_its_pipes_are_closed(bench: Bench) -> None:
+    process = bench.transport().start(["sh", "-c", "echo $$; exec sleep 600"])
+    pid = int(until(process, b"\n")[0])
+    process.close()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_signal_ends_a_program_that_stays(bench: Bench) -> None:
+    process = bench.transport().start(["sh", "-c", "echo last words >&2; kill -SEGV $$"])
+    assert until(process, None) == (b"", b"last words\n", 139)
+    process.close()
+
+
+def until(process: ShellProcess, end: bytes | None) -> tuple[bytes, bytes, int | None]:
+    """Return what comes until one of the streams ends so, or the program has ended."""
+    out, err, code = b"", b"", None
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and code is None:
+        more = process.receive(1)
+        out, err, code = out + more.stdout, err + more.stderr, more.code
+        if end is not None and end in (out[-len(end) :], err[-len(end) :]) and (end == b"\n" or out):
+            break
+    return out, err, code
+
+
+def test_links_are_made_and_made_anew(bench: Bench) -> None:
+    transport = bench.transport()
+    folder = TMP / "links here"
+    transport.push({folder / "target": b"there", folder / "deep/link": Link(PurePosixPath("../target"))})
+    assert (bench.files() / "links here/deep/link").read_bytes() == b"there"
+    transport.push({folder / "other": b"else", folder / "deep/link": Link(PurePosixPath("../other"))})
+    assert (bench.files() / "links here/deep/link").read_bytes() == b"else"
+
+
+def test_the_shell_makes_links_where_adbd_may_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = SyncStream.push
+
+    def refusing_stub(self: SyncStream, files: dict[PurePosixPath, Any]) -> None:
+        if any(isinstance(source, Link) for source in files.values()):
+            raise LinkRefusedError("virtual", "couldn't create link: Permission denied")
+        real(self, files)
+
+    monkeypatch.setattr(SyncStream, "push", refusing_stub)
+    transport = bench.transport()
+    folder = TMP / "by 'shell'"
+    wanted = {folder / "a/link": Link(PurePosixPath("../$(target)")), folder / "$(target)": b"there"}
+    transport.push(wanted)
+    assert (bench.files() / "by 'shell'/a/link").read_bytes() == b"there"
+    transport.push(wanted)
+    assert (bench.files() / "by 'shell'/a/link").readlink() == Path("../$(target)")
+    transport.close()
+
+
+def test_streams_for_files_are_used_again_and_survive_a_hangup(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[str] = []
+    real = AdbHost.open
+
+    def counting(self: AdbHost, serial: str, service: str, **options: Any) -> socket.socket:
+        opened.append(service)
+        return real(self, serial, service, **options)
+
+    monkeypatch.setattr(AdbHost, "open", counting)
+    transport = bench.transport()
+    for number in range(5):
+        transport.push({TMP / "again": b"%d" % number})
+        transport.pull({TMP / "again": tmp_path / "again"}, max_bytes=10)
+        assert (tmp_path / "again").read_bytes() == b"%d" % number
+    assert opened == ["sync:"]
+    transport._idle[0]._stream.shutdown(socket.SHUT_RDWR)
+    transport.push({TMP / "again": b"after"})
+    assert (bench.files() / "again").read_bytes() == b"after"
+    assert opened == ["sync:"] * 2
+    # An answer that was never read must not be taken for that to another question.
+    with pytest.raises(DeviceError, match="No such file"):
+        transport.pull({TMP / "gone": tmp_path / "gone"}, max_bytes=10)
+    transport.pull({TMP / "again": tmp_path / "again"}, max_bytes=10)
+    assert (tmp_path / "again").read_bytes() == b"after"
+    transport.close()
+    transport.push({TMP / "again": b"closed and opened"})
+    transport.close()

@@ -46,8 +46,8 @@ def compiled(home: FarmHome) -> FarmHome:
 
 @pytest.mark.parametrize(
     ("victim", "exit_codes"),
-    [("exec(eval(sys.stdin.readline()))", {0}), ("farm.virtual", {4}), ("server nodaemon", {4})],
-    ids=["worker", "virtual device", "adb server"],
+    [("exec(eval(sys.stdin.readline()))", {0}), ("--serve", {0}), ("farm.virtual", {4}), ("server nodaemon", {4})],
+    ids=["worker", "runner", "virtual device", "adb server"],
 )
 def test_the_run_ends_by_itself_and_keeps_what_was_finished(
     compiled: FarmHome, victim: str, exit_codes: set[int]

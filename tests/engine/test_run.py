@@ -99,7 +99,7 @@ def test_every_operator_is_compiled_and_executed(main_job: dict[str, Any]) -> No
         [attempt] = job["attempts"]
         assert attempt["verdict"] == "passed" or attempt["known_issue"], (job["id"], attempt["reason"])
         metrics = {measurement["metric"]: measurement for measurement in attempt["measurements"]}
-        assert {"latency", "load_time", "pte_size", "partitions", "htp_cycles"} <= set(metrics), job["id"]
+        assert {"latency", "warm_load_time", "pte_size", "partitions", "htp_cycles"} <= set(metrics), job["id"]
         assert len(metrics["latency"]["samples"]) >= 3
         assert metrics["partitions"]["samples"] == [1]
         assert {comparison["reference"] for comparison in attempt["comparisons"]} == {"fp32", "quantized"}
@@ -212,6 +212,28 @@ def test_two_socs_in_one_run_each_on_its_own_devices(home: FarmHome) -> None:
     assert {job["soc"] for job in view["jobs"]} == {"SM8650", "SM8750"}
     for job in view["jobs"]:
         assert job["attempts"][-1]["device"] == f"virtual-{job['soc']}-0"
+
+
+def test_any_case_runs_on_the_cpu_as_a_baseline(home: FarmHome) -> None:
+    # Delegated to XNNPACK, and taken by none of it.
+    chosen = ("--suite", "smoke", "--backend", "xnnpack", "--virtual", "1", "-k", "conv2d or layer_norm")
+    done = home.farm("run", "--soc", "SM8650", *chosen, "--json", timeout_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    attempts = {job["case"]: job["attempts"][-1] for job in json.loads(done.stdout)["jobs"]}
+    partitions = {}
+    for case, attempt in attempts.items():
+        assert attempt["job_id"] == f"smoke/{case}[SM8650-xnnpack-fp32]"
+        assert attempt["verdict"] == "passed", attempt["reason"]
+        [comparison] = attempt["comparisons"]
+        assert comparison["reference"] == "fp32"
+        assert comparison["sqnr_db"] > 120
+        metrics = {measurement["metric"]: measurement["samples"] for measurement in attempt["measurements"]}
+        assert len(metrics["latency"]) == 3
+        assert "htp_cycles" not in metrics
+        partitions[case] = metrics["partitions"]
+    assert partitions == {"conv2d": [1], "layer_norm": [0]}
+    history = home.farm("history", "smoke/conv2d", "--soc", "SM8650")
+    assert "smoke/conv2d[SM8650-xnnpack-fp32]  virtual device" in history.stdout
 
 
 @pytest.fixture

@@ -3,169 +3,241 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from farm.build.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest, TensorSpec, load_bundle
 from farm.devices.adb import AdbTransport
 from farm.devices.adb_server import start_adb_server
-from farm.execution.session import DEVICE_ROOT, DeviceSession, RunnerOptions
+from farm.execution.objects import DEVICE_ROOT
+from farm.execution.session import DeviceSession, RunnerOptions
 from farm.processes import Supervisor
 from farm.runtime.runtime import Runtime
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-GOOD = """#!/bin/sh
-echo to-stderr >&2
-echo "$@" >&2
-cat input_0_0.raw > outputs/output_0_0.raw
-printf '{}' > result.json
-printf 'dump' > etdump.etdp
-printf 'not asked for' > outputs/extra.raw
-"""
+    from watched_transport import Watched
 
+    from farm.build.bundle import Bundle
 
-@pytest.fixture(scope="module")
-def transport(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdbTransport]:
-    folder = tmp_path_factory.mktemp("device")
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, folder / "adb")
-        [device] = boot(supervisor, server, ["SM8650"], folder / "devices")
-        yield AdbTransport(device.serial, device.adb_port)
+OPTIONS = RunnerOptions(timeout_s=30)
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Bundle:
-    folder = tmp_path / "bundle"
-    (folder / INPUTS).mkdir(parents=True)
-    (folder / MODEL).write_bytes(b"model")
-    (folder / INPUTS / "input_0_0.raw").write_bytes(b"12345678")
-    tensor = TensorSpec((2,), "float32")
-    manifest = Manifest(
-        key="k", job_id="s/c", soc="SM8650", backend="htp", precision="8a8w", samples=1, inputs=(tensor,),
-        outputs=(tensor,), pte_bytes=5, delegates={}, delegated_ops=0, fallback_ops={}, seconds={}, versions={},
-        files={},
-    )  # fmt: skip
-    (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-    return load_bundle(folder)
+def session(transport: Watched, runtime: Runtime) -> Iterator[DeviceSession]:
+    session = DeviceSession(transport, runtime, "r", transport.serial)
+    yield session
+    session.close()
 
 
-def runtime(tmp_path: Path, script: str, digest: str) -> Runtime:
-    path = tmp_path / f"stub_runner_{digest[:8]}"
-    path.write_text(script)
-    path.chmod(0o755)
-    return Runtime({"stub_runner": path}, digest, "stub_runner", {}, "simulator")
+def process_of(stderr: str) -> str:
+    """Return the process id that the stub says when it starts; empty for a process that was there already."""
+    return stderr.split()[1] if stderr.startswith("started ") else ""
 
 
-def listed(transport: AdbTransport, path: PurePosixPath) -> set[str]:
-    return set(transport.run(["ls", str(path)], timeout_s=10).stdout.decode().split())
+def alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
-def test_what_was_chosen_is_collected_and_nothing_else(transport: AdbTransport, bundle: Bundle, tmp_path: Path) -> None:
-    session = DeviceSession(transport, runtime(tmp_path, GOOD, "a" * 64), "r1", transport.serial)
+def wait_for_end(pid: str) -> bool:
+    deadline = time.monotonic() + 20
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def test_what_was_chosen_is_collected_and_nothing_else(
+    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    options = RunnerOptions(iterations=7, warm_up=2, flags={"profile_level": "2"})
-    raw = session.execute("s/c", bundle, out, options)
-    assert (raw.error, raw.exit_code, raw.timed_out) == ("", 0, False)
-    assert "to-stderr" in raw.stderr
+    options = RunnerOptions(iterations=7, warm_up=2, timeout_s=30, flags={"profile_level": "2"})
+    raw = session.execute("s/c", session.stage(make_bundle(b"good")), out, options)
+    assert (raw.error, raw.exit_code, raw.timed_out, raw.process_ended) == ("", 0, False, False), raw.stderr
     assert {path.name for path in out.iterdir()} == {"output_0_0.raw", "result.json", "etdump.etdp"}
     assert (out / "output_0_0.raw").read_bytes() == b"12345678"
+    assert msgspec.json.decode((out / "result.json").read_bytes())["ok"] is True
+    assert "--serve --profile_level=2" in raw.stderr
+    assert {"--iteration=7", "--warm_up=2", "--timeout_ms=30000"} <= set(raw.stderr.split())
     assert raw.push_seconds > 0
     assert raw.run_seconds > 0
-    said = raw.stderr.split()
-    assert {"--iteration=7", "--warm_up=2", "--profile_level=2", "--model_path=model.pte"} <= set(said)
-    assert listed(transport, DEVICE_ROOT / f"run-r1-{os.getpid()}") == set(), "a suite must not fill the device"
-    session.close()
-    assert f"run-r1-{os.getpid()}" not in listed(transport, DEVICE_ROOT)
 
 
-def test_the_runtime_is_pushed_once_for_all_sessions(
-    transport: AdbTransport, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_one_process_takes_many_jobs_and_nothing_is_left_of_it(
+    session: DeviceSession, transport: Watched, make_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:
-    pushed: list[str] = []
-    push = AdbTransport.push
-
-    def counting(self: AdbTransport, files: dict[PurePosixPath, Path | bytes]) -> None:
-        pushed.extend(path.name for path in files)
-        push(self, files)
-
-    monkeypatch.setattr(AdbTransport, "push", counting)
-    for run_id in ("r1", "r2"):
-        session = DeviceSession(transport, runtime(tmp_path, GOOD, "b" * 64), run_id, transport.serial)
-        for number in range(2):
-            assert session.execute("s/c", bundle, tmp_path / f"{run_id}{number}", RunnerOptions()).error == ""
-        session.close()
-    assert pushed.count("stub_runner") == 1
-    assert pushed.count("model.pte") == 4
+    bundle = make_bundle(b"good")
+    raws = [session.execute("s/c", session.stage(bundle), tmp_path / str(n), OPTIONS) for n in range(40)]
+    assert [raw.exit_code for raw in raws] == [0] * 40
+    processes = [process_of(raw.stderr) for raw in raws]
+    assert processes[0]
+    assert not any(processes[1:])
+    name = f"run-r-{os.getpid()}"
+    assert len(transport.listed(DEVICE_ROOT / name)) < 30, "a suite must not fill the device"
+    session.close()
+    assert name not in transport.listed(DEVICE_ROOT)
+    assert wait_for_end(processes[0])
 
 
-def test_two_runs_on_one_device_do_not_see_each_other(transport: AdbTransport, bundle: Bundle, tmp_path: Path) -> None:
-    waits = GOOD.replace("to-stderr >&2", "to-stderr >&2; sleep 1")
-    slow = DeviceSession(transport, runtime(tmp_path, waits, "c" * 64), "a", transport.serial)
-    quick = DeviceSession(transport, runtime(tmp_path, GOOD, "9" * 64), "b", transport.serial)
-    with ThreadPoolExecutor(1) as aside:
-        running = aside.submit(slow.execute, "s/c", bundle, tmp_path / "a", RunnerOptions())
-        assert quick.execute("s/c", bundle, tmp_path / "b", RunnerOptions()).exit_code == 0
-        quick.close()
-        raw = running.result()
-    assert (raw.error, raw.exit_code) == ("", 0)
-    assert (tmp_path / "a" / "output_0_0.raw").read_bytes() == b"12345678"
-    slow.close()
+def test_a_process_is_renewed_before_it_has_grown(
+    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farm.execution.session._JOBS_OF_A_PROCESS", 3)
+    bundle = make_bundle(b"good")
+    raws = [session.execute("s/c", session.stage(bundle), tmp_path / str(n), OPTIONS) for n in range(7)]
+    assert [raw.exit_code for raw in raws] == [0] * 7
+    assert [bool(process_of(raw.stderr)) for raw in raws] == [n % 3 == 0 for n in range(7)]
+
+
+def test_other_backend_options_are_another_process(
+    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    bundle = make_bundle(b"good")
+    processes = []
+    for number, level in enumerate("0022"):
+        options = RunnerOptions(timeout_s=30, flags={"profile_level": level})
+        raw = session.execute("s/c", session.stage(bundle), tmp_path / str(number), options)
+        processes.append(process_of(raw.stderr))
+        assert (tmp_path / str(number) / "etdump.etdp").exists() == (level == "2"), (
+            "tracing costs time: only when asked"
+        )
+    assert [bool(process) for process in processes] == [True, False, True, False]
+    assert wait_for_end(processes[0])
+
+
+def test_a_bad_job_costs_nothing(session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path) -> None:
+    good, bad = make_bundle(b"good"), make_bundle(b"refused")
+    raws = [
+        session.execute("s/c", session.stage(bundle), tmp_path / str(n), OPTIONS)
+        for n, bundle in enumerate([good, bad, good])
+    ]
+    assert [raw.exit_code for raw in raws] == [0, 4, 0]
+    assert not raws[1].process_ended
+    assert not process_of(raws[2].stderr)
+    assert {path.name for path in (tmp_path / "1").iterdir()} == {"result.json"}
 
 
 @pytest.mark.parametrize(
-    ("script", "exit_code"),
-    [("#!/bin/sh\necho wrong >&2; exit 6\n", 6), ("#!/bin/sh\nkill -SEGV $$\n", 139), ("#!/bin/sh\nexit 0\n", 0)],
+    ("model", "exit_code", "timed_out"), [(b"crash", 139, False), (b"late", 9, False), (b"hang", None, True)]
 )
-def test_a_runner_that_fails_is_told_as_it_was(
-    transport: AdbTransport, bundle: Bundle, tmp_path: Path, script: str, exit_code: int
+def test_a_job_that_ends_the_runner_is_blamed_and_the_next_gets_a_new_one(
+    session: DeviceSession,
+    make_bundle: Callable[..., Bundle],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: bytes,
+    exit_code: int | None,
+    timed_out: bool,
 ) -> None:
-    digest = hashlib.sha256(script.encode()).hexdigest()
-    session = DeviceSession(transport, runtime(tmp_path, script, digest), "r", transport.serial)
-    raw = session.execute("s/c", bundle, tmp_path / "out", RunnerOptions())
-    assert (raw.exit_code, raw.error) == (exit_code, "")
-    assert list((tmp_path / "out").iterdir()) == []
+    monkeypatch.setattr("farm.execution.session._GRACE_SECONDS", 0.5)
+    good = make_bundle(b"good")
+    first = session.execute("s/c", session.stage(good), tmp_path / "first", OPTIONS)
+    ready = session.stage(good)
+    bad = session.execute("s/c", session.stage(make_bundle(model)), tmp_path / "bad", RunnerOptions(timeout_s=1))
+    assert (bad.exit_code, bad.timed_out, bad.process_ended, bad.error) == (exit_code, timed_out, True, "")
+    after = session.execute("s/c", ready, tmp_path / "after", OPTIONS)
+    assert (after.exit_code, after.error, after.process_ended) == (0, "", False)
+    assert process_of(after.stderr)
+    assert wait_for_end(process_of(first.stderr)), "nothing of it is left on the device"
+
+
+def test_a_job_is_not_blamed_for_a_process_that_ended_before_it(
+    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    leaves, good = make_bundle(b"leaves"), make_bundle(b"good")
+    assert session.execute("s/c", session.stage(leaves), tmp_path / "a", OPTIONS).exit_code == 0
+    raw = session.execute("s/c", session.stage(good), tmp_path / "b", OPTIONS)
+    assert (raw.exit_code, raw.error, raw.process_ended) == (0, "", False)
+
+
+def test_what_crashes_in_company_may_run_alone(
+    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    session.execute("s/c", session.stage(make_bundle(b"good")), tmp_path / "a", OPTIONS)
+    bundle = make_bundle(b"crash-in-company")
+    assert session.execute("s/c", session.stage(bundle), tmp_path / "b", OPTIONS).process_ended
+    raw = session.execute_alone("s/c", session.stage(bundle), tmp_path / "c", OPTIONS)
+    assert (raw.exit_code, raw.process_ended, raw.error) == (0, False, "")
+
+
+def test_a_runner_that_says_something_else_is_the_farms_trouble(
+    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    raw = session.execute("s/c", session.stage(make_bundle(b"babble")), tmp_path / "out", OPTIONS)
+    assert raw.error_stage == "execute"
+    assert "what a backend prints" in raw.error
+
+
+def test_a_runner_that_does_not_start_is_the_farms_trouble(
+    transport: Watched, make_bundle: Callable[..., Bundle], runtime: Runtime, tmp_path: Path
+) -> None:
+    broken = tmp_path / "stub_broken"
+    broken.write_text("#!/bin/sh\necho error while loading shared libraries >&2\nexit 127\n")
+    files = {**runtime.files, "serve_stub.py": broken}
+    hashes = {**runtime.hashes, "serve_stub.py": _sha256(broken)}
+    session = DeviceSession(transport, msgspec.structs.replace(runtime, files=files, hashes=hashes), "r", "s")
+    raw = session.execute("s/c", session.stage(make_bundle(b"good")), tmp_path / "out", OPTIONS)
+    assert "error while loading shared libraries" in raw.error
+    assert "exit code 127" in raw.error
     session.close()
 
 
-def test_a_runner_that_hangs_is_ended_in_its_time(transport: AdbTransport, bundle: Bundle, tmp_path: Path) -> None:
-    session = DeviceSession(
-        transport, runtime(tmp_path, "#!/bin/sh\nexec sleep 600\n", "d" * 64), "r", transport.serial
-    )
-    raw = session.execute("s/c", bundle, tmp_path / "out", RunnerOptions(timeout_s=1))
-    assert raw.timed_out
-    assert raw.error == ""
-    assert raw.exit_code is None
-    session.close()
+def test_a_long_log_is_cut_in_the_middle(
+    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    raw = session.execute("s/c", session.stage(make_bundle(b"noisy")), tmp_path / "out", OPTIONS)
+    assert raw.exit_code == 0
+    assert len(raw.stderr) < 70_000
+    assert raw.stderr.startswith("started ")
+    assert raw.stderr.endswith("the end\n")
 
 
-def test_a_device_that_is_gone_is_the_farms_trouble(bundle: Bundle, tmp_path: Path) -> None:
+def test_two_runs_on_one_device_do_not_see_each_other(
+    session: DeviceSession, runtime: Runtime, transport: Watched, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    other = DeviceSession(transport, runtime, "other", transport.serial)
+    bundles = make_bundle(b"good"), make_bundle(b"good", [b"abcdefgh"])
+    with ThreadPoolExecutor(2) as aside:
+        for number in range(5):
+            running = [
+                aside.submit(lambda s, b, f: s.execute("s/c", s.stage(b), f, OPTIONS), one, bundle, tmp_path / name)
+                for one, bundle, name in zip((session, other), bundles, (f"a{number}", f"b{number}"), strict=True)
+            ]
+            assert [future.result().exit_code for future in running] == [0, 0]
+            assert (tmp_path / f"a{number}" / "output_0_0.raw").read_bytes() == b"12345678"
+            assert (tmp_path / f"b{number}" / "output_0_0.raw").read_bytes() == b"abcdefgh"
+    other.close()
+    assert session.execute("s/c", session.stage(bundles[0]), tmp_path / "last", OPTIONS).exit_code == 0
+
+
+def test_a_device_that_is_gone_is_the_farms_trouble(
+    runtime: Runtime, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path / "adb")
         [device] = boot(supervisor, server, ["SM8650"], tmp_path / "devices")
         gone = AdbTransport(device.serial, device.adb_port)
-    session = DeviceSession(gone, runtime(tmp_path, GOOD, "e" * 64), "r", "virtual-SM8650-0")
-    raw = session.execute("s/c", bundle, tmp_path / "out", RunnerOptions())
-    assert raw.error_stage == "push"
-    assert "virtual-SM8650-0" in raw.error
+        session = DeviceSession(gone, runtime, "r", device.serial)
+        good = make_bundle(b"good")
+        assert session.execute("s/c", session.stage(good), tmp_path / "before", OPTIONS).exit_code == 0
+        staged = session.stage(good)
+    during = session.execute("s/c", staged, tmp_path / "during", OPTIONS)
+    assert (during.error_stage, during.exit_code) == ("execute", None)
+    after = session.execute("s/c", session.stage(good), tmp_path / "after", OPTIONS)
+    assert after.error_stage == "push"
+    assert device.serial in after.error
     session.close()
 
 
-def test_a_second_device_with_a_half_pushed_runtime_is_not_taken_for_complete(
-    transport: AdbTransport, bundle: Bundle, tmp_path: Path
-) -> None:
-    half = DEVICE_ROOT / f"runtime-{'f' * 16}.123"
-    transport.push({half / "stub_runner": b"#!/bin/sh\nexit 9\n"})
-    session = DeviceSession(transport, runtime(tmp_path, GOOD, "f" * 64), "r", transport.serial)
-    raw = session.execute("s/c", bundle, tmp_path / "out", RunnerOptions())
-    assert raw.exit_code == 0
-    assert json.loads((tmp_path / "out" / "result.json").read_text()) == {}
-    session.close()
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,9 +1,23 @@
 """Run as a program, with the environment of a host SDK: compiles the models of these tests into a folder.
 
-conv.pte   conv + relu, 8a8w, on the HTP of SM8650: float32[1,3,16,16] -> float32[1,8,16,16]
+On the HTP, 8a8w unless said otherwise:
+conv.pte   conv + relu for SM8650: float32[1,3,16,16] -> float32[1,8,16,16]
 conv_input_{0,1}.raw, conv_fp32_{0,1}.raw, conv_quantized_{0,1}.raw   two inputs, and outputs of both modules
-select.pte   on the CPU: (float32[4,2] table, int64[3] index) -> (rows of the table, index + 1); a wrong index fails
-scalar.pte   on the CPU: float32[2] -> (the sum, 7)
+conv_dump.pte     the same, compiled for intermediate outputs
+conv_shared.pte   the same, for a shared buffer: it leaves the memory of inputs and outputs to its caller
+conv_sm8850.pte   the same, for SM8850
+add_dynamic.pte   x + y, 16a16w, uint16[1,2,3,1..8] each, SM8650
+
+On the CPU:
+select.pte    (float32[4,2] table, int64[3] index) -> (rows of the table, index + 1); a wrong index fails
+scalar.pte    float32[2] -> (the sum, 7)
+nothing.pte   no inputs -> int64[3], 5 6 7
+outside.pte   float32[2] -> twice of it, in memory of its caller
+dynamic.pte   (float32[1..4,3], float32[]) -> (their product, its sum over the rows float32[1..4])
+xnnpack.pte   linear, relu, linear in XNNPACK: float32[1..4,8] -> float32[1..4,4]
+xnnpack_input.raw, xnnpack_fp32.raw   an input of 2 rows, and its output
+methods.pte   `double` and `triple` of float32[2]
+foreign.pte   sin in a backend that no runner has
 """
 
 from __future__ import annotations
@@ -12,15 +26,26 @@ import sys
 from pathlib import Path
 
 import torch
+from executorch.backends.qualcomm._passes import TagQuantIO
+from executorch.backends.qualcomm._passes.build_quant_io import BuildQuantIo
+from executorch.backends.qualcomm._passes.qnn_pass_manager import get_qnn_pass_manager_cls
 from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, QuantDtype
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
+from executorch.backends.qualcomm.utils.constants import (
+    QCOM_PASS_ACTIVATE_KEY,
+    QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY,
+)
 from executorch.backends.qualcomm.utils.utils import (
     generate_htp_compiler_spec,
     generate_qnn_executorch_compiler_spec,
     get_qnn_context_binary_alignment,
     to_edge_transform_and_lower_to_qnn,
 )
-from executorch.exir import ExecutorchBackendConfig, to_edge
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import ExecutorchBackendConfig, to_edge, to_edge_transform_and_lower
+from executorch.exir.backend.backend_api import to_backend
+from executorch.exir.backend.test.backend_with_compiler_demo import BackendWithCompilerDemo
+from executorch.exir.passes import MemoryPlanningPass
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 
@@ -43,39 +68,152 @@ class Scalar(torch.nn.Module):
         return x.sum(), 7
 
 
+class Nothing(torch.nn.Module):
+    def forward(self):
+        return torch.arange(5, 8) + 0
+
+
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+class Triple(torch.nn.Module):
+    def forward(self, x):
+        return x * 3
+
+
+class Product(torch.nn.Module):
+    def forward(self, x, y):
+        product = x * y
+        return product, product.sum(dim=1)
+
+
+class Add(torch.nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
+class Sin(torch.nn.Module):
+    def forward(self, x):
+        return torch.sin(x)
+
+
+def quantized(module, samples, dtype, soc=QcomChipset.SM8650, dynamic_shapes=None):
+    exported = torch.export.export(module, samples[0], dynamic_shapes=dynamic_shapes, strict=False).module()
+    quantizer = QnnQuantizer(backend=QnnExecuTorchBackendType.kHtpBackend, soc_model=soc)
+    quantizer.set_default_quant_config(dtype, is_qat=False, is_conv_per_channel=True, is_linear_per_channel=True)
+    prepared = prepare_pt2e(exported, quantizer)
+    for sample in samples:
+        prepared(*sample)
+    return convert_pt2e(prepared)
+
+
+def spec_of(soc=QcomChipset.SM8650, **options):
+    return generate_qnn_executorch_compiler_spec(
+        soc_model=soc, backend_options=generate_htp_compiler_spec(use_fp16=False), **options
+    )
+
+
 def compile_conv(folder: Path) -> None:
     torch.manual_seed(0)
     module = ConvRelu().eval()
-    samples = [torch.randn(1, 3, 16, 16) for _ in range(2)]
-    exported = torch.export.export(module, (samples[0],), strict=False).module()
-    quantizer = QnnQuantizer(backend=QnnExecuTorchBackendType.kHtpBackend, soc_model=QcomChipset.SM8650)
-    quantizer.set_default_quant_config(
-        QuantDtype.use_8a8w, is_qat=False, is_conv_per_channel=True, is_linear_per_channel=True
-    )
-    prepared = prepare_pt2e(exported, quantizer)
-    for sample in samples:
-        prepared(sample)
-    quantized = convert_pt2e(prepared)
-    spec = generate_qnn_executorch_compiler_spec(
-        soc_model=QcomChipset.SM8650, backend_options=generate_htp_compiler_spec(use_fp16=False)
-    )
-    lowered = to_edge_transform_and_lower_to_qnn(quantized, (samples[0],), spec)
-    config = ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment())
-    (folder / "conv.pte").write_bytes(lowered.to_executorch(config).buffer)
+    samples = [(torch.randn(1, 3, 16, 16),) for _ in range(2)]
+
+    def compile_one(name, model, spec, *, planned=True):
+        lowered = to_edge_transform_and_lower_to_qnn(model, samples[0], spec)
+        config = ExecutorchBackendConfig(
+            segment_alignment=get_qnn_context_binary_alignment(),
+            memory_planning_pass=MemoryPlanningPass(alloc_graph_input=planned, alloc_graph_output=planned),
+        )
+        (folder / name).write_bytes(lowered.to_executorch(config).buffer)
+
+    model = quantized(module, samples, QuantDtype.use_8a8w)
     with torch.no_grad():
-        for i, sample in enumerate(samples):
+        for i, (sample,) in enumerate(samples):
             sample.numpy().tofile(folder / f"conv_input_{i}.raw")
             module(sample).numpy().tofile(folder / f"conv_fp32_{i}.raw")
-            quantized(sample).numpy().tofile(folder / f"conv_quantized_{i}.raw")
+            model(sample).numpy().tofile(folder / f"conv_quantized_{i}.raw")
+    compile_one("conv.pte", model, spec_of())
+    compile_one(
+        "conv_dump.pte", quantized(module, samples, QuantDtype.use_8a8w), spec_of(dump_intermediate_outputs=True)
+    )
+    compile_one(
+        "conv_shared.pte", quantized(module, samples, QuantDtype.use_8a8w), spec_of(shared_buffer=True), planned=False
+    )
+    soc = QcomChipset.SM8850
+    compile_one("conv_sm8850.pte", quantized(module, samples, QuantDtype.use_8a8w, soc), spec_of(soc))
 
 
-def compile_cpu(folder: Path, name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-    program = to_edge(torch.export.export(module.eval(), inputs, strict=False)).to_executorch()
+def compile_add(folder: Path) -> None:
+    last = torch.export.Dim("last", min=1, max=8)
+    shapes = {"x": {3: last}, "y": {3: last}}
+    sample = (torch.rand(1, 2, 3, 8), torch.rand(1, 2, 3, 8))
+    model = quantized(Add().eval(), [sample], QuantDtype.use_16a16w, dynamic_shapes=shapes)
+    # Only a few operators take a dynamic shape on the HTP, and those that quantize are not among them.
+    passes = get_qnn_pass_manager_cls().get_capture_program_passes()
+    passes[TagQuantIO][QCOM_PASS_ACTIVATE_KEY] = True
+    passes[TagQuantIO][QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY]["get_quant_io_dtype_fn"] = lambda node: (
+        torch.uint16 if any(name in node.name for name in ("x", "y", "add")) else None
+    )
+    lowered = to_edge_transform_and_lower_to_qnn(model, sample, spec_of(), dynamic_shapes=shapes, passes_job=passes)
+    program = lowered.to_executorch(ExecutorchBackendConfig(passes=[BuildQuantIo()]))
+    (folder / "add_dynamic.pte").write_bytes(program.buffer)
+
+
+def compile_cpu(folder: Path, name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options) -> None:
+    config = options.pop("config", None)
+    program = to_edge(torch.export.export(module.eval(), inputs, strict=False, **options)).to_executorch(config)
     (folder / name).write_bytes(program.buffer)
+
+
+def compile_xnnpack(folder: Path) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()
+    shapes = ({0: torch.export.Dim("rows", min=1, max=4)},)
+    exported = torch.export.export(module, (torch.randn(3, 8),), dynamic_shapes=shapes, strict=False)
+    program = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch()
+    (folder / "xnnpack.pte").write_bytes(program.buffer)
+    rows = torch.randn(2, 8)
+    rows.numpy().tofile(folder / "xnnpack_input.raw")
+    with torch.no_grad():
+        module(rows).numpy().tofile(folder / "xnnpack_fp32.raw")
+
+
+def compile_foreign(folder: Path) -> None:
+    edge = to_edge(torch.export.export(Sin().eval(), (torch.randn(2),), strict=False))
+    lowered = to_backend(BackendWithCompilerDemo.__name__, edge.exported_program(), [])
+    inside = torch.export.export(Wrapper(lowered), (torch.randn(2),), strict=False)
+    (folder / "foreign.pte").write_bytes(to_edge(inside).to_executorch().buffer)
+
+
+class Wrapper(torch.nn.Module):
+    def __init__(self, lowered) -> None:
+        super().__init__()
+        self.lowered = lowered
+
+    def forward(self, x):
+        return self.lowered(x)
 
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
+    pair = torch.randn(2)
     compile_conv(target)
+    compile_add(target)
+    compile_xnnpack(target)
+    compile_foreign(target)
     compile_cpu(target, "select.pte", Select(), (torch.randn(4, 2), torch.tensor([0, 1, 2])))
-    compile_cpu(target, "scalar.pte", Scalar(), (torch.randn(2),))
+    compile_cpu(target, "scalar.pte", Scalar(), (pair,))
+    compile_cpu(target, "nothing.pte", Nothing(), ())
+    outside = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
+    compile_cpu(target, "outside.pte", Double(), (pair,), config=ExecutorchBackendConfig(memory_planning_pass=outside))
+    rows = torch.export.Dim("rows", min=1, max=4)
+    compile_cpu(
+        target, "dynamic.pte", Product(), (torch.randn(3, 3), torch.tensor(2.0)), dynamic_shapes=({0: rows}, {})
+    )
+    methods = {
+        name: torch.export.export(m.eval(), (pair,), strict=False)
+        for name, m in (("double", Double()), ("triple", Triple()))
+    }
+    (target / "methods.pte").write_bytes(to_edge(methods).to_executorch().buffer)

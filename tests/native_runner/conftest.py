@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import pytest
 
 from farm.publish import published
-from farm.runtime.packages import package_version
+from farm.runtime.packages import package_folder, package_version
 from farm.runtime.runtime import simulator_runtime
 from farm.runtime.simulator import host_sdk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 
@@ -63,11 +71,89 @@ class Workspace:
         path = self.folder / result
         return Ran(done.returncode, done.stdout, done.stderr, json.loads(path.read_text()) if path.is_file() else None)
 
+    def serve(self, *flags: str, env: dict[str, str] | None = None) -> Session:
+        return Session(self, flags, env or {})
+
     def list_inputs(self, *lines: str) -> None:
         (self.folder / "input_list.txt").write_text("".join(f"{line}\n" for line in lines))
 
+    def write(self, name: str, values: Any, dtype: Any = np.float32) -> str:
+        np.asarray(values, dtype).tofile(self.folder / name)
+        return name
+
+    def output(self, line: int, index: int, dtype: Any = np.float32) -> Any:
+        return np.fromfile(self.folder / "outputs" / f"output_{line}_{index}.raw", dtype)
+
     def names(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "outputs").iterdir())
+
+
+class Session:
+    """A runner that takes jobs, ended at the latest when the test is over."""
+
+    def __init__(self, workspace: Workspace, flags: tuple[str, ...], env: dict[str, str]) -> None:
+        self.workspace = workspace
+        self.ready: dict[str, Any] = {}
+        self._stderr = (workspace.folder / "stderr.txt").open("w+")
+        self.process = subprocess.Popen(
+            [str(workspace.runtime / "farm_runner"), "--serve", *flags],
+            cwd=workspace.folder,
+            env={"LD_LIBRARY_PATH": str(workspace.runtime), **env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+        )
+        # Nothing here waits without an end.
+        self._limit = threading.Timer(120, self.process.kill)
+        self._limit.start()
+
+    def __enter__(self) -> Self:
+        self.ready = self.answer()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._limit.cancel()
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue
+        self._stderr.close()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.endswith(b"\n"), f"the session ended: {self.stderr[-2000:]}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def send(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + b"\n")
+        self.process.stdin.flush()
+
+    def ask(self, *flags: str) -> dict[str, Any]:
+        # An empty line is no job.
+        self.send(shlex.join(flags or ("--iteration=1",)).encode())
+        return self.answer()
+
+    def end(self) -> int:
+        """Close its input and return its exit code."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait()
+
+    @property
+    def stderr(self) -> str:
+        return (self.workspace.folder / "stderr.txt").read_text(errors="replace")
+
+    def wait_for(self, text: str) -> None:
+        while text not in self.stderr:
+            assert self.process.poll() is None, self.stderr[-2000:]
+            time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +165,30 @@ def runtime_folder(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(path, folder / name)
     return folder
+
+
+@pytest.fixture(scope="session")
+def preload(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
+    """From the name of a C++ file here to the environment that puts it in front of the runner's libraries."""
+    folder = tmp_path_factory.mktemp("preload")
+    include = package_folder("executorch", "include", "build") / "include"
+
+    @functools.cache
+    def build(name: str) -> dict[str, str]:
+        library = folder / f"{name}.so"
+        subprocess.run(
+            [
+                *("c++", "-std=c++17", "-shared", "-fPIC", "-DC10_USING_CUSTOM_GENERATED_MACROS"),
+                *("-DET_EVENT_TRACER_ENABLED", f"-I{include}"),
+                f"-I{include / 'executorch/runtime/core/portable_type/c10'}",
+                *(str(HERE / f"{name}.cpp"), "-o", str(library)),
+            ],
+            check=True,
+            timeout=120,
+        )
+        return {"LD_PRELOAD": str(library)}
+
+    return build
 
 
 @pytest.fixture(scope="session")
@@ -104,6 +214,16 @@ def bare(runtime_folder: Path, tmp_path: Path) -> Workspace:
     folder = tmp_path / "workspace"
     (folder / "outputs").mkdir(parents=True)
     return Workspace(folder, runtime_folder)
+
+
+@pytest.fixture
+def stub(bare: Workspace, models: Path) -> Workspace:
+    """A workspace with foreign.pte as model.pte, for the backend stub, and an input file per order to it."""
+    shutil.copy(models / "foreign.pte", bare.folder / "model.pte")
+    for order, name in enumerate(("work", "hang", "crash", "abort", "fail", "print", "third")):
+        bare.list_inputs(bare.write(f"{name}.raw", [order, 1]))
+        (bare.folder / "input_list.txt").rename(bare.folder / f"{name}.txt")
+    return bare
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ def test_version_and_help_go_to_standard_output(bare: Any) -> None:
         (["--profile_level=3"], "from 0 to 2"),
         (["--log_level=0"], "from 1 to 5"),
         (["--htp_performance_mode=9"], "from 0 to 8"),
+        (["--keep_loaded=k.pte"], "--keep_loaded belongs to a session"),
         (["--help=perhaps"], "is not true or false"),
     ],
 )

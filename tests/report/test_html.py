@@ -5,6 +5,7 @@ import hashlib
 import re
 import stat
 from collections.abc import Callable
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from farm.report.html import render_html, write_html
+from farm.report.text import render_summary
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import DeviceView, RunView
 
@@ -116,6 +118,23 @@ def test_hardware_is_not_labelled_virtual(run_of: Callable[..., RunView]) -> Non
     html = render_html(view)
     assert "VIRTUAL" not in Page(html).texts.get("strong", []) and "virtual devices" not in html.lower()  # noqa: PT018
     assert 'class="tag virtual"' not in html
+
+
+def test_a_baseline_on_the_cpu_is_not_told_to_come_from_a_simulator(run_of: Callable[..., RunView]) -> None:
+    attempt = Attempt("j", Verdict.PASSED, Stage.DONE, "", device="virtual-SM8650-0")
+    view = run_of((attempt,))
+    jobs = tuple(
+        msgspec.structs.replace(job, backend="xnnpack", precision="fp32", fallback_ops={"aten.sort.default": 1})
+        for job in view.jobs
+    )
+    html = unescape(render_html(msgspec.structs.replace(view, jobs=jobs)))
+    assert "Everything ran on the host's processor" in html
+    assert "Latency and load time on VIRTUAL devices are time of the host's processor" in html
+    assert "Not delegated" in html
+    for wrong in ("HTP simulator", "of a simulator", "On the CPU", "CPU fallback"):
+        assert wrong not in html
+        assert wrong in render_html(view) or wrong == "On the CPU"
+    assert "latency is time of the host's processor" in render_summary(msgspec.structs.replace(view, jobs=jobs), 120)
 
 
 def test_an_unfinished_run_says_so(run_of: Callable[..., RunView]) -> None:

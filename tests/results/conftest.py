@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,7 @@ class Execution:
             tolerances={"8a8w": self.tolerance},
             known_issues=self.known_issues,
         )
-        return Job(case, Target("SM8650", "htp", "8a8w"))
+        return Job(case, Target("SM8650", self.manifest.backend, self.manifest.precision))
 
     def judge(self, *, write_report: bool = True) -> Attempt:
         from farm.results.judge import judge
@@ -119,6 +120,14 @@ class Execution:
         bundle = Bundle(self.bundle_folder, self.manifest)
         raw = RawResult(job_id=self.job.id, serial="emulator-5554", folder=self.folder, started_ms=1, **self.raw)
         return judge(self.job, bundle, raw)
+
+    def on_the_cpu(self) -> None:
+        """Make it a baseline of which XNNPACK took nothing."""
+        self.replace_manifest(
+            backend="xnnpack", precision="fp32", references=("fp32",), delegates={}, delegated_ops=0,
+            fallback_ops={"aten.cumsum.default": 1},
+        )  # fmt: skip
+        shutil.rmtree(self.bundle_folder / "reference_quantized")
 
     def replace_manifest(self, **changes: Any) -> None:
         self.manifest = msgspec.structs.replace(self.manifest, **changes)

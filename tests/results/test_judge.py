@@ -420,3 +420,23 @@ def test_a_known_issue_covers_the_stage_that_it_is_about(execution: Execution) -
     assert build_failure(execution.job, "x", infra=True).known_issue == ""
     execution.set_output(0, 0, -execution.output(0, 0))
     assert execution.judge().known_issue == ""
+
+
+def test_on_the_cpu_nothing_has_to_be_delegated_and_the_fp32_module_decides(execution: Execution) -> None:
+    execution.on_the_cpu()
+    attempt = execution.judge()
+    assert (ending(attempt), attempt.notes) == (("passed", "done"), ())
+    assert [comparison.reference for comparison in attempt.comparisons] == ["fp32"]
+    assert measured(attempt)["partitions"] == (0.0,)
+    assert measured(attempt)["fallback_ops"] == (1.0,)
+    assert "sqnr_quantized[0]" not in measured(attempt)
+
+
+def test_on_the_cpu_no_more_than_rounding_is_forgiven(execution: Execution) -> None:
+    execution.on_the_cpu()
+    execution.set_output(0, 0, execution.output(0, 0) * np.float32(1 + 1e-6))
+    assert execution.judge().verdict is Verdict.PASSED
+    execution.set_output(0, 0, execution.output(0, 0) * np.float32(1 + 1e-4))
+    attempt = execution.judge()
+    assert ending(attempt) == ("failed", "numerics")
+    assert re.fullmatch(r"output 0 against fp32: sqnr 79\.\d+ dB < 100 dB", attempt.reason)

@@ -39,6 +39,7 @@ COMMON = {"qnn_executor_runner", "libqnn_executorch_backend.so", "libQnnSystem.s
         ("SM8650", "htp", {"libQnnHtp.so", "libQnnHtpV75Stub.so", "libQnnHtpPrepare.so", "libQnnHtpV75Skel.so"}),
         ("SM8850", "htp", {"libQnnHtp.so", "libQnnHtpV81Stub.so", "libQnnHtpPrepare.so", "libQnnHtpV81Skel.so"}),
         ("SM8650", "gpu", {"libQnnGpu.so"}),
+        ("SM8650", "xnnpack", set()),
         ("SM8850", "lpai", {"libQnnLpai.so", "libQnnLpaiStub.so", "libQnnLpaiSkel.so"}),
     ],
 )
@@ -46,11 +47,12 @@ def test_android_gets_what_its_backend_needs(
     sdk: Path, tmp_path: Path, soc: str, backend: str, libraries: set[str]
 ) -> None:
     runtime = _android(sdk, soc, backend, tmp_path / "cache")
-    assert set(runtime.files) == COMMON | libraries
+    common = COMMON - {"libQnnSystem.so"} if backend == "xnnpack" else COMMON
+    assert set(runtime.files) == common | libraries
     assert runtime.runner == "qnn_executor_runner"
     assert runtime.kind == "android"
-    assert runtime.versions["qnn"] == "2.40.0.1"
-    assert ("skel" in runtime.versions) == (backend != "gpu")
+    assert runtime.versions.get("qnn") == ("2.40.0.1" if backend != "xnnpack" else None)
+    assert ("skel" in runtime.versions) == (backend in ("htp", "lpai"))
     assert runtime.needs_root == (backend == "lpai")
     if backend == "lpai":
         assert runtime.files["libQnnLpaiSkel.so"].parent.name == "signed"

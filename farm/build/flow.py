@@ -1,0 +1,47 @@
+"""What the flows of the backends have in common: a module in, a lowered edge program out. Imports torch, executorch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig
+
+from farm.suites import Target
+
+
+class Stopwatch:
+    """Wall time by step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started = time.perf_counter()
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time the body as `name`."""
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - started, 4)
+
+    def finish(self) -> dict[str, float]:
+        """Return the seconds by step, and in `total`."""
+        self.seconds["total"] = round(time.perf_counter() - self._started, 4)
+        return self.seconds
+
+
+class Lowered(NamedTuple):
+    """A module, lowered to a backend."""
+
+    edge: EdgeProgramManager
+    quantized: torch.nn.Module | None
+    """The quantized module, which runs on the CPU; None where nothing was quantized."""
+    config: ExecutorchBackendConfig | None
+    """How to serialize it; None is ExecuTorch's default."""
+
+
+Flow = Callable[[torch.nn.Module, Sequence[tuple[torch.Tensor, ...]], Target, Stopwatch], Lowered]
+"""Lowers a module for a target; of its inputs, the first are for the export, all for calibration."""

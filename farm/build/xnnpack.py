@@ -1,0 +1,31 @@
+"""ExecuTorch's XNNPACK flow: float32 on the processor, without any QNN. Imports torch and executorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import to_edge_transform_and_lower
+
+from farm.build.flow import Flow, Lowered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.build.flow import Stopwatch
+    from farm.suites import Target
+
+
+def _lower(
+    module: torch.nn.Module, samples: Sequence[tuple[torch.Tensor, ...]], target: Target, watch: Stopwatch
+) -> Lowered:
+    del target  # the same on every SoC
+    with watch.step("export"):
+        exported = torch.export.export(module, samples[0], strict=True)
+    with watch.step("lower"):
+        edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+    return Lowered(edge, None, None)
+
+
+FLOW: Flow = _lower

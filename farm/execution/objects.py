@@ -1,0 +1,268 @@
+"""Files on a device under their SHA-256: nothing is pushed twice, nothing half pushed or damaged is used.
+
+    /data/local/tmp/farm/
+        objects/<sha256>        whole files; their modification time is when a session last wanted them
+        run-<run>-<process>/    one session: what arrives (`incoming`), its runtime and its workspaces with their links
+
+An object is pushed into `incoming`, checked on the device and moved, so that half an object is never there; every
+session hashes what it finds there before it uses it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.devices.text import clean_text
+from farm.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from farm.devices.transport import Completed, Transport
+
+# Where an ordinary adb user may write and execute; everything of the farm is below.
+DEVICE_ROOT = PurePosixPath("/data/local/tmp/farm")
+OBJECTS = "objects"
+SESSION_PREFIX = "run-"
+
+# Larger files are measured when they arrive and hashed when a later session finds them, or when their job fails:
+# hashing takes as long as pushing where a processor has no instructions for it.
+_HASHED_BYTES = 64 << 20
+
+# Outputs and logs need room as well, and Android gets slow on a full disk.
+RESERVE_BYTES = 64 << 20
+
+_SHELL_SECONDS = 30.0
+# Slow flash reads 200 MB/s and a slow core hashes as fast; a whole runtime and large models are a few GB.
+_HASH_SECONDS = 300.0
+_LISTING_BYTES = 64 << 20
+# What a session that was killed left behind is of no use to anybody after a day.
+_LEFTOVER_MINUTES = 24 * 60
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+# $1: the root. Standard input: hashes that are wanted. Prints free KiB, size, time and name of every object, and hash
+# and name of every wanted one.
+_SURVEY = f"""
+mkdir -p -- "$1/objects" && cd -- "$1" || exit 1
+find . -maxdepth 1 -name 'run-*' -mmin +{_LEFTOVER_MINUTES} -exec rm -rf {{}} +
+cd objects || exit 1
+set --
+while read -r name; do if [ -f "$name" ]; then set -- "$@" "$name"; fi; done
+df -kP . | tail -n 1
+echo objects
+find . -maxdepth 1 -type f -exec stat -c '%s %Y %n' {{}} +
+echo hashes
+if [ $# -gt 0 ]; then touch -c -- "$@"; sha256sum -- "$@"; fi
+true
+"""
+
+# $1: the folder of objects; the others: files in the current folder that are hashed. Standard input: size and name of
+# those that are only measured. Prints the names that are in `objects` now.
+_ADMIT = """
+objects=$1; shift
+good=$({
+    if [ $# -gt 0 ]; then sha256sum -- "$@"; fi
+    while read -r size name; do if [ "$(stat -c %s -- "$name")" = "$size" ]; then echo "$name $name"; fi; done
+} | while read -r hash name; do if [ "$hash" = "$name" ]; then echo "$name"; fi; done)
+set -- $good
+if [ $# -gt 0 ]; then mv -f -- "$@" "$objects/" && echo "$good"; fi
+"""
+
+# In the root: every object that a link of a session leads to.
+_LINKED = "find run-* -type l -exec readlink {} + 2>/dev/null; true"
+
+
+class _Object(msgspec.Struct):
+    size: int
+    used: int
+    """Epoch of the device's clock, seconds."""
+
+
+class ObjectStore:
+    """The objects of one device, as one session sees them. Several threads may use it."""
+
+    def __init__(self, transport: Transport, folder: PurePosixPath, release: Callable[[], None] = lambda: None) -> None:
+        """`folder` is the session's own on the device; `release` lets go of objects when room is short."""
+        self._release = release
+        self._transport, self._incoming = transport, folder / "incoming"
+        self._root = folder.parent
+        self._objects = self._root / OBJECTS
+        self._lock = threading.RLock()
+        self._known: dict[str, _Object] = {}
+        self._verified: set[str] = set()
+        self._free = 0
+        self._surveyed = False
+        self.pushed_bytes = 0
+        """Content that this session has pushed so far."""
+
+    def path(self, sha256: str) -> PurePosixPath:
+        """Return where an object is on the device, there or not."""
+        return self._objects / sha256
+
+    def survey(self, wanted: Iterable[str] = ()) -> None:
+        """Learn in one round trip what the device has; objects of `wanted` that are damaged are removed.
+
+        What this session has found whole, or pushed, is not hashed again.
+        """
+        with self._lock:
+            wanted = [name for name in dict.fromkeys(wanted) if name not in self._verified]
+            done = self._shell(
+                _SURVEY,
+                [str(self._root)],
+                stdin="".join(f"{name}\n" for name in wanted).encode(),
+                timeout_s=_HASH_SECONDS,
+                cwd=None,
+            )
+            lines = done.stdout.decode(errors="replace").splitlines()
+            if done.code != 0 or "objects" not in lines or "hashes" not in lines:
+                raise self._failure("cannot look at its storage", done)
+            first, second = lines.index("objects"), lines.index("hashes")
+            self._free = _free_bytes(lines[:first])
+            self._known = _listed(lines[first + 1 : second])
+            self._surveyed = True
+            found = dict(line.split(maxsplit=1)[::-1] for line in lines[second + 1 :] if len(line.split()) == 2)
+            damaged = [name for name in wanted if name in found and found[name] != name]
+            # One that could not even be read is neither.
+            self._verified |= {name for name in wanted if found.get(name) == name}
+            self._remove(damaged)
+
+    def ensure(self, files: Mapping[str, Path]) -> int:
+        """Push what the device lacks of `files`, local files by their SHA-256, and return the bytes pushed.
+
+        Raises DeviceError, also for a device without room for them.
+        """
+        with self._lock:
+            unsure = [name for name in files if name not in self._verified]
+            if not unsure:
+                return 0
+            if not self._surveyed or any(name in self._known for name in unsure):
+                self.survey(unsure)
+            missing = {name: files[name] for name in files if name not in self._verified}
+            if not missing:
+                return 0
+            sizes = {name: path.stat().st_size for name, path in missing.items()}
+            self._make_room(sum(sizes.values()), keep=files)
+            self._push(missing)
+            for name, size in sizes.items():
+                self._known[name] = _Object(size, time.time_ns() // 10**9)
+                self._free -= size
+            self._verified |= missing.keys()
+            pushed = sum(sizes.values())
+            self.pushed_bytes += pushed
+            return pushed
+
+    def verify(self, names: Collection[str]) -> bool:
+        """Hash these objects again and tell whether all are whole; damaged ones are removed and may be pushed again."""
+        with self._lock:
+            self._verified -= set(names)
+            self.survey(names)
+            return self._verified.issuperset(names)
+
+    def _push(self, missing: Mapping[str, Path]) -> None:
+        left = dict(missing)
+        for _ in range(2):
+            before = {name: _state(path) for name, path in left.items()}
+            self._transport.push({self._incoming / name: path for name, path in left.items()})
+            sizes = {name: state[0] for name, state in before.items() if _state(left[name]) == state}
+            hashed = [name for name, size in sizes.items() if size <= _HASHED_BYTES]
+            measured = "".join(f"{size} {name}\n" for name, size in sizes.items() if size > _HASHED_BYTES)
+            done = self._shell(
+                _ADMIT,
+                [str(self._objects), *hashed],
+                stdin=measured.encode(),
+                cwd=self._incoming,
+                timeout_s=_HASH_SECONDS,
+            )
+            admitted = set(done.stdout.decode(errors="replace").split())
+            left = {name: path for name, path in left.items() if name not in admitted}
+            if not left:
+                return
+        path = next(iter(left.values()))
+        raise self._failure(
+            f"{path.name} arrives damaged, twice ({len(left)} of {len(missing)} files): check cable and storage, "
+            "and that nothing changes the file here",
+            done,
+        )
+
+    def _make_room(self, size: int, *, keep: Collection[str]) -> None:
+        if self._free >= size + RESERVE_BYTES:
+            return
+        # Asked again: it may be long ago.
+        self.survey()
+        short = size + RESERVE_BYTES - self._free
+        if short <= 0:
+            return
+        self._release()
+        # What this session has used comes last.
+        oldest = sorted(
+            self._known.keys() - set(keep), key=lambda name: (name in self._verified, self._known[name].used)
+        )
+        linked = self._linked()
+        victims = []
+        for name in oldest:
+            if short > 0 and name not in linked:
+                victims.append(name)
+                short -= self._known[name].size
+        if short > 0:
+            mib = (size + RESERVE_BYTES - self._free) / 2**20
+            raise DeviceError(
+                self._transport.serial,
+                f"has no room: {size / 2**20:.0f} MiB and a reserve of {RESERVE_BYTES >> 20} MiB are needed, "
+                f"{mib:.0f} MiB are lacking even without the farm's old files: free some below /data",
+            )
+        self._remove(victims)
+        self.survey()
+
+    def _linked(self) -> set[str]:
+        done = self._shell(_LINKED, [], cwd=self._root, timeout_s=_SHELL_SECONDS)
+        return {PurePosixPath(line).name for line in done.stdout.decode(errors="replace").splitlines()}
+
+    def _remove(self, names: Sequence[str]) -> None:
+        if names:
+            done = self._shell('rm -f -- "$@"', list(names), cwd=self._objects, timeout_s=_SHELL_SECONDS)
+            if done.code != 0:
+                raise self._failure("cannot remove old files", done)
+            for name in names:
+                self._known.pop(name, None)
+                self._verified.discard(name)
+
+    def _shell(
+        self, script: str, words: Sequence[str], *, cwd: PurePosixPath | None, timeout_s: float, stdin: bytes = b""
+    ) -> Completed:
+        return self._transport.run(
+            ["sh", "-c", script, "sh", *words], cwd=cwd, stdin=stdin, timeout_s=timeout_s, max_output=_LISTING_BYTES
+        )
+
+    def _failure(self, problem: str, done: Completed) -> DeviceError:
+        return DeviceError(self._transport.serial, problem, code=done.code, stderr=clean_text(done.stderr))
+
+
+def _state(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _free_bytes(lines: Sequence[str]) -> int:
+    """Return what `df -kP` calls available; 0 where it says nothing that can be believed."""
+    fields = lines[-1].split() if lines else []
+    # Counted from the end: the name of a file system may hold blanks.
+    return int(fields[-3]) * 1024 if len(fields) >= 5 and fields[-3].isdecimal() else 0
+
+
+def _listed(lines: Iterable[str]) -> dict[str, _Object]:
+    found = {}
+    for line in lines:
+        size, _, rest = line.partition(" ")
+        used, _, name = rest.partition(" ")
+        name = name.removeprefix("./")
+        if size.isdecimal() and used.isdecimal() and _HASH.fullmatch(name):
+            found[name] = _Object(int(size), int(used))
+    return found

@@ -1,0 +1,73 @@
+"""What is known so far of one execution, on its way to a RawResult."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Literal
+
+from farm.errors import DeviceError
+from farm.execution.raw import RawResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from farm.execution.runner_process import Ending
+    from farm.execution.workspace import Workspace
+
+_Stage = Literal["push", "execute", "pull"]
+
+
+class Execution:
+    """One execution while it happens."""
+
+    def __init__(self, job_id: str, serial: str, workspace: Workspace, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.workspace, self.folder = workspace, folder
+        self.ending: Ending | None = None
+        self.notes: list[str] = []
+        self._job_id, self._serial = job_id, serial
+        self._started_ms = time.time_ns() // 1_000_000
+        self._seconds = {"push": workspace.seconds, "execute": 0.0, "pull": 0.0}
+        self._error = workspace.error
+        self._error_stage: Literal["", "push", "execute", "pull"] = "push" if workspace.error else ""
+
+    @property
+    def process_ended(self) -> bool:
+        """Whether the runner's process ended, or has to be ended, with this execution."""
+        ending = self.ending
+        return ending is None or ending.answer is None or ending.answer.last or ending.code is not None
+
+    def step(self, stage: _Stage, action: Callable[[], None]) -> None:
+        """Do one step and take its time; none after the first that raised a DeviceError."""
+        if self._error:
+            return
+        started = time.perf_counter()
+        try:
+            action()
+        except DeviceError as problem:
+            self._error, self._error_stage = str(problem), stage
+        self._seconds[stage] += time.perf_counter() - started
+
+    def result(self) -> RawResult:
+        """Return all of it."""
+        ending = self.ending
+        code = ending.code if ending else None
+        if ending and ending.answer:
+            code = ending.answer.exit_code
+        return RawResult(
+            job_id=self._job_id,
+            serial=self._serial,
+            folder=self.folder,
+            started_ms=self._started_ms,
+            exit_code=code,
+            stderr=ending.stderr if ending else "",
+            push_seconds=self._seconds["push"],
+            run_seconds=self._seconds["execute"],
+            pull_seconds=self._seconds["pull"],
+            timed_out=bool(ending and not ending.answer and code is None),
+            process_ended=not self._error and self.process_ended,
+            notes=tuple(self.notes),
+            error=self._error,
+            error_stage=self._error_stage,
+        )

@@ -1,0 +1,153 @@
+"""The host's end of a runner that stays up: `farm_runner --serve`, docs/native_runner.md."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from farm.devices.text import clean_text
+from farm.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import PurePosixPath
+
+    from farm.devices.transport import Transport
+
+STDERR_BYTES = 64 * 1024
+_ANSWER_BYTES = 16 << 20
+# A job's last words are in another pipe than its answer, and both are on their way.
+_LAST_WORDS_SECONDS = 0.5
+
+
+class _Error(msgspec.Struct, frozen=True):
+    stage: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the host itself has to know of a line that the runner wrote; the line is judged elsewhere."""
+
+    schema: int = 0
+    ready: bool = False
+    """Not an answer, but the greeting."""
+    job: int = -1
+    ok: bool = False
+    exit_code: int = 0
+    error: _Error | None = None
+    outputs: tuple[msgspec.Raw, ...] = ()
+    inferences: tuple[msgspec.Raw, ...] = ()
+    last: bool = False
+    """The process ends after it."""
+
+
+class Ending(NamedTuple):
+    """How one job ended."""
+
+    answer: Answer | None
+    """None when the process ended, or was hung up on because it did not answer in time."""
+    line: bytes
+    """The answer as it was."""
+    stderr: str
+    """What the runner wrote there during this job, cut in the middle when it is long."""
+    code: int | None
+    """Of the process, when it ended without an answer; 128 + n for signal n."""
+    began: bool
+    """The job had begun: it is to blame for such an end."""
+
+
+class RunnerProcess:
+    """One process on a device, which takes one job after the other. Belongs to one thread."""
+
+    def __init__(
+        self, transport: Transport, argv: Sequence[str], *, cwd: PurePosixPath, env: Mapping[str, str]
+    ) -> None:
+        """Start it. Raises DeviceError."""
+        self._serial = transport.serial
+        self._process = transport.start(argv, cwd=cwd, env=env)
+        self.jobs = 0
+        """How many it was given."""
+        self._unread = bytearray()
+        self._log = _Log()
+
+    def run(self, words: Sequence[str], timeout_s: float) -> Ending:
+        """Give it one job, as flags, and wait for its end.
+
+        Without an answer, and after one that is the last, the process is of no use. Raises DeviceError when the
+        device is gone, or says what is no answer.
+        """
+        number = self.jobs
+        self.jobs += 1
+        self._log.clear()
+        self._process.send(shlex.join(words).encode("utf-8", errors="surrogateescape") + b"\n")
+        begins, ends = (f"farm_runner: job {number} {what}\n".encode() for what in ("begins", "ends"))
+        deadline = time.monotonic() + timeout_s
+        found: tuple[Answer, bytes] | None = None
+        code: int | None = None
+        while found is None and code is None and (left := deadline - time.monotonic()) > 0:
+            code = self._receive(left)
+            found = self._answer(number)
+        began = begins in self._log
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while found and code is None and ends not in self._log and (left := deadline - time.monotonic()) > 0:
+            code = self._receive(left)
+        answer, line = found or (None, b"")
+        return Ending(answer, line, self._log.text(begins, ends), code, began)
+
+    def close(self) -> None:
+        """Hang up; the device ends it."""
+        self._process.close()
+
+    def _receive(self, timeout_s: float) -> int | None:
+        output = self._process.receive(timeout_s)
+        self._log.add(output.stderr)
+        self._unread += output.stdout
+        if len(self._unread) > _ANSWER_BYTES:
+            raise DeviceError(self._serial, f"the runner's answer has more than {_ANSWER_BYTES >> 20} MiB")
+        return output.code
+
+    def _answer(self, number: int) -> tuple[Answer, bytes] | None:
+        while (end := self._unread.find(b"\n") + 1) > 0:
+            line = bytes(self._unread[:end])
+            del self._unread[:end]
+            try:
+                answer = msgspec.json.decode(line, type=Answer)
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                answer = Answer()
+            if answer.schema != 1 or (not answer.ready and answer.job != number):
+                said = clean_text(line, 80)
+                raise DeviceError(self._serial, f"the runner said {said!r}, which is no answer to job {number}")
+            if not answer.ready:
+                return answer, line
+        return None
+
+
+class _Log:
+    """Standard error of one job: its beginning and its end."""
+
+    def __init__(self) -> None:
+        self._head, self._tail, self._cut = bytearray(), bytearray(), False
+
+    def clear(self) -> None:
+        self._head.clear()
+        self._tail.clear()
+        self._cut = False
+
+    def add(self, data: bytes) -> None:
+        room = STDERR_BYTES // 2 - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > STDERR_BYTES // 2:
+            del self._tail[: -STDERR_BYTES // 2]
+            self._cut = True
+
+    def __contains__(self, text: bytes) -> bool:
+        return text in self._head + self._tail
+
+    def text(self, *without: bytes) -> str:
+        data = bytes(self._head) + (b"\n[...]\n" if self._cut else b"") + bytes(self._tail)
+        for marker in without:
+            data = data.replace(marker, b"")
+        return data.decode("utf-8", errors="replace")

@@ -1,0 +1,88 @@
+"""What one job, or a runtime, is on a device: links to objects, and small files that go along with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
+
+from farm.build.bundle import INPUTS, MODEL
+from farm.devices.transport import Link
+from farm.execution.objects import OBJECTS
+
+if TYPE_CHECKING:
+    from farm.build.bundle import Bundle
+    from farm.runtime.runtime import Runtime
+
+INPUT_LIST = "input_list.txt"
+# Of the outputs: the workspace itself. The runner wants a folder that is there, and a push makes none without a file.
+OUTPUTS = "."
+ANCHOR = "anchor.pte"
+"""In the folder of the runtime."""
+
+# Smaller inputs travel inside of the workspace: to look for them on the device would cost more than they do.
+SMALL_BYTES = 64 * 1024
+
+
+class Layout(NamedTuple):
+    """Files of one folder of a session, as `Transport.push` takes them, and the objects that its links lead to."""
+
+    files: dict[PurePosixPath, Path | bytes | Link]
+    objects: dict[str, Path]
+    """Local files by SHA-256."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A bundle that is ready on the device, for one execution; or why it is not."""
+
+    bundle: Bundle
+    folder: PurePosixPath
+    seconds: float
+    pushed_bytes: int
+    """Objects that the device lacked."""
+    error: str = ""
+
+
+def runtime_layout(runtime: Runtime, folder: PurePosixPath, anchor: Bundle | None) -> Layout:
+    """Return `runtime` as it lies in `folder`, which is one level below the session's, and the model of `anchor`."""
+    files: dict[PurePosixPath, Path | bytes | Link] = {
+        folder / name: _link(name, sha256) for name, sha256 in runtime.hashes.items()
+    }
+    objects = {sha256: runtime.files[name] for name, sha256 in runtime.hashes.items()}
+    if anchor is not None:
+        sha256 = anchor.manifest.files[MODEL]
+        files[folder / ANCHOR] = _link(ANCHOR, sha256)
+        objects[sha256] = anchor.model
+    return Layout(files, objects)
+
+
+def job_layout(bundle: Bundle, folder: PurePosixPath) -> Layout:
+    """Return the workspace of one execution of `bundle` in `folder`, which is one level below the session's."""
+    hashes = bundle.manifest.files
+    files: dict[PurePosixPath, Path | bytes | Link] = {folder / MODEL: _link(MODEL, hashes[MODEL])}
+    objects = {hashes[MODEL]: bundle.model}
+    lines = []
+    for sample in range(bundle.manifest.samples):
+        paths = bundle.input_files(sample)
+        for path in paths:
+            if path.stat().st_size <= SMALL_BYTES:
+                files[folder / path.name] = path
+            else:
+                sha256 = hashes[f"{INPUTS}/{path.name}"]
+                files[folder / path.name] = _link(path.name, sha256)
+                objects[sha256] = path
+        lines.append(" ".join(path.name for path in paths))
+    files[folder / INPUT_LIST] = ("\n".join(lines) + "\n").encode()
+    return Layout(files, objects)
+
+
+def object_hashes(bundle: Bundle) -> list[str]:
+    """Return the SHA-256 of everything of `bundle` that is an object on a device."""
+    return list(job_layout(bundle, PurePosixPath()).objects)
+
+
+def _link(name: str, sha256: str) -> Link:
+    # Relative, as a device's /data may be mounted elsewhere for another user; from the folder that holds the link.
+    up = len(PurePosixPath(name).parts) + 1
+    return Link(PurePosixPath(*[".."] * up, OBJECTS, sha256))

@@ -1,0 +1,44 @@
+"""What native_runner/ is built for, and which backends have a runtime there."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from farm.errors import UnknownNameError
+from farm.runtime.elf import AARCH64, X86_64
+
+Kind = Literal["simulator", "linux", "android"]
+
+
+class BuildTarget(msgspec.Struct, frozen=True):
+    """An operating system and a processor."""
+
+    name: str
+    kind: Kind
+    machine: int
+    """e_machine of its ELF files."""
+    backends: tuple[str, ...]
+    """Backends that have a runtime there."""
+
+
+HOST = "linux-x86_64"
+
+TARGETS = {
+    target.name: target
+    for target in (
+        BuildTarget(HOST, "simulator", X86_64, ("htp", "xnnpack")),
+        # The aarch64 executorch wheel has no QNN backend.
+        BuildTarget("linux-aarch64", "linux", AARCH64, ("xnnpack",)),
+        BuildTarget("android-arm64", "android", AARCH64, ("htp", "gpu", "lpai", "xnnpack")),
+    )
+}
+
+
+def find_target(name: str) -> BuildTarget:
+    """Return a target by name. Raises UnknownNameError."""
+    try:
+        return TARGETS[name]
+    except KeyError:
+        raise UnknownNameError("target", name, TARGETS) from None

@@ -1,0 +1,91 @@
+# Finds ExecuTorch and sets:
+#
+#   FARM_EXECUTORCH_COMPONENTS  what the runner links
+#   FARM_EXECUTORCH_VERSION     what it says of itself
+#
+# There are two kinds of package. The one in the Python wheel has shared libraries as executorch::NAME. An
+# install prefix of an ExecuTorch build, the only kind there is for Android, has static libraries as NAME.
+find_package(executorch REQUIRED)
+
+# The wheel's package writes its own folder into the search path of whoever links it. A runner must find its
+# libraries beside it and nowhere else: on a device there is no such folder, and here it would hide that
+# a file was not pushed.
+function(farm_drop_rpath target)
+  get_target_property(options ${target} INTERFACE_LINK_OPTIONS)
+  if(options)
+    list(FILTER options EXCLUDE REGEX "-rpath,")
+    set_target_properties(${target} PROPERTIES INTERFACE_LINK_OPTIONS "${options}")
+  endif()
+endfunction()
+
+if(TARGET executorch::runtime)
+  set(prefix executorch::)
+  set(needed runtime etdump)
+  set(wanted threadpool kernels_optimized kernels_quantized backend_qnn backend_xnnpack)
+elseif(TARGET executorch)
+  set(prefix)
+  set(needed executorch extension_module_static extension_data_loader extension_tensor etdump)
+  set(wanted extension_flat_tensor extension_threadpool quantized_ops_lib qnn_executorch_backend xnnpack_backend)
+  # One of them only: both register the same operators, which ends the process when it starts.
+  if(TARGET optimized_native_cpu_ops_lib)
+    list(APPEND wanted optimized_native_cpu_ops_lib)
+  else()
+    list(APPEND needed portable_ops_lib)
+  endif()
+else()
+  message(FATAL_ERROR "${executorch_DIR}: this executorch package has no C++ runtime")
+endif()
+
+set(FARM_EXECUTORCH_COMPONENTS)
+foreach(name IN LISTS needed wanted)
+  if(TARGET ${prefix}${name})
+    list(APPEND FARM_EXECUTORCH_COMPONENTS ${prefix}${name})
+    if(prefix)
+      farm_drop_rpath(${prefix}${name})
+    endif()
+  elseif(name IN_LIST needed)
+    message(FATAL_ERROR "farm_runner needs ${prefix}${name}, which this executorch package does not have")
+  else()
+    message(STATUS "farm_runner: this executorch package has no ${name}")
+  endif()
+endforeach()
+
+if(NOT prefix)
+  add_library(farm_executorch_prefix INTERFACE)
+  # What nothing refers to is left out by the linker, and with it the kernels and backends that register themselves.
+  # ExecuTorch's own package may say so already; it is not harmed by being said twice.
+  set(registering optimized_native_cpu_ops_lib portable_ops_lib quantized_ops_lib qnn_executorch_backend xnnpack_backend)
+  foreach(name IN LISTS registering)
+    if(name IN_LIST FARM_EXECUTORCH_COMPONENTS)
+      get_target_property(type ${name} TYPE)
+      get_target_property(options ${name} INTERFACE_LINK_OPTIONS)
+      if(type STREQUAL "SHARED_LIBRARY")
+        set(keep --no-as-needed)
+      else()
+        set(keep --whole-archive)
+      endif()
+      if(NOT options MATCHES "whole-archive")
+        target_link_options(
+          farm_executorch_prefix INTERFACE "LINKER:--push-state,${keep},$<TARGET_FILE:${name}>,--pop-state"
+        )
+      endif()
+    endif()
+  endforeach()
+  # The prefix has no headers of the profiler. Those of the wheel of the same version serve, after its own.
+  set(FARM_EXECUTORCH_HEADERS "" CACHE PATH "include/ of an executorch wheel, for headers that a prefix lacks")
+  target_compile_definitions(farm_executorch_prefix INTERFACE ET_EVENT_TRACER_ENABLED C10_USING_CUSTOM_GENERATED_MACROS)
+  target_include_directories(farm_executorch_prefix SYSTEM INTERFACE ${EXECUTORCH_INCLUDE_DIRS})
+  if(FARM_EXECUTORCH_HEADERS)
+    # -idirafter: only for what is found nowhere else.
+    target_compile_options(farm_executorch_prefix INTERFACE "SHELL:-idirafter \"${FARM_EXECUTORCH_HEADERS}\"")
+  endif()
+  list(APPEND FARM_EXECUTORCH_COMPONENTS farm_executorch_prefix)
+endif()
+
+set(FARM_EXECUTORCH_VERSION "${EXECUTORCH_BUILD_VERSION}")
+if(NOT FARM_EXECUTORCH_VERSION)
+  set(FARM_EXECUTORCH_VERSION "${executorch_VERSION}")
+endif()
+if(NOT FARM_EXECUTORCH_VERSION)
+  set(FARM_EXECUTORCH_VERSION unknown)
+endif()

@@ -1,0 +1,115 @@
+// Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
+#include "job.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+namespace farm {
+
+namespace {
+
+std::atomic<Job*> current{nullptr};
+
+void print_failure(const Failure& failure) {
+  std::fprintf(stderr, "farm_runner: %s: %s\n", stage_name(failure.stage), failure.what());
+}
+
+// A file of an earlier run must not pass for one of this, which may crash before it writes its own.
+void remove_old(const std::string& path) {
+  if (!path.empty()) ::unlink(path.c_str());
+}
+
+}  // namespace
+
+Job* current_job() { return current.load(); }
+
+Job::Job(ParsedFlags parsed) : flags_(std::move(parsed.flags)) {
+  report_.update([&](Report* report) { report->failure = parsed.failure; });
+}
+
+Job::Job(ParsedFlags parsed, int64_t number, const Answers* answers) : Job(std::move(parsed)) {
+  number_ = number;
+  answers_ = answers;
+}
+
+int Job::run(const Backend& backend, Watchdog* watchdog) {
+  const bool limited = watchdog != nullptr && flags_.timeout_ms > 0;
+  if (limited) {
+    const auto limit = std::chrono::milliseconds(flags_.timeout_ms);
+    watchdog->arm(Watchdog::Clock::now() + limit, [this] {
+      end_process("not finished after " + std::to_string(flags_.timeout_ms) + " ms", kExitTimeout);
+    });
+  }
+  current = this;
+  try {
+    start();
+    farm::run(flags_, backend, &report_);
+  } catch (const Failure& failure) {
+    report_.update([&](Report* report) { report->failure = failure; });
+  } catch (const std::exception& error) {
+    report_.update([&](Report* report) { report->failure = Failure(report->stage, error.what()); });
+  }
+  const int code = finish();
+  current = nullptr;
+  if (limited) watchdog->disarm();
+  return code;
+}
+
+int Job::refuse() {
+  try {
+    start();
+  } catch (const Failure&) {
+    // The first failure is the one to tell.
+  }
+  return finish();
+}
+
+void Job::start() {
+  if (!flags_.working_folder.empty() && ::chdir(flags_.working_folder.c_str()) != 0) {
+    throw Failure(Stage::kFlags,
+                  "--working_folder: cannot change into '" + flags_.working_folder + "': " + std::strerror(errno));
+  }
+  in_folder_ = true;
+  remove_old(flags_.result_path);
+  if (flags_.backend.heap_profiling_path) remove_old(*flags_.backend.heap_profiling_path);
+}
+
+int Job::finish() {
+  // Whoever ends the run first tells how. If that is the watchdog, it is about to end the process.
+  while (ended_.exchange(true)) ::pause();
+  return tell(report_.copy(), false);
+}
+
+void Job::end_process(const std::string& message, std::optional<int> exit_code) {
+  if (ended_.exchange(true)) return;
+  Report report = report_.copy();
+  report.failure = Failure(report.stage, message);
+  if (exit_code) report.failure->exit_code = *exit_code;
+  // Not exit(): destructors would run into the state that ends it, or wait for the thread that is stuck.
+  _exit(tell(std::move(report), true));
+}
+
+int Job::tell(Report report, bool last) {
+  if (in_folder_) {
+    try {
+      write_report(report, flags_.result_path);
+    } catch (const Failure& failure) {
+      if (report.failure) print_failure(failure);
+      if (!report.failure) report.failure = failure;
+    }
+  }
+  if (report.failure) print_failure(*report.failure);
+  if (answers_ == nullptr) return report.exit_code();
+  std::fflush(stdout);
+  std::fprintf(stderr, "farm_runner: job %lld ends\n", static_cast<long long>(*number_));
+  answers_->write(to_json(report, JobNumber{*number_, last}));
+  return report.exit_code();
+}
+
+}  // namespace farm

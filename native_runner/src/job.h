@@ -1,0 +1,51 @@
+// Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "answers.h"
+#include "flags.h"
+#include "report.h"
+#include "run.h"
+#include "watchdog.h"
+
+namespace farm {
+
+// One run of the process: the only one, or a job of a session. Whatever ends it, its result is written and
+// its answer given once: by the thread that runs it, by the watchdog, or where ExecuTorch aborts.
+class Job {
+ public:
+  // A single run.
+  explicit Job(ParsedFlags parsed);
+  // A job of a session.
+  Job(ParsedFlags parsed, int64_t number, const Answers* answers);
+
+  // Runs and returns the exit code. `watchdog` may be null when there is no timeout.
+  int run(const Backend& backend, Watchdog* watchdog);
+
+  // A job that fails before anything of it is done.
+  int refuse();
+
+  // Ends the process with this failure, unless the run has ended already. Called from any thread.
+  void end_process(const std::string& message, std::optional<int> exit_code);
+
+ private:
+  void start();
+  int finish();
+  int tell(Report report, bool last);
+
+  Flags flags_;
+  std::optional<int64_t> number_;
+  const Answers* answers_ = nullptr;
+  SharedReport report_;
+  bool in_folder_ = false;
+  std::atomic<bool> ended_{false};
+};
+
+// The job that runs now: ExecuTorch's abort hook takes no argument.
+Job* current_job();
+
+}  // namespace farm

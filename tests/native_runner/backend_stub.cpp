@@ -1,0 +1,70 @@
+// Preloaded in front of the runner: stands in for the backend that foreign.pte was compiled for. What it does
+// is the first number of the input; the output is the input's negative.
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/platform/log.h>
+#include <executorch/runtime/platform/platform.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+
+namespace {
+
+using executorch::runtime::ArrayRef;
+using executorch::runtime::BackendExecutionContext;
+using executorch::runtime::BackendInitContext;
+using executorch::runtime::CompileSpec;
+using executorch::runtime::DelegateHandle;
+using executorch::runtime::Error;
+using executorch::runtime::EValue;
+using executorch::runtime::FreeableBuffer;
+using executorch::runtime::Result;
+using executorch::runtime::Span;
+
+enum Order { kWork = 0, kHang = 1, kCrash = 2, kAbort = 3, kFail = 4, kPrint = 5, kFailThirdTime = 6 };
+
+class BackendStub final : public executorch::runtime::BackendInterface {
+ public:
+  bool is_available() const override { return true; }
+
+  Result<DelegateHandle*> init(BackendInitContext&, FreeableBuffer*, ArrayRef<CompileSpec>) const override {
+    return const_cast<BackendStub*>(this);
+  }
+
+  Error execute(BackendExecutionContext&, DelegateHandle*, Span<EValue*> args) const override {
+    const auto& input = args[0]->toTensor();
+    const auto& output = args[args.size() - 1]->toTensor();
+    const float* from = input.const_data_ptr<float>();
+    static int executions = 0;
+    switch (static_cast<int>(from[0])) {
+      case kHang:
+        std::fputs("backend stub hangs\n", stderr);
+        for (;;) ::pause();
+      case kCrash:
+        std::raise(SIGSEGV);
+        break;
+      case kAbort:
+        ET_LOG(Fatal, "the stub gives up");
+        executorch::runtime::pal_abort();
+      case kFail:
+        ET_LOG(Error, "the stub refuses");
+        return Error::DelegateInvalidHandle;
+      case kPrint:
+        std::puts("{\"schema\":1,\"job\":0,\"ok\":true}");
+        break;
+      case kFailThirdTime:
+        if (++executions == 3) return Error::DelegateInvalidHandle;
+        break;
+      default:
+        break;
+    }
+    float* to = output.mutable_data_ptr<float>();
+    for (ssize_t i = 0; i < output.numel(); ++i) to[i] = -from[i];
+    return Error::Ok;
+  }
+};
+
+BackendStub stub;
+const Error registered = executorch::runtime::register_backend({"BackendWithCompilerDemo", &stub});
+
+}  // namespace

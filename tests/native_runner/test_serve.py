@@ -1,0 +1,381 @@
+"""The session mode: many jobs in one process, each answered on its own line, none harmed by the one before it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _files(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+
+
+def test_every_job_is_answered_when_its_files_are_there(conv: Any) -> None:
+    with conv.serve("--keep_loaded=model.pte") as session:
+        for job in range(4):
+            outputs = conv.folder / f"out{job}"
+            outputs.mkdir()
+            answer = session.ask(
+                *("--iteration=2", f"--output_folder_path=out{job}", f"--result_path=r{job}.json"),
+                *(f"--etdump_path=e{job}.etdp", f"--performance_output_path=p{job}.txt"),
+            )
+            assert _files(outputs) == {"output_0_0.raw": 8192, "output_1_0.raw": 8192}
+            result = json.loads((conv.folder / f"r{job}.json").read_text())
+            assert answer == {**result, "job": job, "warm": True}
+            assert answer["ok"] is True
+            assert [len(inference["iterations_ns"]) for inference in answer["inferences"]] == [2, 2]
+            assert (conv.folder / f"e{job}.etdp").stat().st_size > 0
+            assert float((conv.folder / f"p{job}.txt").read_text()) > 0
+        assert session.end() == 0
+    single = conv.run()
+    assert single.code == 0
+    assert conv.output(1, 0).tobytes() == (conv.folder / "out3" / "output_1_0.raw").read_bytes()
+    # The backend went up once, though all jobs are the program that is kept loaded.
+    assert session.stderr.count("Creating new backend bundle") == 1
+    assert session.stderr.count("Destroy Qnn backend") == 1
+
+
+def test_the_first_line_says_who_is_there(bare: Any) -> None:
+    with bare.serve() as session:
+        assert session.ready["schema"] == 1
+        assert session.ready["ready"] is True
+        assert session.ready["pid"] == session.process.pid
+        assert set(session.ready["versions"]) == {"executorch", "runner"}
+        assert session.end() == 0
+
+
+def test_markers_on_standard_error_enclose_a_job(conv: Any) -> None:
+    with conv.serve() as session:
+        session.ask()
+        session.ask("--model_path=none.pte")
+        lines = session.stderr.splitlines()
+    marks = [line for line in lines if line.startswith("farm_runner: ")]
+    assert marks[:3] == ["farm_runner: job 0 begins", "farm_runner: job 0 ends", "farm_runner: job 1 begins"]
+    assert marks[3].startswith("farm_runner: load: cannot read 'none.pte'")
+    assert marks[4:] == ["farm_runner: job 1 ends"]
+    first, last = lines.index(marks[0]), lines.index(marks[1])
+    assert any("Qnn ExecuTorch" in line for line in lines[first:last])
+
+
+def test_nothing_is_written_that_was_not_asked_for(conv: Any) -> None:
+    before = set(_files(conv.folder))
+    with conv.serve() as session:
+        assert session.ask()["ok"] is True
+        assert set(_files(conv.folder)) == before | {"stderr.txt"}
+
+
+def test_a_bad_job_harms_no_other(conv: Any) -> None:
+    (conv.folder / "short.raw").write_bytes(bytes(7))
+    (conv.folder / "short.txt").write_text("short.raw\n")
+    (conv.folder / "junk.pte").write_bytes(b"junk" * 1000)
+    bad = [
+        (["--nosuch"], 2, "flags", "unknown flag '--nosuch'"),
+        (["stray"], 2, "flags", "unexpected argument 'stray'"),
+        (["--iteration=0"], 2, "flags", "--iteration: '0' is not"),
+        (["--serve"], 2, "flags", "--serve cannot stand in the line of a job"),
+        (["--version"], 2, "flags", "--version cannot stand in the line of a job"),
+        (["--keep_loaded=model.pte"], 2, "flags", "--keep_loaded cannot stand in the line of a job"),
+        (["--help"], 2, "flags", "--help cannot stand in the line of a job"),
+        (["--working_folder=nowhere"], 2, "flags", "cannot change into 'nowhere'"),
+        (["--profile_level=1"], 3, "options", "--profile_level=1 needs a process of its own"),
+        (["--log_level=2"], 3, "options", "--log_level=2 needs a process of its own: this session has --log_level=1"),
+        (["--heap_profiling_path=h.txt"], 3, "options", "needs a process of its own"),
+        (["--model_path=none.pte"], 4, "load", "cannot read 'none.pte'"),
+        (["--model_path=junk.pte"], 4, "load", "cannot load 'junk.pte'"),
+        (["--input_list_path=none.txt"], 5, "inputs", "cannot read 'none.txt'"),
+        (["--input_list_path=short.txt"], 5, "inputs", "has 7 bytes"),
+        (["--output_folder_path=none"], 7, "outputs", "cannot write into folder 'none'"),
+        (["--etdump_path=none/e.etdp"], 8, "etdump", "cannot write 'none/e.etdp'"),
+    ]
+    with conv.serve("--log_level=1") as session:
+        for job, (flags, code, stage, message) in enumerate(bad):
+            answer = session.ask(*flags)
+            assert (answer["job"], answer["ok"], answer["exit_code"]) == (2 * job, False, code)
+            assert answer["error"]["stage"] == stage
+            assert message in answer["error"]["message"]
+            assert "last" not in answer
+            good = session.ask("--log_level=1")
+            assert (good["job"], good["ok"], good["exit_code"]) == (2 * job + 1, True, 0), good
+        assert session.end() == 0
+
+
+def test_a_line_that_is_no_job(conv: Any) -> None:
+    with conv.serve() as session:
+        for line in (b"", b"  \t ", b"\r"):
+            session.send(line)
+        for line, message in (
+            (b"--model_path 'x", "ends before '"),
+            (b'--model_path "x', 'ends before "'),
+            (b"--model_path x\\", "ends before what a backslash quotes"),
+            (b"--model_path=x\0y", "has a zero byte"),
+            (b"--model_path=" + b"x" * (1 << 20), "has more than 1048576 bytes"),
+        ):
+            session.send(line)
+            answer = session.answer()
+            assert (answer["exit_code"], answer["error"]["stage"]) == (2, "flags")
+            assert message in answer["error"]["message"]
+        # Just not too long; and what is not UTF-8 is a file name like any other.
+        session.send(b"--model_path=" + b"\xff" * ((1 << 20) - 13))
+        assert "cannot read '\ufffd\ufffd" in session.answer()["error"]["message"]
+        answer = session.ask()
+        assert (answer["job"], answer["ok"]) == (6, True)
+
+
+@pytest.mark.parametrize("name", ["a folder", 'say "so"', "it's", "back\\slash", "$HOME `x` *", "line\u2028end", "--x"])
+def test_paths_are_quoted_as_a_shell_does(conv: Any, name: str) -> None:
+    (conv.folder / "outputs").rename(conv.folder / name)
+    with conv.serve() as session:
+        assert session.ask("--output_folder_path", name)["ok"] is True
+        session.send(b"--output_folder_path=" + b"".join(b"\\" + bytes([byte]) for byte in name.encode()))
+        assert session.answer()["ok"] is True
+        escaped = "".join("\\" + char if char in '\\"$`' else char for char in name)
+        session.send(f'--output_folder_path="{escaped}"'.encode())
+        assert session.answer()["ok"] is True
+    assert len(list((conv.folder / name).iterdir())) == 2
+
+
+def test_a_job_works_in_its_folder_and_the_next_one_starts_where_the_session_did(conv: Any, tmp_path: Path) -> None:
+    inside, outside = conv.folder / "jobs" / "1", tmp_path / "outside"
+    shutil.copytree(conv.folder, inside)
+    shutil.copytree(conv.folder, outside, ignore=shutil.ignore_patterns("jobs"))
+    with conv.serve() as session:
+        for folder in ("jobs/1", str(outside), "jobs/1"):
+            assert session.ask(f"--working_folder={folder}", "--result_path=r.json")["ok"] is True
+        assert session.ask("--working_folder=1")["ok"] is False
+        assert session.ask("--result_path=here.json")["ok"] is True
+    for place, result in ((inside, "r.json"), (outside, "r.json"), (conv.folder, "here.json")):
+        assert (place / result).is_file()
+        assert len(list((place / "outputs").iterdir())) == 2
+
+
+def test_jobs_from_a_file_and_answers_into_one(conv: Any) -> None:
+    jobs, answers = conv.folder / "jobs.txt", conv.folder / "answers.jsonl"
+    # The last line does not end.
+    jobs.write_text("--iteration=1\n\n--nosuch\n--iteration=2")
+    argv = [str(conv.runtime / "farm_runner"), "--serve"]
+    options: dict[str, Any] = {
+        "cwd": conv.folder,
+        "env": {"LD_LIBRARY_PATH": str(conv.runtime)},
+        "stderr": subprocess.DEVNULL,
+        "timeout": 120,
+    }
+    with jobs.open() as stdin, answers.open("w") as stdout:
+        subprocess.run(argv, check=True, stdin=stdin, stdout=stdout, **options)
+    lines = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert [line.get("job") for line in lines] == [None, 0, 1, 2]
+    assert [line.get("ok") for line in lines] == [None, True, False, True]
+    with jobs.open() as stdin:
+        subprocess.run(argv, check=True, stdin=stdin, stdout=subprocess.DEVNULL, **options)
+
+
+def test_input_that_ends_does_not_end_a_job(conv: Any) -> None:
+    with conv.serve() as session:
+        session.send(b"--iteration=20")
+        assert session.process.stdin is not None
+        session.process.stdin.close()
+        answer = session.answer()
+        assert answer["ok"] is True
+        assert len(answer["inferences"][1]["iterations_ns"]) == 20
+        assert session.process.wait() == 0
+
+
+def test_programs_of_several_backends_share_a_session(bare: Any, models: Path) -> None:
+    bare.list_inputs(str(models / "conv_input_0.raw"))
+    (bare.folder / "x.txt").write_text(f"{models / 'xnnpack_input.raw'}\n")
+    (bare.folder / "shape.txt").write_text("2, 8\n")
+    xnnpack = (f"--model_path={models / 'xnnpack.pte'}", "--input_list_path=x.txt", "--input_shape_path=shape.txt")
+    with bare.serve(f"--keep_loaded={models / 'conv_dump.pte'}") as session:
+        assert session.stderr.count("Creating new backend bundle") == 1
+        for flags in (
+            xnnpack,
+            (f"--model_path={models / 'conv.pte'}",),
+            xnnpack,
+            (f"--model_path={models / 'conv_dump.pte'}",),
+            (f"--model_path={models / 'conv_dump.pte'}",),
+            (f"--model_path={models / 'conv.pte'}",),
+        ):
+            answer = session.ask(*flags)
+            assert (answer["ok"], answer["warm"]) == (True, True), answer
+        assert session.end() == 0
+        assert session.stderr.count("Creating new backend bundle") == 1
+        assert session.stderr.count("Destroy Qnn backend") == 1
+
+
+def test_without_a_program_that_is_kept_loaded_every_job_starts_the_backend(conv: Any) -> None:
+    with conv.serve("--keep_loaded=") as session:
+        assert [session.ask()["warm"] for _ in range(2)] == [False, False]
+        assert session.end() == 0
+        assert session.stderr.count("Creating new backend bundle") == 2
+        assert session.stderr.count("Destroy Qnn backend") == 2
+
+
+def test_a_program_for_another_soc_is_refused_where_the_backend_is_up(conv: Any, models: Path) -> None:
+    with conv.serve("--keep_loaded=model.pte") as session:
+        answer = session.ask(f"--model_path={models / 'conv_sm8850.pte'}")
+        assert (answer["exit_code"], answer["error"]["stage"]) == (4, "load")
+        assert session.ask()["ok"] is True
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "context"])
+def test_a_session_goes_on_without_a_program_that_cannot_be_kept(conv: Any, damage: str) -> None:
+    good = (conv.folder / "model.pte").read_bytes()
+    if damage != "missing":
+        (conv.folder / "bad.pte").write_bytes(
+            good[:7000] if damage == "truncated" else good[:1300] + bytes(4000) + good[5300:]
+        )
+    with conv.serve("--keep_loaded=bad.pte") as session:
+        assert "farm_runner: --keep_loaded: " in session.stderr
+        assert "bad.pte" in session.stderr
+        answer = session.ask()
+        assert (answer["ok"], answer["warm"]) == (True, False)
+
+
+def test_a_program_that_is_kept_but_not_for_qnn_makes_nothing_warm(conv: Any, models: Path) -> None:
+    with conv.serve(f"--keep_loaded={models / 'xnnpack.pte'}") as session:
+        answer = session.ask()
+        assert (answer["ok"], answer["warm"]) == (True, False)
+        assert "--keep_loaded" not in session.stderr
+
+
+def test_nothing_stays_loaded_when_the_heap_of_the_dsp_is_measured(conv: Any) -> None:
+    (conv.folder / "heap.txt").write_text("of an earlier run")
+    with conv.serve("--heap_profiling_path=heap.txt", "--profile_level=1") as session:
+        for _ in range(2):
+            answer = session.ask("--heap_profiling_path=heap.txt")
+            assert (answer["ok"], answer["warm"]) == (True, False)
+        # The simulator writes none.
+        assert not (conv.folder / "heap.txt").exists()
+        assert session.stderr.count("Destroy Qnn backend") == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--model_path=model.pte"], 2, "--model_path belongs into the line of a job"),
+        (["--nosuch"], 2, "unknown flag '--nosuch'"),
+        (["--keep_loaded=k.pte", "--heap_profiling_path=h.txt"], 2, "exclude each other"),
+        ([f"--heap_profiling_path={'x' * 256}"], 3, "has a text of 256 bytes"),
+    ],
+)
+def test_a_session_that_cannot_start_says_why_and_takes_no_job(
+    bare: Any, flags: list[str], code: int, message: str
+) -> None:
+    ran = bare.run("--serve", *flags)
+    assert (ran.code, ran.stdout, ran.result) == (code, "", None)
+    assert message in ran.stderr
+
+
+# From here on with a stub in the place of a backend, which hangs, crashes or prints when its input says so.
+
+
+def test_a_job_that_takes_too_long_ends_the_session_with_an_answer(stub: Any, preload: Any) -> None:
+    with stub.serve(env=preload("backend_stub")) as session:
+        assert session.ask("--input_list_path=work.txt", "--timeout_ms=60000")["ok"] is True
+        assert stub.output(0, 0).tolist() == [0, -1]
+        answer = session.ask("--input_list_path=hang.txt", "--timeout_ms=200", "--result_path=r.json")
+        assert (answer["job"], answer["ok"], answer["exit_code"], answer["last"]) == (1, False, 9, True)
+        assert answer["error"] == {
+            "stage": "execute",
+            "message": "not finished after 200 ms",
+            "code": None,
+            "line": None,
+        }
+        assert answer["inferences"] == [{"line": 0, "warm_up_ns": [], "iterations_ns": []}]
+        assert json.loads((stub.folder / "r.json").read_text())["exit_code"] == 9
+        assert session.process.wait() == 9
+        assert "farm_runner: job 1 ends" in session.stderr
+
+
+def test_the_time_of_a_job_starts_with_the_job(stub: Any, preload: Any) -> None:
+    with stub.serve(env=preload("backend_stub")) as session:
+        # The limit of an earlier job is none for a later one, be it shorter or longer.
+        for limit in ("60000", "200", "0", "60000", "200"):
+            assert session.ask("--input_list_path=work.txt", f"--timeout_ms={limit}")["ok"] is True
+        answer = session.ask("--input_list_path=hang.txt", "--timeout_ms=300")
+        assert answer["error"]["message"] == "not finished after 300 ms"
+        assert session.process.wait() == 9
+
+
+def test_a_crash_ends_the_session_without_an_answer(stub: Any, preload: Any) -> None:
+    with stub.serve(env=preload("backend_stub")) as session:
+        assert session.ask("--input_list_path=work.txt")["ok"] is True
+        session.send(b"--input_list_path=crash.txt")
+        assert session.process.wait() == -signal.SIGSEGV
+        assert session.process.stdout is not None
+        assert session.process.stdout.read() == b""
+        marks = [line for line in session.stderr.splitlines() if line.startswith("farm_runner: job")]
+        assert marks[-1] == "farm_runner: job 1 begins"
+
+
+def test_an_abort_is_answered_and_ends_the_session(stub: Any, preload: Any) -> None:
+    with stub.serve(env=preload("backend_stub")) as session:
+        answer = session.ask("--input_list_path=abort.txt")
+        assert (answer["ok"], answer["exit_code"], answer["last"]) == (False, 6, True)
+        assert answer["error"]["message"] == "ExecuTorch aborted: the stub gives up"
+        assert session.process.wait() == 6
+
+
+def test_a_failure_of_the_backend_does_not_end_the_session(stub: Any, preload: Any) -> None:
+    with stub.serve(env=preload("backend_stub")) as session:
+        answer = session.ask("--input_list_path=fail.txt")
+        assert (answer["exit_code"], answer["error"]["stage"], answer["error"]["line"]) == (6, "execute", 0)
+        assert "the stub refuses" in answer["error"]["message"]
+        assert session.ask("--input_list_path=work.txt")["ok"] is True
+
+
+def test_what_a_backend_prints_is_no_answer(stub: Any, preload: Any) -> None:
+    with stub.serve(env=preload("backend_stub")) as session:
+        answer = session.ask("--input_list_path=print.txt")
+        assert "versions" in answer
+        assert session.ask("--input_list_path=work.txt")["job"] == 1
+        lines = session.stderr.splitlines()
+    printed = lines.index('{"schema":1,"job":0,"ok":true}')
+    assert lines.index("farm_runner: job 0 begins") < printed < lines.index("farm_runner: job 0 ends")
+
+
+def test_a_session_that_nobody_listens_to_ends_in_the_middle_of_a_job(stub: Any, preload: Any) -> None:
+    with stub.serve(env=preload("backend_stub")) as session:
+        session.send(b"--input_list_path=hang.txt")
+        session.wait_for("backend stub hangs")
+        assert session.process.stdout is not None
+        session.process.stdout.close()
+        assert session.process.wait() == 10
+
+
+def test_a_session_that_nobody_listens_to_ends_while_it_waits(bare: Any) -> None:
+    with bare.serve() as session:
+        assert session.process.stdout is not None
+        session.process.stdout.close()
+        assert session.process.wait() == 10
+
+
+def test_a_session_without_standard_output_does_not_start(bare: Any) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" --serve >&-', str(bare.runtime / "farm_runner")],
+        env={"LD_LIBRARY_PATH": str(bare.runtime)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 10
+
+
+def test_outputs_are_of_the_job_that_was_asked(bare: Any, models: Path) -> None:
+    shutil.copy(models / "select.pte", bare.folder / "model.pte")
+    bare.write("table.raw", np.arange(8).reshape(4, 2))
+    with bare.serve() as session:
+        for job in range(20):
+            bare.write("index.raw", [job % 4, 0, 1], np.int64)
+            bare.list_inputs("table.raw index.raw")
+            assert session.ask()["job"] == job
+            assert bare.output(0, 0).tolist()[:2] == [2 * (job % 4), 2 * (job % 4) + 1]
