@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from farm_home import FarmHome
+
+
+def pytest_configure() -> None:
+    """Let what tests start hear Ctrl-C, also when a shell started the tests in the background, where it is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,8 @@ class Worker:
 
     def close(self) -> None:
         """Leave the device as it was found."""
+        # Ctrl-C is heard twice, from terminal and controller: the second must not break off what the first began.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._aside.shutdown(cancel_futures=True)
         self._session.close()
         self._store.close()
