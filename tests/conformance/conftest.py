@@ -1,0 +1,191 @@
+"""Upstream's tests and tools, unchanged, in processes of their own, with a runner that keeps a list of its starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import simpleadb
+from simpleadb import Layout, lay_out
+
+from farm.devices.adb_names import adb_target
+from farm.devices.adb_server import AdbServer, start_adb_server
+from farm.processes import Supervisor
+from farm.profiles import find_soc
+from farm.runtime.runtime import Runtime, simulator_runtime
+from farm.runtime.simulator import host_sdk
+from farm.virtual.boot import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from farm_home import FarmHome
+
+HERE = Path(__file__).parent
+MODULE = "executorch.backends.qualcomm.tests.test_qnn_delegate"
+
+# Called so, the runner writes an ETDump unasked, which upstream's tests count on.
+RUNNER = "qnn_executor_runner"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of upstream's unittest."""
+
+    code: int
+    log: str
+    runner_starts: int
+
+    def check(self, tests: int) -> None:
+        """Assert that so many tests ran, that all passed, and that each of them started the runner."""
+        failures = [line for line in self.log.splitlines() if line.startswith(("FAIL:", "ERROR:", "AssertionError"))]
+        assert self.code == 0, "\n".join([*failures, self.log[-4000:]])
+        # `OK (skipped=1)` would be a test that proves nothing.
+        assert self.log.rstrip().endswith("\nOK"), self.log[-1000:]
+        assert f"\nRan {tests} tests in " in self.log
+        assert self.runner_starts >= tests
+
+
+@pytest.fixture(scope="session")
+def simulator(farm_cache: Path) -> Runtime:
+    return simulator_runtime(farm_cache)
+
+
+@pytest.fixture
+def outside_env(home: FarmHome) -> dict[str, str]:
+    """A plain environment after `eval "$(farm runtime env --soc SM8650)"`, with what upstream's modules import."""
+    kept = {name: value for name, value in home.env.items() if not name.startswith("FARM_")}
+    said = home.farm("runtime", "env", "--soc", "SM8650", timeout_s=600)
+    assert said.returncode == 0, said.stderr
+    exported = subprocess.run(
+        ["/bin/sh", "-c", f"{said.stdout}\nexec env -0"],
+        env=kept,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    env = dict(line.split("=", 1) for line in exported.split("\0") if line)
+    return {**env, "PYTHONPATH": str(HERE / "model_stubs")}
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A virtual SM8650 behind an adb server of its own."""
+
+    server: AdbServer
+    name: str
+    """What `adb -s` takes."""
+    files: Path
+    """Where the device's /data/local/tmp is on this machine."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What brings `adb`, by that name, to the device."""
+        return {"PATH": f"{self.server.adb.parent}:{os.environ['PATH']}", **self.server.environment()}
+
+    def adb(self, *words: str | Path) -> None:
+        subprocess.run(
+            [self.server.adb, "-s", self.name, *words],
+            env={**os.environ, **self.env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=120,
+            check=True,
+        )
+
+
+@pytest.fixture(scope="session")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
+    root = tmp_path_factory.mktemp("devices")
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, root / "adb")
+        (one,) = boot(supervisor, server, ["SM8650"], root)
+        yield Attached(server, adb_target(one.serial), root / one.serial / "data/local/tmp")
+
+
+@pytest.fixture
+def layout(simulator: Runtime, farm_cache: Path, tmp_path: Path) -> Layout:
+    """What upstream knows by QNN_SDK_ROOT and a build folder: libraries for the device, and for the compiler."""
+    layout = lay_out(tmp_path / "layout", simulator, find_soc("SM8650").htp_arch)
+    compiler = host_sdk(farm_cache).lib_dir
+    (layout.sdk / "lib" / compiler.name).symlink_to(compiler)
+    return layout
+
+
+@pytest.fixture
+def run_here(outside_env: dict[str, str], tmp_path: Path) -> Callable[..., Ran]:
+    """Upstream's x86 mode: the runner is a program of this machine."""
+    starts = tmp_path / "starts.log"
+    script = _listing_runner(tmp_path / "listing", outside_env["QNN_EXECUTOR_RUNNER"], starts)
+
+    def run(*names: str) -> Ran:
+        env = {**outside_env, "QNN_EXECUTOR_RUNNER": str(script)}
+        done = _unittest(tmp_path, env, "--enable_x86_64", "--build_folder", ".", *names)
+        return Ran(done.returncode, done.stdout, _lines(starts))
+
+    return run
+
+
+@pytest.fixture
+def run_on_device(
+    device: Attached, layout: Layout, simulator: Runtime, outside_env: dict[str, str], tmp_path: Path
+) -> Callable[..., Ran]:
+    """Upstream's device mode: everything goes through the `adb` command, as to a phone.
+
+    Upstream pushes one runner and seven libraries, an Android build's; ours has more, so it is on the device before,
+    and what upstream pushes as its runner hands over to it. Relative paths mean the same on every device.
+    """
+    (device.files / "starts.log").unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path in simulator.files.items():
+            Path(folder, name).parent.mkdir(exist_ok=True)
+            shutil.copy(path, Path(folder, RUNNER if name == simulator.runner else name))
+        device.adb("push", f"{folder}/.", "/data/local/tmp/farm_runtime")
+    (layout.build / simpleadb.RUNNER).unlink()
+    script = _listing_runner(
+        layout.build / "listing", f"env LD_LIBRARY_PATH=../farm_runtime ../farm_runtime/{RUNNER}", "../starts.log"
+    )
+    script.rename(layout.build / simpleadb.RUNNER)
+
+    def run(*names: str) -> Ran:
+        env = {**outside_env, **device.env, "QNN_SDK_ROOT": str(layout.sdk)}
+        done = _unittest(tmp_path, env, "--device", device.name, "--build_folder", str(layout.build), *names)
+        return Ran(done.returncode, done.stdout, _lines(device.files / "starts.log"))
+
+    return run
+
+
+def _listing_runner(folder: Path, command: str | Path, starts: str | Path) -> Path:
+    """Return a script that upstream takes for its runner: it adds a line to `starts` and becomes `command`."""
+    folder.mkdir()
+    script = folder / RUNNER
+    script.write_text(f'#!/bin/sh\necho "$*" >>{starts}\nexec {command} "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def _unittest(folder: Path, env: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", MODULE, "--soc_model", "SM8650", *arguments],
+        cwd=folder,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=600,
+        check=False,
+    )

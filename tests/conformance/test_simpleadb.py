@@ -1,0 +1,57 @@
+"""Upstream's SimpleADB class, unchanged, with a virtual device behind the `adb` command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from conftest import Attached
+    from simpleadb import Layout
+
+HERE = Path(__file__).parent
+
+
+def test_it_pushes_executes_and_pulls(
+    device: Attached, layout: Layout, outside_env: dict[str, str], tmp_path: Path
+) -> None:
+    env = {**outside_env, **device.env, "PYTHONPATH": str(HERE.parent.parent / "bench")}
+    folders = ("--sdk", layout.sdk, "--build", layout.build, "--into", tmp_path)
+    done = subprocess.run(
+        [
+            *(sys.executable, HERE / "conv_by_simpleadb.py", *folders),
+            *("--device", device.name, "--adb", device.server.adb, *layout.more),
+        ],
+        env=env,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    measured = json.loads(done.stdout.splitlines()[-1])
+    assert measured["libraries"] > 0
+    assert all(min(job["push"], job["execute"], job["pull"]) > 0 for job in measured["jobs"])
+
+    said = json.loads((device.files / "qnn_executorch_test/result.json").read_text())
+    assert said["ok"], "it was our runner: upstream's writes no such file"
+    assert [len(inference["iterations_ns"]) for inference in said["inferences"]] == [3, 3]
+    assert said["outputs"] == [{"shape": [1, 8, 16, 16], "dtype": "float32", "nbytes": 8192}]
+
+    reference = np.load(tmp_path / "reference.npz")
+    for job in ("0", "1"):
+        outputs = tmp_path / job / "outputs"
+        assert sorted(os.listdir(outputs)) == ["output_0_0.raw", "output_1_0.raw"]
+        for sample in (0, 1):
+            output = np.fromfile(outputs / f"output_{sample}_0.raw", dtype=np.float32).reshape(1, 8, 16, 16)
+            expected = reference[f"y{sample}"]
+            noise = float(np.mean((output - expected) ** 2))
+            assert noise < float(np.mean(expected**2)) / 1000, "8 bits of a convolution are worth 30 dB"
