@@ -20,7 +20,19 @@ SERVER_SECONDS = 10.0
 # The length of a request to the server is four hexadecimal digits.
 REQUEST_BYTES = 0xFFFF
 
+# Linux alone has it; elsewhere an option that does no harm.
+_QUICKACK = getattr(socket, "TCP_QUICKACK", socket.TCP_NODELAY)
+
 _Answer = TypeVar("_Answer")
+
+
+def acknowledge(stream: socket.socket) -> None:
+    """Acknowledge what was read from an adb server at once.
+
+    It holds a second small write back until the first is acknowledged, which Linux puts off for 40 ms. Linux forgets
+    that it was asked not to, so this is for after every read.
+    """
+    stream.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
 
 
 class _Connection(adbutils.AdbConnection):  # type: ignore[misc]

@@ -7,15 +7,16 @@ packages/modules/adb.
 from __future__ import annotations
 
 import select
-import socket
 import struct
 import time
 from typing import TYPE_CHECKING
 
+from farm.devices.adb_host import acknowledge
 from farm.devices.transport import Completed, Output
 from farm.errors import DeviceError, DeviceTimeoutError
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Sequence
 
 _FRAME = struct.Struct("<BI")
@@ -24,8 +25,6 @@ _STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN = range(5)
 _FRAME_BYTES = 1 << 20
 _STDIN_CHUNK = 64 * 1024
 _READ_BYTES = 256 * 1024
-# Linux alone has it; elsewhere an option that does no harm.
-_QUICKACK = getattr(socket, "TCP_QUICKACK", socket.TCP_NODELAY)
 # What is told of a program's standard error when it is to blame.
 _TAIL_BYTES = 400
 
@@ -113,9 +112,7 @@ class ShellProcess:
     def _read(self, output: dict[int, list[bytes]]) -> None:
         try:
             data = self._stream.recv(_READ_BYTES)
-            # The adb server holds a second small write back until the first is acknowledged, which Linux puts off for
-            # 40 ms, and it forgets that it was asked not to.
-            self._stream.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+            acknowledge(self._stream)
         except BlockingIOError:
             return
         except OSError as error:

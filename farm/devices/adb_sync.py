@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.devices.adb_host import acknowledge
 from farm.devices.sync_protocol import DATA_BYTES, MESSAGE, PATH_BYTES, DataFrames
 from farm.devices.text import clean_text
 from farm.devices.transport import Link
@@ -163,6 +164,7 @@ class SyncStream:
     def _receive(self) -> int:
         try:
             count = self._stream.recv_into(self._buffer)
+            acknowledge(self._stream)
         except TimeoutError:
             raise self._stalled() from None
         except OSError as error:
