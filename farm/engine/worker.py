@@ -92,7 +92,7 @@ class Worker:
         first, ended = self._execute(planned, workspace, self._session.execute)
         if not ended:
             return (first,)
-        again = self._aside.submit(self._session.stage, workspace.bundle).result()
+        again = self._session.stage(workspace.bundle)
         second, ended = self._execute(planned, again, self._session.execute_alone)
         return after_rerun(first, second, ended_again=ended)
 

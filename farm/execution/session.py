@@ -111,14 +111,10 @@ class DeviceSession:
             if size <= _SMALL_OBJECT_BYTES and room > 0:
                 small[sha256] = path
         with self._staging:
-            if not self._runtime_staged:
-                self._objects.survey([*self._runtime.hashes.values(), *wanted])
-                self._stage_runtime()
-                wanted.clear()
+            self._objects.survey([*self._runtime.hashes.values(), *wanted])
+            self._stage_runtime()
             if options is not None:
                 self._start_runner(options)
-            if wanted:
-                self._objects.survey(wanted)
             self._objects.ensure(small)
 
     def stage(self, bundle: Bundle) -> Workspace:
@@ -127,17 +123,17 @@ class DeviceSession:
         with self._staging:
             self._count += 1
             folder = self._folder / str(self._count)
-            pushed, error = 0, ""
+            error = ""
             try:
                 if len(self._done) >= _SWEEP:
                     self._sweep()
-                pushed = self._stage_runtime()
+                self._stage_runtime()
                 layout = job_layout(bundle, folder)
-                pushed += self._objects.ensure(layout.objects)
+                self._objects.ensure(layout.objects)
                 self._transport.push(layout.files)
             except DeviceError as problem:
                 error = str(problem)
-        return Workspace(bundle, folder, time.perf_counter() - started, pushed, error)
+        return Workspace(bundle, folder, time.perf_counter() - started, error)
 
     def execute(self, job_id: str, workspace: Workspace, folder: Path, options: RunnerOptions) -> RawResult:
         """Run a staged bundle in the session's runner and leave what came back in the local `folder`, which is made.
@@ -235,17 +231,16 @@ class DeviceSession:
         if runner is not None:
             runner.close()
 
-    def _stage_runtime(self) -> int:
+    def _stage_runtime(self) -> None:
         if self._runtime_staged:
-            return 0
+            return
         layout = runtime_layout(self._runtime, self._runtime_folder, self._anchor)
-        pushed = self._objects.ensure(layout.objects)
+        self._objects.ensure(layout.objects)
         self._transport.push(layout.files)
         # Where it was built or unpacked it may not have been executable.
         runner = self._objects.path(self._runtime.hashes[self._runtime.runner])
         self._shell(["chmod", "755", str(runner)])
         self._runtime_staged = True
-        return pushed
 
     def _damaged(self, bundle: Bundle) -> bool:
         """Hash again what the job used; damaged objects are gone from the device after that."""

@@ -39,8 +39,6 @@ class Workspace:
     bundle: Bundle
     folder: PurePosixPath
     seconds: float
-    pushed_bytes: int
-    """Objects that the device lacked."""
     error: str = ""
 
 

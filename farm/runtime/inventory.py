@@ -9,12 +9,12 @@ import msgspec
 from farm.errors import IllegalTargetError, MissingToolError
 from farm.profiles import BACKEND_PRECISIONS, Soc, check_target, load_socs
 from farm.runtime.hashes import hash_files
-from farm.runtime.native import RUNNER, planned_native
+from farm.runtime.native import planned_native
 from farm.runtime.packages import package_folder
 from farm.runtime.parts import Part, android_parts, find_fault, made_for
 from farm.runtime.runtime import EXECUTORCH_LIBRARIES, simulator_runtime
 from farm.runtime.simulator import LIBRARY, package_libraries
-from farm.runtime.targets import HOST, TARGETS, BuildTarget
+from farm.runtime.targets import HOST, RUNNER, TARGETS, BuildTarget
 from farm.runtime.toolchains import AndroidKit, planned_aarch64_executorch
 
 if TYPE_CHECKING:

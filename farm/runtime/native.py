@@ -15,14 +15,11 @@ from farm.processes import Supervisor
 from farm.publish import published
 from farm.resources import data_folder
 from farm.runtime.packages import packaged_tool
-from farm.runtime.targets import HOST, find_target
+from farm.runtime.targets import BRIDGE, HOST, RUNNER, find_target
 from farm.runtime.toolchains import AndroidKit, Toolchain, find_toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-RUNNER = "farm_runner"
-BRIDGE = "libQnnHtp.so"
 
 _FLAGS = ("-DCMAKE_BUILD_TYPE=Release",)
 _SOURCES = frozenset({".cpp", ".h", ".txt", ".cmake"})

@@ -9,6 +9,7 @@ import msgspec
 from farm.errors import ConfigError, UsageError
 from farm.profiles import Soc
 from farm.runtime.elf import AARCH64, HEXAGON, MACHINES, read_elf
+from farm.runtime.targets import RUNNER
 
 ANDROID_TARGET = "aarch64-android"
 GET_SDK = "set QNN_SDK_ROOT to a QNN SDK from Qualcomm (Qualcomm AI Engine Direct)"
@@ -90,7 +91,7 @@ def android_parts(
     """
     parts = [
         Part(
-            runner.name if runner else "farm_runner",
+            runner.name if runner else RUNNER,
             runner,
             AARCH64,
             "set android_runner in the [qnn] table of farm.toml (docs/runtime.md)",

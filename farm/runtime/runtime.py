@@ -11,17 +11,15 @@ import msgspec
 from farm.errors import ConfigError, MissingToolError
 from farm.profiles import BACKEND_PRECISIONS, Soc, check_target
 from farm.runtime.hashes import hash_files
-from farm.runtime.native import RUNNER, build_native
+from farm.runtime.native import build_native
 from farm.runtime.packages import package_folder, package_version
 from farm.runtime.parts import GET_SDK, Part, android_parts, find_fault
 from farm.runtime.simulator import LIBRARY, TARGET, host_sdk
-from farm.runtime.targets import Kind
+from farm.runtime.targets import LINUX_AARCH64, RUNNER, Kind
 from farm.runtime.toolchains import aarch64_executorch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-LINUX = "linux-aarch64"
 
 # What CMake links into the runner: native_runner/src/CMakeLists.txt.
 EXECUTORCH_LIBRARIES = (
@@ -103,7 +101,7 @@ def linux_runtime(cache_dir: Path, *, log: Callable[[str], None] | None = None) 
     The first call fetches the aarch64 executorch wheel and builds the runner; `log` gets the lines of that. Raises
     MissingToolError, InfraError.
     """
-    native = build_native(cache_dir, LINUX, log=log)
+    native = build_native(cache_dir, LINUX_AARCH64, log=log)
     libraries = aarch64_executorch(cache_dir, log=log) / "lib"
     files = {RUNNER: native.runner}
     files |= {path.name: path for path in map(libraries.joinpath, EXECUTORCH_LIBRARIES) if path.is_file()}

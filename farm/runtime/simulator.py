@@ -21,8 +21,9 @@ import msgspec
 
 from farm.errors import MissingToolError
 from farm.publish import published
-from farm.runtime.native import BRIDGE, NativeBuild, build_native
+from farm.runtime.native import NativeBuild, build_native
 from farm.runtime.packages import install_hint, package_folder
+from farm.runtime.targets import BRIDGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -24,13 +24,19 @@ class BuildTarget(msgspec.Struct, frozen=True):
 
 
 HOST = "linux-x86_64"
+LINUX_AARCH64 = "linux-aarch64"
+
+RUNNER = "farm_runner"
+"""The program that native_runner/ builds for every target."""
+BRIDGE = "libQnnHtp.so"
+"""The library that it builds for this machine as well."""
 
 TARGETS = {
     target.name: target
     for target in (
         BuildTarget(HOST, "simulator", X86_64, ("htp", "xnnpack")),
         # The aarch64 executorch wheel has no QNN backend.
-        BuildTarget("linux-aarch64", "linux", AARCH64, ("xnnpack",)),
+        BuildTarget(LINUX_AARCH64, "linux", AARCH64, ("xnnpack",)),
         BuildTarget("android-arm64", "android", AARCH64, ("htp", "gpu", "lpai", "xnnpack")),
     )
 }

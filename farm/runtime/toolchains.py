@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from farm.errors import MissingToolError
 from farm.runtime.packages import package_folder, package_version
-from farm.runtime.targets import HOST, BuildTarget
+from farm.runtime.targets import BRIDGE, HOST, RUNNER, BuildTarget
 from farm.runtime.wheels import fetch_wheel, wheel_folder
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _host(target: BuildTarget) -> Toolchain:
             package_version("executorch"),
             *(os.environ.get(name, "") for name in _ENVIRONMENT),
         ),
-        products=("farm_runner", "libQnnHtp.so"),
+        products=(RUNNER, BRIDGE),
     )
 
 
@@ -125,7 +125,7 @@ def _aarch64(target: BuildTarget, sources: Path) -> Toolchain:
         target,
         arguments=(f"-DCMAKE_TOOLCHAIN_FILE={sources / 'cmake' / 'linux-aarch64.cmake'}",),
         identity=(target.name, *_file_identity(Path(compiler)), package_version("executorch")),
-        products=("farm_runner",),
+        products=(RUNNER,),
     )
 
 
@@ -149,7 +149,7 @@ def _android(target: BuildTarget, kit: AndroidKit) -> Toolchain:
             *(part for path in _prefix_files(package) for part in _file_identity(path)),
             package_version("executorch"),
         ),
-        products=("farm_runner",),
+        products=(RUNNER,),
         prefix=package,
     )
 
