@@ -29,6 +29,11 @@ class _QnnTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     android_backend_library: str | None = None
     android_ndk_root: str | None = None
     android_executorch: str | None = None
+    executorch_build: str | None = None
+    executorch_linux_build: str | None = None
+    executorch_direct_build: str | None = None
+    hexagon_sdk_root: str | None = None
+    hexagon_tools_root: str | None = None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +65,16 @@ class Config(msgspec.Struct, frozen=True):
     android_ndk_root: Path | None
     android_executorch: Path | None
     """An Android NDK, and the install prefix of an ExecuTorch build for Android: to build a runner with."""
+    executorch_build: Path | None
+    """Build folder of ExecuTorch for Android, as its script calls it `build-android`; it may be the prefix as well."""
+    executorch_linux_build: Path | None
+    """The same for an Arm Linux device."""
+    executorch_direct_build: Path | None
+    """The same for the Hexagon: what direct mode runs there."""
+    hexagon_sdk_root: Path | None
+    """The Hexagon SDK, whose elfsigner signs skels."""
+    hexagon_tools_root: Path | None
+    """The Hexagon tools, whose C++ runtime direct mode needs; usually a folder inside that SDK."""
     file: Path | None
     """The farm.toml that was read."""
 
@@ -68,8 +83,9 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     """Return the configuration.
 
     `file`, else $FARM_CONFIG, else the first farm.toml from `folder` (the current one) upwards. $FARM_CACHE_DIR,
-    $FARM_STATE_DIR, $FARM_STORE, $QNN_SDK_ROOT, $ANDROID_NDK_ROOT and $FARM_ANDROID_EXECUTORCH
-    override it. Raises ConfigError, naming file and key.
+    $FARM_STATE_DIR, $FARM_STORE, $QNN_SDK_ROOT, $ANDROID_NDK_ROOT, $FARM_ANDROID_EXECUTORCH, $FARM_EXECUTORCH_BUILD,
+    $FARM_EXECUTORCH_LINUX_BUILD, $FARM_EXECUTORCH_DIRECT_BUILD, $HEXAGON_SDK_ROOT and $HEXAGON_TOOLS_ROOT override it.
+    Raises ConfigError, naming file and key.
     """
     path = file or _from_environment("FARM_CONFIG") or _nearest(folder or Path.cwd())
     table = _read(path) if path else _File()
@@ -94,6 +110,13 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         android_backend_library=_beside(base, table.qnn.android_backend_library),
         android_ndk_root=_from_environment("ANDROID_NDK_ROOT") or _beside(base, table.qnn.android_ndk_root),
         android_executorch=_from_environment("FARM_ANDROID_EXECUTORCH") or _beside(base, table.qnn.android_executorch),
+        executorch_build=_from_environment("FARM_EXECUTORCH_BUILD") or _beside(base, table.qnn.executorch_build),
+        executorch_linux_build=_from_environment("FARM_EXECUTORCH_LINUX_BUILD")
+        or _beside(base, table.qnn.executorch_linux_build),
+        executorch_direct_build=_from_environment("FARM_EXECUTORCH_DIRECT_BUILD")
+        or _beside(base, table.qnn.executorch_direct_build),
+        hexagon_sdk_root=_from_environment("HEXAGON_SDK_ROOT") or _beside(base, table.qnn.hexagon_sdk_root),
+        hexagon_tools_root=_from_environment("HEXAGON_TOOLS_ROOT") or _beside(base, table.qnn.hexagon_tools_root),
         file=path,
     )
 

@@ -6,6 +6,7 @@ FarmError
 │   ├── UnknownNameError       no such SoC, suite, case, backend or run; names the nearest
 │   └── IllegalTargetError     an SoC, backend and precision that do not go together; says why
 ├── NothingSelectedError       the selection is empty: exit 5
+├── DelegationError            a backend that runs whole graphs only did not take all of one
 └── InfraError                 the farm or a device, never the code under test: exit 4
     ├── MissingToolError       a library, compiler or tool; which, where it was looked for, how to get it: exit 2
     ├── NoDeviceError          no attached device can run the target
@@ -21,7 +22,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -73,6 +74,28 @@ class NothingSelectedError(FarmError):
     """The selection is empty."""
 
     exit_code = 5
+
+
+class DelegationError(FarmError):
+    """A backend that runs whole graphs only did not take all of one: the case is at fault, not the farm.
+
+    `partitions` is how many delegates there were, None when lowering did not come that far; `operators` are those that
+    stayed on the CPU, and how often.
+    """
+
+    def __init__(self, backend: str, partitions: int | None, operators: Mapping[str, int]) -> None:
+        self.backend, self.partitions, self.operators = backend, partitions, dict(operators)
+        became = "could not be lowered"
+        if partitions is not None:
+            became = "became 1 partition" if partitions == 1 else f"became {partitions} partitions"
+        if operators:
+            shown = [name if count == 1 else f"{name} ({count} times)" for name, count in sorted(operators.items())]
+            became += f", with {', '.join(shown[:6])}" + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
+            became += " left for the CPU"
+        super().__init__(
+            f"the {backend} backend runs whole graphs only: this one {became}; "
+            "replace what it does not support, or run the case on htp"
+        )
 
 
 class InfraError(FarmError):

@@ -22,7 +22,7 @@ CPU_BACKENDS = ("xnnpack",)
 BACKEND_PRECISIONS: dict[str, tuple[str, ...]] = {
     "htp": (*QUANTIZED_PRECISIONS, "fp16"),
     "lpai": QUANTIZED_PRECISIONS,
-    "gpu": ("fp16",),
+    "gpu": ("fp16", "fp32"),
     "xnnpack": ("fp32",),
 }
 

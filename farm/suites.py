@@ -16,6 +16,8 @@ from farm.resources import data_folder
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from farm.options import OptionSet
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,63}")
 _FACTORY = re.compile(r"\.?[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -113,7 +115,11 @@ class Case(_Frozen, frozen=True):
         """Return what the case runs at on `backend`: what it declares, or on the CPU what the backend has."""
         if backend in CPU_BACKENDS:
             return BACKEND_PRECISIONS[backend]
-        return tuple(precision for precision in self.precisions if precision not in _CPU_PRECISIONS)
+        return tuple(
+            precision
+            for precision in self.precisions
+            if precision not in _CPU_PRECISIONS or precision in BACKEND_PRECISIONS[backend]
+        )
 
     def known_issue(self, target: Target) -> KnownIssue | None:
         """Return the known issue that covers the case on `target`."""
@@ -142,7 +148,7 @@ class Target(_Frozen, frozen=True):
     backend: str
     precision: str
     options: tuple[tuple[str, str], ...] = ()
-    """Runtime options of the backend, sorted by key."""
+    """Options of the backend, sorted by name: farm/options.py."""
 
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
@@ -329,8 +335,17 @@ def resolve_suite(name: str, known: Mapping[str, Path]) -> Suite:
     return load_suite(known[name])
 
 
-def plan(suites: Sequence[Suite], socs: Sequence[Soc], backend: str, precisions: Sequence[str] = ()) -> tuple[Job, ...]:
+def plan(
+    suites: Sequence[Suite],
+    socs: Sequence[Soc],
+    backend: str,
+    precisions: Sequence[str] = (),
+    option_sets: Sequence[OptionSet] = ((),),
+) -> tuple[Job, ...]:
     """Return suites x targets as jobs, in the order of the manifests. Pure.
+
+    Every one of `option_sets` makes targets of its own, and the jobs of one set stand together: a runner's process has
+    one set.
 
     `precisions` narrows what the cases run at; none of it is skipped silently: a precision that no case has or
     that `backend` does not run, or a backend that a suite or an SoC does not have, raises. On a CPU backend every case
@@ -340,12 +355,12 @@ def plan(suites: Sequence[Suite], socs: Sequence[Soc], backend: str, precisions:
         if precision in PRECISIONS:
             check_target(soc, backend, precision)
     jobs = []
-    for soc, suite in itertools.product(socs, suites):
+    for soc, options, suite in itertools.product(socs, option_sets, suites):
         for case in suite.cases:
             for precision in case.precisions_on(backend):
                 if not precisions or precision in precisions:
                     check_target(soc, backend, precision)
-                    jobs.append(Job(case, Target(soc.name, backend, precision)))
+                    jobs.append(Job(case, Target(soc.name, backend, precision, options)))
     _check_suites(suites, backend)
     declared = {precision for suite in suites for case in suite.cases for precision in case.precisions_on(backend)}
     for precision in precisions:

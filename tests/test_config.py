@@ -33,6 +33,32 @@ def test_the_environment_beats_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert (config.cache_dir, config.sdk_root) == (tmp_path / "elsewhere", tmp_path / "other")
 
 
+ROOTS = {
+    "executorch_build": "FARM_EXECUTORCH_BUILD",
+    "executorch_linux_build": "FARM_EXECUTORCH_LINUX_BUILD",
+    "executorch_direct_build": "FARM_EXECUTORCH_DIRECT_BUILD",
+    "hexagon_sdk_root": "HEXAGON_SDK_ROOT",
+    "hexagon_tools_root": "HEXAGON_TOOLS_ROOT",
+    "android_ndk_root": "ANDROID_NDK_ROOT",
+    "android_executorch": "FARM_ANDROID_EXECUTORCH",
+}
+
+
+@pytest.mark.parametrize(("key", "variable"), ROOTS.items())
+def test_every_folder_of_others_may_be_told_in_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, variable: str
+) -> None:
+    for name in ROOTS.values():
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "farm.toml").write_text(f'[qnn]\n{key} = "told/here"\n')
+    assert getattr(load_config(tmp_path / "farm.toml"), key) == tmp_path / "told" / "here"
+    monkeypatch.setenv(variable, str(tmp_path / "there"))
+    assert getattr(load_config(tmp_path / "farm.toml"), key) == tmp_path / "there"
+    (tmp_path / "farm.toml").write_text("")
+    monkeypatch.delenv(variable)
+    assert getattr(load_config(tmp_path / "farm.toml"), key) is None
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

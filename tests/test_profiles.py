@@ -49,7 +49,7 @@ def test_a_soc_is_found_in_any_case_and_the_nearest_is_offered() -> None:
     [
         ("SM8650", "lpai", "8a8w", "SM8650 has no lpai backend: legal are htp, gpu, xnnpack"),
         ("SM8650", "gpu", "8a8w", "gpu backend does not run 8a8w"),
-        ("SM8650", "htp", "fp32", "htp backend does not run fp32: legal are 8a8w, .*; fp32 is for xnnpack"),
+        ("SM8650", "htp", "fp32", "htp backend does not run fp32: legal are 8a8w, .*; fp32 is for gpu, xnnpack"),
         ("SM8650", "xnnpack", "16a4w", "xnnpack backend does not run 16a4w: legal are fp32; 16a4w is for htp"),
         ("SM8650", "hpt", "8a8w", "unknown backend 'hpt': did you mean 'htp'"),
         ("SM8650", "htp", "8a9w", "unknown precision '8a9w'"),

@@ -5,6 +5,7 @@ model.pte
 inputs/input_{sample}_{index}.raw            native dtype, C order
 reference_fp32/output_{sample}_{index}.raw   outputs of the FP32 module
 reference_quantized/output_{sample}_{index}.raw  outputs of the quantized module, on the CPU; none in floating point
+optrace/                        graphs and their schematics, for the SDK's tools; only when compiled for that
 build.log
 """
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 MODEL = "model.pte"
 INPUTS = "inputs"
+OPTRACE = "optrace"
 REFERENCES = ("fp32", "quantized")
 """What a bundle of a quantized job has; one in floating point has the first alone."""
 

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
-from executorch.exir.dialects.edge._ops import EdgeOpOverload
-from executorch.exir.lowered_backend_module import get_lowered_submodules
 
-from farm.build.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, sha256_of
+from farm.build.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Manifest, TensorSpec, sha256_of
+from farm.build.delegation import read_delegation
 from farm.build.factory import make_inputs, make_module
 from farm.build.flow import Stopwatch
 from farm.build.key import relevant_versions
-from farm.errors import IllegalTargetError
+from farm.errors import UnknownNameError
+from farm.options import compile_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from farm.build.flow import Flow
-    from farm.suites import Job
+    from farm.suites import Job, Target
 
-_FLOWS = {"htp": "farm.build.qualcomm", "xnnpack": "farm.build.xnnpack"}
+_FLOWS = {
+    **dict.fromkeys(("htp", "lpai", "gpu"), "farm.build.qualcomm"),
+    "xnnpack": "farm.build.xnnpack",
+}
 
 
 def flow_of(backend: str) -> Flow:
-    """Import and return the flow of `backend`. Raises IllegalTargetError for one that cannot be compiled for yet."""
+    """Import and return the flow of `backend`. Raises UnknownNameError."""
     if backend not in _FLOWS:
-        raise IllegalTargetError(f"farm cannot compile for the {backend} backend yet, only for {', '.join(_FLOWS)}")
+        raise UnknownNameError("backend", backend, _FLOWS)
     flow: Flow = importlib.import_module(_FLOWS[backend]).FLOW
     return flow
 
@@ -46,8 +51,9 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
         # First, as an error of the module itself reads better than what an export makes of it.
         with watch.step("reference"):
             references = {"fp32": [_outputs(module, inputs) for inputs in samples]}
-        lowered = flow(module, samples, target, watch)
-        delegated_ops, fallback_ops = _delegation(lowered.edge.exported_program().graph_module)
+        with _schematics(folder / OPTRACE if _for_optrace(target) else None):
+            lowered = flow(module, samples, target, versions, watch)
+        delegation = read_delegation(lowered.edge.exported_program().graph_module)
         if lowered.quantized is not None:
             with watch.step("quantized_reference"):
                 references["quantized"] = [_outputs(lowered.quantized, inputs) for inputs in samples]
@@ -55,6 +61,10 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
             program = lowered.edge.to_executorch(lowered.config)
             with (folder / MODEL).open("wb") as file:
                 program.write_to_file(file)
+    if _for_optrace(target):
+        from farm.build.optrace import keep_graphs
+
+        keep_graphs(folder / MODEL, folder / OPTRACE)
     delegates = Counter(delegate.id for delegate in program.executorch_program.execution_plan[0].delegates)
     (folder / INPUTS).mkdir()
     for sample, inputs in enumerate(samples):
@@ -74,8 +84,8 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
         outputs=tuple(_spec(tensor) for tensor in references["fp32"][0]),
         pte_bytes=(folder / MODEL).stat().st_size,
         delegates=dict(delegates),
-        delegated_ops=delegated_ops,
-        fallback_ops=fallback_ops,
+        delegated_ops=delegation.delegated_ops,
+        fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
         seconds=watch.finish(),
         versions=relevant_versions(target.backend, versions),
         files={str(path.relative_to(folder)): sha256_of(path) for path in _files(folder)},
@@ -85,28 +95,21 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
     return manifest
 
 
+def _for_optrace(target: Target) -> bool:
+    return "profile_level" in compile_options(target)
+
+
+def _schematics(folder: Path | None) -> AbstractContextManager[None]:
+    if folder is None:
+        return nullcontext()
+    from farm.build.optrace import schematics_in
+
+    return schematics_in(folder)
+
+
 def _outputs(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     result = module(*inputs)
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
-
-
-def _delegation(graph_module: torch.fx.GraphModule) -> tuple[int, dict[str, int]]:
-    """Return the number of nodes inside delegates, and the operators outside with how often they stand there."""
-    lowered = get_lowered_submodules(graph_module)
-    inside = sum(
-        node.op == "call_function"
-        for _, submodule, _ in lowered
-        for node in submodule.original_module.graph_module.graph.nodes
-    )
-    outside: Counter[str] = Counter()
-    for node in graph_module.graph.nodes:
-        if node.op != "call_function":
-            continue
-        name = getattr(node.target, "__name__", str(node.target))
-        if name not in ("executorch_call_delegate", "getitem"):
-            # Printed, an edge operator has its whole schema.
-            outside[name if isinstance(node.target, EdgeOpOverload) else str(node.target)] += 1
-    return inside, dict(outside)
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -43,5 +43,8 @@ class Lowered(NamedTuple):
     """How to serialize it; None is ExecuTorch's default."""
 
 
-Flow = Callable[[torch.nn.Module, Sequence[tuple[torch.Tensor, ...]], Target, Stopwatch], Lowered]
-"""Lowers a module for a target; of its inputs, the first are for the export, all for calibration."""
+Flow = Callable[[torch.nn.Module, Sequence[tuple[torch.Tensor, ...]], Target, Mapping[str, str], Stopwatch], Lowered]
+"""Lowers a module for a target; of its inputs, the first are for the export, all for calibration.
+
+The mapping is what the bundle depends on besides its job, as in its manifest: farm/build/key.py.
+"""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.build.source import source_digest
+from farm.options import compile_options
 from farm.profiles import CPU_BACKENDS, find_soc
 
 if TYPE_CHECKING:
@@ -19,7 +20,19 @@ if TYPE_CHECKING:
     from farm.suites import Job
 
 # A change of how bundles are made makes new bundles.
-_RECIPE = ("compiler.py", "flow.py", "qualcomm.py", "xnnpack.py", "factory.py", "bundle.py")
+_RECIPE = (
+    "compiler.py",
+    "flow.py",
+    "qualcomm.py",
+    "xnnpack.py",
+    "delegation.py",
+    "optrace.py",
+    "factory.py",
+    "bundle.py",
+)
+
+LPAI_TARGET = "lpai_target"
+"""Among the versions: which machine an LPAI bundle is for, `arm` or, for virtual devices, `x86`."""
 
 
 @functools.cache
@@ -32,9 +45,12 @@ def _recipe_digest() -> str:
 
 
 @functools.cache
-def toolchain_versions(qnn: str) -> dict[str, str]:
-    """Return the versions that a bundle depends on; `qnn` is the QNN build the compiler uses."""
-    versions = {"qnn": qnn}
+def toolchain_versions(qnn: str, *, virtual: bool = False) -> dict[str, str]:
+    """Return what a bundle depends on besides its job; `qnn` is the QNN build the compiler uses.
+
+    `virtual` says that it is for virtual devices, which makes a difference for LPAI alone.
+    """
+    versions = {"qnn": qnn, LPAI_TARGET: "x86" if virtual else "arm"}
     for name in ("executorch", "torch", "torchao"):
         try:
             versions[name] = importlib.metadata.version(name)
@@ -45,13 +61,17 @@ def toolchain_versions(qnn: str) -> dict[str, str]:
 
 def relevant_versions(backend: str, versions: Mapping[str, str]) -> dict[str, str]:
     """Return those of `versions` that a bundle for `backend` depends on: on the CPU no QNN takes part."""
-    return {name: version for name, version in versions.items() if name != "qnn" or backend not in CPU_BACKENDS}
+    foreign = {"qnn"} if backend in CPU_BACKENDS else set()
+    if backend != "lpai":
+        foreign.add(LPAI_TARGET)
+    return {name: version for name, version in versions.items() if name not in foreign}
 
 
 def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
     """Return the key of the bundle of `job`, as hex.
 
-    Case name, suite, tolerances and known issues are left out: they decide nothing of what is compiled.
+    Case name, suite, tolerances, known issues and run-time options are left out: they decide nothing of what is
+    compiled.
     """
     case, target = job.case, job.target
     parts = {
@@ -66,6 +86,7 @@ def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
         "soc": target.soc if target.backend in CPU_BACKENDS else find_soc(target.soc),
         "backend": target.backend,
         "precision": target.precision,
+        "options": compile_options(target),
         "versions": relevant_versions(target.backend, versions),
         "recipe": _recipe_digest(),
     }

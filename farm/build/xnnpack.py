@@ -11,16 +11,20 @@ from executorch.exir import to_edge_transform_and_lower
 from farm.build.flow import Flow, Lowered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from farm.build.flow import Stopwatch
     from farm.suites import Target
 
 
 def _lower(
-    module: torch.nn.Module, samples: Sequence[tuple[torch.Tensor, ...]], target: Target, watch: Stopwatch
+    module: torch.nn.Module,
+    samples: Sequence[tuple[torch.Tensor, ...]],
+    target: Target,
+    versions: Mapping[str, str],
+    watch: Stopwatch,
 ) -> Lowered:
-    del target  # the same on every SoC
+    del target, versions  # the same on every SoC
     with watch.step("export"):
         exported = torch.export.export(module, samples[0], strict=True)
     with watch.step("lower"):

@@ -16,8 +16,12 @@ _COMMANDS = {
     "run": "Compile suites for SoCs, run them on devices, judge and report.",
     "report": "Write and show the report of a run.",
     "history": "Show what a job's numbers were, run by run.",
+    "profile": "Show where a job's time goes, node by node, or compare two runs.",
+    "debug": "Compare a job's numbers layer by layer and name the first that goes wrong.",
     "suites": "List suites, or the cases of some.",
     "socs": "List the SoCs that farm knows.",
+    "doctor": "Say what can be compiled, staged and run here, and how to repair what cannot.",
+    "sign": "Sign the skels that LPAI and direct mode need, with the Hexagon SDK.",
     "runtime": "Show, build and check what devices need: runner, libraries, skels.",
     "cache": "Show or prune compiled bundles.",
 }

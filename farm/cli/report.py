@@ -19,7 +19,7 @@ from farm.config import load_config
 def command(run: str, html: Path | None, junitxml: Path | None, config_file: Path | None, *, as_json: bool) -> None:
     """Write the HTML report of RUN (an id, the start of one, latest, latest~1) and print its summary."""
     from farm.cli.output import deliver
-    from farm.engine.run import write_report
+    from farm.engine.command import write_report
     from farm.store.store import open_store
 
     config = load_config(config_file)

@@ -10,6 +10,7 @@ import click
 
 from farm.cli.options import config_option
 from farm.config import load_config
+from farm.engine.profile import Profile
 from farm.errors import UsageError
 
 
@@ -21,6 +22,11 @@ from farm.errors import UsageError
 @click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
 @click.option("--virtual", type=click.IntRange(min=0), default=0, metavar="N",
               help="Run on N virtual devices a SoC, with an HTP simulator, instead of attached ones.")  # fmt: skip
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE[,VALUE]",
+              help="Backend option; repeatable. Every combination of values is a target of its own.")  # fmt: skip
+@click.option("--profile", type=click.Choice([profile.value for profile in Profile]), default=Profile.AUTO.value,
+              show_default=True, help="What is kept of every program's inside: see farm profile.")  # fmt: skip
+@click.option("--heap", is_flag=True, help="Measure the DSP's heap and nothing else, each job in a process of its own.")
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
 @click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
@@ -43,6 +49,9 @@ def command(
     backend: str,
     precisions: tuple[str, ...],
     virtual: int,
+    options: tuple[str, ...],
+    profile: str,
+    heap: bool,
     keyword: str | None,
     exitfirst: bool,
     maxfail: int | None,
@@ -84,6 +93,9 @@ def command(
         iterations=iterations,
         warm_up=warm_up,
         timeout_s=timeout_s,
+        options=options,
+        profile=Profile(profile),
+        heap=heap,
         command=shlex.join(["farm", *sys.argv[1:]]),
     )
     config = load_config(config_file)

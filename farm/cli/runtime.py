@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from farm.runtime.inventory import FileState
+    from farm.runtime.targets import Mode
 
 _WIDTH = 80
+_direct_option = click.option("--direct", is_flag=True, help="Direct mode: QNN and ExecuTorch's delegate on the DSP.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
@@ -37,9 +39,10 @@ def command() -> None:
 
     \b
     A runtime is runner, libraries and skel for one target:
-      linux-x86_64   Qualcomm's HTP simulator on this machine
-      linux-aarch64  the processor of an Arm Linux device: XNNPACK only
-      android-arm64  an Android device; needs an NDK and a QNN SDK
+      linux-x86_64      Qualcomm's HTP simulator on this machine
+      linux-aarch64     the processor of an Arm Linux device: XNNPACK only
+      android-arm64     an Android device; needs an NDK and a QNN SDK
+      oe-linux-aarch64  an Arm Linux device with QNN: checked and staged only
     """
 
 
@@ -47,20 +50,23 @@ def command() -> None:
 @config_option
 @click.option("--soc", help="Only runtimes for this SoC.")
 @click.option("--backend", help="Only runtimes for this backend.")
+@_direct_option
 @_json_option
-def list_runtimes(config_file: Path | None, soc: str | None, backend: str | None, *, as_json: bool) -> None:
+def list_runtimes(
+    config_file: Path | None, soc: str | None, backend: str | None, *, direct: bool, as_json: bool
+) -> None:
     """List the runtimes there are, and what each lacks here. Builds nothing."""
     from farm.runtime.inventory import list_offers
 
     chosen = find_soc(soc) if soc else None
     _check_backend(backend)
-    offers = list_offers(load_config(config_file), chosen, backend)
+    offers = list_offers(load_config(config_file), chosen, backend, "direct" if direct else "traditional")
     if as_json:
         _print_json({"runtimes": offers})
         return
-    click.echo(f"{'runtime':<20}{'kind':<11}{'backends':<14}state")
+    click.echo(f"{'runtime':<24}{'kind':<11}{'backends':<14}state")
     for offer in offers:
-        click.echo(f"{offer.name:<20}{offer.kind:<11}{', '.join(offer.backends):<14}{offer.state}")
+        click.echo(f"{offer.name:<24}{offer.kind:<11}{', '.join(offer.backends):<14}{offer.state}")
     repairs = {offer.name: offer.repairs for offer in offers if offer.repairs}
     by_repair: dict[str, list[str]] = {}
     for name, needed in repairs.items():
@@ -71,16 +77,30 @@ def list_runtimes(config_file: Path | None, soc: str | None, backend: str | None
 
 @command.command("build")
 @config_option
-@click.option("--target", default="linux-x86_64", show_default=True, help="linux-x86_64, linux-aarch64, android-arm64.")
+@click.option(
+    "--target",
+    default="linux-x86_64",
+    show_default=True,
+    help="linux-x86_64, linux-aarch64, android-arm64; oe-linux-aarch64, whose QNN libraries are fetched.",
+)
 @_json_option
 def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
     """Build the runner for a target, once, and print where it is."""
-    from farm.runtime.inventory import android_kit
     from farm.runtime.native import build_native
+    from farm.runtime.places import android_kit
+    from farm.runtime.qnn_sdk import fetch_linux_files
     from farm.runtime.simulator import host_sdk
-    from farm.runtime.targets import HOST
+    from farm.runtime.targets import HOST, OE_LINUX
 
     config = load_config(config_file)
+    if target == OE_LINUX:
+        # There is no runner of ours to be built; what can be had is fetched.
+        libraries = fetch_linux_files(config.cache_dir, log=_notice(target, "fetching QNN's libraries"))
+        if as_json:
+            _print_json({"target": target, "libraries": str(libraries)})
+        else:
+            click.echo(libraries)
+        return
     native = build_native(config.cache_dir, target, android=android_kit(config), log=_notice(target))
     if target == HOST:
         host_sdk(config.cache_dir, sdk_root=config.sdk_root)
@@ -94,11 +114,10 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
 @config_option
 @click.option("--soc", required=True, help="The device's SoC.")
 @click.option("--backend", default="htp", show_default=True, help="htp, gpu, lpai or xnnpack.")
-@click.option(
-    "--target", help="linux-x86_64, linux-aarch64 or android-arm64; otherwise the first that has the backend."
-)
+@click.option("--target", help="See farm runtime --help; otherwise the first that has the backend.")
+@_direct_option
 @_json_option
-def check(config_file: Path | None, soc: str, backend: str, target: str | None, *, as_json: bool) -> int:
+def check(config_file: Path | None, soc: str, backend: str, target: str | None, *, direct: bool, as_json: bool) -> int:
     """Check every file of a runtime: where it is from, what is wrong.
 
     Exit code 0 when all are right, 2 when one is not.
@@ -108,8 +127,9 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
 
     chosen = find_soc(soc)
     _check_backend(backend)
-    place = find_target(target) if target else default_target(backend)
-    states = inspect(load_config(config_file), chosen, backend, place)
+    mode: Mode = "direct" if direct else "traditional"
+    place = find_target(target) if target else default_target(backend, mode)
+    states = inspect(load_config(config_file), chosen, backend, place, mode)
     bad = [state for state in states if state.state != "ok"]
     if as_json:
         _print_json({"soc": chosen.name, "backend": backend, "target": place.name, "ok": not bad, "files": states})
@@ -126,6 +146,38 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
             by_repair.setdefault(state.repair, []).append(state.name)
         _print_repairs(by_repair)
     return 2 if bad else 0
+
+
+@command.command("stage")
+@config_option
+@click.option("--soc", required=True, help="The device's SoC.")
+@click.option("--backend", default="htp", show_default=True, help="htp, gpu, lpai or xnnpack.")
+@click.option("--target", default="android-arm64", show_default=True, help="android-arm64 or oe-linux-aarch64.")
+@_direct_option
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def stage(config_file: Path | None, soc: str, backend: str, target: str, folder: Path, *, direct: bool) -> None:
+    """Copy a device's runtime into FOLDER, every file checked.
+
+    For devices that farm runs no jobs on: direct mode, and QNN on Arm Linux.
+    """
+    from farm.errors import IllegalTargetError
+    from farm.runtime.attached import staged_runtime
+    from farm.runtime.staging import device_command, stage_into
+    from farm.runtime.targets import ANDROID, OE_LINUX, find_target
+
+    chosen, place = find_soc(soc), find_target(target)
+    _check_backend(backend)
+    able = (ANDROID,) if direct else (ANDROID, OE_LINUX)
+    if place.name not in able or backend not in place.backends:
+        mode_name = "direct mode" if direct else backend
+        raise IllegalTargetError(f"there is nothing to stage of {mode_name} for {place.name}: use --target {ANDROID}")
+    mode: Mode = "direct" if direct else "traditional"
+    runtime = staged_runtime(load_config(config_file), chosen, backend, place, mode)
+    stage_into(runtime, folder)
+    click.echo(f"{folder}: {len(runtime.files)} files")
+    click.echo(f"on the device{', as root' if runtime.needs_root else ''}, in the folder that they were pushed to:")
+    # Not wrapped: it is there to be copied.
+    click.echo(f"  {device_command(runtime, backend, mode)}")
 
 
 @command.command("env")
@@ -162,13 +214,13 @@ def _check_backend(backend: str | None) -> None:
         raise UnknownNameError("backend", backend, BACKEND_PRECISIONS)
 
 
-def _notice(target: str) -> Callable[[str], None]:
+def _notice(target: str, what: str = "building the native runner") -> Callable[[str], None]:
     told: list[str] = []
 
     def tell(line: str) -> None:
         # What cmake and ninja print is in the build's log; here it is enough to know why it takes a while.
         if not told:
-            click.echo(f"farm: building the native runner for {target}, once (half a minute)", err=True)
+            click.echo(f"farm: {what} for {target}, once (half a minute)", err=True)
         told.append(line)
 
     return tell

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.devices.discovery import Device
-from farm.errors import MissingToolError, NoDeviceError
+from farm.errors import NoDeviceError
 from farm.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -31,28 +32,45 @@ def allocate(
 ) -> Fleet:
     """Return devices for every SoC: `virtual` new ones each, with their storage in `folder`, or the attached ones.
 
-    Raises NoDeviceError for an SoC without a device, MissingToolError for a runtime that cannot be had.
+    Those whose runtime needs root have it. Raises NoDeviceError for an SoC without a device, MissingToolError for a
+    runtime that cannot be had, DeviceError for a device that does not give root.
     """
     if virtual:
-        return _virtual(config, socs, virtual, supervisor, folder)
-    return _attached(config, socs, backend)
+        fleet = _virtual(config, socs, virtual, backend, supervisor, folder)
+    else:
+        fleet = _attached(config, socs, backend)
+    _give_root([device for device in fleet.devices if fleet.runtimes[device.soc].needs_root])
+    return fleet
 
 
-def _virtual(config: Config, socs: Sequence[Soc], count: int, supervisor: Supervisor, folder: Path) -> Fleet:
+def _give_root(devices: Sequence[Device]) -> None:
+    if not devices:
+        return
+    from farm.devices.root import ensure_root
+
+    with ThreadPoolExecutor(max_workers=min(16, len(devices))) as pool:
+        # Read to the end, so that what one of them raises is heard.
+        list(pool.map(lambda device: ensure_root(device.serial, device.adb_port), devices))
+
+
+def _virtual(
+    config: Config, socs: Sequence[Soc], count: int, backend: str, supervisor: Supervisor, folder: Path
+) -> Fleet:
     from farm.devices.adb_server import start_adb_server
     from farm.runtime.runtime import simulator_runtime
     from farm.virtual.boot import boot
 
+    # First, as it may be what is missing.
+    runtimes = {soc.name: simulator_runtime(config.cache_dir, soc, backend, sdk_root=config.sdk_root) for soc in socs}
     server = start_adb_server(supervisor, config.state_dir / "adb")
     devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder)
-    runtime = simulator_runtime(config.cache_dir, sdk_root=config.sdk_root)
-    return Fleet(devices, {soc.name: runtime for soc in socs})
+    return Fleet(devices, runtimes)
 
 
 def _attached(config: Config, socs: Sequence[Soc], backend: str) -> Fleet:
     from farm.devices.adb_server import ordinary_server
     from farm.devices.discovery import scan
-    from farm.runtime.runtime import android_runtime
+    from farm.runtime.attached import attached_runtime
 
     found = scan(ordinary_server(start=True).port)
     names = {soc.name for soc in socs}
@@ -65,20 +83,4 @@ def _attached(config: Config, socs: Sequence[Soc], backend: str) -> Fleet:
             f"no attached device is a {' or a '.join(lacking)}: attached are {', '.join(seen) or 'none'}; "
             "attach one, or use the simulator with '--virtual 2'"
         )
-    if config.sdk_root is None or config.android_runner is None or config.android_backend_library is None:
-        raise MissingToolError(
-            "an Android device needs a QNN SDK and a runner built for it: set sdk_root, android_runner and "
-            "android_backend_library in the [qnn] table of farm.toml (docs/runtime.md says how)"
-        )
-    runtimes = {
-        soc.name: android_runtime(
-            soc,
-            backend,
-            config.sdk_root,
-            config.android_runner,
-            config.android_backend_library,
-            config.cache_dir,
-        )
-        for soc in socs
-    }
-    return Fleet(devices, runtimes)
+    return Fleet(devices, {soc.name: attached_runtime(config, soc, backend) for soc in socs})

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 
 from farm.devices.discovery import Device
+from farm.engine.profile import Profile
+from farm.execution.optrace import OptraceTools
 from farm.runtime.runtime import Runtime
 from farm.suites import Job
 
@@ -34,6 +36,13 @@ class RunPlan(msgspec.Struct, frozen=True):
     iterations: int
     warm_up: int
     timeout_s: float
+    artifact_root: Path
+    """Where files of attempts are kept."""
+    profile: Profile = Profile.AUTO
+    heap: bool = False
+    """The DSP's heap is measured, and nothing else."""
+    optrace: OptraceTools | None = None
+    """What makes the SDK's timelines; only for a run that wants them."""
     anchors: tuple[PlannedJob, ...] = ()
     """What sessions keep loaded, by SoC: see anchor.py."""
 

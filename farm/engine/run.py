@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import signal
 import socket
 import tempfile
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.engine.command import INTERRUPTED, exit_code_of, terminate_as_interrupt, write_report
 from farm.engine.compile import builders
-from farm.errors import FarmError, InfraError, NothingSelectedError, UsageError
+from farm.engine.profile import Profile
+from farm.errors import FarmError, IllegalTargetError, InfraError, NothingSelectedError, UsageError
+from farm.identity import user_name
+from farm.options import OptionSet, parse_options, runtime_flags
 from farm.profiles import Soc, find_soc
 from farm.suites import Job, find_suites, plan, resolve_suite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from farm.config import Config
     from farm.devices.discovery import Device
     from farm.engine.front import Front
     from farm.engine.plan import PlannedJob, RunPlan
     from farm.engine.toolchain import Toolchain
+    from farm.execution.optrace import OptraceTools
     from farm.processes import Supervisor
     from farm.runtime.runtime import Runtime
     from farm.store.store import Store
     from farm.store.view import RunView
 
 _PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED, _PYTEST_USAGE, _PYTEST_EMPTY = 0, 1, 2, 4, 5
-INTERRUPTED = 130
 # pytest's options that decide what farm decides: how many workers, and which plugins it cannot do without.
 _OURS = ("-n", "--numprocesses", "--dist", "--tx", "--maxprocesses", "--farm-plan", "-c", "--rootdir", "no:", "-pno:")
 
@@ -55,6 +54,11 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     iterations: int = 3
     warm_up: int = 1
     timeout_s: float = 300.0
+    options: tuple[str, ...] = ()
+    """`name=value,value`: every combination is a target of its own."""
+    profile: Profile = Profile.AUTO
+    heap: bool = False
+    """Measure the DSP's heap, and nothing else."""
     command: str = ""
 
 
@@ -85,15 +89,38 @@ def _jobs(config: Config, request: RunRequest) -> tuple[Job, ...]:
     names = [suite.name for suite in suites]
     if len(set(names)) < len(names):
         raise UsageError(f"two suites have the same name: {', '.join(sorted(names))}")
-    _check_backend(config, socs, request.backend)
-    return plan(suites, socs, request.backend, request.precisions)
+    _check_backend(config, socs, request)
+    return plan(suites, socs, request.backend, request.precisions, _option_sets(request))
 
 
-def _check_backend(config: Config, socs: Sequence[Soc], backend: str) -> None:
+def _check_backend(config: Config, socs: Sequence[Soc], request: RunRequest) -> None:
     from farm.runtime.runtime import require_backend
 
     for soc in socs:
-        require_backend(soc, backend, config.sdk_root)
+        require_backend(soc, request.backend, config.sdk_root)
+    if request.heap and request.backend != "htp":
+        raise IllegalTargetError(f"--heap is for the htp backend: ExecuTorch has no heap profile of {request.backend}")
+    if request.heap and request.profile is not Profile.AUTO:
+        raise UsageError("--heap measures nothing else: leave --profile out")
+    if request.profile is Profile.OPTRACE and request.backend != "htp":
+        raise IllegalTargetError(f"--profile optrace is for the htp backend, not for {request.backend}")
+    _optrace_tools(config, request)
+
+
+def _optrace_tools(config: Config, request: RunRequest) -> OptraceTools | None:
+    if request.profile is not Profile.OPTRACE:
+        return None
+    from farm.execution.optrace import find_optrace_tools
+
+    return find_optrace_tools(config.sdk_root, "x86_64-linux-clang" if request.virtual else "aarch64-android")
+
+
+def _option_sets(request: RunRequest) -> tuple[OptionSet, ...]:
+    texts = request.options
+    if request.profile is Profile.OPTRACE:
+        # Compiled in, so that it is another bundle, and another series, as it costs time.
+        texts = (*texts, f"profile_level={Profile.OPTRACE}")
+    return parse_options(texts, request.backend)
 
 
 def _select(config: Config, request: RunRequest, jobs: Sequence[Job], folder: Path) -> list[Job]:
@@ -140,6 +167,10 @@ def _plan(
         iterations=request.iterations,
         warm_up=request.warm_up,
         timeout_s=request.timeout_s,
+        artifact_root=config.state_dir / "artifacts",
+        profile=request.profile,
+        heap=request.heap,
+        optrace=_optrace_tools(config, request),
         anchors=tuple(anchors),
     )
 
@@ -154,7 +185,7 @@ def run(config: Config, request: RunRequest, front: Front) -> RunOutcome:
     jobs = _jobs(config, request)
     with tempfile.TemporaryDirectory(prefix="farm-select-") as draft:
         jobs = tuple(_select(config, request, jobs, Path(draft)))
-    with _terminate_as_interrupt(), open_store(config.store_url) as store:
+    with terminate_as_interrupt(), open_store(config.store_url) as store:
         return _Run(config, request, front, store).execute(jobs)
 
 
@@ -169,7 +200,7 @@ class _Run:
         from farm.processes import Supervisor
         from farm.publish import own_folder
 
-        tools = prepare(self._config, self._front.note)
+        tools = prepare(self._config, self._front.note, virtual=self._request.virtual > 0)
         run_id = self._begin(jobs, tools)
         folder = self._config.state_dir / "runs" / run_id
         exit_code = InfraError.exit_code
@@ -195,13 +226,19 @@ class _Run:
         run_id = self._store.begin_run(
             RunRecord(
                 command=self._request.command,
-                user=_user(),
+                user=user_name(),
                 host=socket.gethostname(),
-                fingerprint=tools.fingerprint(virtual=self._request.virtual > 0),
+                fingerprint=tools.fingerprint(virtual=self._request.virtual > 0) | self._profile_fact(),
             )
         )
         self._store.plan_jobs(run_id, jobs)
         return run_id
+
+    def _profile_fact(self) -> dict[str, str]:
+        """Return what the numbers depend on where more, or less, is looked at than usual."""
+        profile, kind = self._request.profile, "virtual" if self._request.virtual else "hardware"
+        usual = profile.flags(kind) == Profile.AUTO.flags(kind) and profile is not Profile.OPTRACE
+        return {} if usual else {"profile": str(profile)}
 
     def _on_devices(
         self, jobs: Sequence[Job], run_id: str, folder: Path, storage: Path, tools: Toolchain, supervisor: Supervisor
@@ -246,6 +283,7 @@ class _Run:
             list(by_id),
             cached={job_id: cached[key] for job_id, key in keys.items()},
             expected_seconds=self._store.expected_seconds(list(by_id)),
+            sessions={job.id: tuple(runtime_flags(job.target).items()) for job in jobs},
         )
         return [PlannedJob(by_id[job_id], keys[job_id], cached=cached[keys[job_id]]) for job_id in order]
 
@@ -253,42 +291,3 @@ class _Run:
         if status not in (_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED):
             raise InfraError(f"the test session broke down (pytest status {status}); its log is above")
         return exit_code_of(self._store.run_view(run_id))
-
-
-def write_report(view: RunView, path: Path) -> Path:
-    """Write the HTML report of a run and return the file."""
-    from farm.report.html import write_html
-
-    write_html(view, path)
-    return path
-
-
-def exit_code_of(view: RunView) -> int:
-    """Return what `farm run` returns for what a run found: 0, 1 (a job failed) or 4 (infrastructure). Pure."""
-    from farm.report.summary import Outcome, summarize
-
-    counts = summarize(view).counts
-    if counts[Outcome.FAILED]:
-        return 1
-    return InfraError.exit_code if counts[Outcome.INFRA] or counts[Outcome.NOT_RUN] else 0
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a number that has no name
-        return str(os.getuid())
-
-
-@contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM, and a terminal that closes, end a run as Ctrl-C does, with everything put away."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kept = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from xdist.workermanage import WorkerController
 
@@ -14,15 +14,28 @@ _IN_HAND = 2
 
 
 def dispatch_order(
-    job_ids: Sequence[str], *, cached: Mapping[str, bool], expected_seconds: Mapping[str, float]
+    job_ids: Sequence[str],
+    *,
+    cached: Mapping[str, bool],
+    expected_seconds: Mapping[str, float],
+    sessions: Mapping[str, Hashable],
 ) -> list[str]:
     """Return the order in which jobs are built and handed out. Pure.
 
-    What is compiled already goes first, so that devices work while the builders warm up; among those the longest
+    What is compiled already goes first, so that devices work while the builders warm up; among those, jobs that want
+    the same session (`sessions` tells them apart) stand together, as every change starts a runner; then the longest
     expected first, which leaves no long job for the end. Otherwise the order given.
     """
     position = {job_id: n for n, job_id in enumerate(job_ids)}
-    return sorted(job_ids, key=lambda job: (not cached.get(job, False), -expected_seconds.get(job, 0.0), position[job]))
+    group: dict[Hashable, int] = {}
+    for job_id in job_ids:
+        group.setdefault(sessions[job_id], len(group))
+    return sorted(
+        job_ids,
+        key=lambda job: (
+            not cached.get(job, False), group[sessions[job]], -expected_seconds.get(job, 0.0), position[job]
+        ),
+    )  # fmt: skip
 
 
 def next_item(pending: Sequence[int], runs_here: Callable[[int], bool]) -> int | None:

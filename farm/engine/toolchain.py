@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.build.key import toolchain_versions
+from farm.build.key import LPAI_TARGET, toolchain_versions
 from farm.runtime.native import build_native
 from farm.runtime.simulator import host_sdk
 
@@ -20,7 +20,7 @@ class Toolchain(msgspec.Struct, frozen=True):
     """The compiler's versions and environment."""
 
     versions: dict[str, str]
-    """executorch, torch, torchao, qnn."""
+    """What a bundle depends on besides its job: executorch, torch, torchao, qnn, and what LPAI compiles for."""
     env: dict[str, str]
     """Variables that a builder process must start with."""
     runner: str
@@ -31,11 +31,12 @@ class Toolchain(msgspec.Struct, frozen=True):
         from farm import __version__
 
         kind = "virtual" if virtual else "hardware"
-        return {"farm": __version__, **self.versions, "native_runner": self.runner[:16], "device_kind": kind}
+        versions = {name: version for name, version in self.versions.items() if name != LPAI_TARGET}
+        return {"farm": __version__, **versions, "native_runner": self.runner[:16], "device_kind": kind}
 
 
-def prepare(config: Config, note: Callable[[str], None]) -> Toolchain:
-    """Build what is missing and return the toolchain. Raises MissingToolError."""
+def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = False) -> Toolchain:
+    """Build what is missing and return the toolchain, `virtual` as in `toolchain_versions`. Raises MissingToolError."""
     told: list[str] = []
 
     def building(line: str) -> None:
@@ -46,4 +47,4 @@ def prepare(config: Config, note: Callable[[str], None]) -> Toolchain:
 
     native = build_native(config.cache_dir, log=building)
     sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root)
-    return Toolchain(toolchain_versions(sdk.qnn_version), dict(sdk.env), native.key)
+    return Toolchain(toolchain_versions(sdk.qnn_version, virtual=virtual), dict(sdk.env), native.key)

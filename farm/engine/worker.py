@@ -8,15 +8,17 @@ import re
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from farm.build.bundle import load_bundle
 from farm.build.cache import BundleCache
 from farm.devices.adb import AdbTransport
 from farm.engine.builds import await_reply, builds_folder, has_reply, read_reply
+from farm.engine.keeper import Keeper
 from farm.engine.session import STORE_VARIABLE
 from farm.errors import BundleError, FarmError
 from farm.execution.session import DeviceSession, RunnerOptions
+from farm.options import runtime_flags
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.judge import build_failure, judge
 from farm.results.rerun import after_rerun
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from farm.engine.plan import PlannedJob, RunPlan
     from farm.execution.raw import RawResult
     from farm.execution.workspace import Workspace
+    from farm.store.records import ArtifactRecord
 
     Execute = Callable[[str, Workspace, Path, RunnerOptions], RawResult]
 
@@ -48,11 +51,7 @@ class Worker:
         self._session = DeviceSession(
             AdbTransport(device.serial, device.adb_port), plan.runtimes[device.soc], plan.run_id, device.serial
         )
-        # Cycles need detailed profiling. The simulator's speed does not change with it; that of hardware would.
-        flags = {"profile_level": "2"} if device.kind == "virtual" else {}
-        self._options = RunnerOptions(
-            iterations=plan.iterations, warm_up=plan.warm_up, timeout_s=plan.timeout_s, flags=flags
-        )
+        self._keeper = Keeper(plan, self._session)
         self._anchor = next((anchor for anchor in plan.anchors if anchor.job.target.soc == device.soc), None)
         if self._anchor is not None and self._anchor.cached:
             self._await_anchor()
@@ -63,13 +62,15 @@ class Worker:
 
     def run(self, planned: PlannedJob, following: PlannedJob | None = None) -> Attempt:
         """Run one job, record its attempts, and return the last. `following` is staged while this one runs."""
-        attempts = self._attempts(planned, following)
-        if attempts[-1].verdict is Verdict.INFRA and os.getppid() != self._controller:
+        attempts, artifacts = self._attempts(planned, following)
+        last = attempts[-1]
+        if last.verdict is Verdict.INFRA and os.getppid() != self._controller:
             # The devices went with the controller: that says nothing about this job.
             raise KeyboardInterrupt
-        for attempt in attempts:
+        for attempt in attempts[:-1]:
             self._store.record_attempt(self._plan.run_id, attempt)
-        return attempts[-1]
+        self._store.record_attempt(self._plan.run_id, last, artifacts=artifacts)
+        return last
 
     def close(self) -> None:
         """Leave the device as it was found."""
@@ -79,38 +80,56 @@ class Worker:
         self._session.close()
         self._store.close()
 
-    def _attempts(self, planned: PlannedJob, following: PlannedJob | None) -> tuple[Attempt, ...]:
+    def _attempts(
+        self, planned: PlannedJob, following: PlannedJob | None
+    ) -> tuple[tuple[Attempt, ...], tuple[ArtifactRecord, ...]]:
+        """Return what is to be recorded of a job, and the files that belong to the last attempt."""
         job = planned.job
         try:
             workspace = self._workspace(planned)
         except _BuildFailedError as failed:
-            return (build_failure(job, failed.reason, failed.log, planned.key, infra=failed.infra),)
+            return (build_failure(job, failed.reason, failed.log, planned.key, infra=failed.infra),), ()
         except (FarmError, OSError) as error:
-            return (build_failure(job, str(error), "", planned.key, infra=True),)
+            return (build_failure(job, str(error), "", planned.key, infra=True),), ()
         if following is not None and self._is_built(following):
             self._staged[following.job.id] = self._aside.submit(self._stage, following)
-        first, ended = self._execute(planned, workspace, self._session.execute)
-        if not ended:
-            return (first,)
-        again = self._session.stage(workspace.bundle)
-        second, ended = self._execute(planned, again, self._session.execute_alone)
-        return after_rerun(first, second, ended_again=ended)
+        session = self._session
+        first = self._execute(planned, workspace, session.execute_alone if self._plan.heap else session.execute)
+        if not first.process_ended or self._plan.heap:
+            return (first.attempt,), first.artifacts
+        again = self._execute(planned, session.stage(workspace.bundle), session.execute_alone)
+        both = after_rerun(first.attempt, again.attempt, ended_again=again.process_ended)
+        return both, again.artifacts
 
-    def _execute(self, planned: PlannedJob, workspace: Workspace, execute: Execute) -> tuple[Attempt, bool]:
-        """Return the attempt, and whether the runner ended with it."""
+    def _execute(self, planned: PlannedJob, workspace: Workspace, execute: Execute) -> _Executed:
         job = planned.job
         folder = self._plan.folder / "raw" / re.sub(r"[^\w.=-]", "_", job.id)
         try:
-            raw = execute(job.id, workspace, folder, self._options)
-            return judge(job, workspace.bundle, raw), raw.process_ended
+            raw = execute(job.id, workspace, folder, self._options(planned))
+            attempt = judge(job, workspace.bundle, raw, operators=self._plan.profile.kept)
+            attempt, artifacts = self._keeper.keep(attempt, planned, workspace.bundle, folder)
+            return _Executed(attempt, raw.process_ended, artifacts)
         except (FarmError, OSError) as error:
             attempt = Attempt(
                 job.id, Verdict.INFRA, Stage.EXECUTE, str(error), device=self._device.serial, bundle_key=planned.key
             )
-            return attempt, False
+            return _Executed(attempt)
         finally:
             # What it says is in the store now; raw outputs of every run would fill the disk.
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _options(self, planned: PlannedJob) -> RunnerOptions:
+        plan, profile = self._plan, self._plan.profile
+        flags = runtime_flags(planned.job.target)
+        if plan.heap:
+            return RunnerOptions(iterations=1, warm_up=0, timeout_s=plan.timeout_s, flags=flags, heap=True)
+        return RunnerOptions(
+            iterations=plan.iterations,
+            warm_up=plan.warm_up,
+            timeout_s=plan.timeout_s,
+            flags={**flags, **profile.flags(self._device.kind)},
+            etdump=profile.kept,
+        )
 
     def _prepare(self) -> None:
         """Bring what is compiled already in one go. What goes wrong here will be told by a job."""
@@ -121,7 +140,12 @@ class Worker:
                     bundles.append(load_bundle(self._cache.folder(planned.key)))
         with contextlib.suppress(FarmError, OSError):
             # An anchor that is being compiled belongs into the runner's start.
-            self._session.prepare(bundles, None if self._anchor else self._options)
+            self._session.prepare(bundles, None if self._anchor or self._plan.heap else self._first_options())
+
+    def _first_options(self) -> RunnerOptions | None:
+        """Return what the runner is most likely to be asked for first."""
+        here = (planned for planned in self._plan.jobs if planned.job.target.soc == self._device.soc)
+        return next(map(self._options, here), None)
 
     def _is_built(self, planned: PlannedJob) -> bool:
         return planned.cached or has_reply(self._plan.folder, planned.key)
@@ -156,6 +180,15 @@ class Worker:
         if bundle.manifest.soc != self._device.soc:
             raise BundleError(f"the bundle is for {bundle.manifest.soc}, the device is a {self._device.soc}")
         return self._session.stage(bundle)
+
+
+class _Executed(NamedTuple):
+    """One execution, judged."""
+
+    attempt: Attempt
+    process_ended: bool = False
+    """The runner ended with it."""
+    artifacts: tuple[ArtifactRecord, ...] = ()
 
 
 class _BuildFailedError(Exception):

@@ -9,6 +9,10 @@ import msgspec
 
 RESULT_FILE = "result.json"
 ETDUMP_FILE = "etdump.etdp"
+DEBUG_FILE = "debug_output.bin"
+HEAP_FILE = "heap.txt"
+HEAP_LIMIT = 64 * 1024
+"""Greatest size of HEAP_FILE that is read, in bytes: two lines take a hundred."""
 
 
 class RawResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,8 +22,8 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     serial: str
     """Serial of the device."""
     folder: Path
-    """Local folder with what was pulled: `output_{sample}_{index}.raw`, and RESULT_FILE and ETDUMP_FILE where the
-    device had them."""
+    """Local folder with what was pulled: `output_{sample}_{index}.raw`, and RESULT_FILE, ETDUMP_FILE, DEBUG_FILE
+    and HEAP_FILE where they were asked for and the device had them."""
     started_ms: int
     """Epoch, milliseconds."""
     exit_code: int | None = None
@@ -36,6 +40,10 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     """The runner was alive and reachable and did not finish in its time, nor said so; `error` stays empty then."""
     process_ended: bool = False
     """The runner's process crashed, hung or gave up during this execution: try it once in a process of its own."""
+    heap: bool = False
+    """It was for the DSP's heap alone: no time of it is a measurement."""
+    simulated: bool = False
+    """It ran on the simulator."""
     notes: tuple[str, ...] = ()
     """What a reader of the result should know."""
     error: str = ""

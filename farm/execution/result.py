@@ -26,6 +26,7 @@ class Execution:
         self.workspace, self.folder = workspace, folder
         self.ending: Ending | None = None
         self.notes: list[str] = []
+        self.heap = self.simulated = False
         self._job_id, self._serial = job_id, serial
         self._started_ms = time.time_ns() // 1_000_000
         self._seconds = {"push": workspace.seconds, "execute": 0.0, "pull": 0.0}
@@ -67,6 +68,8 @@ class Execution:
             pull_seconds=self._seconds["pull"],
             timed_out=bool(ending and not ending.answer and code is None),
             process_ended=not self._error and self.process_ended,
+            heap=self.heap,
+            simulated=self.simulated,
             notes=tuple(self.notes),
             error=self._error,
             error_stage=self._error_stage,

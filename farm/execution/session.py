@@ -14,25 +14,33 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from farm.build.bundle import MODEL
+from farm.devices.text import clean_text
 from farm.errors import DeviceError
 from farm.execution.objects import DEVICE_ROOT, SESSION_PREFIX, ObjectStore
-from farm.execution.raw import ETDUMP_FILE, RESULT_FILE
+from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE, HEAP_LIMIT, RESULT_FILE
 from farm.execution.result import Execution
 from farm.execution.runner_process import RunnerProcess
 from farm.execution.workspace import ANCHOR, INPUT_LIST, OUTPUTS, Workspace, job_layout, object_hashes, runtime_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from farm.build.bundle import Bundle
-    from farm.devices.transport import Transport
+    from farm.devices.transport import Completed, Transport
     from farm.execution.raw import RawResult
     from farm.execution.runner_process import Ending
     from farm.runtime.runtime import Runtime
 
 # An ETDump of a whole model with per-operator events is a few MB.
 _ETDUMP_BYTES = 256 << 20
+# Intermediate outputs of a whole model: the runner takes memory for them as they come.
+_DEBUG_BYTES = 1 << 30
+_DEBUG_FLAGS = {
+    "dump_intermediate_outputs": "true",
+    "debug_output_path": DEBUG_FILE,
+    "debug_buffer_size": str(_DEBUG_BYTES),
+}
 _SHELL_SECONDS = 30.0
 # What the runner, which minds the time itself, may take to say that it is over.
 _GRACE_SECONDS = 10.0
@@ -43,6 +51,7 @@ _BATCH_BYTES = 32 << 20
 _SMALL_OBJECT_BYTES = 1 << 20
 # ExecuTorch 1.5's QNN library keeps 1.5 KB of every program that was loaded: a process gives them back by its end.
 _JOBS_OF_A_PROCESS = 2000
+_NO_FILE = 3
 # Workspaces that are removed at a time.
 _SWEEP = 16
 # Where a damaged file on the device would show.
@@ -57,11 +66,25 @@ class RunnerOptions:
     warm_up: int = 1
     timeout_s: float = 300.0
     flags: Mapping[str, str] = field(default_factory=dict)
+    etdump: bool = False
+    """Bring an ETDump although no flag asks for a profile: what was compiled in is in it."""
+    debug: bool = False
+    """Bring intermediate outputs, of a program that was compiled to write them, as DEBUG_FILE."""
+    heap: bool = False
+    """Measure the DSP's heap, as HEAP_FILE: for `execute_alone` only, as it takes a process of its own."""
 
     @property
     def profiles(self) -> bool:
-        """Whether the backend profiles, which only an ETDump tells."""
-        return self.flags.get("profile_level", "0") != "0"
+        """Whether there is anything that only an ETDump tells."""
+        return self.etdump or self.debug or self.flags.get("profile_level", "0") != "0"
+
+    @property
+    def process_flags(self) -> dict[str, str]:
+        """Flags that hold for a whole process of the runner."""
+        if not self.heap:
+            return dict(self.flags)
+        # ExecuTorch 1.5 looks at the heap only where it profiles. The path is in the workspace of the job.
+        return {**self.flags, "profile_level": "1", "heap_profiling_path": HEAP_FILE}
 
 
 class DeviceSession:
@@ -83,6 +106,11 @@ class DeviceSession:
         self._runtime_staged = False
         self._runner: RunnerProcess | None = None
         self._runner_flags: dict[str, str] = {}
+
+    @property
+    def serial(self) -> str:
+        """The device's."""
+        return self._serial
 
     @property
     def pushed_bytes(self) -> int:
@@ -141,8 +169,12 @@ class DeviceSession:
         Never raises for what the device does: a DeviceError becomes `error` and `error_stage` of the result.
         """
         execution = Execution(job_id, self._serial, workspace, folder)
+        execution.heap = options.heap
+        execution.simulated = self._runtime.kind == "simulator"
         execution.step("execute", lambda: self._execute(execution, options))
         execution.step("pull", lambda: self._collect(execution, options))
+        if options.heap:
+            execution.step("pull", lambda: self._collect_heap(execution))
         self._done.append(execution.workspace.folder)
         return execution.result()
 
@@ -155,6 +187,34 @@ class DeviceSession:
         finally:
             self._hang_up()
             self._anchor = anchor
+
+    def run_tool(
+        self,
+        files: Mapping[str, Path | bytes],
+        argv: Sequence[str],
+        made: Mapping[str, Path],
+        *,
+        timeout_s: float,
+        max_bytes: int,
+    ) -> Completed:
+        """Run another program than the runner, with `files` beside it and the runtime's libraries.
+
+        What it made, where it ends with 0, is left in local files. Raises DeviceError.
+        """
+        self._hang_up()
+        with self._staging:
+            self._count += 1
+            folder = self._folder / str(self._count)
+            self._stage_runtime()
+            self._transport.push({folder / name: content for name, content in files.items()})
+        libraries = f"{folder}:{self._runtime_folder}"
+        done = self._transport.run(
+            argv, cwd=folder, env={"LD_LIBRARY_PATH": libraries, "ADSP_LIBRARY_PATH": libraries}, timeout_s=timeout_s
+        )
+        if done.code == 0:
+            self._transport.pull({folder / name: path for name, path in made.items()}, max_bytes=max_bytes)
+        self._done.append(folder)
+        return done
 
     def close(self) -> None:
         """End the runner and remove what this session made on the device. A device that does not answer keeps it."""
@@ -192,6 +252,7 @@ class DeviceSession:
                 "warm_up": str(options.warm_up),
                 "timeout_ms": str(round(options.timeout_s * 1000)),
                 **({"etdump_path": ETDUMP_FILE} if options.profiles else {}),
+                **(_DEBUG_FLAGS if options.debug else {}),
             }
         )
         try:
@@ -211,7 +272,7 @@ class DeviceSession:
         )
 
     def _start_runner(self, options: RunnerOptions) -> RunnerProcess:
-        flags = dict(options.flags)
+        flags = options.process_flags
         if self._anchor is not None:
             flags["keep_loaded"] = str(self._runtime_folder / ANCHOR)
         if self._runner is None or self._runner_flags != flags or self._runner.jobs >= _JOBS_OF_A_PROCESS:
@@ -266,10 +327,27 @@ class DeviceSession:
         }
         if options.profiles:
             sizes[PurePosixPath(ETDUMP_FILE)] = _ETDUMP_BYTES
+        if options.debug:
+            sizes[PurePosixPath(DEBUG_FILE)] = _DEBUG_BYTES
         self._transport.pull(
             {workspace.folder / name: execution.folder / name.name for name in sizes},
             max_bytes={workspace.folder / name: size for name, size in sizes.items()},
         )
+
+    def _collect_heap(self, execution: Execution) -> None:
+        """Bring what there is of the heap's file, also of a job that crashed; none is an answer as well."""
+        script = 'if [ -e "$1" ]; then exec head -c "$2" -- "$1"; fi; exit "$3"'
+        done = self._transport.run(
+            ["sh", "-c", script, "sh", HEAP_FILE, str(HEAP_LIMIT + 1), str(_NO_FILE)],
+            cwd=execution.workspace.folder,
+            timeout_s=_SHELL_SECONDS,
+        )
+        if done.code == 0:
+            (execution.folder / HEAP_FILE).write_bytes(done.stdout)
+        elif done.code != _NO_FILE:
+            raise DeviceError(
+                self._serial, f"{HEAP_FILE} cannot be read", code=done.code, stderr=clean_text(done.stderr)
+            )
 
     def _sweep(self) -> None:
         """Remove the workspaces of executions that are over."""

@@ -12,7 +12,8 @@ def count(value: float | None) -> str:
     """Return an integer with thousands separators."""
     if value is None or not math.isfinite(value):
         return _odd(value)
-    return f"{round(value):,}"
+    # Beyond 64 bits it is no count of anything.
+    return f"{round(value):,}" if abs(value) < 2**64 else f"{value:.3g}"
 
 
 def decibel(value: float | None) -> str:
@@ -28,6 +29,11 @@ def cosine(value: float | None) -> str:
 def small(value: float | None) -> str:
     """Return a difference or a share to three significant digits."""
     return _odd(value) if value is None or not math.isfinite(value) else f"{value:.3g}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share, 0 to 1, in per cent."""
+    return _odd(share) if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
 
 
 def milliseconds(value: float | None) -> str:

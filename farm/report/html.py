@@ -8,12 +8,14 @@ import hashlib
 import math
 import os
 import secrets
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm import __version__
 from farm.report import format as fmt
 from farm.report.clean import cut_log, one_line, visible
+from farm.report.inside import SHOWN_JOBS, debugged, layer_table, operator_tables, profiled, row_limit
 from farm.report.matrix import matrices
 from farm.report.summary import (
     JobSummary,
@@ -27,6 +29,8 @@ from farm.report.summary import (
     summarize,
 )
 from farm.resources import data_folder
+from farm.results.attempt import Step
+from farm.results.event_names import is_whole_call
 
 if TYPE_CHECKING:
     import jinja2
@@ -60,9 +64,21 @@ _TONES = {
 }
 
 
+_STEPS = {
+    Step.QUANTIZATION: "FP32 against quantized, both on the CPU",
+    Step.COMPILER: "quantized on the CPU against the simulator",
+    Step.DEVICE: "simulator against device",
+}
+
+
 def render_html(view: RunView) -> str:
     """Return the page of one run. Everything in `view` is taken as hostile text."""
     summary = summarize(view)
+    profiles, layers = profiled(summary), debugged(summary)[:SHOWN_JOBS]
+    links: dict[int, dict[str, str]] = {}
+    for what, prefix, jobs in (("layers", "l", layers), ("profile", "p", profiles[:SHOWN_JOBS])):
+        for job in jobs:
+            links.setdefault(job.index, {})[f"{prefix}{job.index}"] = what
     return (
         _environment()
         .get_template("run.html.j2")
@@ -70,6 +86,11 @@ def render_html(view: RunView) -> str:
             run=summary,
             view=view,
             matrices=matrices(summary),
+            profiled=profiles[:SHOWN_JOBS],
+            more_profiles=len(profiles[SHOWN_JOBS:]),
+            row_limit=row_limit(len(profiles)),
+            debugged=layers,
+            links=links,
             outcomes=list(Outcome),
             log_limit=_log_limit(summary),
             shown_open=SHOWN_OPEN,
@@ -108,6 +129,12 @@ def _environment() -> jinja2.Environment:
         "decibel": fmt.decibel,
         "cosine": fmt.cosine,
         "small": fmt.small,
+        "percent": fmt.percent,
+        "bar_width": _bar_width,
+        "quoted": shlex.quote,
+        "operator_tables": operator_tables,
+        "layer_table": layer_table,
+        "step_meaning": lambda step: _STEPS[step],
         "ms": fmt.milliseconds,
         "secs": fmt.seconds,
         "duration": fmt.duration,
@@ -127,6 +154,7 @@ def _environment() -> jinja2.Environment:
         "tone": lambda tone: _TONES[tone],
         "words": lambda outcome: _GLYPHS[outcome][2],
     }
+    environment.tests["whole_call"] = is_whole_call
     environment.globals |= {"Outcome": Outcome, "share": _share}
     return environment
 
@@ -174,6 +202,11 @@ def _sortable(value: float | None) -> str:
     if value is None or math.isnan(value):
         return ""
     return f"{value:.9g}" if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def _bar_width(share: float) -> str:
+    """Return a share, 0 to 1, as the width of a bar of 100."""
+    return f"{100 * min(1.0, max(0.0, share)):.2f}" if math.isfinite(share) else "0"
 
 
 def _log_limit(summary: RunSummary) -> int:

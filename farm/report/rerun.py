@@ -9,6 +9,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farm.store.view import JobView
 
 # pytest 8.2, _pytest/mark/expression.py: what an identifier of `-k` is made of.
@@ -18,22 +20,38 @@ _NOT_K_IDENTIFIER = re.compile(r"[^\w:+\-.\[\]\\/]+")
 def rerun_command(job: JobView, *, virtual: bool, run_command: str = "") -> str:
     """Return the command that runs `job` alone, quoted for a shell.
 
-    A suite that `run_command` named by its path is named so again.
+    A suite that `run_command` named by its path is named so again; `farm debug`, which has one job, is told again.
     """
+    told = _words(run_command)
+    if told[:2] == ["farm", "debug"]:
+        return shlex.join(told)
     words = [word for word in _NOT_K_IDENTIFIER.split(job.id) if word and word not in {"and", "or", "not"}]
-    argv = ["farm", "run", "--soc", job.soc, "--suite", _suite_argument(job.suite, run_command)]
+    argv = ["farm", "run", "--soc", job.soc, "--suite", _suite_argument(job.suite, told)]
     if job.backend != "htp":
         argv += ["--backend", job.backend]
+    for option in options_of(job):
+        argv += ["--profile", "optrace"] if option == "profile_level=optrace" else ["--option", option]
     if virtual:
         argv += ["--virtual", "1"]
+    if "--heap" in told:
+        argv.append("--heap")
     return shlex.join([*argv, "-k", " and ".join(words)])
 
 
-def _suite_argument(suite: str, run_command: str) -> str:
+def options_of(job: JobView) -> list[str]:
+    """Return the options in the job's name, `name=value`: neither holds a hyphen."""
+    stem = f"{job.suite}/{job.case}[{job.soc}-{job.backend}-{job.precision}"
+    return job.id.removeprefix(stem).removesuffix("]").split("-")[1:] if job.id.startswith(stem) else []
+
+
+def _words(command: str) -> list[str]:
     try:
-        words = shlex.split(run_command)
+        return shlex.split(command)
     except ValueError:
-        return suite
+        return []
+
+
+def _suite_argument(suite: str, words: Sequence[str]) -> str:
     values = [word.removeprefix("--suite=") for word in words if word.startswith("--suite=")]
     values += [value for option, value in itertools.pairwise(words) if option == "--suite"]
     for value in values:

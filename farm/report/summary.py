@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.profiles import CPU_BACKENDS
-from farm.report.rerun import rerun_command
+from farm.report.rerun import options_of, rerun_command
 from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict
 from farm.store.view import DeviceView, JobView, RunView
 
@@ -229,7 +229,7 @@ def summarize(view: RunView) -> RunSummary:
                 numbers=key_numbers(job, attempt),
                 kind=kind,
                 kinds=tuple(kinds.get(one.device, "") for one in job.attempts),
-                options=_options(job),
+                options="-".join(options_of(job)),
                 rerun=rerun_command(
                     job, virtual=kind == "virtual" or (not kind and all_virtual), run_command=view.command
                 ),
@@ -354,13 +354,6 @@ def _worst(values: Iterable[float | None], pick: Callable[[Iterable[float]], flo
     if any(math.isnan(value) for value in known):
         return math.nan
     return pick(known) if known else None
-
-
-def _options(job: JobView) -> str:
-    stem = f"{job.suite}/{job.case}[{job.soc}-{job.backend}-{job.precision}"
-    if job.id.startswith(f"{stem}-") and job.id.endswith("]"):
-        return job.id[len(stem) + 1 : -1]
-    return ""
 
 
 def _tone(counts: dict[Outcome, int], *, finished: bool, attention: int) -> Tone:

@@ -66,6 +66,51 @@ class Comparison(msgspec.Struct, frozen=True):
     """Which limits of the case it breaks, as text: `sqnr 12.3 dB < 20 dB`."""
 
 
+class OperatorProfile(msgspec.Struct, frozen=True):
+    """What one node of a profiled program took, over the timed inferences of an attempt."""
+
+    node: str
+    """As the backend calls it, without its unit: `aten_relu_default:OpId_80`."""
+    delegate: str
+    """Which delegate call it is inside: `QnnBackend[0]`; empty for what runs outside of delegates."""
+    unit: str
+    """`cycles`, `us`, `ns`."""
+    n: int
+    """Inferences that it was seen in."""
+    p50: float
+    least: float
+    greatest: float
+    share: float
+    """Part of the sum of all rows in this unit, 0 to 1, by medians."""
+
+
+class Step(StrEnum):
+    """What lies between two ways of computing the same layer, in the order in which they are taken."""
+
+    QUANTIZATION = "quantization"
+    """The FP32 module and the quantized module, both on the CPU."""
+    COMPILER = "compiler"
+    """The quantized module on the CPU, and the compiled program on the simulator."""
+    DEVICE = "device"
+    """The compiled program on the simulator and on a device."""
+
+
+class LayerComparison(msgspec.Struct, frozen=True):
+    """One layer's output, computed in two ways. None: does not apply."""
+
+    layer: str
+    """Node of the edge graph: `aten_convolution_default_1`."""
+    operator: str
+    """What it computes: `aten.convolution.default`."""
+    step: Step
+    mse: float | None
+    sqnr_db: float | None
+    """inf where both are equal."""
+    cosine: float | None
+    diverges: bool = False
+    """The first layer in the order of execution at which this step goes wrong."""
+
+
 class Attempt(msgspec.Struct, frozen=True):
     """One execution of a job on a device."""
 
@@ -89,3 +134,7 @@ class Attempt(msgspec.Struct, frozen=True):
     """The log that tells why, cut to a bounded size: build log or the runner's stderr."""
     notes: tuple[str, ...] = ()
     """What a reader should know: a known issue that no longer shows, a fallback to the CPU."""
+    operators: tuple[OperatorProfile, ...] = ()
+    """In the order of execution; only where a detailed profile was asked for."""
+    layers: tuple[LayerComparison, ...] = ()
+    """In the order of execution; only of `farm debug`."""

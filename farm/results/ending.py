@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farm.results.attempt import Comparison, Measurement, Stage, Verdict
+from farm.results.attempt import Comparison, Measurement, OperatorProfile, Stage, Verdict
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -16,6 +16,7 @@ class Ending(msgspec.Struct, frozen=True):
     comparisons: tuple[Comparison, ...] = ()
     measurements: tuple[Measurement, ...] = ()
     notes: tuple[str, ...] = ()
+    operators: tuple[OperatorProfile, ...] = ()
 
 
 def infra(stage: Stage, reason: str) -> Ending:

@@ -13,9 +13,11 @@ from farm.errors import BundleError
 from farm.profiles import CPU_BACKENDS
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
-from farm.results.measurements import bundle_measurements, cycle_measurements, numeric_measurements, time_measurements
+from farm.results.heap import heap_measurements
+from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
 from farm.results.outcome import outcome
 from farm.results.outputs import compare_outputs, decide, outputs_problem, reference_problem
+from farm.results.profile import read_profile
 from farm.results.text import bounded_log, one_line
 
 if TYPE_CHECKING:
@@ -25,21 +27,24 @@ if TYPE_CHECKING:
     from farm.suites import Job
 
 
-def judge(job: Job, bundle: Bundle, raw: RawResult) -> Attempt:
-    """Return what one execution of `job` says.
+def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False) -> Attempt:
+    """Return what one execution of `job` says; with `operators`, what each of its nodes took as well.
 
     The first of these decides: how the execution ended; outputs that are not there or do not fit; references that
     carry no signal; the limits of the case, against every output of every sample and every reference. Nothing
     passes that no limit decides, or of which the backend ran nothing, unless that is the CPU.
     """
     report = outcome(raw)
-    ending = report if isinstance(report, Ending) else _judge_outputs(job, bundle, raw, report)
+    ending = report if isinstance(report, Ending) else _judge_outputs(job, bundle, raw, report, operators=operators)
     idle = not bundle.manifest.partitions and job.target.backend not in CPU_BACKENDS
     if ending.verdict is Verdict.PASSED and idle:
         nothing = failed(Stage.BUILD, f"nothing was delegated to the {job.target.backend} backend: the CPU ran it all")
         ending = msgspec.structs.replace(ending, verdict=nothing.verdict, stage=nothing.stage, reason=nothing.reason)
     measured = ending.measurements
-    if ending.verdict is not Verdict.INFRA:
+    if raw.heap:
+        ending = _heap_alone(ending, raw, None if isinstance(report, Ending) else report)
+        measured = ending.measurements
+    elif ending.verdict is not Verdict.INFRA:
         measured = (*measured, *bundle_measurements(bundle.manifest))
     return _with_known_issue(
         job,
@@ -54,6 +59,7 @@ def judge(job: Job, bundle: Bundle, raw: RawResult) -> Attempt:
             bundle_key=bundle.manifest.key,
             comparisons=ending.comparisons,
             measurements=measured,
+            operators=ending.operators,
             log=bounded_log(raw.stderr),
             notes=(*map(one_line, (*raw.notes, *ending.notes)), *_fallback_notes(bundle)),
         ),
@@ -89,22 +95,32 @@ def build_failure(
     )
 
 
-def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerReport) -> Ending:
+def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerReport, *, operators: bool) -> Ending:
     problem = outputs_problem(bundle, raw, report)
     if problem and problem.verdict is Verdict.INFRA:
         return problem
-    cycles, notes = cycle_measurements(raw.folder, report)
-    measured = (*time_measurements(report), *cycles)
+    profile = read_profile(raw.folder, report, bundle.manifest.delegates, operators=operators)
+    measured = (*time_measurements(report), *profile.measurements)
     try:
-        problem = problem or reference_problem(bundle)
-        if problem:
-            return msgspec.structs.replace(problem, measurements=measured, notes=notes)
-        figures = compare_outputs(bundle, raw)
+        ending = problem or reference_problem(bundle)
+        if ending is None:
+            figures = compare_outputs(bundle, raw)
+            ending = decide(job, bundle, figures)
+            measured = (*measured, *numeric_measurements(figures))
     except BundleError as error:
         return infra(Stage.BUILD, str(error))
-    return msgspec.structs.replace(
-        decide(job, bundle, figures), measurements=(*measured, *numeric_measurements(figures)), notes=notes
-    )
+    return msgspec.structs.replace(ending, measurements=measured, notes=profile.notes, operators=profile.operators)
+
+
+def _heap_alone(ending: Ending, raw: RawResult, report: RunnerReport | None) -> Ending:
+    """Return the ending with the heap's numbers and no others: looking at the heap changes times."""
+    measured, notes = heap_measurements(raw, report)
+    if ending.verdict is Verdict.PASSED and not measured and not raw.simulated:
+        lacking = infra(Stage.PULL, notes[0])
+        ending = msgspec.structs.replace(ending, verdict=lacking.verdict, stage=lacking.stage, reason=lacking.reason)
+    if ending.verdict is Verdict.INFRA:
+        measured = ()
+    return msgspec.structs.replace(ending, measurements=measured, notes=(*ending.notes, *notes))
 
 
 def _with_known_issue(job: Job, attempt: Attempt) -> Attempt:

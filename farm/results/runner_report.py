@@ -74,6 +74,8 @@ class RunnerReport(msgspec.Struct, frozen=True):
     outputs: Annotated[tuple[RunnerTensor, ...], Meta(max_length=4096)] = ()
     inferences: Annotated[tuple[Inference, ...], Meta(max_length=100_000)] = ()
     versions: dict[Word, Word] = {}
+    peak_memory_bytes: Annotated[int, Meta(gt=0, le=2**50)] | None = None
+    """Greatest resident memory of the runner's process so far, on its own processor; None where it is not known."""
 
 
 def parse_report(data: bytes) -> RunnerReport:

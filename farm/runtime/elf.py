@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -28,13 +29,22 @@ _SEGMENT_HASH = 2 << 24
 _MOST_SEGMENTS = 512
 
 
+class Segment(NamedTuple):
+    """One program header: its type and flags, and which bytes of the file it is."""
+
+    kind: int
+    flags: int
+    offset: int
+    nbytes: int
+
+
 class ElfHeader(msgspec.Struct, frozen=True):
     """Header of one ELF file."""
 
     machine: int
     flags: int
-    segments: tuple[tuple[int, int], ...]
-    """Type and flags of each program header."""
+    segments: tuple[Segment, ...]
+    file_bytes: int
 
     @property
     def machine_name(self) -> str:
@@ -49,8 +59,16 @@ class ElfHeader(msgspec.Struct, frozen=True):
 
     @property
     def signed(self) -> bool:
-        """It has a segment with hashes, as Qualcomm's signed images have."""
-        return any(kind == _PT_NULL and flags & _SEGMENT_TYPE == _SEGMENT_HASH for kind, flags in self.segments)
+        """It has a segment with hashes, as Qualcomm's signed images have, and the file has its bytes.
+
+        Whether the hashes and the certificates in it are right, only a device knows.
+        """
+        return any(
+            one.kind == _PT_NULL
+            and one.flags & _SEGMENT_TYPE == _SEGMENT_HASH
+            and 0 < one.nbytes <= self.file_bytes - one.offset
+            for one in self.segments
+        )
 
 
 def read_elf(path: Path) -> ElfHeader:
@@ -66,16 +84,20 @@ def read_elf(path: Path) -> ElfHeader:
             (flags,) = struct.unpack_from("<I", start, 48 if wide else 36)
             size, count = struct.unpack_from("<HH", start, 54 if wide else 42)
             least = 56 if wide else 32
-            if count > _MOST_SEGMENTS or (count and size < least):
+            file_bytes = os.fstat(file.fileno()).st_size
+            if count > _MOST_SEGMENTS or table > file_bytes or (count and size < least):
                 raise ConfigError(path, "", "is an ELF file with a damaged header")
             file.seek(table)
             headers = file.read(size * count)
-            segments = tuple(
-                struct.unpack_from("<II", headers, size * i)
-                if wide
-                else (*struct.unpack_from("<I", headers, size * i), *struct.unpack_from("<I", headers, size * i + 24))
-                for i in range(count)
-            )
+            segments = tuple(_segment(headers, size * i, wide=wide) for i in range(count))
         except (struct.error, OverflowError, ValueError):
             raise ConfigError(path, "", "is an ELF file that is cut short") from None
-    return ElfHeader(machine, flags, segments)
+    return ElfHeader(machine, flags, segments, file_bytes)
+
+
+def _segment(headers: bytes, start: int, *, wide: bool) -> Segment:
+    if wide:
+        kind, flags, offset, _, _, nbytes = struct.unpack_from("<II4Q", headers, start)
+    else:
+        kind, offset, _, _, nbytes, _, flags = struct.unpack_from("<7I", headers, start)
+    return Segment(kind, flags, offset, nbytes)

@@ -7,12 +7,8 @@ from pathlib import Path
 import msgspec
 
 from farm.errors import ConfigError, UsageError
-from farm.profiles import Soc
-from farm.runtime.elf import AARCH64, HEXAGON, MACHINES, read_elf
-from farm.runtime.targets import RUNNER
-
-ANDROID_TARGET = "aarch64-android"
-GET_SDK = "set QNN_SDK_ROOT to a QNN SDK from Qualcomm (Qualcomm AI Engine Direct)"
+from farm.runtime.elf import AARCH64, HEXAGON, MACHINES, ElfHeader, read_elf
+from farm.runtime.sign_record import find_signing_fault
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -35,11 +31,16 @@ class Part(msgspec.Struct, frozen=True):
     """e_machine that it must have."""
     get: str
     """How to get it."""
-    skel_arch: int = 0
-    """Hexagon architecture that it must be for; 0 for any."""
+    hexagon: int = 0
+    """The device's Hexagon architecture; 0 for what runs on no Hexagon, or where it is not known."""
+    exact: bool = True
+    """It must be for that very architecture; otherwise an older one serves too."""
     soc: str = ""
-    """The SoC that asks for that architecture."""
-    signed: bool = False
+    """The SoC that has that architecture."""
+    signs: str = ""
+    """The command that signs it; "" for what needs no signature."""
+    unsigned: Path | None = None
+    """The file that was signed."""
     absent: str = "missing"
     """What to call it when it is not there."""
 
@@ -51,19 +52,33 @@ def find_fault(part: Part) -> Fault | None:
         return Fault(f"{part.name} is {part.absent}{looked}", part.get, part.absent)
     try:
         header = read_elf(part.path)
+        return _find_wrong(part, header) or (_find_unsigned(part, part.path, header) if part.signs else None)
     except ConfigError as error:
         return Fault(error.problem, part.get, "damaged")
+    except OSError as error:
+        return Fault(f"cannot be read: {error.strerror}", f"make {part.path} readable for you", "unreadable")
+
+
+def _find_wrong(part: Part, header: ElfHeader) -> Fault | None:
     if header.machine != part.machine:
         problem = f"is made for {header.machine_name}, expected {MACHINES[part.machine]}"
         return Fault(problem, part.get, "wrong CPU")
-    if part.skel_arch and header.hexagon_arch != part.skel_arch:
-        problem = (
-            f"is a skel for V{header.hexagon_arch} (e_flags {header.flags:#x}), {part.soc} needs V{part.skel_arch}"
-        )
-        return Fault(problem, "the SDK's files are mixed up; unpack it again", "wrong arch")
-    if part.signed and not header.signed:
-        return Fault("is not signed and LPAI loads signed skels only", signing(part.path.parent.parent), "unsigned")
-    return None
+    arch = header.hexagon_arch
+    if part.hexagon in (0, arch) or (not part.exact and 0 < arch < part.hexagon):
+        return None
+    kind = "a skel" if part.name.endswith("Skel.so") else "made"
+    needs = f"V{part.hexagon}" + ("" if part.exact else " or older")
+    problem = f"is {kind} for V{arch} (e_flags {header.flags:#x}), {part.soc or 'the device'} needs {needs}"
+    return Fault(problem, "the SDK's files are mixed up; unpack it again" if part.exact else part.get, "wrong arch")
+
+
+def _find_unsigned(part: Part, path: Path, header: ElfHeader) -> Fault | None:
+    if not header.signed:
+        return Fault("is not signed and LPAI loads signed files only", part.signs, "unsigned")
+    found = find_signing_fault(path, part.unsigned)
+    if found is None:
+        return None
+    return Fault(found.problem, f"{part.signs} --adopt" if found.kind == "foreign" else part.signs, found.kind)
 
 
 def made_for(path: Path) -> str:
@@ -75,64 +90,6 @@ def made_for(path: Path) -> str:
     return f"Hexagon V{header.hexagon_arch}" if header.machine == HEXAGON else header.machine_name
 
 
-# ExecuTorch 1.5, examples/qualcomm/utils.py: what SimpleADB pushes for each backend.
-
-
-def android_parts(
-    soc: Soc,
-    backend: str,
-    sdk_root: Path | None,
-    runner: Path | None,
-    backend_library: Path | None,
-) -> tuple[Part, ...]:
-    """Return what an Android device with `soc` needs to run bundles of `backend`; None is what nobody has told.
-
-    The runner comes first, then the backend library.
-    """
-    parts = [
-        Part(
-            runner.name if runner else RUNNER,
-            runner,
-            AARCH64,
-            "set android_runner in the [qnn] table of farm.toml (docs/runtime.md)",
-        ),
-        Part(
-            backend_library.name if backend_library else "libqnn_executorch_backend.so",
-            backend_library,
-            AARCH64,
-            "set android_backend_library in the [qnn] table of farm.toml (docs/runtime.md)",
-        ),
-    ]
-    if backend == "xnnpack":
-        # The runner has it linked in; it may still want the QNN backend that it was linked with.
-        return tuple(parts) if backend_library else (parts[0],)
-    libraries = sdk_root / "lib" / ANDROID_TARGET if sdk_root else None
-    get = f"{GET_SDK} with {ANDROID_TARGET} libraries"
-    names = ("libQnnSystem.so", *_libraries(soc, backend))
-    parts += [Part(name, libraries / name if libraries else None, AARCH64, get) for name in names]
-    if backend == "htp":
-        name = f"libQnnHtpV{soc.htp_arch}Skel.so"
-        path = sdk_root / "lib" / f"hexagon-v{soc.htp_arch}" / "unsigned" / name if sdk_root else None
-        parts.append(Part(name, path, HEXAGON, get, skel_arch=soc.htp_arch, soc=soc.name))
-    if backend == "lpai":
-        folder = sdk_root / "lib" / f"lpai-v{soc.lpai_version}" if sdk_root else None
-        name = "libQnnLpaiSkel.so"
-        path = folder / "signed" / name if folder else None
-        parts.append(Part(name, path, HEXAGON, signing(folder) if folder else get, signed=True))
-    return tuple(parts)
-
-
-def _libraries(soc: Soc, backend: str) -> tuple[str, ...]:
-    if backend == "htp":
-        return ("libQnnHtp.so", f"libQnnHtpV{soc.htp_arch}Stub.so", "libQnnHtpPrepare.so")
-    if backend == "gpu":
-        return ("libQnnGpu.so",)
-    return ("libQnnLpai.so", "libQnnLpaiStub.so")
-
-
-def signing(folder: Path) -> str:
-    """Return the command that signs the skel of an `lpai-vN` folder of an SDK."""
-    return (
-        "sign the skel with the Hexagon SDK: $HEXAGON_SDK_ROOT/tools/elfsigner/elfsigner.py "
-        f"-i {folder / 'unsigned' / 'libQnnLpaiSkel.so'} -o {folder / 'signed'}"
-    )
+def library(name: str, path: Path | None, get: str, absent: str = "missing") -> Part:
+    """Return a library or a program for the device's processor."""
+    return Part(name, path, AARCH64, get, absent=absent)

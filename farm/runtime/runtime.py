@@ -8,18 +8,28 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.errors import ConfigError, MissingToolError
+from farm.errors import ConfigError, IllegalTargetError, MissingToolError
 from farm.profiles import BACKEND_PRECISIONS, Soc, check_target
+from farm.runtime.elf import X86_64
+from farm.runtime.file_lists import Places, device_parts, lpai_skel
 from farm.runtime.hashes import hash_files
 from farm.runtime.native import build_native
 from farm.runtime.packages import package_folder, package_version
-from farm.runtime.parts import GET_SDK, Part, android_parts, find_fault
+from farm.runtime.parts import Part, find_fault
+from farm.runtime.qnn_sdk import (
+    FIRST_WITH_LPAI,
+    FIRST_WITHOUT_GPU_HOST,
+    GET_SDK,
+    QnnFiles,
+    release_of,
+    sdk_version,
+)
 from farm.runtime.simulator import LIBRARY, TARGET, host_sdk
-from farm.runtime.targets import LINUX_AARCH64, RUNNER, Kind
+from farm.runtime.targets import LINUX_AARCH64, RUNNER, Kind, Mode
 from farm.runtime.toolchains import aarch64_executorch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 # What CMake links into the runner: native_runner/src/CMakeLists.txt.
 EXECUTORCH_LIBRARIES = (
@@ -31,9 +41,11 @@ EXECUTORCH_LIBRARIES = (
     "libexecutorch_backend_qnn.so",
     "libexecutorch_backend_xnnpack.so",
 )
-# Beside libQnnHtp.so itself; libHtpPrepare.so and the others are for compiling. The wheel brings the C++ runtime
-# that its libraries were linked with, an SDK may leave it to the system.
-_SIMULATOR_LIBRARIES = ("libQnnSystem.so", "libc++*.so*", "libunwind*.so*")
+# The wheel brings the C++ runtime that its libraries were linked with, an SDK may leave it to the system.
+_CXX_RUNTIME = ("libc++*.so*", "libunwind*.so*")
+# Beside the backend itself; libHtpPrepare.so and the others are for compiling.
+_SIMULATOR_LIBRARIES = ("libQnnSystem.so", *_CXX_RUNTIME)
+_LPAI_LIBRARIES = ("libQnnLpai*.so", *_SIMULATOR_LIBRARIES)
 
 
 class Runtime(msgspec.Struct, frozen=True):
@@ -55,44 +67,74 @@ class Runtime(msgspec.Struct, frozen=True):
 
 
 def simulator_runtime(
-    cache_dir: Path, *, sdk_root: Path | None = None, log: Callable[[str], None] | None = None
+    cache_dir: Path,
+    soc: Soc | None = None,
+    backend: str = "htp",
+    *,
+    sdk_root: Path | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> Runtime:
-    """Return what a virtual device needs to run HTP bundles on the simulator; `sdk_root` as for `host_sdk`.
+    """Return what a virtual device needs to run bundles of `backend`; `sdk_root` as for `host_sdk`.
 
-    The first call builds the runner; `log` gets the lines of that. Raises MissingToolError, InfraError.
+    HTP bundles run on the simulator, XNNPACK ones without anything of QNN. LPAI, which needs `soc`, takes an SDK's
+    library for this machine, and the signed skel as a device would, which nothing loads here. The first call builds
+    the runner; `log` gets the lines of that. Raises IllegalTargetError, MissingToolError, InfraError, and ConfigError
+    for a skel that is not signed as it must be.
     """
-    native = build_native(cache_dir, log=log)
-    sdk = host_sdk(cache_dir, sdk_root=sdk_root, log=log)
+    if backend == "gpu":
+        raise MissingToolError("there is no GPU simulator: attach a device")
+    runner = build_native(cache_dir, log=log).runner
     executorch = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
-    files = {RUNNER: native.runner, LIBRARY: sdk.lib_dir / LIBRARY}
+    files = {RUNNER: runner}
     files |= {path.name: path for path in map(executorch.joinpath, EXECUTORCH_LIBRARIES) if path.is_file()}
+    versions = {"executorch": package_version("executorch")}
+    if backend == "xnnpack":
+        return _runtime(cache_dir, files, RUNNER, versions, "simulator")
+    if backend == "lpai":
+        if soc is None:
+            raise IllegalTargetError("the runtime of an LPAI is that of an SoC: say which")
+        parts = lpai_host_parts(soc, sdk_root)
+        files |= _complete(soc, backend, parts)
+        versions["qnn"] = sdk_version(sdk_root)
+        return _runtime(cache_dir, files, RUNNER, versions, "simulator", needs_root=True)
+    sdk = host_sdk(cache_dir, sdk_root=sdk_root, log=log)
+    files[LIBRARY] = sdk.lib_dir / LIBRARY
     for pattern in _SIMULATOR_LIBRARIES:
         files |= {path.name: path for path in sorted(sdk.lib_dir.glob(pattern))}
     if sdk.bridged:
         files[f"real/{LIBRARY}"] = sdk.lib_dir / "real" / LIBRARY
-    versions = {"executorch": package_version("executorch"), "qnn": sdk.qnn_version}
-    return _runtime(cache_dir, files, RUNNER, versions, "simulator")
+    return _runtime(cache_dir, files, RUNNER, {**versions, "qnn": sdk.qnn_version}, "simulator")
 
 
-def android_runtime(
-    soc: Soc, backend: str, sdk_root: Path, runner: Path, backend_library: Path, cache_dir: Path
+def lpai_host_parts(soc: Soc, sdk_root: Path | None) -> tuple[Part, ...]:
+    """Return what a virtual device needs of an SDK for the LPAI of `soc`. Raises IllegalTargetError."""
+    check_target(soc, "lpai", BACKEND_PRECISIONS["lpai"][0])
+    get = f"{GET_SDK}, 2.39 or newer, with {TARGET} libraries"
+    folder = sdk_root / "lib" / TARGET if sdk_root else None
+    names = dict.fromkeys(("libQnnLpai.so", "libQnnSystem.so"))
+    if folder is not None:
+        names |= dict.fromkeys(path.name for pattern in _LPAI_LIBRARIES for path in sorted(folder.glob(pattern)))
+    libraries = [Part(name, folder / name if folder else None, X86_64, get) for name in names]
+    return (*libraries, lpai_skel(soc, QnnFiles(get, sdk_root)))
+
+
+def device_runtime(
+    soc: Soc, backend: str, places: Places, kind: Kind, cache_dir: Path, mode: Mode = "traditional"
 ) -> Runtime:
-    """Return what an Android device with `soc` needs to run bundles of `backend`.
+    """Return what a device with `soc` needs to run bundles of `backend`, from `places`.
 
-    `sdk_root` is a QNN SDK; `runner` and `backend_library` (libqnn_executorch_backend.so) come from an ExecuTorch
-    build for aarch64-android. Raises IllegalTargetError, MissingToolError that names every file that is not there,
-    ConfigError for one that is made for something else or is not signed where it must be.
+    Raises IllegalTargetError, MissingToolError that names every file that is not there and how to get it, ConfigError
+    for one that is made for something else or is not signed as it must be.
     """
     check_target(soc, backend, BACKEND_PRECISIONS.get(backend, ("",))[0])
-    parts = android_parts(soc, backend, sdk_root, runner, backend_library)
-    files = {part.name: part.path for part in parts if part.path is not None}
-    missing = [f"{name} (looked for {path})" for name, path in files.items() if not path.is_file()]
-    if missing:
-        how = "; ".join(dict.fromkeys(part.get for part in parts if part.path and not part.path.is_file()))
-        raise MissingToolError(f"{soc.name} {backend} needs {_count(len(missing))}: {', '.join(missing)}: {how}")
-    _verify(parts)
-    versions = {} if backend == "xnnpack" else {"qnn": _sdk_version(sdk_root)}
-    return _runtime(cache_dir, files, runner.name, versions, "android", needs_root=backend == "lpai")
+    version = places.qnn.version
+    release = release_of(version)
+    if backend == "lpai" and release is not None and release < FIRST_WITH_LPAI:
+        raise MissingToolError(f"the lpai backend of {soc.name} needs QNN 2.39 or newer, not {version}: {GET_SDK}")
+    parts = device_parts(soc, backend, places, mode)
+    files = _complete(soc, backend, parts)
+    versions = {} if backend == "xnnpack" else {"qnn": version}
+    return _runtime(cache_dir, files, parts[0].name, versions, kind, needs_root=backend == "lpai")
 
 
 def linux_runtime(cache_dir: Path, *, log: Callable[[str], None] | None = None) -> Runtime:
@@ -115,25 +157,38 @@ def require_backend(soc: Soc, backend: str, sdk_root: Path | None) -> None:
     for a backend that `soc` does not have.
     """
     check_target(soc, backend, BACKEND_PRECISIONS.get(backend, ("",))[0])
-    if backend == "gpu" and not _has_host_library(sdk_root, "libQnnGpu.so"):
-        raise MissingToolError(
-            f"the gpu backend of {soc.name} needs a QNN SDK{_looked(sdk_root, 'libQnnGpu.so')}: the libQnnGpu.so that "
-            f"pip installs (2.47 to 2.51) refuses to start on x86_64 without a tuning server; {GET_SDK} older than "
-            "2.47, and attach a device: there is no GPU simulator"
+    if backend == "gpu":
+        _require_host(
+            soc,
+            sdk_root,
+            "libQnnGpu.so",
+            "the one that pip installs, as all from 2.47 on, refuses to start on x86_64 without a tuning server, and "
+            f"there is no GPU simulator: {GET_SDK} older than 2.47, and attach a device",
+            fits=lambda release: release < FIRST_WITHOUT_GPU_HOST,
         )
-    if backend == "lpai" and not _has_host_library(sdk_root, "libQnnLpai.so"):
-        raise MissingToolError(
-            f"the lpai backend of {soc.name} needs a QNN SDK{_looked(sdk_root, 'libQnnLpai.so')}: pip has no "
-            f"libQnnLpai.so; {GET_SDK}, 2.39 or newer, and attach a rooted device: there is no LPAI simulator"
+    if backend == "lpai":
+        _require_host(
+            soc,
+            sdk_root,
+            "libQnnLpai.so",
+            f"pip has none: {GET_SDK}, 2.39 or newer, with {TARGET} libraries",
+            fits=lambda release: release >= FIRST_WITH_LPAI,
         )
 
 
-def _has_host_library(sdk_root: Path | None, name: str) -> bool:
-    return sdk_root is not None and (sdk_root / "lib" / TARGET / name).is_file()
-
-
-def _looked(sdk_root: Path | None, name: str) -> str:
-    return "" if sdk_root is None else f" with {name} (looked for {sdk_root / 'lib' / TARGET / name})"
+def _require_host(
+    soc: Soc, sdk_root: Path | None, name: str, why: str, fits: Callable[[tuple[int, int]], bool]
+) -> None:
+    """Raise MissingToolError unless the SDK has a library for this machine, of a release that `fits`."""
+    library = sdk_root / "lib" / TARGET / name if sdk_root else None
+    release = release_of(sdk_version(sdk_root))
+    if library is not None and library.is_file() and (release is None or fits(release)):
+        return
+    looked = ""
+    if library is not None:
+        looked = f" other than {sdk_version(sdk_root)}" if library.is_file() else f" (looked for {library})"
+    backend = name.removeprefix("libQnn").removesuffix(".so").lower()
+    raise MissingToolError(f"the {backend} backend of {soc.name} needs a QNN SDK with {name}{looked}, as {why}")
 
 
 def _runtime(
@@ -158,21 +213,18 @@ def _runtime(
     )
 
 
-def _verify(parts: tuple[Part, ...]) -> None:
+def _complete(soc: Soc, backend: str, parts: Sequence[Part]) -> dict[str, Path]:
+    """Return the files by name. Raises MissingToolError that names all that are not there, ConfigError."""
+    missing = [fault for part in parts if part.path is None or not part.path.is_file() if (fault := find_fault(part))]
+    if missing:
+        names = ", ".join(fault.problem.replace(" is missing", "") for fault in missing)
+        how = "; ".join(dict.fromkeys(fault.repair for fault in missing))
+        raise MissingToolError(f"{soc.name} {backend} needs {_count(len(missing))}: {names}: {how}")
     for part in parts:
         fault = find_fault(part)
         if fault is not None and part.path is not None:
             raise ConfigError(part.path, "", f"{fault.problem}: {fault.repair}")
-
-
-def _sdk_version(sdk_root: Path) -> str:
-    # QAIRT SDKs carry `version: 2.47.0.260601` in sdk.yaml and are unpacked into a folder named so.
-    try:
-        lines = (sdk_root / "sdk.yaml").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip(" '\"") for line in lines if line.startswith("version:")]
-    return (named or [sdk_root.name])[0]
+    return {part.name: part.path for part in parts if part.path is not None}
 
 
 def _count(number: int) -> str:

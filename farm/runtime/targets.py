@@ -9,7 +9,9 @@ import msgspec
 from farm.errors import UnknownNameError
 from farm.runtime.elf import AARCH64, X86_64
 
-Kind = Literal["simulator", "linux", "android"]
+Kind = Literal["simulator", "linux", "android", "oe-linux"]
+Mode = Literal["traditional", "direct"]
+"""Whether QNN runs on the device's processor and calls the DSP, or runs on the DSP, ExecuTorch's delegate with it."""
 
 
 class BuildTarget(msgspec.Struct, frozen=True):
@@ -21,10 +23,14 @@ class BuildTarget(msgspec.Struct, frozen=True):
     """e_machine of its ELF files."""
     backends: tuple[str, ...]
     """Backends that have a runtime there."""
+    rehearses: tuple[str, ...] = ()
+    """Backends whose staging, options and rights can be tried there before a device is."""
 
 
 HOST = "linux-x86_64"
 LINUX_AARCH64 = "linux-aarch64"
+ANDROID = "android-arm64"
+OE_LINUX = "oe-linux-aarch64"
 
 RUNNER = "farm_runner"
 """The program that native_runner/ builds for every target."""
@@ -34,10 +40,11 @@ BRIDGE = "libQnnHtp.so"
 TARGETS = {
     target.name: target
     for target in (
-        BuildTarget(HOST, "simulator", X86_64, ("htp", "xnnpack")),
+        BuildTarget(HOST, "simulator", X86_64, ("htp", "xnnpack"), rehearses=("lpai",)),
         # The aarch64 executorch wheel has no QNN backend.
         BuildTarget(LINUX_AARCH64, "linux", AARCH64, ("xnnpack",)),
-        BuildTarget("android-arm64", "android", AARCH64, ("htp", "gpu", "lpai", "xnnpack")),
+        BuildTarget(ANDROID, "android", AARCH64, ("htp", "gpu", "lpai", "xnnpack")),
+        BuildTarget(OE_LINUX, "oe-linux", AARCH64, ("htp", "gpu", "lpai")),
     )
 }
 

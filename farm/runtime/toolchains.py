@@ -75,6 +75,12 @@ def find_toolchain(target: BuildTarget, sources: Path, android: AndroidKit | Non
         return _android(target, android or AndroidKit())
     if target.kind == "linux":
         return _aarch64(target, sources)
+    if target.kind == "oe-linux":
+        raise MissingToolError(
+            f"farm has no runner of its own for {target.name}, as no package has ExecuTorch's QNN backend for it: "
+            f"set FARM_EXECUTORCH_LINUX_BUILD to the folder of an ExecuTorch build for Arm Linux, or "
+            "executorch_linux_build in the [qnn] table of farm.toml"
+        )
     return _host(target)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _LAYOUT = "1"
 # pip gives up by itself when the network does; this is for a network that trickles.
 _PIP_SECONDS = 1800
+# PEP 600. The oldest one is also called manylinux2014.
+_MANYLINUX = re.compile(r"manylinux_2_(\d+)_x86_64")
+_OLDEST_GLIBC = 17
 _PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 
 
@@ -69,10 +73,13 @@ def _installed(distribution: str, extra: str) -> importlib.metadata.Distribution
 def _platforms(installed: importlib.metadata.Distribution, machine: str) -> list[str]:
     """Return the platform tags of the installed wheel, for another machine."""
     lines = (installed.read_text("WHEEL") or "").splitlines()
-    tags = [line.rpartition("-")[2].strip() for line in lines if line.startswith("Tag:")]
-    names = {tag.replace("x86_64", machine) for joined in tags for tag in joined.split(".") if "linux_" in tag}
+    tags = [tag for line in lines if line.startswith("Tag:") for tag in line.rpartition("-")[2].strip().split(".")]
+    glibcs = [int(found[1]) for tag in tags if (found := _MANYLINUX.fullmatch(tag))]
     # One that was built here, from its sources, says linux_x86_64: then what the published ones are built for.
-    return sorted(name for name in names if name.startswith("manylinux")) or [f"manylinux_2_28_{machine}"]
+    newest = max(glibcs, default=28)
+    # The wheel for another machine may be content with an older glibc; pip takes none that it is not told of.
+    names = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
+    return [*names, f"manylinux2014_{machine}"]
 
 
 def _download(
@@ -84,7 +91,7 @@ def _download(
     argv = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
     argv += ["--only-binary=:all:", "--implementation=cp", f"--abi={_PYTHON}", f"--python-version={_PYTHON[2:]}"]
     argv += [f"--platform={platform}" for platform in platforms]
-    log(f"fetching {wanted} for {' or '.join(platforms)}")
+    log(f"fetching {wanted} for {platforms[0]} or older")
     try:
         done = subprocess.run(
             [*argv, "--progress-bar=off", f"--dest={folder}", wanted],

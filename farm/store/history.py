@@ -37,7 +37,7 @@ def history(
     connection: Connection, job_pattern: str, metric: str | None, soc: str | None, limit: int
 ) -> list[HistoryPoint]:
     """Return points grouped by job, device kind and metric, oldest first in each group."""
-    jobs = _matching_jobs(connection, values.clean(job_pattern), soc and values.clean(soc))
+    jobs = matching_jobs(connection, values.clean(job_pattern), soc and values.clean(soc))
     attempts = _newest_attempts(connection, jobs, limit)
     figures = _figures(connection, [row.attempt_id for row in attempts])
     if metric is not None:
@@ -51,7 +51,7 @@ def history(
     return sorted(points, key=lambda point: (point.job_id, point.device_kind, point.metric))
 
 
-def _matching_jobs(connection: Connection, pattern: str, soc: str | None) -> dict[int, str]:
+def matching_jobs(connection: Connection, pattern: str, soc: str | None) -> dict[int, str]:
     """Return the jobs that `pattern` means, id to name."""
     job = schema.job.c
     rows = connection.execute(select(job.id, job.name, job.suite, job.case_name, job.soc).order_by(job.name)).all()

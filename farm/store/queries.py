@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 from farm.errors import UnknownNameError, UsageError
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store import schema, values
+from farm.store.details import layers_of, operators_of
 from farm.store.records import ArtifactRecord
 from farm.store.rows import ATTEMPT_COLUMNS, FIGURES, chunks
 from farm.store.view import DeviceView, JobView, RunView
@@ -184,6 +185,8 @@ def _attempts(connection: Connection, run_id: str) -> dict[int, list[Attempt]]:
     for row in connection.execute(_of_run(schema.comparison, run_id)):
         comparisons.setdefault(row.attempt_id, []).append(_comparison(row))
     measurements = _measurements(connection, run_id)
+    operators = operators_of(connection.execute(_of_run(schema.op_profile, run_id)))
+    layers = layers_of(connection.execute(_of_run(schema.layer, run_id)))
     attempt = schema.attempt.c
     query = (
         select(schema.attempt, schema.device.c.serial, schema.job.c.name)
@@ -202,6 +205,8 @@ def _attempts(connection: Connection, run_id: str) -> dict[int, list[Attempt]]:
             "device": row.serial or "",
             "comparisons": tuple(comparisons.get(row.id, ())),
             "measurements": tuple(m for _, m in sorted(measurements.get(row.id, {}).items())),
+            "operators": operators.get(row.id, ()),
+            "layers": layers.get(row.id, ()),
         }
         attempts.setdefault(row.run_job_id, []).append(Attempt(**facts))
     return attempts

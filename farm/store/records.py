@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from farm.results.attempt import OperatorProfile
+
 
 class RunRecord(msgspec.Struct, frozen=True):
     """A run that begins."""
@@ -51,3 +53,25 @@ class HistoryPoint(msgspec.Struct, frozen=True):
     """Median of the samples; an int for an exact metric."""
     n: int
     """Samples."""
+
+
+class ProfileRecord(msgspec.Struct, frozen=True):
+    """The profile of one attempt: rows, files, or both."""
+
+    job_id: str
+    backend: str
+    run_id: str
+    time_ms: int
+    """When the attempt began; epoch, milliseconds."""
+    facts: dict[str, str]
+    """The run's fingerprint: name to value."""
+    case_version: str
+    """Hash of what the case is: profiles with another one are of another test."""
+    device: str
+    device_kind: str
+    """`virtual` or `hardware`: never compared. Empty where no device had a part."""
+    verdict: str
+    operators: tuple[OperatorProfile, ...]
+    """In the order of execution."""
+    artifacts: tuple[ArtifactRecord, ...]
+    """All files that are kept of the attempt, oldest first."""

@@ -12,6 +12,7 @@ from sqlalchemy import select
 
 from farm.errors import StoreError
 from farm.store import schema, values
+from farm.store.details import bounded_details, layer_rows, operator_rows
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -81,7 +82,7 @@ def bounded(attempt: Attempt) -> Attempt:
         for measurement in attempt.measurements
     ]
     return replace(
-        attempt,
+        bounded_details(attempt),
         reason=values.clean(attempt.reason),
         device=values.clean(attempt.device, values.NAME_LIMIT),
         bundle_key=values.clean(attempt.bundle_key, values.KEY_LIMIT),
@@ -156,7 +157,7 @@ def insert_attempt(
     device: Device | None,
     artifacts: Sequence[ArtifactRecord],
 ) -> None:
-    """Insert an attempt, its comparisons, measurements and artifacts; nothing where it is there already."""
+    """Insert an attempt, all its numbers and artifacts; nothing where it is there already."""
     run_job_id, job_row_id = find_planned(connection, run_id, attempt.job_id)
     device_id = None
     if device is not None:
@@ -177,6 +178,8 @@ def insert_attempt(
         return
     _insert(connection, schema.comparison, _comparison_rows(attempt_id, attempt.comparisons))
     _insert_measurements(connection, attempt_id, job_row_id, attempt.measurements)
+    _insert(connection, schema.op_profile, operator_rows(attempt_id, attempt.operators))
+    _insert(connection, schema.layer, layer_rows(attempt_id, attempt.layers))
     _insert_artifacts(connection, attempt_id, artifacts)
 
 

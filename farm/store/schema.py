@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 # The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
-REVISION = "0001"
+REVISION = "0002"
 # Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
 VERSION_TABLE = "farm_schema"
 
@@ -148,6 +148,36 @@ comparison = Table(
     Column("mismatch", Float(53)),
     Column("nan_figures", JSON, nullable=False),
     Column("violations", JSON, nullable=False),
+)
+
+op_profile = Table(
+    "op_profile",
+    metadata,
+    Column("attempt_id", ForeignKey(attempt.c.id), primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("node", String(256), nullable=False),
+    Column("delegate", String(256), nullable=False),
+    Column("unit", String(32), nullable=False),
+    Column("n", Integer, nullable=False),
+    Column("p50", Float(53)),
+    Column("least", Float(53)),
+    Column("greatest", Float(53)),
+    Column("share", Float(53)),
+)
+
+layer = Table(
+    "layer",
+    metadata,
+    Column("attempt_id", ForeignKey(attempt.c.id), primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("layer", String(256), nullable=False),
+    Column("operator", String(256), nullable=False),
+    Column("step", String(16), nullable=False),
+    Column("mse", Float(53)),
+    Column("sqnr_db", Float(53)),
+    Column("cosine", Float(53)),
+    Column("nan_figures", JSON, nullable=False),
+    Column("diverges", Boolean, nullable=False),
 )
 
 series = Table(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import update
 
 from farm.build.source import source_digest
-from farm.store import history, queries, rows, schema, values
+from farm.store import history, profiles, queries, rows, schema, values
 from farm.store.database import Database
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from farm.devices.discovery import Device
     from farm.results.attempt import Attempt
-    from farm.store.records import ArtifactRecord, HistoryPoint, RunRecord
+    from farm.store.records import ArtifactRecord, HistoryPoint, ProfileRecord, RunRecord
     from farm.store.view import RunView
     from farm.suites import Job
 
@@ -181,6 +181,14 @@ class Store:
         """
         with self._database.reading() as connection:
             return history.history(connection, job_pattern, metric, soc, limit)
+
+    def profiles(self, job_pattern: str, run_id: str | None = None) -> list[ProfileRecord]:
+        """Return the newest profile of each job that `job_pattern` means (as for `history`), of `run_id` where given.
+
+        Raises UnknownNameError for a job that the store has never seen, UsageError where none has a profile.
+        """
+        with self._database.reading() as connection:
+            return profiles.profiles(connection, job_pattern, run_id)
 
     def expected_seconds(self, job_ids: Sequence[str]) -> dict[str, float]:
         """Return the median time on the device of recent passed attempts, for the jobs that have any."""

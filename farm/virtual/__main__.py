@@ -19,6 +19,7 @@ from farm.devices.adb_names import VIRTUAL_PREFIX
 from farm.errors import FarmError
 from farm.resources import data_folder
 from farm.virtual.daemon import Daemon, listen
+from farm.virtual.root import BUILDS
 from farm.virtual.tree import DeviceTree, device_properties
 
 _SERIAL = re.compile(rf"{VIRTUAL_PREFIX}[A-Za-z0-9_-]{{1,48}}")
@@ -53,13 +54,14 @@ def main() -> int:
     parser.add_argument("--soc", required=True, help="SoC that it claims to have, SM8650")
     parser.add_argument("--serial", help=f"its name, {VIRTUAL_PREFIX}SM8650-0")
     parser.add_argument("--port", type=int, default=0, help="loopback port, 0 for a free one")
+    parser.add_argument("--build", choices=BUILDS, default=BUILDS[0], help="whether adbd can be root, or is")
     arguments = parser.parse_args()
     try:
         soc = _known_soc(arguments.soc)
         serial = arguments.serial or f"{VIRTUAL_PREFIX}{soc}-0"
         if not _SERIAL.fullmatch(serial):
             raise ValueError(f"--serial {serial!r} is not a name that begins with {VIRTUAL_PREFIX}")
-        properties = device_properties(soc, serial, __version__)
+        properties = device_properties(soc, serial, __version__, arguments.build)
         daemon = Daemon(DeviceTree(arguments.root, properties), properties)
         asyncio.run(_serve(daemon, arguments.port, serial))
     except (FarmError, OSError, ValueError, OverflowError) as error:

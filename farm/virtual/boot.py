@@ -38,12 +38,14 @@ class _Ready(msgspec.Struct):
     serial: str
 
 
-def boot(supervisor: Supervisor, adb_server: AdbServer, socs: Sequence[str], root: Path) -> list[Device]:
+def boot(
+    supervisor: Supervisor, adb_server: AdbServer, socs: Sequence[str], root: Path, *, build: str = "userdebug"
+) -> list[Device]:
     """Start one virtual device per entry of `socs` and return them, in that order, ready to be used.
 
     The n-th device of an SoC is `virtual-SM8650-n`, and its files are in the folder of that name in `root`: what an
-    earlier life left there is still there. Raises UnknownNameError before anything is started, and InfraError, with
-    the log of the device, when one does not come up.
+    earlier life left there is still there. `build` is one of `farm.virtual.root.BUILDS`. Raises UnknownNameError before
+    anything is started, and InfraError, with the log of the device, when one does not come up.
     """
     seen: Counter[str] = Counter()
     serials: dict[str, str] = {}
@@ -53,7 +55,7 @@ def boot(supervisor: Supervisor, adb_server: AdbServer, socs: Sequence[str], roo
         seen[soc] += 1
     if not serials:
         return []
-    children = [_start(supervisor, serial, soc, root) for serial, soc in serials.items()]
+    children = [_start(supervisor, serial, soc, root, build) for serial, soc in serials.items()]
     # adbutils takes as long to import as a daemon to start: here it costs nothing.
     import farm.devices.adb  # noqa: F401
 
@@ -66,7 +68,7 @@ def boot(supervisor: Supervisor, adb_server: AdbServer, socs: Sequence[str], roo
         raise
 
 
-def _start(supervisor: Supervisor, serial: str, soc: str, root: Path) -> Child:
+def _start(supervisor: Supervisor, serial: str, soc: str, root: Path, build: str) -> Child:
     # No site packages: the daemon needs none, and looking through them doubles its start.
     argv: list[str | Path] = [
         sys.executable,
@@ -79,6 +81,8 @@ def _start(supervisor: Supervisor, serial: str, soc: str, root: Path) -> Child:
         soc,
         "--serial",
         serial,
+        "--build",
+        build,
     ]
     package = Path(__file__).resolve().parents[2]
     environment = {"PATH": os.defpath, "PYTHONPATH": str(package)}

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from farm.virtual.peer import peer_uid
+from farm.virtual.root import ROOT_PROPERTY, switch_root
 from farm.virtual.shell import serve_shell
 from farm.virtual.streams import Connection
 from farm.virtual.sync import SyncSession
@@ -57,9 +58,21 @@ class Daemon:
     def _find(self, name: str) -> Service | None:
         if name == "sync:":
             return self._sync
+        if name in ("root:", "unroot:"):
+            return partial(self._switch_root, wanted=name == "root:")
         if name.startswith(("shell:", "shell,", "exec:")):
             return partial(serve_shell, tree=self._tree, service=name)
         return None
+
+    async def _switch_root(self, stream: Stream, *, wanted: bool) -> None:
+        answer, restarts = switch_root(self._tree, wanted=wanted)
+        await stream.write(answer.encode())
+        await stream.finish()
+        if restarts:
+            # Together, so that no command of before says what only those after may.
+            self._tree.set_property(ROOT_PROPERTY, "1" if wanted else "0")
+            for task in self._connections:
+                task.cancel()
 
     async def _sync(self, stream: Stream) -> None:
         await SyncSession(stream, self._tree).serve()

@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.virtual.root import BUILDS, build_properties
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -39,6 +41,23 @@ printf '%s\\n' "${2-}"
 """
 
 
+# What toybox says of adbd's two users; of whom else, this machine does.
+_ID = """#!/bin/sh
+# id, as on Android: the user that adbd says its commands run as.
+if [ "$("${0%/id}/getprop" service.adb.root)" = 1 ]; then
+    number=0 name=root
+else
+    number=2000 name=shell
+fi
+case "$*" in
+    -u | -g | -G) echo "$number" ;;
+    -un | -gn | -Gn) echo "$name" ;;
+    "") echo "uid=$number($name) gid=$number($name) groups=$number($name)" ;;
+    *) PATH=/usr/bin:/bin exec id "$@" ;;
+esac
+"""
+
+
 class DeviceTree:
     """Paths of a device as paths of this machine. Every path is bytes: a name may be any bytes but NUL and /."""
 
@@ -58,11 +77,23 @@ class DeviceTree:
         # What a device that was killed had half received.
         for name in os.listdir(self._incoming):
             os.unlink(os.path.join(self._incoming, name))
-        lines = "".join(f"{name}={value}\n" for name, value in properties.items())
-        Path(path, "system/build.prop").write_text(lines, encoding="utf-8")
-        getprop = Path(path, "system/bin/getprop")
-        getprop.write_text(_GETPROP, encoding="utf-8")
-        getprop.chmod(0o755)
+        self.properties = dict(properties)
+        self._write_properties()
+        for command, script in (("getprop", _GETPROP), ("id", _ID)):
+            tool = Path(path, "system/bin", command)
+            tool.write_text(script, encoding="utf-8")
+            tool.chmod(0o755)
+
+    def set_property(self, name: str, value: str) -> None:
+        """Let `getprop` say something else, at once and whole."""
+        self.properties[name] = value
+        self._write_properties()
+
+    def _write_properties(self) -> None:
+        lines = "".join(f"{name}={value}\n" for name, value in self.properties.items())
+        new = Path(os.fsdecode(self.new_upload()))
+        new.write_text(lines, encoding="utf-8")
+        new.replace(Path(os.fsdecode(self.root), "system/build.prop"))
 
     def resolve(self, path: bytes, *, follow: bool = True) -> bytes:
         """Return where `path` of the device is here; `follow` a link in its last place. Raises OSError outside."""
@@ -116,8 +147,9 @@ def _real(path: bytes) -> bytes:
         os.close(number)
 
 
-def device_properties(soc: str, serial: str, version: str) -> dict[str, str]:
-    """Return what `getprop` says; `version` is farm's, which makes a build of the device."""
+def device_properties(soc: str, serial: str, version: str, build: str = BUILDS[0]) -> dict[str, str]:
+    """Return what `getprop` says; `version` is farm's, which makes a build of the device, of one of BUILDS."""
+    of_build = build_properties(build)
     abi = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}.get(os.uname().machine, os.uname().machine)
     device = f"virtual_{soc.lower()}"
     return {
@@ -132,11 +164,12 @@ def device_properties(soc: str, serial: str, version: str) -> dict[str, str]:
         "ro.product.cpu.abilist": abi,
         "ro.build.version.release": "15",
         "ro.build.version.sdk": "35",
-        "ro.build.type": "userdebug",
-        "ro.build.fingerprint": f"farm/{device}/{device}:15/VIRTUAL.{version}/1:userdebug/test-keys",
+        **of_build,
+        "ro.build.fingerprint": (
+            f"farm/{device}/{device}:15/VIRTUAL.{version}/1:{of_build['ro.build.type']}/{of_build['ro.build.tags']}"
+        ),
         "ro.serialno": serial,
         "ro.boot.serialno": serial,
-        "ro.debuggable": "1",
         "sys.boot_completed": "1",
         "ro.farm.virtual": "1",
     }

@@ -10,6 +10,8 @@
 #include <exception>
 #include <utility>
 
+#include "peak_memory.h"
+
 namespace farm {
 
 namespace {
@@ -96,6 +98,7 @@ void Job::end_process(const std::string& message, std::optional<int> exit_code) 
 }
 
 int Job::tell(Report report, bool last) {
+  report.peak_memory_bytes = peak_memory_bytes();
   if (in_folder_) {
     try {
       write_report(report, flags_.result_path);

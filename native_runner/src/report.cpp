@@ -70,6 +70,7 @@ std::string to_json(const Report& report, const std::optional<JobNumber>& job) {
     json.key("iterations_ns").integers(inference.iterations_ns).end();
   }
   json.end();
+  json.key("peak_memory_bytes").integer_or_null(report.peak_memory_bytes);
   json.key("versions").object().key("executorch").string(FARM_EXECUTORCH_VERSION);
   json.key("runner").string(FARM_RUNNER_VERSION).end();
   json.end();

@@ -28,6 +28,7 @@ struct Report {
   std::vector<TensorSpec> inputs;
   std::vector<TensorSpec> outputs;
   std::vector<Inference> inferences;
+  std::optional<int64_t> peak_memory_bytes;  // of the process so far
 
   int exit_code() const { return failure ? failure->exit_code : 0; }
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from farm.build import key as key_module
-from farm.build.key import bundle_key
+from farm.build.key import bundle_key, relevant_versions, toolchain_versions
 from farm.suites import Case, InputSpec, Job, KnownIssue, Limits, Target, Tolerance
 
 VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0", "torchao": "0.18.0", "qnn": "2.51"}
@@ -36,6 +36,26 @@ def test_what_is_compiled_decides_the_key(job: Job) -> None:
         bundle_key(Job(job.case, Target("SM8650", "htp", "16a16w")), VERSIONS),
     }
     assert len(keys) == 8
+
+
+def test_options_decide_when_they_are_compiled_in(job: Job) -> None:
+    plain = bundle_key(job, VERSIONS)
+
+    def key(*options: tuple[str, str]) -> str:
+        return bundle_key(Job(job.case, Target("SM8650", "htp", "8a8w", options)), VERSIONS)
+
+    assert key(("htp_performance_mode", "burst")) == plain
+    assert key(("htp_performance_mode", "burst"), ("use_dlbc", "true")) == key(("use_dlbc", "true")) != plain
+    assert key(("use_dlbc", "false")) not in {plain, key(("use_dlbc", "true"))}
+
+
+def test_lpai_bundles_of_virtual_devices_are_their_own(job: Job) -> None:
+    versions = {virtual: toolchain_versions("2.51", virtual=virtual) for virtual in (False, True)}
+    lpai = Job(job.case, Target("SM8850", "lpai", "8a8w"))
+    assert bundle_key(lpai, versions[False]) != bundle_key(lpai, versions[True])
+    assert bundle_key(job, versions[False]) == bundle_key(job, versions[True])
+    assert relevant_versions("lpai", versions[True])["lpai_target"] == "x86"
+    assert "lpai_target" not in relevant_versions("htp", versions[True])
 
 
 def test_what_is_only_judged_does_not(job: Job) -> None:

@@ -62,6 +62,7 @@ def test_listing_says_what_is_ready_what_is_not_built_and_what_is_missing(
     table = _table(listed.stdout)
     assert [line.split()[0] for line in table] == [
         "runtime", "simulator", "linux-aarch64", "android-htp-v75", "android-gpu", "android-xnnpack",
+        "oe-linux-htp-v75", "oe-linux-gpu",
     ]  # fmt: skip
     assert table[1].endswith("not built")
     assert table[3].endswith("lacks 7 files")
@@ -76,9 +77,21 @@ def test_without_an_soc_there_is_one_runtime_for_each_architecture(home: FarmHom
     assert answer["schema"] == 1
     names = [one["name"] for one in answer["runtimes"]]
     assert len(names) == len(set(names))
-    assert [name for name in names if "htp" in name] == [f"android-htp-v{arch}" for arch in (68, 69, 73, 75, 79, 81)]
+    archs = (68, 69, 73, 75, 79, 81)
+    assert [name for name in names if "htp" in name] == [
+        f"{kind}-htp-v{arch}" for kind in ("android", "oe-linux") for arch in archs
+    ]
+    direct = json.loads(home.farm("runtime", "list", "--direct", "--json", env=empty).stdout)
+    assert [one["name"] for one in direct["runtimes"]] == [
+        *(f"android-htp-v{arch}-direct" for arch in archs),
+        "android-lpai-v6-direct",
+    ]
     only = json.loads(home.farm("runtime", "list", "--backend", "lpai", "--json", env=empty).stdout)
-    assert [one["name"] for one in only["runtimes"]] == ["android-lpai-v6"]
+    assert [one["name"] for one in only["runtimes"]] == [
+        "simulator-lpai-v6",
+        "android-lpai-v6",
+        "oe-linux-lpai-v6",
+    ]
 
 
 def test_checking_names_every_file_and_the_command_that_builds(home: FarmHome, empty: dict[str, str]) -> None:
@@ -173,7 +186,7 @@ def test_what_is_wrong_with_a_file_is_told_with_what_to_do(home: FarmHome, andro
     assert "wrong CPU" in text.stdout
 
 
-def test_a_built_android_runner_is_none_until_farm_toml_names_it(home: FarmHome, android: Path) -> None:
+def test_what_a_prefix_installs_is_found_and_what_is_missing_is_told(home: FarmHome, android: Path) -> None:
     (home.cwd / "farm.toml").write_text('[qnn]\nsdk_root = "stub-sdk"\nandroid_ndk_root = "ndk"\n')
     prefix = android.parent / "stub-prefix"
     library = prefix / "lib" / "executorch" / "backends" / "qualcomm" / "libqnn_executorch_backend.so"
@@ -182,11 +195,31 @@ def test_a_built_android_runner_is_none_until_farm_toml_names_it(home: FarmHome,
     done = home.farm(*CHECK_ANDROID, env={**NO_NDK, "FARM_ANDROID_EXECUTORCH": str(prefix)})
     assert done.returncode == 2
     said = " ".join(done.stdout.split())
-    assert "libqnn_executorch_backend.so: put android_backend_library" in said
-    assert f'"{library}"' in said
+    assert f"{library.parent} libqnn_executorch_backend.so" in said
     assert "farm_runner: set ANDROID_NDK_ROOT to the folder" in said
     refused = home.farm("runtime", "build", "--target", "android-arm64", env=NO_NDK)
     assert f"{home.cwd / 'ndk/build/cmake/android.toolchain.cmake'} is not there" in refused.stderr
+
+
+def test_a_runtime_is_staged_into_a_folder_with_the_command_that_runs_it(home: FarmHome, android: Path) -> None:
+    done = home.farm("runtime", "stage", "--soc", "SM8650", "device", env=NO_NDK)
+    assert (done.returncode, done.stderr) == (0, "")
+    checked = json.loads(home.farm(*CHECK_ANDROID, "--json", env=NO_NDK).stdout)
+    staged = {path.name: path.read_bytes() for path in (home.cwd / "device").iterdir()}
+    assert staged == {one["name"]: Path(one["source"]).read_bytes() for one in checked["files"]}
+    assert (home.cwd / "device" / "farm_runner").stat().st_mode & 0o111
+    assert "  LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=. ./farm_runner --model_path model.pte" in done.stdout
+    again = home.farm("runtime", "stage", "--soc", "SM8650", "device", env=NO_NDK)
+    assert (again.returncode, again.stderr) == (2, "farm: device is not empty: name a folder that is not there yet\n")
+    (android / "lib/aarch64-android/libQnnHtp.so").unlink()
+    refused = home.farm("runtime", "stage", "--soc", "SM8650", "other", env=NO_NDK)
+    assert refused.returncode == 2
+    assert "a file that is missing: libQnnHtp.so" in refused.stderr
+    assert not (home.cwd / "other").exists()
+    direct = home.farm("runtime", "stage", "--soc", "SM8650", "--backend", "gpu", "--direct", "other", env=NO_NDK)
+    assert "direct mode runs on a DSP: legal are htp and lpai, not gpu" in direct.stderr
+    simulator = home.farm("runtime", "stage", "--soc", "SM8650", "--target", "linux-x86_64", "other", env=NO_NDK)
+    assert "there is nothing to stage of htp for linux-x86_64: use --target android-arm64" in simulator.stderr
 
 
 def test_building_prints_the_runner_and_nothing_else(home: FarmHome, farm_cache: Path) -> None:

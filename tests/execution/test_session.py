@@ -14,6 +14,7 @@ import pytest
 from farm.devices.adb import AdbTransport
 from farm.devices.adb_server import start_adb_server
 from farm.execution.objects import DEVICE_ROOT
+from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE
 from farm.execution.session import DeviceSession, RunnerOptions
 from farm.processes import Supervisor
 from farm.runtime.runtime import Runtime
@@ -113,6 +114,37 @@ def test_other_backend_options_are_another_process(
         )
     assert [bool(process) for process in processes] == [True, False, True, False]
     assert wait_for_end(processes[0])
+
+
+def test_the_heap_is_measured_in_a_process_of_its_own_and_read_even_of_a_crash(
+    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    session.keep_loaded(make_bundle(b"anchor"))
+    heap = RunnerOptions(timeout_s=30, heap=True)
+    files, processes = [], []
+    for number, model in enumerate([b"good", b"good again", b"crash", b"heapless"]):
+        workspace = session.stage(make_bundle(model))
+        raw = session.execute_alone("s/c", workspace, tmp_path / str(number), heap)
+        assert raw.heap
+        assert raw.error == ""
+        assert "keep_loaded" not in raw.stderr, "the second number is written when the last program has gone"
+        processes.append(process_of(raw.stderr))
+        file = tmp_path / str(number) / HEAP_FILE
+        files.append(file.read_text().splitlines() if file.exists() else None)
+    before, after = "DSP:before_context_created (bytes), 928212", "DSP:after_context_freed (bytes), 930000"
+    assert files == [[before, after], [before, after], [before], None]
+    assert all(processes)
+
+
+def test_intermediate_outputs_come_only_when_asked(
+    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    raw = session.execute(
+        "s/c", session.stage(make_bundle(b"good")), tmp_path / "1", RunnerOptions(timeout_s=30, debug=True)
+    )
+    assert raw.error == ""
+    assert (tmp_path / "1" / DEBUG_FILE).read_bytes() == b"intermediate"
+    assert (tmp_path / "1" / ETDUMP_FILE).read_bytes() == b"dump"
 
 
 def test_a_bad_job_costs_nothing(session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_outputs_are_those_of_the_compiled_module(conv: Any, models: Path) -> No
         assert [len(inference[key]) for key in ("warm_up_ns", "iterations_ns")] == [2, 3]
         assert min(inference["iterations_ns"]) > 0
     assert set(result["versions"]) == {"executorch", "runner"}
+    assert 1 << 20 < result["peak_memory_bytes"] < 1 << 36
 
 
 def test_the_performance_file_is_the_mean_of_one_execution(conv: Any) -> None:

@@ -9,7 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+from farm.results.attempt import (
+    Attempt,
+    Comparison,
+    Direction,
+    LayerComparison,
+    Measurement,
+    OperatorProfile,
+    Stage,
+    Step,
+    Verdict,
+)
 from farm.store.view import DeviceView, JobView, RunView
 
 OPERATORS = (
@@ -174,6 +184,64 @@ def example() -> RunView:
     return make_run(tuple(jobs), virtual_devices())
 
 
+NODES = (
+    ("Input OpId_2", 900), ("quantized_decomposed_quantize_per_tensor_default:OpId_16", 53_600),
+    ("aten_permute_copy_default:OpId_18", 9_400), ("aten_convolution_default:OpId_26", 210_000),
+    ("aten_relu_default:OpId_29", 82_000), ("aten_permute_copy_default_1:OpId_31", 16_500),
+    ("quantized_decomposed_dequantize_per_tensor_default:OpId_32", 0), ("Output OpId_3", 10_400),
+)  # fmt: skip
+
+
+def operators(call: str = "QnnBackend[0]") -> tuple[OperatorProfile, ...]:
+    """Return the profile of one delegate call and one kernel. Example data."""
+    cycles = sum(value for _, value in NODES)
+    nodes = [
+        OperatorProfile(node, call, "cycles", 6, float(p50), p50 * 0.9, p50 * 1.4, p50 / cycles) for node, p50 in NODES
+    ]
+    return (
+        OperatorProfile("DELEGATE_CALL", call, "ns", 6, 1_446_392.0, 1_244_463.0, 1_539_694.0, 0.99),
+        *nodes,
+        OperatorProfile("whole call: QNN (execute) time", call, "us", 6, 1394.0, 1177.0, 1484.0, 0.0),
+        OperatorProfile("native_call_sin.out", "", "ns", 5, 14_677.0, 13_889.0, 16_140.0, 0.01),
+    )
+
+
+def layers() -> tuple[LayerComparison, ...]:
+    """Return six layers, of which the fourth goes wrong at the compiler. Example data."""
+    found = []
+    names = ("convolution", "relu", "add", "convolution_1", "relu_1", "linear")
+    for place, name in enumerate(names):
+        operator = f"aten.{name.removesuffix('_1')}.default"
+        broken = place >= 3
+        found += [
+            LayerComparison(f"aten_{name}_default", operator, Step.QUANTIZATION, 0.0004, 38.0 - place, 0.9999),
+            LayerComparison(
+                f"aten_{name}_default", operator, Step.COMPILER, 0.9 if broken else 1e-6,
+                4.1 if broken else float("inf"), 0.71 if broken else 1.0, diverges=place == 3,
+            ),
+        ]  # fmt: skip
+    return tuple(found)
+
+
+def inside() -> RunView:
+    """Return the example with profiles of some jobs, and one job compared layer by layer. Example data."""
+    view = example()
+    jobs = list(view.jobs)
+    for index in (0, 4, 100):
+        (attempt,) = jobs[index].attempts
+        jobs[index] = msgspec.structs.replace(
+            jobs[index], attempts=(msgspec.structs.replace(attempt, operators=operators()),)
+        )
+    (attempt,) = jobs[2].attempts
+    reason = "aten_convolution_1_default diverges first: compiler"
+    attempt = msgspec.structs.replace(
+        attempt, verdict=Verdict.FAILED, stage=Stage.NUMERICS, reason=reason, layers=layers(),
+        measurements=(measurement("dsp_heap_before", "bytes", 928_212, exact=True), *attempt.measurements),
+    )  # fmt: skip
+    jobs[2] = msgspec.structs.replace(jobs[2], attempts=(attempt,))
+    return msgspec.structs.replace(view, jobs=tuple(jobs))
+
+
 HOSTILE = '<script>window.pwned=1</script><img src=x onerror="window.pwned=2">\'"&amp;]]>--></script>'
 HIDDEN = "\x00\u202eevil\u2066\u200b\x1b[31mred\x1b[0m\x07\u2028"
 
@@ -189,6 +257,9 @@ def hostile() -> RunView:
             Measurement("latency", "ns", Direction.LOWER, ()),
         ),
         f"log {evil} {{{{ 7*7 }}}}\n</pre><script>window.pwned=3</script>\ud800", (f"note {evil}",),
+        (OperatorProfile(evil, evil, evil, 1, float("nan"), float("-inf"), float("inf"), float("nan")),
+         OperatorProfile(f"whole call: {evil}", evil, evil, 2, 1e300, 0.0, 1e300, 7.0)),
+        (LayerComparison(evil, evil, Step.DEVICE, float("nan"), float("-inf"), None, diverges=True),),
     )  # fmt: skip
     known = msgspec.structs.replace(attempt, known_issue=f"known {evil}")
     lost = msgspec.structs.replace(attempt, verdict=Verdict.INFRA)
@@ -231,6 +302,11 @@ def large(jobs: int = 2000) -> RunView:
 @pytest.fixture(scope="session")
 def example_run() -> RunView:
     return example()
+
+
+@pytest.fixture(scope="session")
+def inside_run() -> RunView:
+    return inside()
 
 
 @pytest.fixture(scope="session")

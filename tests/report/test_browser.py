@@ -48,11 +48,16 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
 
 @pytest.fixture(scope="module")
 def pages(
-    tmp_path_factory: pytest.TempPathFactory, example_run: RunView, hostile_run: RunView, large_run: RunView
+    tmp_path_factory: pytest.TempPathFactory,
+    example_run: RunView,
+    inside_run: RunView,
+    hostile_run: RunView,
+    large_run: RunView,
 ) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     found = {}
-    for name, view in (("example", example_run), ("hostile", hostile_run), ("large", large_run)):
+    views = {"example": example_run, "inside": inside_run, "hostile": hostile_run, "large": large_run}
+    for name, view in views.items():
         found[name] = folder / f"{name}.html"
         write_html(view, found[name])
     return found
@@ -240,7 +245,7 @@ def test_hostile_text_is_shown_and_not_run(open_page: Open) -> None:
     assert browser.execute_script("return typeof window.pwned") == "undefined"
 
 
-@pytest.mark.parametrize("name", ["example", "hostile"])
+@pytest.mark.parametrize("name", ["example", "inside", "hostile"])
 def test_on_a_narrow_screen_tables_scroll_and_the_page_does_not(open_page: Open, name: str) -> None:
     browser = open_page(name, width=400)
     browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true })")
@@ -277,4 +282,29 @@ def test_colours_have_enough_contrast(open_page: Open) -> None:
     }
     return [...bad]"""  # noqa: E501
     for scheme in ("light", "dark"):
-        assert open_page("example", scheme=scheme).execute_script(script) == []
+        for name in ("example", "inside"):
+            assert open_page(name, scheme=scheme).execute_script(script) == []
+
+
+def test_a_link_in_the_table_unfolds_the_profile_with_bars_as_long_as_the_shares(open_page: Open) -> None:
+    browser = open_page("inside")
+    assert [one.get_attribute("open") for one in browser.find_elements(By.CSS_SELECTOR, "#profiles details")] == [
+        None
+    ] * 3
+    browser.execute_script("document.querySelector('#jobs-table a[href=\"#p4\"]').click()")
+    wait(browser, lambda b: b.find_element(By.ID, "p4").is_displayed())
+    script = """return [...document.querySelectorAll("#p4 .nodes")[0].tBodies[0].rows].map(r => [r.cells[0].textContent,
+        r.cells[5].textContent, r.querySelector(".part rect").getBoundingClientRect().width /
+        r.querySelector(".part").getBoundingClientRect().width])"""
+    rows = browser.execute_script(script)
+    assert rows[0][0] == "aten_convolution_default:OpId_26"
+    for _, share, width in rows:
+        assert abs(float(share.removesuffix(" %")) / 100 - width) < 0.002
+
+
+def test_the_first_divergence_is_marked(open_page: Open) -> None:
+    browser = open_page("inside")
+    (marked,) = browser.find_elements(By.CSS_SELECTOR, ".layers tr.violates")
+    assert marked.find_element(By.TAG_NAME, "th").text == "aten_convolution_1_default"
+    assert [cell.text for cell in marked.find_elements(By.CSS_SELECTOR, ".bad")] == ["✗ 4.1", "0.710000", "0.9"]
+    assert "likely cause: compiler" in browser.find_element(By.CSS_SELECTOR, "#layers .reason").text

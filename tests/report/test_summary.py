@@ -162,10 +162,11 @@ def test_the_rerun_command_selects_the_job_and_no_other(example_run: RunView) ->
 
 def test_the_rerun_command_stays_a_k_expression_with_options_and_hostile_names(hostile_run: RunView) -> None:
     name = "s/c[SM8650-gpu-fp16-htp_performance_mode=2]"
-    view = msgspec.structs.replace(hostile_run.jobs[0], id=name, suite="s", case="c", soc="SM8650", backend="gpu")
+    target = {"soc": "SM8650", "backend": "gpu", "precision": "fp16"}
+    view = msgspec.structs.replace(hostile_run.jobs[0], id=name, suite="s", case="c", **target)
     (summary,) = summarize(msgspec.structs.replace(hostile_run, jobs=(view,))).jobs
     argv = shlex.split(summary.rerun)
-    assert argv[6:8] == ["--backend", "gpu"]
+    assert argv[6:10] == ["--backend", "gpu", "--option", "htp_performance_mode=2"]
     Expression.compile(argv[-1])
     for one in summarize(hostile_run).jobs:
         Expression.compile(shlex.split(one.rerun)[-1])

@@ -337,8 +337,8 @@ def test_a_fallback_is_noted(execution: Execution) -> None:
 @pytest.mark.parametrize(
     ("inferences", "note"),
     [
-        ([[1]] * 5, "has 5 inferences that do not match 4"),
-        ([[1]] * 7, "has 7 inferences that do not match 4"),
+        ([[1]] * 5, "has 5 inferences where there were 6"),
+        ([[1]] * 7, "has 7 inferences where there were 6"),
         ([[0]] * 6, "claims 0 to 0 cycles"),
         ([[2**63]] * 6, "claims 9223372036854775808"),
     ],
@@ -357,11 +357,11 @@ def test_a_damaged_profile_is_noted_and_changes_no_verdict(execution: Execution)
     (execution.folder / "etdump.etdp").write_bytes(b"\x1b[31m" * 10)
     attempt = execution.judge()
     assert ending(attempt) == ("passed", "done")
-    assert attempt.notes == ("no htp_cycles: etdump.etdp is refused: is not an ETDump: its identifier is missing",)
+    assert attempt.notes == ("no profile: etdump.etdp is refused: is not an ETDump: its identifier is missing",)
 
 
 def test_no_cycles_where_none_were_asked_for_need_no_note(execution: Execution, etdump: Callable[..., bytes]) -> None:
-    (execution.folder / "etdump.etdp").write_bytes(etdump())
+    (execution.folder / "etdump.etdp").write_bytes(etdump(*[()] * 6))
     assert execution.judge().notes == ()
 
 
@@ -440,3 +440,46 @@ def test_on_the_cpu_no_more_than_rounding_is_forgiven(execution: Execution) -> N
     attempt = execution.judge()
     assert ending(attempt) == ("failed", "numerics")
     assert re.fullmatch(r"output 0 against fp32: sqnr 79\.\d+ dB < 100 dB", attempt.reason)
+
+
+HEAP = b"DSP:before_context_created (bytes), 928212\nDSP:after_context_freed (bytes), 930000\n"
+
+
+def test_a_run_for_the_heap_has_its_numbers_and_no_others(execution: Execution) -> None:
+    execution.raw["heap"] = True
+    (execution.folder / "heap.txt").write_bytes(HEAP)
+    attempt = execution.judge()
+    assert attempt.verdict == "passed"
+    rows = {row.metric: (row.samples, row.unit, row.exact) for row in attempt.measurements}
+    assert rows == {
+        "dsp_heap_before": ((928212.0,), "bytes", True),
+        "dsp_heap_after": ((930000.0,), "bytes", True),
+        "dsp_heap_difference": ((1788.0,), "bytes", True),
+    }
+    assert "DSP heap: complete" in attempt.notes
+
+
+def test_a_heap_that_a_crash_left_half_told_is_said_to_be(execution: Execution) -> None:
+    execution.raw |= {"heap": True, "exit_code": 139}
+    (execution.folder / "heap.txt").write_bytes(HEAP[:43])
+    attempt = execution.judge(write_report=False)
+    assert (attempt.verdict, attempt.stage) == ("failed", "execute")
+    assert [row.metric for row in attempt.measurements] == ["dsp_heap_before"]
+    assert "DSP heap: partial: after_context_freed is missing" in attempt.notes
+
+
+def test_a_device_that_tells_no_heap_is_no_success(execution: Execution) -> None:
+    execution.raw["heap"] = True
+    attempt = execution.judge()
+    assert (attempt.verdict, attempt.stage, attempt.measurements) == ("infra", "pull", ())
+    assert attempt.reason == "DSP heap: absent: the backend wrote no heap profile"
+
+
+def test_the_simulator_has_no_dsp_and_says_so(execution: Execution) -> None:
+    execution.raw |= {"heap": True, "simulated": True}
+    execution.report["peak_memory_bytes"] = 150_000_000
+    attempt = execution.judge()
+    [row] = attempt.measurements
+    assert (row.metric, row.samples, row.unit, row.exact) == ("host_peak_memory", (150_000_000.0,), "bytes", False)
+    assert attempt.verdict == "passed"
+    assert any("the simulator has no DSP" in note for note in attempt.notes)

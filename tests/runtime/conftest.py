@@ -1,34 +1,16 @@
-"""ELF headers and a folder that looks like a QNN SDK, as far as the runtime looks."""
+"""ELF headers, folders that look like SDKs and builds as far as the runtime looks, and the wheel's real skels."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
+from elf_maker import SIGNED, UNSIGNED, ElfMaker, make_elf
 
-ElfMaker = Callable[..., bytes]
-
-LOAD = (1, 5)
-HASH = (0, 2 << 24)
-
-
-def make_elf(
-    machine: int, flags: int = 0, *, wide: bool = False, segments: tuple[tuple[int, int], ...] = (LOAD,)
-) -> bytes:
-    """A header and program headers, with nothing behind them."""
-    ident = b"\x7fELF" + bytes([2 if wide else 1, 1, 1]) + bytes(9)
-    size, entry = (64, 56) if wide else (52, 32)
-    header = struct.pack(
-        "<HHI" + ("QQQ" if wide else "III") + "IHHHHHH",
-        *(3, machine, 1, 0, size, 0, flags, size, entry, len(segments), 0, 0, 0),
-    )
-    table = b""
-    for kind, segment_flags in segments:
-        fields = (kind, segment_flags, *[0] * 6) if wide else (kind, *[0] * 5, segment_flags, 0)
-        table += struct.pack("<II6Q" if wide else "<8I", *fields)
-    return ident + header + table
+from farm.config import Config, load_config
+from farm.runtime.signing import adopt
+from farm.runtime.wheels import fetch_wheel
 
 
 @pytest.fixture
@@ -36,23 +18,81 @@ def elf() -> ElfMaker:
     return make_elf
 
 
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content + path.name.encode())
+
+
+def _processor(root: Path, *names: str, machine: int = 183) -> None:
+    for name in names:
+        _write(root / name, make_elf(machine, wide=True))
+
+
+def _hexagon(root: Path, arch: int, *names: str, segments: tuple[tuple[int, int], ...] = UNSIGNED) -> None:
+    for name in names:
+        _write(root / name, make_elf(164, int(str(arch), 16), segments=segments))
+
+
 @pytest.fixture
 def sdk(tmp_path: Path) -> Path:
-    """A stub of an SDK for Android, complete for SM8650 (V75) and for the LPAI of SM8850 (v6)."""
+    """A stub of an SDK, complete for SM8650 (V75), SM8850 (V81) and the latter's LPAI (v6), with a signed skel."""
     root = tmp_path / "stub-sdk"
-    libraries = root / "lib" / "aarch64-android"
-    libraries.mkdir(parents=True)
-    for name in ("System", "Htp", "HtpPrepare", "HtpV75Stub", "HtpV81Stub", "Gpu", "Lpai", "LpaiStub"):
-        (libraries / f"libQnn{name}.so").write_bytes(make_elf(183, wide=True) + name.encode())
+    names = [f"libQnn{name}.so" for name in ("System", "Htp", "HtpPrepare", "HtpV75Stub", "HtpV81Stub", "Gpu")]
+    names += ["libQnnLpai.so", "libQnnLpaiStub.so"]
+    for folder in ("aarch64-android", "aarch64-oe-linux-gcc9.3", "aarch64-oe-linux-gcc11.2"):
+        _processor(root / "lib" / folder, *names)
     for arch in (75, 81):
-        skel = root / "lib" / f"hexagon-v{arch}" / "unsigned" / f"libQnnHtpV{arch}Skel.so"
-        skel.parent.mkdir(parents=True)
-        skel.write_bytes(make_elf(164, int(str(arch), 16)))
-    for kind, segments in {"unsigned": (LOAD,), "signed": ((0, 7 << 24), HASH, LOAD)}.items():
-        lpai = root / "lib" / "lpai-v6" / kind / "libQnnLpaiSkel.so"
-        lpai.parent.mkdir(parents=True)
-        lpai.write_bytes(make_elf(164, 0x81, segments=segments))
+        files = (f"libQnnHtpV{arch}Skel.so", f"libQnnHtpV{arch}.so", "libQnnSystem.so")
+        _hexagon(root / "lib" / f"hexagon-v{arch}" / "unsigned", arch, *files)
+    lpai = root / "lib" / "lpai-v6"
+    _hexagon(lpai / "unsigned", 81, "libQnnLpaiSkel.so", "libQnnLpai.so")
+    _hexagon(lpai / "signed", 81, "libQnnLpaiSkel.so", segments=SIGNED)
+    adopt(lpai / "unsigned" / "libQnnLpaiSkel.so", lpai / "signed" / "libQnnLpaiSkel.so")
     (root / "sdk.yaml").write_text("product: stub\nversion: 2.40.0.1\n")
-    for name in ("qnn_executor_runner", "libqnn_executorch_backend.so"):
-        (root / name).write_bytes(make_elf(183, wide=True) + name.encode())
+    _processor(root, "qnn_executor_runner", "libqnn_executorch_backend.so")
     return root
+
+
+@pytest.fixture
+def sdk_for_host(sdk: Path) -> Path:
+    """The same, with libraries for the LPAI on this machine."""
+    names = ("libQnnLpai.so", "libQnnLpaiPrepare_v6.so", "libQnnSystem.so", "libc++.so.1")
+    _processor(sdk / "lib" / "x86_64-linux-clang", *names, machine=62)
+    return sdk
+
+
+@pytest.fixture
+def config(tmp_path: Path, sdk: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A configuration with that SDK and stubs of ExecuTorch's builds and of the Hexagon tools."""
+    for name in ("ANDROID_NDK_ROOT", "HEXAGON_SDK_ROOT", "HEXAGON_TOOLS_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    for kind in ("android", "linux"):
+        build = tmp_path / f"stub-build-{kind}"
+        _processor(build / "examples/qualcomm/executor_runner", "qnn_executor_runner")
+        _processor(build / "backends/qualcomm", "libqnn_executorch_backend.so")
+        names = ("qnn_executor_direct_runner", "libqnn_executorch_stub.so")
+        _processor(build / "examples/qualcomm/direct_executor_runner", *names)
+    direct = tmp_path / "stub-build-direct"
+    _hexagon(direct / "backends/qualcomm", 75, "libqnn_executorch_backend.so")
+    _hexagon(direct / "backends/qualcomm/qnn_executorch/direct_mode", 75, "libqnn_executorch_skel.so")
+    tools = tmp_path / "stub-tools"
+    for arch in (75, 81):
+        folder = tools / "Tools/target/hexagon/lib" / f"v{arch}" / "G0/pic"
+        _hexagon(folder, arch, "libc++.so.1", "libc++abi.so.1")
+    return msgspec.structs.replace(
+        load_config(folder=tmp_path),
+        cache_dir=tmp_path / "own-cache",
+        sdk_root=sdk,
+        executorch_build=tmp_path / "stub-build-android",
+        executorch_linux_build=tmp_path / "stub-build-linux",
+        executorch_direct_build=direct,
+        hexagon_tools_root=tools,
+    )
+
+
+@pytest.fixture(scope="session")
+def qnn_wheel(farm_cache: Path) -> Path:
+    """The libraries of the aarch64 wheel of onnxruntime-qnn: real ones of Qualcomm, with unsigned skels."""
+    return (
+        fetch_wheel(farm_cache, "onnxruntime-qnn", "aarch64", "simulator", ("onnxruntime_qnn/lib",)) / "onnxruntime_qnn"
+    )

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from elf_maker import make_elf
+from elftools.elf.elffile import ELFFile
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from farm.errors import ConfigError
 from farm.runtime.elf import HEXAGON, read_elf
 from farm.runtime.packages import package_folder
+
+ARCHS = (68, 69, 73, 75, 79, 81)
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -16,8 +23,16 @@ def test_the_header_is_read_in_both_widths(elf: Any, tmp_path: Path, wide: bool)
     path.write_bytes(elf(164, 0x75, wide=wide, segments=((1, 5), (0, 2 << 24))))
     header = read_elf(path)
     assert (header.machine, header.machine_name, header.hexagon_arch) == (HEXAGON, "Hexagon DSP6", 75)
-    assert header.segments == ((1, 5), (0, 2 << 24))
+    assert [segment[:2] for segment in header.segments] == [(1, 5), (0, 2 << 24)]
+    assert header.segments[1].offset + header.segments[1].nbytes == header.file_bytes == path.stat().st_size
     assert header.signed
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_signature_whose_bytes_are_not_there_is_none(elf: Any, tmp_path: Path, wide: bool) -> None:
+    path = tmp_path / "skel.so"
+    path.write_bytes(elf(164, 0x75, wide=wide, segments=((1, 5), (0, 2 << 24)))[:-1])
+    assert not read_elf(path).signed
 
 
 @pytest.mark.parametrize(("flags", "arch"), [(0x68, 68), (0x75, 75), (0x81, 81), (0x8073, 73), (0x7A, 0)])
@@ -25,6 +40,27 @@ def test_the_architecture_is_in_the_flags(elf: Any, tmp_path: Path, flags: int, 
     path = tmp_path / "skel.so"
     path.write_bytes(elf(164, flags))
     assert read_elf(path).hexagon_arch == arch
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_real_skel_is_for_its_architecture_and_unsigned_as_another_reader_says(qnn_wheel: Path, arch: int) -> None:
+    path = qnn_wheel / f"libQnnHtpV{arch}Skel.so"
+    header = read_elf(path)
+    assert (header.machine, header.hexagon_arch, header.signed) == (HEXAGON, arch, False)
+    with path.open("rb") as file:
+        theirs = ELFFile(file)
+        assert header.flags == theirs.header.e_flags
+        assert theirs.header.e_machine == "EM_QDSP6"
+        raw = [segment.header for segment in theirs.iter_segments()]
+    assert [one[1:] for one in header.segments] == [(one.p_flags, one.p_offset, one.p_filesz) for one in raw]
+
+
+@pytest.mark.parametrize("name", ["libQnnHtp.so", "libQnnHtpV75Stub.so", "libQnnSystem.so", "libQnnGpu.so"])
+def test_a_real_library_is_for_its_processor(qnn_wheel: Path, name: str) -> None:
+    header = read_elf(qnn_wheel / name)
+    assert (header.machine_name, header.signed) == ("AArch64", False)
+    with (qnn_wheel / name).open("rb") as file:
+        assert len(header.segments) == ELFFile(file).num_segments()
 
 
 def test_a_library_of_this_machine_is_read_and_not_signed() -> None:
@@ -51,3 +87,34 @@ def test_a_table_beyond_the_file_is_refused(tmp_path: Path, elf: Any) -> None:
     path.write_bytes(content)
     with pytest.raises(ConfigError):
         read_elf(path)
+
+
+@pytest.fixture(scope="module")
+def scratch() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / "hostile.so"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 199), st.binary(min_size=1, max_size=8)), max_size=6),
+    st.integers(0, 200),
+    st.binary(max_size=40),
+)
+def test_no_file_makes_it_crash_or_call_signed_what_has_no_such_bytes(
+    scratch: Path, wide: bool, changes: list[tuple[int, bytes]], cut: int, more: bytes
+) -> None:
+    content = bytearray(make_elf(164, 0x75, wide=wide, segments=((1, 5), (0, 2 << 24))))
+    for position, patch in changes:
+        content[position : position + len(patch)] = patch
+    scratch.write_bytes(bytes(content[:-cut] if cut and not more else content) + more)
+    try:
+        header = read_elf(scratch)
+    except ConfigError:
+        return
+    assert header.file_bytes == scratch.stat().st_size
+    assert len(header.segments) <= 512
+    if header.signed:
+        inside = [one for one in header.segments if one.kind == 0 and one.offset + one.nbytes <= header.file_bytes]
+        assert any(one.nbytes > 0 for one in inside)

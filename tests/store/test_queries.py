@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.errors import StoreError, UnknownNameError, UsageError
-from farm.results.attempt import Stage, Verdict
+from farm.results.attempt import OperatorProfile, Stage, Verdict
 from farm.store.records import RunRecord
 
 if TYPE_CHECKING:
@@ -162,15 +162,22 @@ def test_jobs_are_found_by_case_suite_id_and_wildcard(store: Store, make: type[M
 def test_the_queries_in_the_documentation_run(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
     job, missing = make.job("conv2d"), make.job("missing")
     run_id = make.begin(sqlite_store, job, missing, started_ms=_MORNING, kind="hardware")
-    failed = make.attempt(job, device="phone-1", verdict=Verdict.FAILED, reason="sqnr", stage=Stage.NUMERICS)
+    nodes = [
+        OperatorProfile(name, "QnnBackend[0]", "cycles", 3, 5.0, 5.0, 5.0, 0.5)
+        for name in ("aten_add_tensor:OpId_3", "aten_add_tensor:OpId_4", "Input OpId_2", "whole call: time")
+    ]
+    failed = make.attempt(
+        job, device="phone-1", verdict=Verdict.FAILED, reason="sqnr", stage=Stage.NUMERICS, operators=tuple(nodes)
+    )
     sqlite_store.record_attempt(run_id, failed)
     document = (Path(__file__).parents[2] / "docs" / "store.md").read_text()
     queries = re.findall(r"```sql\n(.*?)```", document, re.DOTALL)
     connection = sqlite3.connect(tmp_path / "farm.db")
-    wrong, lacking, latency = (
+    wrong, lacking, latency, cycles = (
         connection.execute(query.replace("20261121-014501-4f7a12", run_id)).fetchall() for query in queries
     )
     connection.close()
     assert wrong == [(job.id, "failed", "numerics", "sqnr")]
     assert lacking == [(missing.id,)]
+    assert cycles == [("aten_add_tensor", 2, 10.0), ("Input OpId_2", 1, 5.0)]
     assert [(row[0], row[3], row[4]) for row in latency] == [(run_id, 3, 2e-6)]

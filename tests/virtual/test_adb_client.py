@@ -156,5 +156,18 @@ def test_a_command_ends_with_its_stream(device: Attached) -> None:
 
 
 def test_services_that_it_does_not_have_are_refused(device: Attached) -> None:
-    assert device.adb("root", check=False).returncode != 0
+    assert device.adb("remount", check=False).returncode != 0
     assert device.adb("get-state").stdout == b"device\n"
+
+
+def test_adb_root_and_unroot_start_adbd_anew(device: Attached) -> None:
+    assert device.adb("shell", "id -u").stdout == b"2000\n"
+    assert device.adb("unroot").stdout == b"adbd not running as root\n"
+    for word, answer, number in (
+        ("root", "restarting adbd as root", "0"),
+        ("unroot", "restarting adbd as non root", "2000"),
+    ):
+        assert device.adb(word).stdout.decode().strip() == answer
+        # adb waits for a device that it was told the product of; it may still be on its way here.
+        device.adb("wait-for-device")
+        assert device.adb("shell", "id -u; id -un").stdout.split()[0].decode() == number

@@ -1,0 +1,77 @@
+"""The caller's end of the compiler process of `farm debug`: `farm.build.debugger`. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.build.debug_protocol import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from farm.build.debug_protocol import CompareRequest, CompileRequest
+    from farm.processes import Supervisor
+
+# What a compiler that crashes ends with; anything else that ends it comes from outside.
+_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+
+
+class DebugProcess:
+    """One process, which is asked from one thread at a time."""
+
+    def __init__(self, supervisor: Supervisor, env: Mapping[str, str], log: Path) -> None:
+        """Start it; `env` is added to the environment, `log` takes what the compiler prints."""
+        self._log = log
+        self._child = supervisor.spawn(
+            [sys.executable, "-m", "farm.build.debugger"],
+            name="debugger",
+            env={**os.environ, **env, "TOKENIZERS_PARALLELISM": "false"},
+            stdin_pipe=True,
+            stdout_pipe=True,
+            stderr=log,
+        )
+
+    def send(self, request: CompileRequest | CompareRequest) -> None:
+        """Ask for something; `receive` has to follow before the next request."""
+        pipe = self._child.process.stdin
+        # Where it has died, the empty answer says how.
+        with contextlib.suppress(BrokenPipeError):
+            if pipe is not None:
+                pipe.write(msgspec.json.encode(request) + b"\n")
+                pipe.flush()
+
+    def receive(self, timeout_s: float) -> Reply:
+        """Return how the request went; a process that crashes or takes longer is a reply as well."""
+        process = self._child.process
+        if process.stdout is None:
+            return Reply(ok=False, reason="the debugger has no pipes", infra=True)
+        overdue = threading.Event()
+        timer = threading.Timer(timeout_s, self._end, (overdue,))
+        # Ctrl-C may come while it starts: nothing may wait for it then.
+        timer.daemon = True
+        try:
+            timer.start()
+            line = process.stdout.readline()
+        finally:
+            timer.cancel()
+        if line.endswith(b"\n"):
+            return msgspec.json.decode(line, type=Reply)
+        code = process.wait()
+        if overdue.is_set():
+            return Reply(ok=False, reason=f"the compiler did not finish in {timeout_s:g} s and was ended")
+        if -code in _CRASHES:
+            return Reply(ok=False, reason=f"the compiler crashed ({signal.Signals(-code).name})")
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return Reply(ok=False, reason=f"the compiler process ended with {ended}: see {self._log}", infra=True)
+
+    def _end(self, overdue: threading.Event) -> None:
+        overdue.set()
+        self._child.terminate(timeout_s=1.0)

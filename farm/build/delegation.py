@@ -1,0 +1,104 @@
+"""How much of a lowered graph a backend took, and whether that is enough. Imports torch and executorch."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.lowered_backend_module import get_lowered_submodules
+
+from farm.errors import DelegationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+WHOLE_GRAPH_BACKENDS = ("lpai",)
+"""They run a graph in one delegate; only what turns inputs into quantized ones and outputs back may be beside it."""
+
+_CALL = "executorch_call_delegate"
+_QUANTIZE = "quantized_decomposed.quantize_per_"
+_DEQUANTIZE = "quantized_decomposed.dequantize_per_"
+_QUANTIZING = (_QUANTIZE, _DEQUANTIZE)
+
+# What ExecuTorch 1.5 says of every operator while it looks for what the backend does not take, QnnOperatorSupport.
+_VERDICTS = "executorch.backends.qualcomm.partition.qnn_partitioner"
+_PHASE = "[LpaiPartitionFallbackSupport] "
+_TAKEN = ("True", "Forced Passed")
+
+
+class Delegation(NamedTuple):
+    """What became of the operators of a graph."""
+
+    partitions: int
+    """Calls of delegates."""
+    delegated_ops: int
+    """Nodes inside of delegates."""
+    edge_ops: dict[str, int]
+    """Operators on the CPU that quantize an input or dequantize an output of the graph, and how often."""
+    cpu_ops: dict[str, int]
+    """All other operators on the CPU, and how often."""
+
+
+def read_delegation(graph_module: torch.fx.GraphModule) -> Delegation:
+    """Return what became of the operators of a lowered edge graph. Pure."""
+    inside = sum(
+        node.op == "call_function"
+        for _, submodule, _ in get_lowered_submodules(graph_module)
+        for node in submodule.original_module.graph_module.graph.nodes
+    )
+    partitions = 0
+    edge: Counter[str] = Counter()
+    cpu: Counter[str] = Counter()
+    for node in graph_module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        name = getattr(node.target, "__name__", str(node.target))
+        if name == _CALL:
+            partitions += 1
+        elif name != "getitem":
+            # Printed, an edge operator has its whole schema.
+            shown = name if isinstance(node.target, EdgeOpOverload) else str(node.target)
+            (edge if _is_edge(node, name) else cpu)[shown] += 1
+    return Delegation(partitions, inside, dict(edge), dict(cpu))
+
+
+def require_whole_graph(backend: str, delegation: Delegation) -> None:
+    """Raise DelegationError unless one delegate has everything but the quantizing at the edge of the graph. Pure."""
+    if delegation.partitions != 1 or delegation.cpu_ops:
+        # What quantizes around an operator on the CPU is there because of it.
+        causes = {name: count for name, count in delegation.cpu_ops.items() if not name.startswith(_QUANTIZING)}
+        raise DelegationError(backend, delegation.partitions, causes or delegation.cpu_ops)
+
+
+@contextmanager
+def refused_operators() -> Iterator[Counter[str]]:
+    """Yield what collects the operators that LPAI does not take while the body lowers a graph, and how often.
+
+    Lowering itself may fail over them: ExecuTorch 1.5 leaves none on the CPU that has weights.
+    """
+    refused: Counter[str] = Counter()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said = record.getMessage()
+            name, bar, verdict = said.removeprefix(_PHASE).partition(" | ")
+            if said.startswith(_PHASE) and bar and verdict not in _TAKEN:
+                refused[name] += 1
+
+    logger, listener = logging.getLogger(_VERDICTS), Listener()
+    logger.addHandler(listener)
+    try:
+        yield refused
+    finally:
+        logger.removeHandler(listener)
+
+
+def _is_edge(node: torch.fx.Node, name: str) -> bool:
+    if name.startswith(_QUANTIZE):
+        return bool(node.all_input_nodes[0].op == "placeholder")
+    return name.startswith(_DEQUANTIZE) and all(user.op == "output" for user in node.users)

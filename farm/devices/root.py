@@ -1,0 +1,113 @@
+"""Root on a device: what the signed process domain of LPAI wants, and what adbd gives on builds for development."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+from farm.devices.adb import AdbTransport
+from farm.devices.adb_host import AdbHost, acknowledge
+from farm.devices.adb_names import adb_target
+from farm.devices.text import clean_text
+from farm.errors import DeviceError, DeviceTimeoutError, InfraError
+
+if TYPE_CHECKING:
+    from farm.devices.transport import Transport
+
+# A phone's adbd is back within two or three seconds.
+_BACK_SECONDS = 60.0
+_ASK_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+_ANSWER_BYTES = 512
+_UID_BYTES = 4096
+
+# What adbd answers, daemon/restart_service.cpp of AOSP's packages/modules/adb.
+_RESTARTING = "restarting"
+_PRODUCTION = "production builds"
+
+_TCP = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
+
+
+def ensure_root(serial: str, port: int, *, timeout_s: float = _BACK_SECONDS) -> bool:
+    """Make the device `serial` behind the adb server on `port` run commands as root; return whether that was news.
+
+    Where it does not do so yet, adbd is asked to start anew as root, as `adb root` does: the device goes away and comes
+    back, and everything that ran on it ends. Raises DeviceError that says why it cannot be, DeviceTimeoutError when the
+    device is not back within `timeout_s`.
+    """
+    transport = AdbTransport(serial, port)
+    if user_id(transport) == 0:
+        return False
+    host = AdbHost(port)
+    address = _tcp_address(host, serial)
+    said = _ask_for_root(host, serial)
+    if _RESTARTING not in said:
+        problem = f"root is needed, and adbd says {said!r}"
+        if _PRODUCTION in said:
+            problem += ": install a userdebug or eng build of its system, or use another device"
+        raise DeviceError(serial, problem)
+    _wait_for_root(transport, host, address, timeout_s)
+    return True
+
+
+def user_id(transport: Transport) -> int:
+    """Return the user that commands run as on a device, 0 for root. Raises DeviceError."""
+    done = transport.run(["id", "-u"], timeout_s=_ASK_SECONDS, max_output=_UID_BYTES)
+    said = clean_text(done.stdout)
+    if done.code != 0 or not said.isdecimal() or not said.isascii():
+        problem = f"does not say which user commands run as, but {said!r}"
+        stderr = done.stderr.decode(errors="replace")
+        raise DeviceError(transport.serial, problem, argv=["id", "-u"], code=done.code, stderr=stderr)
+    return int(said)
+
+
+def _ask_for_root(host: AdbHost, serial: str) -> str:
+    """Return what adbd answers, which may be cut short by its end."""
+    said = b""
+    with host.open(serial, "root:", timeout_s=_ASK_SECONDS, argv=["root"]) as stream:
+        try:
+            while len(said) < _ANSWER_BYTES and (data := stream.recv(_ANSWER_BYTES)):
+                acknowledge(stream)
+                said += data
+        except TimeoutError:
+            raise DeviceTimeoutError(serial, f"adbd did not answer in {_ASK_SECONDS:g} s", argv=["root"]) from None
+        except OSError:
+            # Its end may reach us as a reset.
+            pass
+    return clean_text(said) or "nothing"
+
+
+def _wait_for_root(transport: AdbTransport, host: AdbHost, address: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    last = "it still runs commands as another user"
+    while time.monotonic() < deadline:
+        try:
+            # Until it ends, the adbd of before answers as before.
+            if user_id(transport) == 0:
+                return
+        except DeviceError as error:
+            last = str(error).removeprefix(f"{transport.serial}: ")
+            _reconnect(host, address)
+        time.sleep(_POLL_SECONDS)
+    problem = f"adbd was asked to start anew as root, and {timeout_s:g} s later it is not there as root: {last}"
+    raise DeviceTimeoutError(transport.serial, problem)
+
+
+def _reconnect(host: AdbHost, address: str) -> None:
+    # The server looks for a device on USB all the time, but for one on a network only every ten seconds.
+    if address:
+        try:
+            host.query(f"host:connect:{address}")
+        except InfraError:
+            return
+
+
+def _tcp_address(host: AdbHost, serial: str) -> str:
+    """Return the address of a device that is attached by `adb connect`, else nothing."""
+    product = adb_target(serial).removeprefix("product:")
+    for line in host.query("host:devices-l").splitlines():
+        words = line.split()
+        if words and (words[0] == serial or f"product:{product}" in words) and _TCP.fullmatch(words[0]):
+            return words[0]
+    return ""

@@ -1,0 +1,57 @@
+"""Which files of an execution are kept with its attempt, as artifacts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.errors import FarmError
+from farm.execution.raw import ETDUMP_FILE
+from farm.profiles import find_soc
+from farm.results.attempt import Verdict
+from farm.results.text import one_line
+from farm.store.artifacts import ArtifactStore
+from farm.store.records import ArtifactRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm.build.bundle import Bundle
+    from farm.engine.plan import PlannedJob, RunPlan
+    from farm.execution.session import DeviceSession
+    from farm.results.attempt import Attempt
+
+
+class Keeper:
+    """What one worker does with the files of its executions."""
+
+    def __init__(self, plan: RunPlan, session: DeviceSession) -> None:
+        self._profile, self._optrace, self._session = plan.profile, plan.optrace, session
+        self._store = ArtifactStore(plan.artifact_root)
+
+    def keep(
+        self, attempt: Attempt, planned: PlannedJob, bundle: Bundle, folder: Path
+    ) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
+        """Keep what the run wants of `folder`, and return the attempt, with a note on what could not be had.
+
+        For a job that passed, that includes the SDK's timeline, where the run wants one. What goes wrong with it
+        changes no verdict. Raises StoreError.
+        """
+        kept = []
+        if self._profile.kept and (folder / ETDUMP_FILE).is_file():
+            kept.append(self._put("etdump", folder / ETDUMP_FILE))
+        if self._optrace is not None and attempt.verdict is Verdict.PASSED:
+            from farm.execution.optrace import collect_optrace
+
+            soc = find_soc(planned.job.target.soc)
+            try:
+                files = collect_optrace(self._session, bundle, soc, self._optrace, folder / "optrace")
+            except (FarmError, OSError) as error:
+                attempt = msgspec.structs.replace(attempt, notes=(*attempt.notes, one_line(f"no optrace: {error}")))
+            else:
+                kept += [self._put(kind, path) for kind, path in files.items()]
+        return attempt, tuple(kept)
+
+    def _put(self, kind: str, path: Path) -> ArtifactRecord:
+        return ArtifactRecord(self._store.put(path), path.stat().st_size, kind)

@@ -1,0 +1,115 @@
+"""An ETDump -> a trace that Perfetto and chrome://tracing show.
+
+Format: "Trace Event Format", JSON object form, complete events (`ph` X) and metadata (`ph` M). Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farm.report.clean import one_line
+from farm.results.event_names import CALL, names_node, unit_of
+from farm.results.profile import delegate_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from farm.results.etdump import Block, ProfileEvent
+
+_PROCESS = 1
+_RUNTIME_TRACK = 1
+_NAME_LIMIT = 200
+
+BY_CLOCK = "by the delegate's clock"
+IN_PROPORTION = "in proportion to its value: the delegate gives no times"
+
+
+def chrome_trace(blocks: Sequence[Block], facts: Mapping[str, str], delegates: Collection[str] = ()) -> dict[str, Any]:
+    """Return a trace of all executions in an ETDump, warm-ups among them, from the first event on.
+
+    What the runtime timed lies where it was, on one track. Inside a delegate call, on a track of that call, nodes lie
+    where the delegate says, if that is inside the call; else they share the call among them by their values, one after
+    the other, which is a picture and no measurement. `args.placed` of a node says which. `facts` are for a reader.
+    """
+    calls = delegate_calls((event for block in blocks for event in block.events), delegates)
+    tracks = {place: _RUNTIME_TRACK + 1 + number for number, place in enumerate(calls)}
+    begin = min((event.start for block in blocks for event in block.events if not event.is_delegate), default=0)
+    events = [_named("process_name", 0, facts.get("job", "farm")), _named("thread_name", _RUNTIME_TRACK, "runtime")]
+    events += [_named("thread_name", tracks[place], f"inside of {label}") for place, label in calls.items()]
+    for number, block in enumerate(blocks):
+        events += _block(block, number, begin, tracks)
+    notes = {
+        "placed": f"nodes of a delegate lie on a track of its call, {BY_CLOCK} or {IN_PROPORTION}; see their args",
+        "executions": "all, warm-ups included",
+    }
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {**_clean(facts), **notes}}
+
+
+def _block(block: Block, number: int, begin: int, tracks: Mapping[tuple[int, int], int]) -> Iterable[dict[str, Any]]:
+    # A delegate reports before ExecuTorch closes the event of the call.
+    inside: dict[tuple[int, int], list[ProfileEvent]] = {}
+    for event in block.events:
+        place = (event.chain, event.instruction)
+        if event.is_delegate:
+            inside.setdefault(place, []).append(event)
+            continue
+        facts: dict[str, Any] = {
+            "block": f"{one_line(block.name, _NAME_LIMIT)} {number}",
+            "instruction": event.instruction,
+        }
+        reported = inside.pop(place, []) if event.name == CALL else []
+        for about in reported:
+            unit = unit_of(about.name)
+            if unit and not names_node(about.name):
+                facts[one_line(about.name, _NAME_LIMIT)] = about.value
+        yield _complete(event.name, "runtime", _RUNTIME_TRACK, event.start - begin, event.value, facts)
+        if reported:
+            yield from _nodes(event, reported, begin, tracks[place])
+
+
+def _nodes(call: ProfileEvent, reported: Sequence[ProfileEvent], begin: int, track: int) -> Iterable[dict[str, Any]]:
+    timed = [event for event in reported if not unit_of(event.name)]
+    if timed:
+        inside = all(call.start <= event.start and event.end <= call.end for event in timed)
+        yield from _placed(timed, begin, track) if inside else _shared(call, timed, "ns", begin, track)
+        return
+    nodes = [event for event in reported if names_node(event.name)]
+    units = [event.unit for event in nodes]
+    # One track, one unit: that of most nodes.
+    unit = max(dict.fromkeys(units), key=units.count, default="")
+    yield from _shared(call, [event for event in nodes if event.unit == unit], unit, begin, track)
+
+
+def _placed(nodes: Sequence[ProfileEvent], begin: int, track: int) -> Iterable[dict[str, Any]]:
+    for node in nodes:
+        facts = {"ns": node.value, "placed": BY_CLOCK}
+        yield _complete(node.name, "node", track, node.start - begin, node.value, facts)
+
+
+def _shared(
+    call: ProfileEvent, nodes: Sequence[ProfileEvent], unit: str, begin: int, track: int
+) -> Iterable[dict[str, Any]]:
+    total = sum(node.value for node in nodes)
+    before = 0
+    for node in nodes:
+        # In whole ns, so that one ends where the next begins.
+        start, end = (call.value * value // total if total else 0 for value in (before, before + node.value))
+        before += node.value
+        facts = {unit: node.value, "placed": IN_PROPORTION}
+        name = node.name.removesuffix(f" ({unit})")
+        yield _complete(name, "node", track, call.start - begin + start, end - start, facts)
+
+
+def _complete(name: str, category: str, track: int, start: int, length: int, facts: dict[str, Any]) -> dict[str, Any]:
+    # The format wants microseconds; three digits keep the ns.
+    times = {"ts": round(start / 1000, 3), "dur": round(length / 1000, 3)}
+    shown = one_line(name, _NAME_LIMIT) or "unnamed"
+    return {"name": shown, "cat": category, "ph": "X", "pid": _PROCESS, "tid": track, **times, "args": facts}
+
+
+def _named(what: str, track: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": _PROCESS, "tid": track, "args": {"name": one_line(name, _NAME_LIMIT)}}
+
+
+def _clean(facts: Mapping[str, str]) -> dict[str, str]:
+    return {one_line(key, _NAME_LIMIT): one_line(value, _NAME_LIMIT) for key, value in facts.items()}

@@ -1,0 +1,60 @@
+"""What the names of profiled events say."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from farm.results.attempt import OperatorProfile
+
+CALL = "DELEGATE_CALL"
+"""ExecuTorch's name of the event around everything that a delegate does in one call."""
+EXECUTE = "Method::execute"
+"""ExecuTorch's name of the event around one inference."""
+KERNEL = "native_call_"
+"""Begins ExecuTorch's name of the event around one kernel on the CPU."""
+INFERENCE = "Execute"
+"""ExecuTorch's name of the block of one execution: 1.5, runtime/executor/method.cpp."""
+WHOLE_CALL = "whole call: "
+"""Begins our name of a row of what a delegate says of a call beside its nodes: no part of any sum."""
+
+_UNIT = re.compile(r" \(([a-z]{1,16})\)$")
+# The row of one node of a QNN graph: `aten_relu_default:OpId_80 (cycles)`, `Input OpId_2 (cycles)`.
+_NODE = re.compile(r"(?:^|[: ])OpId_\d+ \([a-z]{1,16}\)$")
+
+
+# A program has few names, a dump repeats them in every inference; of hostile ones, not all are remembered.
+@functools.lru_cache(4096)
+def unit_of(name: str) -> str:
+    """Return the unit at the end of the name of a QNN event: `cycles`, `us`, `count`; empty where there is none."""
+    found = _UNIT.search(name)
+    return found[1] if found else ""
+
+
+@functools.lru_cache(4096)
+def names_node(name: str) -> bool:
+    """Tell whether QNN calls the row of one node so, and not a total over the graph."""
+    return _NODE.search(name) is not None
+
+
+class _Named(Protocol):
+    @property
+    def node(self) -> str: ...
+
+
+def is_whole_call(row: _Named) -> bool:
+    """Tell whether a row is about a delegate call as a whole: it stays out of sums and has no share."""
+    return row.node.startswith(WHOLE_CALL)
+
+
+def sums(rows: Iterable[OperatorProfile]) -> dict[str, float]:
+    """Return the sum of the medians by unit, without what is about whole calls."""
+    found: dict[str, float] = {}
+    for row in rows:
+        if not is_whole_call(row):
+            found[row.unit] = found.get(row.unit, 0.0) + row.p50
+    return found

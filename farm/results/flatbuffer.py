@@ -1,0 +1,142 @@
+"""Flatbuffers that a device left, read by columns: one field of many tables at once.
+
+Nothing in the file is trusted: a position is compared with the length of the file before it is read, and what is read
+is bounded by that length, so that a malformed file ends in FlatbufferError and nothing else. The format:
+https://flatbuffers.dev/internals.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Positions = NDArray[np.int64]
+
+# What one element of a vector of tables takes at least in an honest file: its offset, its table and a table in that.
+_ELEMENT_BYTES = 24
+
+
+class FlatbufferError(ValueError):
+    """A file that contradicts itself."""
+
+
+class Slot(NamedTuple):
+    """One field of a table."""
+
+    place: int
+    """In a table's list of fields."""
+    kind: str
+    """`text`, `table`, a scalar as numpy writes it (`<i4`, `?`), or one of these in brackets for a vector of them."""
+    default: int = 0
+    """Its value where a file leaves it out."""
+
+
+class Column(NamedTuple):
+    """One field of several tables; absent where the file leaves it out."""
+
+    present: NDArray[np.bool_]
+    """For each of the tables."""
+    positions: Positions
+    """Of those that are present, in the order of the tables."""
+
+
+class Flatbuffer:
+    """Checked access to one file."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._views: dict[str, NDArray[Any]] = {}
+        # Elements and texts cost their length, unless a hostile file points at the same place many times over.
+        self._budget = len(data)
+        self._texts: dict[int, str] = {}
+
+    def root(self, start: int) -> Positions:
+        """Return the table that the offset at `start` leads to."""
+        return self._follow(np.array([start], np.int64))
+
+    def numbers(self, tables: Positions, slot: Slot) -> NDArray[Any]:
+        """Return a scalar of each of `tables`."""
+        column = self._column(tables, slot)
+        values = np.full(len(tables), slot.default, np.dtype(slot.kind))
+        values[column.present] = self._scalars(column.positions, slot.kind)
+        return values
+
+    def tables(self, tables: Positions, slot: Slot) -> Column:
+        """Return the tables that `tables` lead to."""
+        column = self._column(tables, slot)
+        return Column(column.present, self._follow(column.positions))
+
+    def vectors(self, tables: Positions, slot: Slot) -> tuple[NDArray[np.int64], Positions]:
+        """Return how many tables the vector of each of `tables` has, and all of those, one vector after another."""
+        column = self._column(tables, slot)
+        starts = self._follow(column.positions)
+        sizes = self._scalars(starts, "<u4").astype(np.int64)
+        self._spend(_ELEMENT_BYTES * int(sizes.sum()))
+        before = np.cumsum(sizes) - sizes
+        elements = np.repeat(starts + 4 - 4 * before, sizes) + 4 * np.arange(sizes.sum(), dtype=np.int64)
+        counts = np.zeros(len(tables), np.int64)
+        counts[column.present] = sizes
+        return counts, self._follow(elements)
+
+    def texts(self, tables: Positions, slot: Slot) -> list[str]:
+        """Return a text of each of `tables`; empty where there is none."""
+        column = self._column(tables, slot)
+        starts = self._follow(column.positions)
+        sizes = self._scalars(starts, "<u4").astype(np.int64)
+        found = [""] * len(tables)
+        for index, start, size in zip(
+            np.flatnonzero(column.present).tolist(), starts.tolist(), sizes.tolist(), strict=True
+        ):
+            text = self._texts.get(start)
+            found[index] = self._text(start, size) if text is None else text
+        return found
+
+    def _text(self, start: int, size: int) -> str:
+        self._spend(size)
+        end = start + 4 + size
+        if end > len(self._data):
+            raise FlatbufferError(f"is malformed: a text ends at byte {end} of {len(self._data)}")
+        text = self._data[start + 4 : end].decode("utf-8", "replace")
+        self._texts[start] = text
+        return text
+
+    def _column(self, tables: Positions, slot: Slot) -> Column:
+        lists = tables - self._scalars(tables, "<i4")
+        places = 4 + 2 * slot.place
+        # A file of an older schema has shorter lists.
+        listed = self._scalars(lists, "<u2") >= places + 2
+        offsets = np.zeros(len(tables), np.int64)
+        offsets[listed] = self._scalars(lists[listed] + places, "<u2")
+        present = offsets != 0
+        return Column(present, tables[present] + offsets[present])
+
+    def _follow(self, positions: Positions) -> Positions:
+        targets: Positions = positions + self._scalars(positions, "<u4")
+        # Whatever is there begins with four bytes.
+        self._check(targets, 4)
+        return targets
+
+    def _scalars(self, positions: Positions, kind: str) -> NDArray[Any]:
+        dtype = np.dtype(kind)
+        self._check(positions, dtype.itemsize)
+        if not len(positions):
+            return np.empty(0, dtype)
+        if kind not in self._views:
+            # One element per byte: flatbuffers align to their own beginning, which may be anywhere.
+            count = len(self._data) - dtype.itemsize + 1
+            self._views[kind] = np.ndarray((count,), dtype, self._data, strides=(1,))
+        return self._views[kind][positions]
+
+    def _check(self, positions: Positions, size: int) -> None:
+        if len(positions) and (positions.min() < 0 or positions.max() > len(self._data) - size):
+            outside = positions[(positions < 0) | (positions > len(self._data) - size)][0]
+            raise FlatbufferError(f"is malformed: points at byte {outside} of {len(self._data)}")
+
+    def _spend(self, size: int) -> None:
+        self._budget -= size
+        if self._budget < 0:
+            raise FlatbufferError("is malformed: its parts overlap")

@@ -1,0 +1,153 @@
+"""Which layer goes wrong first, and whose doing it is: the figures of every layer, one step at a time. Pure.
+
+A layer is computed in up to four ways, and each step compares two neighbours of this chain:
+
+    FP32 on the CPU  -quantization-  quantized on the CPU  -compiler-  simulator  -device-  device
+
+A step diverges at the first layer, in the order of execution, of which one of these holds:
+
+* it has no value to compare: NaN or infinities where the other way has numbers, or one constant where it has none;
+* its SQNR is below the floor of the step, however it came to that;
+* its SQNR is below the suspect level of the step, and by at least DROP_DB below that of the worst of its inputs: a
+  layer that breaks something, and not one that hands on what it was given.
+
+Between compiler and device, a greatest difference of one step of the layer's own quantization is rounding and never
+counts, however few steps the whole layer has.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.results.attempt import LayerComparison, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FLOOR_DB = {Step.QUANTIZATION: 10.0, Step.COMPILER: 15.0, Step.DEVICE: 15.0}
+"""Below it two values have little to do with each other: at 10 dB the noise is a third of the signal."""
+SUSPECT_DB = {Step.QUANTIZATION: 20.0, Step.COMPILER: 30.0, Step.DEVICE: 30.0}
+"""8-bit layers that are in order have 30 to 45 dB against FP32, and rounding alone keeps 35 dB and more between two
+ways of computing the same quantized layer; errors that are handed on for fifty layers still leave 25 dB."""
+DROP_DB = 10.0
+ROUNDING_STEPS = 1.01
+"""Quantization steps, with what float32 adds to a difference of one."""
+
+INPUT = "input"
+"""What a layer that is an input of the program has as its operator."""
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """How far one way of computing a layer is from the way before it. None: has no value."""
+
+    mse: float | None
+    sqnr_db: float | None
+    """inf where both are equal."""
+    cosine: float | None
+    steps: float | None = None
+    """Greatest difference in steps of the layer's quantization; None where it has none."""
+    problem: str = ""
+    """Why the value cannot be compared: `has 3 NaN`, `is the constant 0`."""
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """One layer and what is known of it."""
+
+    name: str
+    """Node of the edge graph: `aten_convolution_default_1`."""
+    operator: str
+    """`aten.convolution.default`; INPUT for an input of the program."""
+    inputs: tuple[str, ...]
+    """Names of the layers that it reads."""
+    gaps: dict[Step, Gap]
+    """Only the steps of which both ways are known; none where nothing was written of it."""
+
+
+class Divergence(msgspec.Struct, frozen=True):
+    """Where a step goes wrong first."""
+
+    layer: str
+    operator: str
+    step: Step
+    """The likely cause."""
+    why: str
+    """`SQNR 5.9 dB, its inputs 41.2 dB`."""
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """What the figures say."""
+
+    first: Divergence | None
+    """The first of all steps; of two at the same layer, the one that is taken earlier. None: nothing diverges."""
+    steps: dict[Step, Divergence]
+    """The first of each step that diverges anywhere."""
+
+
+def diagnose(layers: Sequence[Layer]) -> Diagnosis:
+    """Return which of `layers`, in the order of execution, diverges first, and at which step."""
+    by_name = {layer.name: layer for layer in layers}
+    found: dict[Step, Divergence] = {}
+    first: Divergence | None = None
+    for layer in layers:
+        for step in Step:
+            gap = layer.gaps.get(step)
+            if gap is None or step in found:
+                continue
+            why = _why(step, gap, _worst_input(layer, step, by_name))
+            if why:
+                found[step] = Divergence(layer.name, layer.operator, step, why)
+                first = first or found[step]
+    return Diagnosis(first, found)
+
+
+def layer_comparisons(layers: Sequence[Layer], diagnosis: Diagnosis) -> tuple[LayerComparison, ...]:
+    """Return what is recorded of `layers`: a row for every step that is known, in the order of execution."""
+    return tuple(
+        LayerComparison(
+            layer=layer.name,
+            operator=layer.operator,
+            step=step,
+            mse=gap.mse,
+            sqnr_db=gap.sqnr_db,
+            cosine=gap.cosine,
+            diverges=step in diagnosis.steps and diagnosis.steps[step].layer == layer.name,
+        )
+        for layer in layers
+        for step in Step
+        if (gap := layer.gaps.get(step)) is not None
+    )
+
+
+def _worst_input(layer: Layer, step: Step, by_name: Mapping[str, Layer]) -> float:
+    """Return the least SQNR of what `layer` reads, through layers of which nothing is known; inf where none is."""
+    worst = math.inf
+    seen: set[str] = set()
+    left = list(layer.inputs)
+    while left:
+        name = left.pop()
+        if name in seen or name not in by_name:
+            continue
+        seen.add(name)
+        gap = by_name[name].gaps.get(step)
+        if gap is None:
+            left += by_name[name].inputs
+        elif gap.sqnr_db is not None:
+            worst = min(worst, gap.sqnr_db)
+    return worst
+
+
+def _why(step: Step, gap: Gap, inputs_db: float) -> str:
+    if gap.problem:
+        return gap.problem
+    sqnr = gap.sqnr_db
+    if sqnr is None or (step is not Step.QUANTIZATION and gap.steps is not None and gap.steps <= ROUNDING_STEPS):
+        return ""
+    before = "equal" if inputs_db == math.inf else f"{inputs_db:.1f} dB"
+    if sqnr < SUSPECT_DB[step] and inputs_db - sqnr >= DROP_DB:
+        return f"SQNR {sqnr:.1f} dB, its inputs {before}"
+    if sqnr < FLOOR_DB[step]:
+        return f"SQNR {sqnr:.1f} dB, little by little: its inputs {before}"
+    return ""

@@ -1,0 +1,209 @@
+"""For each SoC and backend, what can be compiled, staged and run here, and what to do about the rest.
+
+Nothing is built, fetched or loaded, and only runners and signed files are read to the end: what is asked is whether the
+files are there and made for the right thing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.errors import MissingToolError
+from farm.profiles import CPU_BACKENDS, Soc
+from farm.runtime.file_lists import Places, device_parts
+from farm.runtime.native import planned_native
+from farm.runtime.packages import install_hint, package_folder, package_version
+from farm.runtime.parts import Part, find_fault
+from farm.runtime.places import device_places, speaks_sessions
+from farm.runtime.qnn_sdk import repair_of
+from farm.runtime.runtime import EXECUTORCH_LIBRARIES, lpai_host_parts, require_backend
+from farm.runtime.simulator import package_libraries
+from farm.runtime.targets import ANDROID, HOST, LINUX_AARCH64, TARGETS, BuildTarget, Kind, Mode
+from farm.runtime.toolchains import planned_aarch64_executorch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from farm.config import Config
+
+_COMPILER_PACKAGES = ("executorch", "torch", "torchao")
+_BUILD_ANDROID = f"farm runtime build --target {ANDROID}"
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Something that is not there."""
+
+    what: str
+    """In a few words, `QNN SDK`, or the files that are missing."""
+    repair: str
+    """The one thing to do about it."""
+    where: str = ""
+    """The kind of device that lacks it; "" where it is this machine."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One cell: where it can be done, and what stands in the way elsewhere."""
+
+    where: tuple[str, ...]
+    """`here` for compiling; kinds of target for staging; `simulator` and serials for running. Empty for nowhere."""
+    gaps: tuple[Gap, ...] = ()
+
+
+class Ability(msgspec.Struct, frozen=True):
+    """What can be done here with one backend of one SoC."""
+
+    soc: str
+    backend: str
+    compile: Answer
+    stage: Answer
+    run: Answer
+
+
+class Doctor:
+    """Examines one configuration; `attached` are serials by SoC, None when no adb server was asked."""
+
+    def __init__(self, config: Config, attached: Mapping[str, Iterable[str]] | None = None) -> None:
+        self._config = config
+        self._attached = {soc: tuple(serials) for soc, serials in (attached or {}).items()}
+        self._asked = attached is not None
+        self._places: dict[str, Places] = {}
+        self._staged: dict[tuple[object, ...], tuple[Gap, ...]] = {}
+        self._host: tuple[Gap, ...] | None = None
+        self._sessions: Gap | bool | None = False
+
+    def examine(self, soc: Soc, backend: str) -> Ability:
+        """Return what can be done with `backend` of `soc`. Raises IllegalTargetError for one that it does not have."""
+        compiled = self._compile(soc, backend)
+        gaps = {
+            target.kind: self._stage(soc, backend, target)
+            for target in TARGETS.values()
+            if backend in (*target.backends, *target.rehearses)
+        }
+        staged = Answer(
+            tuple(kind for kind, found in gaps.items() if not found),
+            tuple(dict.fromkeys(gap for found in gaps.values() for gap in found)),
+        )
+        return Ability(soc.name, backend, compiled, staged, self._run(soc, compiled, gaps))
+
+    def direct(self, soc: Soc, backend: str) -> tuple[Gap, ...]:
+        """Return what direct mode lacks for `backend` of `soc`: its files can be staged, and run no jobs of farm's."""
+        return self._stage(soc, backend, TARGETS[ANDROID], "direct")
+
+    def _compile(self, soc: Soc, backend: str) -> Answer:
+        gaps = [
+            Gap(f"the Python package {name}", install_hint("build"))
+            for name in _COMPILER_PACKAGES
+            if not package_version(name)
+        ]
+        gaps += self._host_gaps()
+        try:
+            require_backend(soc, backend, self._config.sdk_root)
+        except MissingToolError as error:
+            gaps.append(Gap(f"what compiles for {backend}", repair_of(error)))
+        return Answer((), tuple(dict.fromkeys(gaps))) if gaps else Answer(("here",))
+
+    def _host_gaps(self) -> tuple[Gap, ...]:
+        """Return what building the runner and the bridge lacks. What `farm run` builds by itself is no gap."""
+        if self._host is None:
+            gaps = []
+            for what, ask in (
+                ("the native runner", lambda: planned_native(self._config.cache_dir, HOST)),
+                ("QNN for this machine", lambda: package_libraries(self._config.sdk_root)),
+                ("the Python package cmake", lambda: _package("cmake")),
+                ("the Python package ninja", lambda: _package("ninja")),
+            ):
+                try:
+                    ask()
+                except MissingToolError as error:
+                    gaps.append(Gap(what, repair_of(error)))
+            self._host = tuple(gaps)
+        return self._host
+
+    def _stage(self, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional") -> tuple[Gap, ...]:
+        key = (target.name, mode, backend, soc.htp_arch, soc.lpai_version)
+        if key not in self._staged:
+            if target.kind == "simulator":
+                gaps = self._simulator(soc, backend)
+            elif target.name == LINUX_AARCH64:
+                gaps = self._linux()
+            else:
+                if target.name not in self._places:
+                    self._places[target.name] = device_places(self._config, target)
+                gaps = _gaps_of(device_parts(soc, backend, self._places[target.name], mode), target.kind)
+            self._staged[key] = gaps
+        return self._staged[key]
+
+    def _simulator(self, soc: Soc, backend: str) -> tuple[Gap, ...]:
+        gaps = list(self._host_gaps())
+        try:
+            folder = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
+            gaps += [Gap(name, install_hint("build")) for name in EXECUTORCH_LIBRARIES if not (folder / name).is_file()]
+        except MissingToolError as error:
+            gaps.append(Gap("ExecuTorch's libraries", repair_of(error)))
+        if backend == "lpai":
+            gaps += _gaps_of(lpai_host_parts(soc, self._config.sdk_root))
+        return tuple(dict.fromkeys(gaps))
+
+    def _linux(self) -> tuple[Gap, ...]:
+        repair = f"farm runtime build --target {LINUX_AARCH64}"
+        try:
+            built = planned_native(self._config.cache_dir, LINUX_AARCH64).built
+            fetched = planned_aarch64_executorch(self._config.cache_dir).is_dir()
+        except MissingToolError as error:
+            return (Gap("what builds farm_runner", repair_of(error), "linux"),)
+        return () if built and fetched else (Gap("farm_runner", repair, "linux"),)
+
+    def _run(self, soc: Soc, compiled: Answer, gaps: Mapping[Kind, tuple[Gap, ...]]) -> Answer:
+        if not compiled.where:
+            return Answer((), tuple(dict.fromkeys((*compiled.gaps, *gaps.get("android", ())))))
+        where = ["simulator"] if gaps.get("simulator") == () else []
+        lacking: list[Gap] = []
+        sessions = self._session_gap() if gaps.get("android") == () else None
+        if sessions is not None:
+            lacking.append(sessions)
+        elif gaps.get("android") == ():
+            where += self._attached.get(soc.name, ())
+        if not where and not lacking:
+            lacking = list(gaps.get("android", ()))
+            lacking += [] if soc.name in self._attached else [self._no_device()]
+        return Answer(tuple(where), () if where else tuple(lacking))
+
+    def _session_gap(self) -> Gap | None:
+        if isinstance(self._sessions, bool):
+            runner = self._places[ANDROID].runner.path
+            known = runner is not None and runner.is_file() and speaks_sessions(runner)
+            name = runner.name if runner else "the runner"
+            self._sessions = None if known else Gap(f"{name}: takes no jobs in a session", _BUILD_ANDROID)
+        return self._sessions
+
+    def _no_device(self) -> Gap:
+        if not self._asked:
+            return Gap("a device: no adb server", "adb start-server")
+        return Gap("a device with that SoC", "attach one; 'adb devices' shows what is attached")
+
+
+def runnable(ability: Ability) -> bool:
+    """Whether `farm run` can do its work."""
+    return bool(ability.compile.where and ability.stage.where and ability.run.where)
+
+
+def backends_of(soc: Soc) -> tuple[str, ...]:
+    """Return the backends of an SoC, those of every SoC last."""
+    return tuple(sorted(soc.backends, key=lambda backend: backend in CPU_BACKENDS))
+
+
+def _gaps_of(parts: Iterable[Part], where: str = "") -> tuple[Gap, ...]:
+    """Return what is wrong with the parts, one gap for every repair."""
+    names: dict[str, list[str]] = {}
+    for part in parts:
+        if (fault := find_fault(part)) is not None:
+            told = part.name if fault.brief == "missing" else f"{part.name} ({fault.brief})"
+            names.setdefault(fault.repair, []).append(told)
+    return tuple(Gap(", ".join(told), repair, where) for repair, told in names.items())
+
+
+def _package(name: str) -> None:
+    if not package_version(name):
+        raise MissingToolError(f"{name} is not installed: {install_hint('simulator')}")

@@ -1,0 +1,123 @@
+"""Where the files of QNN are: in an SDK, or in a wheel of onnxruntime-qnn, which has fewer of them in one folder."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.errors import MissingToolError
+from farm.runtime.packages import package_version
+from farm.runtime.targets import OE_LINUX
+from farm.runtime.wheels import fetch_wheel, wheel_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ANDROID_FOLDER = "aarch64-android"
+LINUX_FOLDER = "aarch64-oe-linux-gcc*"
+GET_SDK = "set QNN_SDK_ROOT to a QNN SDK from Qualcomm (Qualcomm AI Engine Direct)"
+LPAI_SKEL = "libQnnLpaiSkel.so"
+# ExecuTorch 1.5, backends/qualcomm/export_utils.py: LPAI v6 needs it.
+FIRST_WITH_LPAI = (2, 39)
+FIRST_WITHOUT_GPU_HOST = (2, 47)
+"""From here on libQnnGpu.so of x86_64 refuses to start outside tuning mode."""
+
+_WHEEL = "onnxruntime-qnn"
+_WHEEL_EXTRA = "simulator"
+
+
+class QnnFiles(msgspec.Struct, frozen=True):
+    """QNN's files for devices of one kind; they all come from one place, as versions must not be mixed."""
+
+    get: str
+    """How to get what is not there."""
+    root: Path | None = None
+    """The SDK; None for the wheel, or where nobody has told."""
+    libraries: Path | None = None
+    """Folder of the libraries for the device's processor."""
+    version: str = ""
+    wheel: bool = False
+
+    @property
+    def with_lpai(self) -> QnnFiles:
+        """The same, unless it is the wheel, which has nothing of an LPAI."""
+        return QnnFiles(f"{GET_SDK} with {LINUX_FOLDER} libraries") if self.wheel else self
+
+    def library(self, name: str) -> Path | None:
+        """Return where a library for the device's processor is, or is looked for."""
+        return self.libraries / name if self.libraries else None
+
+    def hexagon(self, arch: int, name: str) -> Path | None:
+        """Return where a file for the Hexagon `arch` is, or is looked for."""
+        if self.root is not None:
+            return self.root / "lib" / f"hexagon-v{arch}" / "unsigned" / name
+        return self.library(name) if self.wheel else None
+
+    def lpai(self, version: int | None, name: str, kind: str = "signed") -> Path | None:
+        """Return where a file for the LPAI `version` is, or is looked for; `kind` is `signed` or `unsigned`."""
+        return lpai_folder(self.root, version) / kind / name if self.root else None
+
+
+def lpai_folder(root: Path, version: int | None) -> Path:
+    """Return the folder of an SDK that has the skels of an LPAI, signed and unsigned."""
+    return root / "lib" / f"lpai-v{version}"
+
+
+def android_files(sdk_root: Path | None) -> QnnFiles:
+    """Return QNN's files for Android. The wheel's libraries are linked with glibc, which Android does not have."""
+    get = f"{GET_SDK} with {ANDROID_FOLDER} libraries"
+    if sdk_root is None:
+        return QnnFiles(get)
+    return QnnFiles(get, sdk_root, sdk_root / "lib" / ANDROID_FOLDER, sdk_version(sdk_root))
+
+
+def linux_files(sdk_root: Path | None, cache_dir: Path) -> QnnFiles:
+    """Return QNN's files for Arm Linux: the newest the SDK has, else those of the wheel, fetched or not."""
+    folder = newest_linux_folder(sdk_root)
+    if folder is not None:
+        return QnnFiles(f"{GET_SDK} with {LINUX_FOLDER} libraries", sdk_root, folder, sdk_version(sdk_root))
+    try:
+        libraries = wheel_folder(cache_dir, _WHEEL, "aarch64", _WHEEL_EXTRA) / "onnxruntime_qnn"
+    except MissingToolError as error:
+        return QnnFiles(repair_of(error))
+    get, version = f"farm runtime build --target {OE_LINUX}", f"{_WHEEL} {package_version(_WHEEL)}"
+    return QnnFiles(get, None, libraries, version, wheel=True)
+
+
+def fetch_linux_files(cache_dir: Path, log: Callable[[str], None] | None = None) -> Path:
+    """Fetch the aarch64 wheel of onnxruntime-qnn and return the folder of its libraries. Raises MissingToolError."""
+    keep = ("onnxruntime_qnn/lib",)
+    return fetch_wheel(cache_dir, _WHEEL, "aarch64", _WHEEL_EXTRA, keep, log=log) / "onnxruntime_qnn"
+
+
+def newest_linux_folder(sdk_root: Path | None) -> Path | None:
+    """Return the library folder of an SDK for Arm Linux with the newest compiler; None when it has none."""
+    folders = [path for path in (sdk_root / "lib").glob(LINUX_FOLDER) if path.is_dir()] if sdk_root else []
+    return max(folders, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)], default=None)
+
+
+def sdk_version(sdk_root: Path | None) -> str:
+    """Return what an SDK says its version is, else what its folder is called; "" without an SDK."""
+    if sdk_root is None:
+        return ""
+    # QAIRT SDKs carry `version: 2.47.0.260601` in sdk.yaml and are unpacked into a folder named so.
+    try:
+        lines = (sdk_root / "sdk.yaml").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip(" '\"") for line in lines if line.startswith("version:")]
+    return (named or [sdk_root.name])[0]
+
+
+def release_of(version: str) -> tuple[int, int] | None:
+    """Return the first two numbers of a version, None for what is no version."""
+    found = re.match(r"v?(\d{1,6})\.(\d{1,6})", version)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def repair_of(error: MissingToolError) -> str:
+    """Return what to do about it: messages of this kind end in that."""
+    return str(error).rpartition(": ")[2]

@@ -1,0 +1,204 @@
+"""Debugs programs on the simulator in one process that has torch, and prints what test_debug.py wants to know, as JSON.
+
+Beside farm's own figures are those of ExecuTorch's Inspector with its Qualcomm comparators, called here as upstream's
+tests call them: against its own reference, and against the same graph with quantize and dequantize put back as nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_sample import (
+    QcomCosineSimilarityComparator,
+    QcomMSEComparator,
+    QcomSQNRComparator,
+)
+from executorch.devtools import Inspector, parse_etrecord
+
+from farm.build.bundle import load_bundle
+from farm.build.debug_compare import compare_layers, missing_layers
+from farm.build.debug_compile import compile_debug
+from farm.build.debug_protocol import ComparedLayer, CompileRequest
+from farm.build.debugger import Debugger
+from farm.config import load_config
+from farm.engine.toolchain import prepare
+from farm.results.layers import diagnose
+from farm.runtime.runtime import simulator_runtime
+from farm.suites import Case, InputSpec, Job, Target
+
+MODELS = """
+import torch
+
+class Several(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Conv2d(3, 4, 3, padding=1)
+        self.two = torch.nn.Conv2d(4, 4, 3, padding=1)
+        self.last = torch.nn.Linear(64, 5)
+    def forward(self, x):
+        x = torch.relu(self.one(x))
+        return self.last((self.two(x) + x).flatten(1))
+
+class Outlier(torch.nn.Module):
+    # One column is a thousand times as great as the others: its range leaves them no step, and clamp shows it.
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Conv2d(3, 4, 3, padding=1)
+        self.register_buffer("gain", torch.tensor([1.0, 3000.0, 1.0, 1.0]))
+    def forward(self, x):
+        far = torch.relu(self.one(x)) * self.gain
+        return torch.clamp(far, -1, 1), far
+
+class Raises(torch.nn.Module):
+    def forward(self, x):
+        raise ValueError("no such\\nshape")
+
+class Between(torch.nn.Module):
+    # QNN has no erf: it parts the program in two.
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return torch.relu(torch.erf(self.one(x)))
+"""
+SHAPE = (1, 3, 4, 4)
+EDGE = "edge_after_transform/forward"
+
+
+class Bench:
+    """Compiles and runs in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        config = load_config()
+        self.versions = prepare(config, lambda _line: None).versions
+        runtime = simulator_runtime(config.cache_dir)
+        self.runner = folder / "runtime" / runtime.runner
+        for name, path in runtime.files.items():
+            link = folder / "runtime" / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path)
+        (folder / "models.py").write_text(MODELS)
+
+    def request(self, name: str, shape: tuple[int, ...] = SHAPE) -> CompileRequest:
+        folder = self.folder / name.lower()
+        folder.mkdir()
+        case = Case("s", name.lower(), f".models:{name}", (InputSpec(shape=shape),), folder=str(self.folder))
+        return CompileRequest(Job(case, Target("SM8650", "htp", "8a8w")), self.versions, 0, str(folder))
+
+    def compile(self, name: str) -> tuple[Any, Path]:
+        asked = self.request(name)
+        folder = Path(asked.folder)
+        return compile_debug(asked.job, asked.versions, asked.sample, folder), folder
+
+    def run(self, folder: Path, name: str, *, scale: float = 1.0) -> Path:
+        """Run the bundle in `folder`; its inputs, times `scale`, are of one sample."""
+        ran = folder / name
+        ran.mkdir()
+        bundle = load_bundle(folder / "bundle")
+        [source] = bundle.input_files(0)
+        given = torch.frombuffer(bytearray(source.read_bytes()), dtype=torch.float32) * scale
+        (ran / "input.raw").write_bytes(given.numpy().tobytes())
+        (ran / "input_list.txt").write_text("input.raw\n")
+        flags = ["--output_folder_path=.", "--etdump_path=etdump.etdp", "--dump_intermediate_outputs=true"]
+        subprocess.run(
+            [self.runner, f"--model_path={bundle.model}", *flags, "--debug_output_path=debug_output.bin"],
+            cwd=ran, env={"LD_LIBRARY_PATH": str(self.runner.parent)}, check=True, capture_output=True,
+        )  # fmt: skip
+        return ran
+
+
+def official(program: Any, ran: Path) -> dict[str, dict[str, list[float]]]:
+    """Return MSE, SQNR and cosine of every node, as the Inspector has them, by reference."""
+    record = parse_etrecord(str(program.etrecord))
+    inspector = Inspector(
+        etdump_path=str(ran / "etdump.etdp"), debug_buffer_path=str(ran / "debug_output.bin"), etrecord=record,
+        reference_graph_name=EDGE,
+    )  # fmt: skip
+    record.graph_map["quantized/forward"] = WithQuantizeNodes(program.edge)
+    found: dict[str, dict[str, list[float]]] = {}
+    for reference in (EDGE, "quantized/forward"):
+        figures: dict[str, list[float]] = {}
+        for comparator in (QcomMSEComparator, QcomSQNRComparator, QcomCosineSimilarityComparator):
+            table = inspector.calculate_numeric_gap(distance=comparator(program.edge), reference_graph=reference)
+            for runtime, gap in zip(table["runtime_ops"], table["gap"], strict=True):
+                figures.setdefault(runtime[0].removesuffix("@0"), []).append(gap[0])
+        found[reference] = figures
+    return found
+
+
+class WithQuantizeNodes:
+    """The graph with what FoldQDQ took out of it: handles are those of the dequantized values."""
+
+    def __init__(self, edge: Any) -> None:
+        self._module = edge.module()
+        graph, operators = self._module.graph, torch.ops.quantized_decomposed
+        for node in list(graph.nodes):
+            attributes = node.meta.get("quant_attrs", {})
+            if node.op not in ("call_function", "placeholder") or "scale" not in attributes:
+                continue
+            names = ("scale", "zero_point", "quant_min", "quant_max", "dtype")
+            arguments = tuple(attributes[name] for name in names)
+            with graph.inserting_after(node):
+                quantized = graph.call_function(operators.quantize_per_tensor.default, (node, *arguments))
+            with graph.inserting_after(quantized):
+                value = graph.call_function(operators.dequantize_per_tensor.default, (quantized, *arguments))
+            node.replace_all_uses_with(value, delete_user_cb=lambda user, kept=quantized: user is not kept)
+            if "debug_handle" in node.meta:
+                value.meta["debug_handle"] = node.meta.pop("debug_handle")
+        self._module.recompile()
+
+    def module(self) -> torch.fx.GraphModule:
+        return self._module
+
+
+def plain(rows: tuple[ComparedLayer, ...]) -> dict[str, Any]:
+    """Return MSE, SQNR, cosine and steps of every layer, by step, and by `inspector`."""
+    found: dict[str, Any] = {}
+    for row in rows:
+        gaps = {**row.gaps, **({"inspector": row.inspector} if row.inspector else {})}
+        found[row.name] = {
+            step: [float(x) if x is not None else None for x in (gap.mse, gap.sqnr_db, gap.cosine, gap.steps)]
+            for step, gap in gaps.items()
+        }
+    return found
+
+
+def first(rows: tuple[ComparedLayer, ...]) -> dict[str, Any] | None:
+    found = diagnose([row.layer() for row in rows]).first
+    return {name: str(getattr(found, name)) for name in ("operator", "step", "why")} if found else None
+
+
+def main() -> None:
+    folder = Path.cwd()
+    bench = Bench(folder)
+    program, place = bench.compile("Several")
+    simulator, again = bench.run(place, "simulator"), bench.run(place, "again")
+    other = bench.run(place, "other", scale=-0.5)
+    ours = compare_layers(program, simulator, again)
+    told: dict[str, Any] = {
+        "several": {
+            "ours": plain(ours), "official": official(program, simulator), "first": first(ours),
+            "notes": program.notes, "missing": missing_layers(program, ours),
+            "other device": first(compare_layers(program, simulator, other)),
+            "graph": {node.name: node.inputs for node in program.nodes},
+        }
+    }  # fmt: skip
+    program, place = bench.compile("Outlier")
+    rows = compare_layers(program, bench.run(place, "simulator"), None)
+    told["outlier"] = {"first": first(rows), "ours": plain(rows), "notes": program.notes}
+    for name in ("Between", "Raises"):
+        told[name.lower()] = msgspec.to_builtins(Debugger().serve(bench.request(name, (2, 4))))
+    print(json.dumps(told))  # noqa: T201
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

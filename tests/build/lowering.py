@@ -1,0 +1,105 @@
+"""Lowers a few graphs to HTP, some with operators that HTP is told to leave alone, and prints what became of them.
+
+Prints the compile specs of a few targets as well, decoded, and what becomes of a compilation for the GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import torch
+from executorch.backends.qualcomm.partition.utils import generate_qnn_executorch_option
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.serialization.qc_schema_serialize import flatbuffer_to_option
+from executorch.backends.qualcomm.utils.utils import (
+    generate_htp_compiler_spec,
+    generate_qnn_executorch_compiler_spec,
+    to_edge_transform_and_lower_to_qnn,
+)
+
+from farm.build.delegation import read_delegation, require_whole_graph
+from farm.build.flow import Stopwatch
+from farm.build.key import toolchain_versions
+from farm.build.qualcomm import FLOW, compiler_specs
+from farm.errors import DelegationError, FarmError
+from farm.suites import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+INPUTS = (torch.ones(1, 8),)
+
+
+class Chain(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.sigmoid(x + 1.0) * 2.0)
+
+
+class End(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(torch.relu(x + 1.0))
+
+
+class Sums(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + x) * x + x
+
+
+def lower(module: torch.nn.Module, left: Iterable[str] = ()) -> dict[str, object]:
+    specs = generate_qnn_executorch_compiler_spec(
+        soc_model=QcomChipset.SM8850, backend_options=generate_htp_compiler_spec(use_fp16=True)
+    )
+    edge = to_edge_transform_and_lower_to_qnn(module.eval(), INPUTS, specs, skip_node_op_set=set(left))
+    delegation = read_delegation(edge.exported_program().graph_module)
+    verdict = ""
+    try:
+        require_whole_graph("lpai", delegation)
+    except DelegationError as error:
+        verdict = str(error)
+    return {**delegation._asdict(), "verdict": verdict}
+
+
+def specs_of(target: Target, *, virtual: bool = False) -> dict[str, object]:
+    versions = toolchain_versions("any", virtual=virtual)
+    options = flatbuffer_to_option(generate_qnn_executorch_option(compiler_specs(target, versions)))
+    return asdict(options)
+
+
+def compile_for_gpu() -> str:
+    try:
+        FLOW(Chain(), [INPUTS], Target("SM8650", "gpu", "fp16"), toolchain_versions("any"), Stopwatch())
+    except FarmError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+LPAI = (
+    ("affinity", "hard"), ("client_perf_type", "non_real_time"), ("core_selection", "2"), ("fps", "9"),
+    ("ftrt_ratio", "30"), ("lpai_fps", "77"),
+)  # fmt: skip
+GPU = (("precision", "hybrid"), ("use_memory_optimizations", "false"), ("use_weight_sharing", "true"))
+HTP = (("htp_performance_mode", "balanced"), ("profile_level", "optrace"), ("use_dlbc", "true"))
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({
+        "graphs": {
+            "whole": lower(Chain()),
+            "split": lower(Chain(), ["aten.sigmoid.default"]),
+            "end": lower(End(), ["aten.sigmoid.default"]),
+            "nothing": lower(Sums(), ["aten.add.Tensor", "aten.mul.Tensor"]),
+        },
+        "specs": {
+            "lpai": specs_of(Target("SM8850", "lpai", "8a8w")),
+            "lpai virtual": specs_of(Target("SM8850", "lpai", "8a8w"), virtual=True),
+            "lpai options": specs_of(Target("SM8850", "lpai", "8a8w", LPAI)),
+            "gpu fp16": specs_of(Target("SM8650", "gpu", "fp16")),
+            "gpu fp32": specs_of(Target("SM8650", "gpu", "fp32")),
+            "gpu options": specs_of(Target("SM8650", "gpu", "fp16", GPU)),
+            "htp fp16": specs_of(Target("SM8650", "htp", "fp16")),
+            "htp options": specs_of(Target("SM8650", "htp", "8a8w", HTP)),
+        },
+        "gpu": compile_for_gpu(),
+    }))  # fmt: skip

@@ -1,0 +1,122 @@
+"""The figures of `farm debug`, of real programs on the real simulator, against ExecuTorch's own Inspector."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from farm.build.debug_process import DebugProcess
+from farm.build.debug_protocol import CompileRequest, WireGap, from_wire, to_wire
+from farm.processes import Supervisor
+from farm.suites import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from farm.engine.toolchain import Toolchain
+
+DEBUGGING = Path(__file__).with_name("debugging.py")
+EDGE, QUANTIZED = "edge_after_transform/forward", "quantized/forward"
+
+
+@pytest.fixture(scope="module")
+def told(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What debugging.py prints: it runs where torch may be imported."""
+    done = subprocess.run(
+        [sys.executable, str(DEBUGGING)], env={**os.environ, **tools.env}, cwd=tmp_path_factory.mktemp("debug"),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(("reference", "step"), [(EDGE, "inspector"), (QUANTIZED, "compiler")])
+def test_every_delegated_node_has_the_figures_of_the_official_inspector(
+    told: dict[str, Any], reference: str, step: str
+) -> None:
+    several = told["several"]
+    official = several["official"][reference]
+    names = ("convolution_default", "relu_default", "convolution_default_1", "add_tensor", "view_copy_default")
+    assert {f"aten_{name}" for name in (*names, "linear_default")} == official.keys()
+    ours = {name: gaps[step] for name, gaps in several["ours"].items() if step in gaps}
+    assert ours.keys() == official.keys()
+    for name, figures in official.items():
+        assert ours[name][:3] == pytest.approx(figures, rel=1e-6, abs=1e-12), name
+
+
+def test_a_program_that_is_in_order_diverges_nowhere(told: dict[str, Any]) -> None:
+    several = told["several"]
+    assert several["first"] is None
+    assert several["missing"] == []
+    # The layers end in the outputs of the FP32 module and of the quantized module.
+    assert several["notes"] == []
+    assert several["graph"]["aten_add_tensor"] == ["aten_convolution_default_1", "aten_relu_default"]
+    for name, gaps in several["ours"].items():
+        assert 30 < gaps["quantization"][1] < 60, name
+
+
+def test_the_same_program_twice_is_equal_layer_by_layer(told: dict[str, Any]) -> None:
+    for gaps in told["several"]["ours"].values():
+        assert gaps.get("device", [0.0, math.inf, 1.0, 0.0]) == [0.0, math.inf, 1.0, 0.0]
+    assert sum("device" in gaps for gaps in told["several"]["ours"].values()) >= 6
+
+
+def test_a_device_that_computes_something_else_is_the_cause(told: dict[str, Any]) -> None:
+    # What stands in for it is the simulator with other inputs.
+    other = told["several"]["other device"]
+    assert (other["operator"], other["step"]) == ("aten.convolution.default", "device")
+
+
+def test_a_range_that_one_outlier_takes_is_named_as_quantization(told: dict[str, Any]) -> None:
+    first = told["outlier"]["first"]
+    assert (first["operator"], first["step"]) == ("aten.clamp.default", "quantization")
+    assert "its inputs" in first["why"]
+
+
+def test_a_program_with_two_outputs_is_compared(told: dict[str, Any]) -> None:
+    """The Inspector of ExecuTorch 1.5 by itself fails over one."""
+    compared = [name for name, gaps in told["outlier"]["ours"].items() if "compiler" in gaps]
+    assert {"aten_convolution_default", "aten_relu_default", "aten_clamp_default"} <= set(compared)
+
+
+def test_a_program_in_several_partitions_is_refused_with_what_parts_it(told: dict[str, Any]) -> None:
+    reply = told["between"]
+    assert (reply["ok"], reply["refused"], reply["infra"]) == (False, True, False)
+    assert "the program has 2 partitions" in reply["reason"]
+    assert "aten.erf.default x1" in reply["reason"]
+
+
+def test_what_a_module_raises_is_a_reply_in_one_line(told: dict[str, Any]) -> None:
+    reply = told["raises"]
+    assert (reply["ok"], reply["refused"], reply["infra"]) == (False, False, False)
+    assert reply["reason"] == "ValueError: no such shape"
+
+
+def test_a_compiler_that_crashes_or_takes_too_long_is_a_reply(tools: Toolchain, tmp_path: Path) -> None:
+    case = Case("s", "c", "torch.nn:ReLU", (InputSpec(shape=(1,)),))
+    request = CompileRequest(Job(case, Target("SM8650", "htp", "8a8w")), tools.versions, 0, str(tmp_path / "out"))
+    with Supervisor() as supervisor:
+        process = DebugProcess(supervisor, tools.env, tmp_path / "one.log")
+        process.send(request)
+        ended = process.receive(0.01)
+        process = DebugProcess(supervisor, tools.env, tmp_path / "two.log")
+        process.send(request)
+        os.kill(supervisor.find("debugger").pid, signal.SIGSEGV)
+        crashed = process.receive(120)
+    assert (ended.ok, ended.infra) == (False, False)
+    assert "did not finish in 0.01 s" in ended.reason
+    assert (crashed.ok, crashed.infra, crashed.reason) == (False, False, "the compiler crashed (SIGSEGV)")
+
+
+@pytest.mark.parametrize("value", [None, 0.0, -1.5, 1e300, math.inf, -math.inf])
+def test_a_figure_comes_through_json_as_it_was(value: float | None) -> None:
+    gap = WireGap(to_wire(value), to_wire(value), to_wire(value))
+    assert from_wire(msgspec.json.decode(msgspec.json.encode(gap), type=WireGap).mse) == value
+    assert to_wire(math.nan) is None

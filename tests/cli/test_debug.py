@@ -1,0 +1,122 @@
+"""What `farm debug` prints, and what it says to names and targets that cannot be. Nothing is compiled here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.cli.debug import _csv, _json, _text
+from farm.engine.debug import DebuggedLayer, DebugOutcome, describe
+from farm.results.attempt import Attempt, Stage, Step, Verdict
+from farm.results.layers import INPUT, Gap, Layer, diagnose
+
+if TYPE_CHECKING:
+    from farm_home import FarmHome
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["quantized_ops/conv2e[SM8650-htp-8a8w]"], "did you mean 'conv2d'?"),
+        (["quantized_op/conv2d[SM8650-htp-8a8w]"], "did you mean 'quantized_ops'?"),
+        (["quantized_ops/conv2d[SM8651-htp-8a8w]"], "did you mean 'SM8650'?"),
+        (["quantized_ops/conv2d[SM8650-htp-8a8x]"], "unknown precision '8a8x'"),
+        (["quantized_ops/conv2d[SM8650-htp-16a2w]"], "did you mean"),
+        (["quantized_ops/conv2d[SM8650-xnnpack-fp32]"], "HTP simulator"),
+        (["quantized_ops/conv2d[SM8650-htp-8a8w-use_dlbd=true]"], "did you mean 'use_dlbc'?"),
+        (["quantized_ops/conv2d[SM8650-htp-8a8w-use_dlbc=true,false]"], "one job is debugged at a time"),
+        (["quantized_ops/conv2d[SM8650-htp-8a8w]", "--soc", "SM8650"], "has a target already"),
+        (["quantized_ops/conv2d[SM8650]"], "expected SoC-htp-precision"),
+        (["quantized_ops/conv2d[SM8650-htp-8a8w"], "names no job"),
+        (["quantized_ops"], "names no job"),
+        (["quantized_ops/conv2d"], "name the SoC with --soc"),
+        (["quantized_ops/conv2d", "--soc", "SM8650"], "several precisions"),
+        (["quantized_ops/conv2d[SM8650-htp-8a8w]", "--sample", "7"], "there is no sample 7"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_exit_2(home: FarmHome, arguments: list[str], said: str) -> None:
+    done = home.farm("debug", *arguments, "--virtual")
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not home.state.exists()
+
+
+def test_without_a_device_nothing_is_recorded_and_it_says_what_to_do(home: FarmHome, tmp_path: Path) -> None:
+    from farm.devices.adb_server import start_adb_server
+    from farm.processes import Supervisor
+
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, tmp_path / "adb")
+        done = home.farm(
+            "debug", "smoke/gelu[SM8650-htp-8a8w]", env={"ANDROID_ADB_SERVER_PORT": str(server.port)}, timeout_s=300
+        )
+    assert done.returncode == 4, done.stderr
+    assert "no attached device is a SM8650" in done.stderr
+    assert "--virtual, without the device's column" in done.stderr
+    assert "interrupted" not in done.stdout
+
+
+def gap(db: float, mse: float = 0.00012345) -> Gap:
+    return Gap(mse, db, 0.99987, 2.0)
+
+
+def outcome(*, device: bool) -> DebugOutcome:
+    """A convolution that the compiler breaks, under a name that is as long as such names are."""
+    name = "aten__native_batch_norm_legit_no_training_default_12"
+    known = list(Step) if device else [Step.QUANTIZATION, Step.COMPILER]
+    good = {step: gap(40.0) for step in known}
+    layers = [
+        Layer("x", INPUT, (), {Step.QUANTIZATION: gap(43.0)}),
+        Layer("aten_view_copy_default", "aten.view_copy.default", ("x",), {**good, Step.COMPILER: Gap(0, math.inf, 1)}),
+        Layer(name, "aten.norm", ("aten_view_copy_default",), {**good, Step.COMPILER: gap(-3.25, 12345.0)}),
+        Layer("fused", "aten.relu.default", (name,), {}),
+    ]
+    diagnosis = diagnose(layers)
+    assert diagnosis.first is not None
+    attempt = Attempt("s/c[SM8650-htp-8a8w]", Verdict.FAILED, Stage.NUMERICS, describe(diagnosis.first))
+    return DebugOutcome(
+        job_id=attempt.job_id,
+        run_id="20261121-000000-abcdef",
+        exit_code=1,
+        attempt=attempt,
+        layers=tuple(DebuggedLayer(layer, gap(39.0)) for layer in layers),
+        diagnosis=diagnosis,
+        devices={"simulator": "virtual-SM8650-0", **({"device": "R58M1"} if device else {})},
+        seconds={"total": 1.0},
+        report=Path("report.html"),
+    )
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_the_table_fits_80_columns_and_has_all_figures_of_every_step(*, device: bool) -> None:
+    lines = _text(outcome(device=device), 0)
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert ("device: none was asked for" in text) != device
+    assert text.count("12345") == 0
+    broken = lines[next(n for n, line in enumerate(lines) if line.startswith("> ")) + device]
+    assert broken.split()[-6 if device else -3 :][:3] == ["1.2e+04", "-3.2", "0.9999"]
+    assert "equal" in text
+    assert "  fused" not in text
+    assert "likely cause: compiler (SQNR -3.2 dB, its inputs equal)" in text
+
+
+def test_csv_and_json_have_every_layer_and_figure() -> None:
+    rows = list(csv.DictReader(io.StringIO(_csv(outcome(device=True)))))
+    assert [row["layer"] for row in rows][-1] == "fused"
+    assert rows[1]["compiler_sqnr_db"] == "inf"
+    assert rows[2]["compiler_mse"] == "12345.0"
+    assert rows[2]["compiler_diverges"] == "True"
+    assert rows[2]["inspector_sqnr_db"] == "39.0"
+    assert rows[3]["compiler_mse"] == ""
+    told = json.loads(_json(outcome(device=True), 3))
+    assert (told["schema"], told["sample"], told["first"]["step"]) == (1, 3, "compiler")
+    assert told["layers"][1]["compiler"]["sqnr_db"] == "inf"
+    assert told["layers"][3]["device"] is None

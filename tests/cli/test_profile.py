@@ -1,0 +1,107 @@
+"""`farm profile` on a real run: rows, comparison, trace and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from farm_home import FarmHome
+
+if TYPE_CHECKING:
+    import subprocess
+
+JOB = "smoke/conv2d[SM8650-htp-8a8w]"
+RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "-k", "conv2d")
+
+
+@pytest.fixture(scope="module")
+def profiled(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
+    """A home with two runs that kept profiles, and a newer one that did not."""
+    folder = tmp_path_factory.mktemp("profiled")
+    (folder / "cwd").mkdir()
+    home = FarmHome(farm_cache, folder / "state", folder / "cwd")
+    for profile in ("detailed", "detailed", "auto"):
+        done = home.farm(*RUN, "--profile", profile, timeout_s=300)
+        assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    return home
+
+
+def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    return lines
+
+
+def test_the_newest_profile_is_a_table(profiled: FarmHome) -> None:
+    lines = lines_of(profiled.farm("profile", "smoke/conv2d", "--limit", "3"))
+    assert lines[0] == JOB
+    assert "passed, 3 inferences" in lines[1]
+    assert "virtual device virtual-SM8650-0" in lines[2]
+    assert "VIRTUAL" in lines[3]
+    text = "\n".join(lines)
+    for word in ("cycles", "share", "QnnBackend[0]", "DELEGATE_CALL", "4 more", "all 7", "kept: etdump"):
+        assert word in text
+    assert "Traceback" not in text
+
+
+def test_json_has_every_row_and_says_of_which_run(profiled: FarmHome) -> None:
+    done = profiled.farm("profile", "smoke/conv2d", "--run", "latest~2", "--json")
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert document["schema"] == 1
+    (profile,) = document["profiles"]
+    assert (profile["job_id"], profile["device_kind"]) == (JOB, "virtual")
+    nodes = [row for row in profile["operators"] if row["unit"] == "cycles" and "OpId" in row["node"]]
+    assert sum(row["share"] for row in nodes) == pytest.approx(1)
+    assert {row["n"] for row in nodes} == {3}
+    newest = json.loads(profiled.farm("profile", JOB, "--json").stdout)["profiles"][0]
+    assert newest["run_id"] > profile["run_id"]
+
+
+def test_two_runs_are_compared_node_by_node(profiled: FarmHome) -> None:
+    text = "\n".join(lines_of(profiled.farm("profile", "--diff", "latest~2", "latest~1")))
+    assert JOB in text
+    assert "before" in text
+    assert "aten_convolution_default" in text
+    assert "A run is one sample" in text.replace("\n  ", " ")
+    assert "two runs of one program on the simulator often differ by half" in text
+    assert "differs:" not in text
+    document = json.loads(profiled.farm("profile", "smoke", "--diff", "latest~2", "latest~1", "--json").stdout)
+    (job,) = document["jobs"]
+    assert job["refused"] == ""
+    assert all(node["before"] and node["after"] for node in job["nodes"])
+
+
+def test_a_trace_and_the_files_are_written(profiled: FarmHome) -> None:
+    done = profiled.farm("profile", JOB, "--trace", "out/trace.json", "--artifacts", "out/files")
+    assert done.returncode == 0, done.stderr
+    trace = json.loads((profiled.cwd / "out" / "trace.json").read_text())
+    names = {event["name"] for event in trace["traceEvents"]}
+    assert {"DELEGATE_CALL", "Method::execute", "Output OpId_3"} <= names
+    assert trace["otherData"]["job"] == JOB
+    (kept,) = (profiled.cwd / "out" / "files").iterdir()
+    assert kept.name == "etdump.etdp"
+    assert b"ED00" in kept.read_bytes()[:12]
+    again = profiled.farm("profile", JOB, "--artifacts", "out/files")
+    assert (again.returncode, "name another folder" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "which JOB?"),
+        (("smoke/conv3d",), "did you mean 'smoke/conv2d'"),
+        (("smoke/conv2d", "--run", "latest"), "has no profile of smoke/conv2d: 'farm run --profile detailed'"),
+        (("smoke/conv2d", "--run", "nonsense"), "unknown run 'nonsense'"),
+        (("--diff", "latest~1", "latest"), "has no profile of *"),
+        (("--diff", "latest~2", "latest~1", "--trace", "x.json"), "--diff takes two runs"),
+        (("smoke/conv2d", "--trace", "/proc/x/y.json"), "cannot write /proc/x/y.json"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_exit_code_2(profiled: FarmHome, arguments: tuple[str, ...], said: str) -> None:
+    done = profiled.farm("profile", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,106 @@
+"""Root through a real adb server: adbd starts anew, the device goes away and comes back."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.devices.adb import AdbTransport
+from farm.devices.adb_host import AdbHost
+from farm.devices.adb_server import AdbServer, start_adb_server
+from farm.devices.root import ensure_root, user_id
+from farm.errors import DeviceError, DeviceTimeoutError
+from farm.processes import Supervisor
+from farm.virtual.boot import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[str, AdbServer, Supervisor]]]:
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, tmp_path / "adb")
+
+        def start(build: str) -> tuple[str, AdbServer, Supervisor]:
+            [device] = boot(supervisor, server, ["SM8850"], tmp_path, build=build)
+            return device.serial, server, supervisor
+
+        yield start
+
+
+def test_adbd_of_a_userdebug_build_becomes_root_and_the_device_comes_back(
+    start: Callable[[str], tuple[str, AdbServer, Supervisor]],
+) -> None:
+    serial, server, _ = start("userdebug")
+    transport = AdbTransport(serial, server.port)
+    ended: list[Exception] = []
+    started = threading.Event()
+
+    def run_meanwhile() -> None:
+        process = transport.start(["sh", "-c", "echo started; sleep 600"])
+        process.receive(30)
+        started.set()
+        try:
+            process.receive(60)
+        except DeviceError as error:
+            ended.append(error)
+
+    meanwhile = threading.Thread(target=run_meanwhile)
+    meanwhile.start()
+    assert started.wait(30)
+    assert user_id(transport) == 2000
+    assert ensure_root(serial, server.port) is True
+    assert user_id(transport) == 0
+    assert transport.run(["getprop", "service.adb.root"], timeout_s=10).stdout == b"1\n"
+    meanwhile.join(60)
+    # What ran before has ended: adbd really went away.
+    assert "the connection ended before the program did" in str(ended)
+    assert ensure_root(serial, server.port) is False
+    # `adb root` of others finds it so as well.
+    with AdbHost(server.port).open(serial, "root:", timeout_s=10) as stream:
+        assert stream.recv(100) == b"adbd is already running as root\n"
+
+
+def test_a_device_that_is_root_from_the_start_is_left_alone(
+    start: Callable[[str], tuple[str, AdbServer, Supervisor]],
+) -> None:
+    serial, server, _ = start("rooted-already")
+    assert ensure_root(serial, server.port) is False
+    assert AdbTransport(serial, server.port).run(["id"], timeout_s=10).stdout.startswith(b"uid=0(root) ")
+
+
+def test_a_production_build_is_refused_with_what_adbd_says(
+    start: Callable[[str], tuple[str, AdbServer, Supervisor]],
+) -> None:
+    serial, server, _ = start("user")
+    with pytest.raises(DeviceError, match=r"adbd cannot run as root in production builds.*userdebug or eng"):
+        ensure_root(serial, server.port)
+    assert AdbTransport(serial, server.port).run(["getprop", "ro.debuggable"], timeout_s=10).stdout == b"0\n"
+
+
+def test_a_device_that_does_not_come_back_is_said_so(
+    start: Callable[[str], tuple[str, AdbServer, Supervisor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serial, server, supervisor = start("userdebug")
+
+    def dies(_host: AdbHost, serial: str) -> str:
+        supervisor.find(serial).terminate()
+        return "restarting adbd as root"
+
+    monkeypatch.setattr("farm.devices.root._ask_for_root", dies)
+    with pytest.raises(DeviceTimeoutError, match="asked to start anew as root, and 0.5 s later it is not there"):
+        ensure_root(serial, server.port, timeout_s=0.5)
+
+
+def test_a_device_that_says_nothing_sensible_about_its_user_is_an_error(
+    start: Callable[[str], tuple[str, AdbServer, Supervisor]], tmp_path: Path
+) -> None:
+    serial, server, _ = start("userdebug")
+    (tmp_path / serial / "system/bin/id").write_text("#!/bin/sh\nprintf '0\\033[31m; rm'\n")
+    with pytest.raises(DeviceError, match="does not say which user") as caught:
+        ensure_root(serial, server.port)
+    assert "\033" not in str(caught.value)

@@ -1,0 +1,188 @@
+"""`farm debug` as a user calls it: real compiler, real simulator behind a virtual device, real store."""
+
+from __future__ import annotations
+
+import csv
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from farm_home import FarmHome, processes_of
+
+from farm.build.debug_protocol import Reply
+from farm.config import load_config
+from farm.engine.debug import DebugRequest, debug
+from farm.engine.debug_job import find_job
+from farm.errors import UsageError
+from farm.results.attempt import Stage, Step, Verdict
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from farm.store.view import RunView
+
+SUITE = """
+[suite]
+name = "wrong"
+description = "Programs that go wrong where it is known."
+precisions = ["8a8w", "16a8w"]
+
+[case.broken]
+module = ".models:Broken"
+inputs = [{ shape = [1, 3, 4, 4] }]
+precisions = ["8a8w"]
+"""
+# What QNN is given of the second convolution is half as much again as what the module has.
+MODELS = """
+import torch
+from executorch.backends.qualcomm.builders import op_conv
+
+class Broken(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Conv2d(3, 4, 3, padding=1)
+        self.two = torch.nn.Conv2d(4, 4, 3, padding=1)
+        original = op_conv.get_parameter
+        def scaled(node, program):
+            value = original(node, program)
+            if tuple(value.shape) != tuple(self.two.weight.shape):
+                return value
+            return (value.float() * 1.5).clamp(-127, 127).round().to(value.dtype)
+        op_conv.get_parameter = scaled
+    def forward(self, x):
+        return torch.relu(self.two(torch.relu(self.one(x))))
+"""
+
+
+def started(home: FarmHome) -> dict[int, str]:
+    """Return the processes of this home's `farm debug`: other tests may share its cache."""
+    marks = (str(home.state), "/virtual/debug-", "farm.build.debugger")
+    return {pid: line for pid, line in processes_of(home).items() if any(mark in line for mark in marks)}
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    folder = tmp_path / "wrong"
+    folder.mkdir()
+    (folder / "suite.toml").write_text(SUITE)
+    (folder / "models.py").write_text(MODELS)
+    return folder
+
+
+def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite: Path) -> None:
+    table = home.cwd / "layers.csv"
+    done = home.farm("debug", f"{suite}/broken[SM8650-htp-8a8w]", "--virtual", "--csv", str(table), timeout_s=300)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert "first divergence: aten_convolution_default_1 (aten.convolution.default)" in lines
+    assert any(line.startswith("likely cause: compiler (SQNR ") for line in lines)
+    assert [line.split()[1] for line in lines if line.startswith("> ")] == ["aten_convolution_default_1"]
+    assert "device: none was asked for; the simulator is all that ran" in lines
+    assert max(map(len, lines[:-1])) <= 80
+    for step in ("imports", "quantize", "lower", "simulator", "compare", "total"):
+        assert f" {step}\n" in done.stderr
+
+    rows = {row["layer"]: row for row in csv.DictReader(table.open())}
+    assert [name for name, row in rows.items() if row["compiler_diverges"] == "True"] == ["aten_convolution_default_1"]
+    assert 5 < float(rows["aten_convolution_default_1"]["compiler_sqnr_db"]) < 15
+    assert float(rows["aten_relu_default"]["compiler_sqnr_db"]) > 30
+    assert {row["device_mse"] for row in rows.values()} == {""}
+
+    with open_store(f"sqlite:///{home.state / 'farm.db'}", readonly=True) as store:
+        view = store.run_view(store.resolve_run("latest"))
+    assert view.exit_code == 1
+    assert view.command.startswith("farm debug")
+    assert view.fingerprint["debug"]
+    [job] = view.jobs
+    [attempt] = job.attempts
+    assert (job.id, attempt.verdict) == ("wrong/broken[SM8650-htp-8a8w]", Verdict.FAILED)
+    assert "aten_convolution_default_1" in attempt.reason
+    [marked] = [row for row in attempt.layers if row.diverges]
+    assert (marked.layer, marked.step) == ("aten_convolution_default_1", Step.COMPILER)
+    shown = home.farm("report", "latest", "--json")
+    assert '"aten_convolution_default_1"' in shown.stdout
+    assert not list((home.cache / "virtual").glob("debug-*"))
+
+
+def test_ctrl_c_ends_it_all_and_says_so(home: FarmHome, suite: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "farm.cli.main", "debug", f"{suite}/broken[SM8650-htp-8a8w]", "--virtual"],
+        env=home.env, cwd=home.cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "virtual device" in line:
+            break
+    # Its compiler is loading torch.
+    assert any("farm.build.debugger" in command for command in started(home).values())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert "interrupted" in process.stdout.read()
+    deadline = time.monotonic() + 30
+    while started(home) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert started(home) == {}
+    assert not list((home.cache / "virtual").glob("debug-*"))
+    with open_store(f"sqlite:///{home.state / 'farm.db'}", readonly=True) as store:
+        view = store.run_view(store.resolve_run("latest"))
+    assert (view.exit_code, view.jobs[0].attempts) == (130, ())
+
+
+class CompilerStub:
+    """Stands in for the compiler process: what it does not compile takes as long as what it does."""
+
+    reply = Reply(ok=False)
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def send(self, request: object) -> None:
+        pass
+
+    def receive(self, timeout_s: float) -> Reply:
+        del timeout_s
+        return self.reply
+
+
+@pytest.fixture
+def stubbed(suite: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Reply], tuple[int, RunView]]:
+    monkeypatch.setattr("farm.build.debug_process.DebugProcess", CompilerStub)
+
+    def run(reply: Reply) -> tuple[int, RunView]:
+        monkeypatch.setattr(CompilerStub, "reply", reply)
+        config = load_config()
+        job = find_job(config, f"{suite}/broken[SM8650-htp-8a8w]")
+        said = reply.reason
+        try:
+            code = debug(config, DebugRequest(job=job, virtual=True), say=lambda _text: None).exit_code
+        except UsageError as error:
+            code, said = error.exit_code, str(error)
+        assert reply.reason in said
+        with open_store(config.store_url, readonly=True) as store:
+            return code, store.run_view(store.resolve_run("latest"))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict", "code"),
+    [
+        (Reply(ok=False, reason="ValueError: no such shape"), Verdict.FAILED, 1),
+        (Reply(ok=False, reason="the compiler process ended with signal 9", infra=True), Verdict.INFRA, 4),
+        (Reply(ok=False, reason="the program has 2 partitions", refused=True), Verdict.SKIPPED, 2),
+    ],
+    ids=["fails", "killed", "refused"],
+)
+def test_what_is_not_compiled_is_recorded_with_its_reason_and_its_exit_code(
+    stubbed: Callable[[Reply], tuple[int, RunView]], reply: Reply, verdict: Verdict, code: int
+) -> None:
+    returned, view = stubbed(reply)
+    [attempt] = view.jobs[0].attempts
+    assert (returned, view.exit_code) == (code, code)
+    assert (attempt.verdict, attempt.stage, attempt.reason) == (verdict, Stage.BUILD, reply.reason)

@@ -1,0 +1,108 @@
+"""What a run measures besides latency, on the simulator: options, profiles, the heap that it does not have."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from farm_home import FarmHome
+
+RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d and 8a8w", "--virtual", "1", "--json")
+
+
+@pytest.fixture(scope="module")
+def home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
+    folder = tmp_path_factory.mktemp("measurements")
+    (folder / "cwd").mkdir()
+    return FarmHome(farm_cache, folder / "state", folder / "cwd")
+
+
+def view_of(home: FarmHome, *arguments: str) -> dict[str, Any]:
+    done = home.farm(*RUN, *arguments, timeout_s=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    view: dict[str, Any] = json.loads(done.stdout)
+    return view
+
+
+def test_each_option_set_is_a_target_and_a_series_of_its_own(home: FarmHome) -> None:
+    view = view_of(home, "--option", "htp_performance_mode=burst,balanced")
+    [one, two] = sorted(job["id"] for job in view["jobs"])
+    assert one.endswith("-8a8w-htp_performance_mode=balanced]")
+    assert two.endswith("-8a8w-htp_performance_mode=burst]")
+    keys = {job["attempts"][0]["bundle_key"] for job in view["jobs"]}
+    assert len(keys) == 1, "an option of the runner needs no other bundle"
+    history = json.loads(home.farm("history", one, "--metric", "latency", "--json").stdout)
+    assert {point["job_id"] for point in history["points"]} == {one}
+
+
+def test_a_run_for_the_heap_says_that_the_simulator_has_none(home: FarmHome) -> None:
+    [job] = view_of(home, "--heap")["jobs"]
+    [attempt] = job["attempts"]
+    assert [row["metric"] for row in attempt["measurements"]] == ["host_peak_memory"]
+    [peak] = attempt["measurements"][0]["samples"]
+    assert 10 << 20 < peak < 4 << 30
+    assert any("the simulator has no DSP" in note for note in attempt["notes"])
+
+
+def test_a_detailed_profile_is_kept_with_every_node_and_its_etdump(home: FarmHome) -> None:
+    [job] = view_of(home, "--profile", "detailed")["jobs"]
+    [attempt] = job["attempts"]
+    rows = attempt["operators"]
+    assert any("convolution" in row["node"] for row in rows)
+    shares = [row["share"] for row in rows if row["unit"] == "cycles"]
+    assert sum(shares) == pytest.approx(1.0)
+    kept = [path for path in (home.state / "artifacts").glob("*/*/*") if path.is_file()]
+    assert [b"ED00" in path.read_bytes()[:12] for path in kept] == [True]
+    assert "profile" not in json.loads(home.farm("report", "--json").stdout)["fingerprint"], "it costs nothing here"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--option", "htp_performance_mode=fast"), "unknown value of option htp_performance_mode 'fast'"),
+        (("--option", "lpai_fps=5"), "option lpai_fps is for lpai, not for the htp backend"),
+        (("--heap", "--backend", "xnnpack"), "--heap is for the htp backend"),
+        (("--heap", "--profile", "detailed"), "--heap measures nothing else"),
+        (("--profile", "optrace", "--backend", "xnnpack"), "--profile optrace is for the htp backend"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_runs(
+    home: FarmHome, arguments: tuple[str, ...], said: str
+) -> None:
+    done = home.farm(*RUN, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_a_timeline_of_the_sdk_is_kept_as_its_tools_wrote_it(home: FarmHome, tmp_path: Path) -> None:
+    """With stubs of the tools, which only an SDK has: the compiler, its schematic and the graph are real."""
+    refused = home.farm(*RUN, "--profile", "optrace")
+    assert refused.returncode == 2
+    assert "needs the tools of a QNN SDK" in refused.stderr
+    stubs = Path(__file__).parent
+    for name, stub in {
+        "bin/x86_64-linux-clang/qnn-net-run": stubs / "qnn_net_run_stub.py",
+        "bin/x86_64-linux-clang/qnn-profile-viewer": stubs / "qnn_profile_viewer_stub.py",
+        "lib/x86_64-linux-clang/libQnnHtpOptraceProfilingReader.so": stubs / "qnn_profile_viewer_stub.py",
+        "lib/x86_64-linux-clang/libQnnHtpNetRunExtensions.so": stubs / "qnn_profile_viewer_stub.py",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(stub, tmp_path / name)
+    done = home.farm(*RUN, "--profile", "optrace", env={"QNN_SDK_ROOT": str(tmp_path)}, timeout_s=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    [job] = json.loads(done.stdout)["jobs"]
+    assert job["id"].endswith("-8a8w-profile_level=optrace]")
+    assert not [note for note in job["attempts"][0]["notes"] if "optrace" in note]
+    files = home.cwd / "files"
+    kept = home.farm("profile", job["id"], "--artifacts", str(files))
+    assert kept.returncode == 0, kept.stderr
+    [timeline] = files.glob("*optrace_0.json")
+    assert "forward_0.bin of" in json.loads(timeline.read_text())["log"]
+    assert json.loads(timeline.read_text())["log"].endswith("SoC 57, 1 inputs, optrace")
+    assert {path.name for path in files.iterdir()} == {
+        "etdump.etdp", "forward_schematic.bin", "qnn-profiling-data_0.log", "optrace_0.json",
+        "optrace_0_qnn_htp_analysis_summary.json",
+    }  # fmt: skip

@@ -1,0 +1,270 @@
+// A stub of QNN's libQnnLpai.so for x86_64: it has LPAI's backend id, versions and manners, takes LPAI's
+// custom configs and writes each down, and gives everything else to the libQnnHtp.so of this machine.
+//
+// Built by the tests with STUB_HTP_LIBRARY (which library does the work), STUB_LOG (which file takes the
+// notes, one line each) and STUB_SOC_MODEL (QNN's number of the SoC). It says that it does not know two of
+// HTP's operators, one of which has weights. Numbers below are LPAI's of QNN 2.37.
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdarg>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <set>
+
+namespace {
+
+constexpr uint32_t kBackendId = 12;
+constexpr uint32_t kBackendVersion[3] = {2, 20, 0};
+constexpr uint64_t kErrorSystem = 1000;
+
+// Positions in QnnInterface_t's table of functions, which is part of QNN's ABI.
+enum Entry : size_t {
+  kBackendCreate = 1,
+  kBackendGetApiVersion = 3,
+  kBackendValidateOpConfig = 7,
+  kContextCreate = 9,
+  kContextCreateFromBinary = 13,
+  kGraphCreate = 15,
+  kGraphSetConfig = 17,
+  kGraphFinalize = 19,
+  kGraphRetrieve = 20,
+  kDeviceCreate = 40,
+  kEntries = 72,
+};
+
+struct Interface {
+  uint32_t backend_id;
+  const char* provider;
+  uint32_t core_version[3];
+  uint32_t backend_version[3];
+  void* entries[kEntries];
+};
+static_assert(offsetof(Interface, entries) == 40, "QnnInterface_t has a 40-byte header");
+
+// Qnn{Backend,Context,Graph,Device}_Config_t begin alike: which option, and for option 0 a pointer.
+struct Config {
+  uint32_t option;
+  void* custom;
+};
+constexpr uint32_t kCustom = 0;
+
+struct LpaiCustomConfig {
+  uint32_t option;
+  void* config;
+};
+constexpr uint32_t kHardware = 0;
+constexpr uint32_t kPerformance = 201;
+constexpr uint32_t kCoreAffinity = 301;
+constexpr uint32_t kPrepare = 10001;
+
+struct SocConfig {  // QnnHtpDevice_CustomConfig_t as QNN 2.37 has it, which the bridge translates.
+  uint32_t option;
+  uint32_t soc_model;
+};
+
+struct OpConfig {  // Qnn_OpConfig_t, version 1
+  uint32_t version;
+  const char* name;
+  const char* package;
+  const char* type;
+  uint64_t rest[6];  // numbers and addresses of parameters, inputs and outputs
+};
+static_assert(sizeof(OpConfig) == 80, "it travels on the stack, whole");
+constexpr const char* kUnknownTypes[] = {"Gelu", "Prelu"};
+constexpr uint64_t kErrorOpNotSupported = 3110;
+
+const Interface* real = nullptr;
+std::mutex mutex;
+std::set<void*> retrieved;
+
+template <typename Function>
+Function original(Entry entry) {
+  return reinterpret_cast<Function>(real->entries[entry]);
+}
+
+void note(const char* format, ...) {
+  char line[512];
+  va_list arguments;
+  va_start(arguments, format);
+  int size = std::vsnprintf(line, sizeof line - 1, format, arguments);
+  va_end(arguments);
+  if (size < 0) return;
+  if (size > static_cast<int>(sizeof line) - 2) size = sizeof line - 2;
+  line[size++] = '\n';
+  const int file = open(STUB_LOG, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  if (file < 0) return;
+  if (write(file, line, static_cast<size_t>(size)) != size) std::perror("lpai stub: " STUB_LOG);
+  close(file);
+}
+
+const char* program() {
+  static char name[64] = "";
+  if (name[0] == '\0') {
+    const int file = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
+    const ssize_t size = file < 0 ? -1 : read(file, name, sizeof name - 1);
+    if (file >= 0) close(file);
+    if (size > 0) name[size - 1] = '\0';
+  }
+  return name;
+}
+
+// Write down what is meant for LPAI. What else there may be is written down as well, by its number alone.
+void note_configs(const char* call, const Config* const* configs) {
+  for (size_t i = 0; configs != nullptr && configs[i] != nullptr; ++i) {
+    if (configs[i]->option != kCustom || configs[i]->custom == nullptr) {
+      note("%s %s option=%u", program(), call, configs[i]->option);
+      continue;
+    }
+    const auto* custom = static_cast<const LpaiCustomConfig*>(configs[i]->custom);
+    const auto* words = static_cast<const uint32_t*>(custom->config);
+    if (custom->option == kHardware && words != nullptr) {
+      note("%s %s target=%u hardware=%u", program(), call, words[0], words[1]);
+    } else if (custom->option == kPerformance && words != nullptr) {
+      note("%s %s fps=%u ftrt_ratio=%u client_perf_type=%u", program(), call, words[0], words[1], words[2]);
+    } else if (custom->option == kCoreAffinity && words != nullptr) {
+      note("%s %s affinity=%u core_selection=%u", program(), call, words[0], words[1]);
+    } else if (custom->option == kPrepare) {
+      note("%s %s prepare", program(), call);
+    } else {
+      note("%s %s custom=%u", program(), call, custom->option);
+    }
+  }
+}
+
+// LPAI's caller makes no device on a host; HTP needs one that says which SoC it is.
+void* device() {
+  static void* handle = [] {
+    SocConfig soc{0, STUB_SOC_MODEL};
+    Config config{kCustom, &soc};
+    const Config* configs[] = {&config, nullptr};
+    void* made = nullptr;
+    const auto error = original<uint64_t (*)(void*, const Config**, void**)>(kDeviceCreate)(nullptr, configs, &made);
+    if (error != 0) note("%s device_create error=%lu", program(), static_cast<unsigned long>(error));
+    return made;
+  }();
+  return handle;
+}
+
+uint64_t backend_create(void* logger, const Config** configs, void** backend) {
+  note_configs("backend_create", configs);
+  return original<decltype(&backend_create)>(kBackendCreate)(logger, nullptr, backend);
+}
+
+struct ApiVersion {
+  uint32_t core[3];
+  uint32_t backend[3];
+};
+
+uint64_t backend_get_api_version(ApiVersion* version) {
+  const auto error = original<decltype(&backend_get_api_version)>(kBackendGetApiVersion)(version);
+  if (error == 0) {
+    for (int i = 0; i < 3; ++i) version->backend[i] = kBackendVersion[i];
+  }
+  return error;
+}
+
+uint64_t backend_validate_op_config(void* backend, OpConfig config) {
+  for (const char* type : kUnknownTypes) {
+    if (config.type != nullptr && std::strcmp(config.type, type) == 0) return kErrorOpNotSupported;
+  }
+  return original<decltype(&backend_validate_op_config)>(kBackendValidateOpConfig)(backend, config);
+}
+
+uint64_t context_create(void* backend, void*, const Config** configs, void** context) {
+  note_configs("context_create", configs);
+  return original<decltype(&context_create)>(kContextCreate)(backend, device(), nullptr, context);
+}
+
+uint64_t context_create_from_binary(
+    void* backend, void*, const Config** configs, const void* binary, uint64_t size, void** context, void* profile) {
+  note_configs("context_create_from_binary", configs);
+  return original<decltype(&context_create_from_binary)>(kContextCreateFromBinary)(
+      backend, device(), nullptr, binary, size, context, profile);
+}
+
+uint64_t graph_create(void* context, const char* name, const Config** configs, void** graph) {
+  note_configs("graph_create", configs);
+  return original<decltype(&graph_create)>(kGraphCreate)(context, name, nullptr, graph);
+}
+
+uint64_t graph_set_config(void*, const Config** configs) {
+  note_configs("graph_set_config", configs);
+  return 0;
+}
+
+uint64_t graph_retrieve(void* context, const char* name, void** graph) {
+  const auto error = original<decltype(&graph_retrieve)>(kGraphRetrieve)(context, name, graph);
+  if (error == 0) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    retrieved.insert(*graph);
+  }
+  return error;
+}
+
+// LPAI finalizes a graph that came out of a binary as well, HTP refuses to.
+uint64_t graph_finalize(void* graph, void* profile, void* signal) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (retrieved.count(graph) != 0) {
+      note("%s graph_finalize", program());
+      return 0;
+    }
+  }
+  return original<decltype(&graph_finalize)>(kGraphFinalize)(graph, profile, signal);
+}
+
+uint64_t device_create(void*, const Config** configs, void** handle) {
+  note_configs("device_create", configs);
+  *handle = device();
+  return *handle == nullptr ? kErrorSystem : 0;
+}
+
+uint64_t load(const Interface*** list) {
+  // As ExecuTorch opens it, so that what HTP's own libraries look for in the global scope is there.
+  void* library = dlopen(STUB_HTP_LIBRARY, RTLD_NOW | RTLD_GLOBAL);
+  if (library == nullptr) {
+    std::fprintf(stderr, "lpai stub: %s\n", dlerror());
+    return kErrorSystem;
+  }
+  using GetProviders = uint64_t (*)(const Interface***, uint32_t*);
+  const auto get_providers = reinterpret_cast<GetProviders>(dlsym(library, "QnnInterface_getProviders"));
+  const Interface** providers = nullptr;
+  uint32_t count = 0;
+  if (get_providers == nullptr || get_providers(&providers, &count) != 0 || count != 1) return kErrorSystem;
+  real = providers[0];
+  static Interface own = *real;
+  own.backend_id = kBackendId;
+  own.provider = "STUB_LPAI";
+  for (int i = 0; i < 3; ++i) own.backend_version[i] = kBackendVersion[i];
+  own.entries[kBackendCreate] = reinterpret_cast<void*>(&backend_create);
+  own.entries[kBackendGetApiVersion] = reinterpret_cast<void*>(&backend_get_api_version);
+  own.entries[kBackendValidateOpConfig] = reinterpret_cast<void*>(&backend_validate_op_config);
+  own.entries[kContextCreate] = reinterpret_cast<void*>(&context_create);
+  own.entries[kContextCreateFromBinary] = reinterpret_cast<void*>(&context_create_from_binary);
+  own.entries[kGraphCreate] = reinterpret_cast<void*>(&graph_create);
+  own.entries[kGraphSetConfig] = reinterpret_cast<void*>(&graph_set_config);
+  own.entries[kGraphRetrieve] = reinterpret_cast<void*>(&graph_retrieve);
+  own.entries[kGraphFinalize] = reinterpret_cast<void*>(&graph_finalize);
+  own.entries[kDeviceCreate] = reinterpret_cast<void*>(&device_create);
+  static const Interface* pointers[] = {&own};
+  *list = pointers;
+  return 0;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) uint64_t QnnInterface_getProviders(
+    const Interface*** list, uint32_t* count) {
+  static const Interface** own = nullptr;
+  static const uint64_t error = load(&own);
+  if (error != 0) return error;
+  *list = own;
+  *count = 1;
+  return 0;
+}

@@ -1,0 +1,145 @@
+"""Root, files and options on a virtual device with an LPAI runtime, whose library is a stub."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from farm.build.bundle import load_bundle, read_tensor
+from farm.build.cache import BundleCache
+from farm.build.key import bundle_key
+from farm.build.pool import BuilderPool
+from farm.build.protocol import Reply, Request
+from farm.config import load_config
+from farm.devices.adb import AdbTransport
+from farm.devices.root import user_id
+from farm.engine.fleet import Fleet, allocate
+from farm.engine.toolchain import prepare
+from farm.errors import DeviceError
+from farm.execution.session import DeviceSession, RunnerOptions
+from farm.options import runtime_flags
+from farm.processes import Supervisor
+from farm.profiles import find_soc
+from farm.suites import Job, Target, load_suite
+from farm.virtual import boot as boot_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import StubSdk
+
+    from farm.build.bundle import Bundle
+
+SUITE = Path(__file__).with_name("lpai_cases") / "suite.toml"
+
+COMPILED_IN = (
+    ("affinity", "hard"),
+    ("client_perf_type", "non_real_time"),
+    ("core_selection", "2"),
+    ("fps", "9"),
+    ("ftrt_ratio", "30"),
+)
+AT_RUN_TIME = (
+    ("lpai_affinity", "soft"),
+    ("lpai_client_perf_type", "real_time"),
+    ("lpai_core_selection", "1"),
+    ("lpai_fps", "4"),
+    ("lpai_ftrt_ratio", "20"),
+)
+
+
+@pytest.fixture(scope="module")
+def bundle(farm_cache: Path, stub_sdk: StubSdk, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The case `block`, compiled by a real builder process for the LPAI of a virtual SM8850."""
+    scratch = tmp_path_factory.mktemp("bundle")
+    with pytest.MonkeyPatch.context() as patch, Supervisor() as supervisor:
+        patch.setenv("FARM_CACHE_DIR", str(farm_cache))
+        patch.setenv("QNN_SDK_ROOT", str(stub_sdk.root))
+        tools = prepare(load_config(), note=lambda _line: None, virtual=True)
+        case = next(case for case in load_suite(SUITE).cases if case.name == "block")
+        job = Job(case, Target("SM8850", "lpai", "8a8w", COMPILED_IN))
+        key = bundle_key(job, tools.versions)
+        replies: list[Reply] = []
+        pool = BuilderPool(
+            [Request(job, key, tools.versions, str(scratch / "log"))], width=1, cache_root=farm_cache, env=tools.env,
+            supervisor=supervisor, log_folder=scratch, timeout_s=300, on_start=lambda _key: None,
+            on_done=replies.append,
+        )  # fmt: skip
+        pool.start()
+        pool.join()
+    assert replies[0].ok, replies[0].reason
+    return load_bundle(BundleCache(farm_cache).folder(key))
+
+
+@pytest.fixture
+def give_devices(
+    stub_sdk: StubSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], Fleet]]:
+    """Allocates one virtual SM8850 of a build, as a run with the lpai backend does."""
+    monkeypatch.setenv("QNN_SDK_ROOT", str(stub_sdk.root))
+    start = boot_module.boot
+    with Supervisor() as supervisor:
+
+        def give(build: str) -> Fleet:
+            monkeypatch.setattr(boot_module, "boot", partial(start, build=build))
+            return allocate(load_config(), [find_soc("SM8850")], 1, "lpai", supervisor, tmp_path / "devices")
+
+        yield give
+
+
+def test_a_userdebug_device_is_root_when_it_is_given(give_devices: Callable[[str], Fleet]) -> None:
+    fleet = give_devices("userdebug")
+    assert fleet.runtimes["SM8850"].needs_root
+    assert user_id(AdbTransport(fleet.devices[0].serial, fleet.devices[0].adb_port)) == 0
+
+
+def test_a_device_with_a_production_build_is_refused(give_devices: Callable[[str], Fleet]) -> None:
+    with pytest.raises(DeviceError, match=r"virtual-SM8850-0: root is needed.*cannot run as root in production builds"):
+        give_devices("user")
+
+
+def test_files_and_options_arrive(
+    give_devices: Callable[[str], Fleet], bundle: Bundle, stub_sdk: StubSdk, tmp_path: Path
+) -> None:
+    fleet = give_devices("userdebug")
+    [device] = fleet.devices
+    runtime = fleet.runtimes["SM8850"]
+    session = DeviceSession(AdbTransport(device.serial, device.adb_port), runtime, "run", device.serial)
+    try:
+        stub_sdk.forget()
+        plain = RunnerOptions(iterations=1, warm_up=0)
+        first = session.execute("first", session.stage(bundle), tmp_path / "first", plain)
+        assert first.error == "", first.stderr
+        [folder] = (tmp_path / "devices" / device.serial).glob("data/local/tmp/farm/run-*/runtime")
+        on_device = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        assert on_device == set(runtime.files)
+        # What LPAI needs and nothing of HTP's: the stub has that from this machine.
+        assert {name for name in on_device if name.startswith("libQnn")} == {
+            "libQnnLpai.so", "libQnnLpaiSkel.so", "libQnnSystem.so",
+        }  # fmt: skip
+        assert stub_sdk.told("farm_runner") == [
+            "backend_create target=0 hardware=6",
+            "graph_set_config fps=9 ftrt_ratio=30 client_perf_type=2",
+            "graph_set_config affinity=2 core_selection=2",
+            "graph_finalize",
+        ]
+        stub_sdk.forget()
+        flags = runtime_flags(Target("SM8850", "lpai", "8a8w", (*COMPILED_IN, *AT_RUN_TIME)))
+        options = RunnerOptions(iterations=1, warm_up=0, flags=flags)
+        second = session.execute("second", session.stage(bundle), tmp_path / "second", options)
+        assert second.error == "", second.stderr
+        assert stub_sdk.told("farm_runner")[1:3] == [
+            "graph_set_config fps=4 ftrt_ratio=20 client_perf_type=1",
+            "graph_set_config affinity=1 core_selection=1",
+        ]
+    finally:
+        session.close()
+    [spec] = bundle.manifest.outputs
+    step = np.abs(bundle.reference("quantized", 0, 0)).max() / 100
+    for name in ("first", "second"):
+        output = read_tensor(tmp_path / name / "output_0_0.raw", spec)
+        np.testing.assert_allclose(output, bundle.reference("quantized", 0, 0), atol=step)

@@ -1,0 +1,121 @@
+"""`farm run --backend lpai` as a user calls it, on a virtual device, with a stub of an SDK that has LPAI."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from farm_home import wait_for_no_process
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from conftest import StubSdk
+    from farm_home import FarmHome
+
+SUITE = Path(__file__).with_name("lpai_cases")
+
+
+def run(
+    home: FarmHome, sdk: Path, *words: str, soc: str = "SM8850", suite: Path | str = SUITE
+) -> subprocess.CompletedProcess[str]:
+    arguments = ("run", "--soc", soc, "--suite", str(suite), "--backend", "lpai", "--virtual", "1", *words)
+    return home.farm(*arguments, env={"QNN_SDK_ROOT": str(sdk)}, timeout_s=300)
+
+
+def test_two_option_sets_all_the_way(home: FarmHome, stub_sdk: StubSdk) -> None:
+    stub_sdk.forget()
+    done = run(home, stub_sdk.root, "--option", "lpai_fps=5,10", "--option", "core_selection=1", "--json")
+    assert done.returncode == 1, done.stderr
+    last = {job["id"]: job["attempts"][-1] for job in json.loads(done.stdout)["jobs"]}
+    assert len(last) == 6
+    for fps in ("5", "10"):
+        options = f"[SM8850-lpai-8a8w-core_selection=1-lpai_fps={fps}]"
+        block = last[f"lpai_cases/block{options}"]
+        assert block["verdict"] == "passed"
+        # What it was compiled to, executed by HTP's simulator for want of another, is right.
+        assert all(found["sqnr_db"] > 30 for found in block["comparisons"])
+        counters = {found["metric"]: found["samples"] for found in block["measurements"] if found["exact"]}
+        assert (counters["partitions"], counters["fallback_ops"]) == ([1], [2])
+        for case, became, operator in (
+            ("split", "became 2 partitions", "aten.gelu.default"),
+            ("weights", "could not be lowered", "aten.prelu.default"),
+        ):
+            refused = last[f"lpai_cases/{case}{options}"]
+            assert (refused["verdict"], refused["stage"]) == ("failed", "build")
+            assert refused["reason"] == (
+                f"DelegationError: the lpai backend runs whole graphs only: this one {became}, with {operator} left "
+                "for the CPU; replace what it does not support, or run the case on htp"
+            )
+    # A process of the runner for each set of run-time options; what was compiled in is the same for both.
+    runner = stub_sdk.told("farm_runner")
+    assert [line for line in runner if "fps" in line] == [
+        "graph_set_config fps=5 ftrt_ratio=10 client_perf_type=1",
+        "graph_set_config fps=10 ftrt_ratio=10 client_perf_type=1",
+    ]
+    assert {line for line in runner if "affinity" in line} == {"graph_set_config affinity=1 core_selection=1"}
+    # The device is this machine: x86 is 0, V6 is 6.
+    assert {line for line in runner if "backend_create" in line} == {"backend_create target=0 hardware=6"}
+    assert wait_for_no_process(home) == {}
+
+
+@pytest.mark.parametrize(
+    ("soc", "words", "said"),
+    [
+        ("SM8650", (), "SM8650 has no lpai backend: legal are "),
+        ("SM8850", ("--precision", "fp16"), "the lpai backend does not run fp16: legal are 8a8w, "),
+        ("SM8850", ("--option", "fps=0"), "option fps=0: expected a number from 1"),
+        (
+            "SM8850",
+            ("--option", "htp_performance_mode=burst"),
+            "option htp_performance_mode is for htp, not for the lpai",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    home: FarmHome, stub_sdk: StubSdk, soc: str, words: tuple[str, ...], said: str
+) -> None:
+    done = run(home, stub_sdk.root, *words, soc=soc)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (home.state / "runs").exists()
+
+
+def _without_library(sdk: Path) -> None:
+    (sdk / "lib/x86_64-linux-clang/libQnnLpai.so").unlink()
+
+
+def _with_unsigned_skel(sdk: Path) -> None:
+    skels = sdk / "lib/lpai-v6"
+    shutil.copy(skels / "unsigned/libQnnLpaiSkel.so", skels / "signed/libQnnLpaiSkel.so")
+
+
+def _without_skel(sdk: Path) -> None:
+    shutil.rmtree(sdk / "lib/lpai-v6/signed")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_without_library, r"libQnnLpai\.so"),
+        (_with_unsigned_skel, r"signed/libQnnLpaiSkel\.so.*not signed"),
+        (_without_skel, r"signed/libQnnLpaiSkel\.so.*farm sign"),
+    ],
+)
+def test_an_sdk_that_lacks_something_is_refused(
+    home: FarmHome, stub_sdk: StubSdk, tmp_path: Path, spoil: Callable[[Path], None], said: str
+) -> None:
+    sdk = tmp_path / "spoilt-stub-sdk"
+    shutil.copytree(stub_sdk.root, sdk, symlinks=True)
+    spoil(sdk)
+    done = run(home, sdk)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    [line] = [line for line in done.stderr.splitlines() if "libQnnLpai" in line]
+    assert re.search(said, line), line
+    assert wait_for_no_process(home) == {}

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from farm.report.profile import Change, change_lines, changes, job_changes, profile_lines
+from farm.results.attempt import OperatorProfile
+from farm.store.records import ProfileRecord
+
+
+def node(name: str, p50: float, unit: str = "cycles", *, call: int = 0, spread: float = 0.1) -> OperatorProfile:
+    delegate = f"QnnBackend[{call}]"
+    return OperatorProfile(name, delegate, unit, 6, p50, p50 * (1 - spread), p50 * (1 + spread), 0.25)
+
+
+def sides(found: Sequence[Change]) -> list[tuple[str, float | None, float | None]]:
+    return [(one.node, one.before and one.before.p50, one.after and one.after.p50) for one in found]
+
+
+def test_nodes_are_paired_by_name_and_the_nth_with_the_nth() -> None:
+    before = [node("a", 1), node("a", 2), node("b", 3), node("a", 4, call=1), node("a", 5, "us")]
+    after = [node("b", 30), node("a", 10), node("a", 20), node("a", 40, call=1), node("a", 50, "us")]
+    assert sides(changes(before, after)) == [("b", 3, 30), ("a", 1, 10), ("a", 2, 20), ("a", 4, 40), ("a", 5, 50)]
+
+
+def test_a_node_with_another_number_of_qnn_is_the_same_node() -> None:
+    before = [node("aten_relu_default:OpId_29", 10), node("Input OpId_2", 1), node("kept:OpId_7", 5)]
+    after = [node("aten_relu_default:OpId_31", 20), node("Input OpId_4", 2), node("kept:OpId_7", 6)]
+    assert sides(changes(before, after)) == [
+        ("aten_relu_default:OpId_31", 10, 20), ("Input OpId_4", 1, 2), ("kept:OpId_7", 5, 6),
+    ]  # fmt: skip
+
+
+def test_nodes_that_came_and_went_are_told() -> None:
+    gone, same, new = changes([node("x", 1), node("y", 2)], [node("y", 2), node("z", 3)])[::-1]
+    assert sides([new, same, gone]) == [("y", 2, 2), ("z", None, 3), ("x", 1, None)]
+    assert (gone.ratio, gone.difference) == (None, -1)
+
+
+def test_ranges_that_overlap_are_not_told_apart() -> None:
+    (near,) = changes([node("a", 100)], [node("a", 115)])
+    (far,) = changes([node("a", 100)], [node("a", 150)])
+    (zero,) = changes([node("a", 0)], [node("a", 7)])
+    assert (near.told_apart, near.ratio) == (False, 1.15)
+    assert (far.told_apart, far.ratio) == (True, 1.5)
+    assert (zero.told_apart, zero.ratio) == (True, None)
+
+
+LONG = node("quantized_decomposed_quantize_per_tensor_default:OpId_" + "1" * 60, 9e12)
+ROWS = [node("small", 1.0), LONG, node("DELEGATE_CALL", 5e9, "ns"), node("whole call: QNN (execute) time", 12.0, "us")]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    lines = profile_lines(ROWS, 20, width) + change_lines(changes(ROWS, ROWS[1:]), 20, width)
+    assert max(map(len, lines)) <= width
+    assert any("OpId_" in line or "…1111" in line for line in lines)
+
+
+def test_a_table_is_sorted_by_share_and_says_what_it_leaves_out() -> None:
+    lines = profile_lines([node(f"n{n}", n) for n in range(1, 7)], 2)
+    assert [line.split()[0] for line in lines] == ["node", "n6", "n5", "4", "all"]
+    assert lines[3].split() == ["4", "more", "10", "47.6%"]
+    assert lines[-1].split() == ["all", "6", "21"]
+
+
+def test_what_is_said_of_whole_calls_is_in_no_sum() -> None:
+    lines = profile_lines(ROWS, 20)
+    assert "  what the delegate says of whole calls" in lines[-2]
+    assert lines[-1].split() == ["QNN", "(execute)", "time", "QnnBackend[0]", "12", "us"]
+    assert not any(line.split()[:2] == ["all", "1"] and "12" in line for line in lines)
+
+
+def test_terminal_escapes_in_names_are_not_passed_on() -> None:
+    assert "\x1b" not in "".join(profile_lines([node("\x1b[31mred\u202e", 1)], 20))
+
+
+def record(**changes: object) -> ProfileRecord:
+    facts: dict[str, object] = {
+        "job_id": "s/c[x]",
+        "backend": "htp",
+        "run_id": "before",
+        "time_ms": 1,
+        "facts": {"qnn": "2.50", "farm": "1"},
+        "case_version": "v",
+        "device": "phone-1",
+        "device_kind": "hardware",
+        "verdict": "passed",
+        "operators": (node("a", 1),),
+        "artifacts": (),
+    }
+    return ProfileRecord(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+def test_what_else_is_different_is_told() -> None:
+    after = record(run_id="after", facts={"qnn": "2.51", "torch": "2"}, case_version="w", device="phone-2")
+    (one,) = job_changes([record(), record(job_id="other")], [after, record(job_id="new")])
+    assert one.comparable
+    assert one.differences == (
+        "farm: 1 -> –",  # noqa: RUF001
+        "qnn: 2.50 -> 2.51",
+        "torch: – -> 2",  # noqa: RUF001
+        "device: phone-1 -> phone-2",
+        "the case: what is measured is another test",
+    )
+    assert job_changes([record()], [record()])[0].differences == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"device_kind": "virtual"}, "before on hardware device, after on virtual device"),
+        ({"operators": ()}, "kept files of it, but no rows"),
+        ({"operators": (node("a", 1, "us"),)}, "no unit in common"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(changed: dict[str, object], reason: str) -> None:
+    (one,) = job_changes([record()], [msgspec.structs.replace(record(), **changed)])
+    assert not one.comparable
+    assert reason in one.refused
+    assert one.nodes == ()

@@ -1,0 +1,174 @@
+"""Traces are what the Trace Event Format asks for, and say what is measured and what is only laid out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farm.report.trace import BY_CLOCK, IN_PROPORTION, chrome_trace
+from farm.results.etdump import Block, ProfileEvent
+
+FACTS = {"job": "s/c[x]", "run": "20260101-000000-abcdef", "device_kind": "virtual"}
+
+
+def event(name: str, start: int, end: int, instruction: int = 0, *, inside: bool = False) -> ProfileEvent:
+    return ProfileEvent(name, start, end, 0, instruction, inside, None)
+
+
+def qnn(name: str, value: int, instruction: int = 0) -> ProfileEvent:
+    return event(name, 0, value, instruction, inside=True)
+
+
+LOAD = Block("Default", (event("Method::init", 1_000, 4_000),))
+INFERENCE = Block(
+    "Execute",
+    (
+        qnn("Accelerator (execute) time (cycles)", 400),
+        qnn("Input OpId_2 (cycles)", 100),
+        qnn("aten_relu_default:OpId_9 (cycles)", 300),
+        qnn("QNN (execute) time (us)", 7),
+        event("DELEGATE_CALL", 10_000, 18_001),
+        event("native_call_sin.out", 20_000, 20_500, 1),
+        event("OPERATOR_CALL", 19_500, 21_000, 1),
+        event("Method::execute", 9_000, 22_000),
+    ),
+)
+
+
+def checked(blocks: Iterable[Block]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a trace as a reader loads it, and its complete events, after checking it against the format."""
+    trace = json.loads(msgspec.json.encode(chrome_trace(list(blocks), FACTS, ["QnnBackend"])))
+    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    assert all(isinstance(value, str) for value in trace["otherData"].values())
+    named = set()
+    for one in trace["traceEvents"]:
+        assert isinstance(one["name"], str)
+        assert one["name"]
+        assert isinstance(one["pid"], int)
+        assert isinstance(one["tid"], int)
+        if one["ph"] == "M":
+            assert one["name"] in ("process_name", "thread_name")
+            assert isinstance(one["args"]["name"], str)
+            named.add(one["tid"])
+        else:
+            assert one["ph"] == "X"
+            assert one["cat"] in ("runtime", "node")
+            assert one["ts"] >= 0
+            assert one["dur"] >= 0
+            assert isinstance(one["args"], dict)
+    complete = [one for one in trace["traceEvents"] if one["ph"] == "X"]
+    assert {one["tid"] for one in complete} <= named
+    return trace, complete
+
+
+def spans(events: Iterable[dict[str, Any]], track: int) -> list[tuple[str, int, int]]:
+    return [
+        (one["name"], round(one["ts"] * 1000), round((one["ts"] + one["dur"]) * 1000))
+        for one in events
+        if one["tid"] == track
+    ]
+
+
+def nested(found: list[tuple[str, int, int]]) -> bool:
+    """Whether of any two spans that overlap, one contains the other: what a track can show."""
+    return all(
+        end <= other
+        or other_end <= start
+        or (start <= other and other_end <= end)
+        or (other <= start and end <= other_end)
+        for n, (_, start, end) in enumerate(found)
+        for _, other, other_end in found[:n]
+    )
+
+
+def test_what_the_runtime_timed_is_where_it_was() -> None:
+    _, complete = checked([LOAD, INFERENCE])
+    runtime = spans(complete, 1)
+    assert runtime == [
+        ("Method::init", 0, 3_000),
+        ("DELEGATE_CALL", 9_000, 17_001),
+        ("native_call_sin.out", 19_000, 19_500),
+        ("OPERATOR_CALL", 18_500, 20_000),
+        ("Method::execute", 8_000, 21_000),
+    ]
+    assert nested(runtime)
+
+
+def test_nodes_share_their_call_by_value_and_say_so() -> None:
+    trace, complete = checked([LOAD, INFERENCE, INFERENCE])
+    assert spans(complete, 2)[:2] == [
+        ("Input OpId_2", 9_000, 11_000),
+        ("aten_relu_default:OpId_9", 11_000, 17_001),
+    ]
+    nodes = [one for one in complete if one["cat"] == "node"]
+    assert [one["args"] for one in nodes[:2]] == [
+        {"cycles": 100, "placed": IN_PROPORTION},
+        {"cycles": 300, "placed": IN_PROPORTION},
+    ]
+    assert "warm-ups included" in trace["otherData"]["executions"]
+    assert IN_PROPORTION in trace["otherData"]["placed"]
+    (call,) = {
+        json.dumps(one["args"], sort_keys=True)
+        for one in complete
+        if one["args"].get("block") == "Execute 1" and one["name"] == "DELEGATE_CALL"
+    }
+    assert json.loads(call)["QNN (execute) time (us)"] == 7
+    tracks = {one["tid"]: one["args"]["name"] for one in trace["traceEvents"] if one["name"] == "thread_name"}
+    assert tracks == {1: "runtime", 2: "inside of QnnBackend[0]"}
+
+
+def test_nodes_with_times_of_their_own_stay_where_their_delegate_says_unless_that_is_outside() -> None:
+    nodes = (event("Convolution #1", 10_100, 12_000, inside=True), event("Add #1", 12_000, 13_000, inside=True))
+    call = event("DELEGATE_CALL", 10_000, 18_000)
+    _, complete = checked([Block("Execute", (*nodes, call))])
+    assert spans(complete, 2) == [("Convolution #1", 100, 2_000), ("Add #1", 2_000, 3_000)]
+    assert {one["args"]["placed"] for one in complete if one["tid"] == 2} == {BY_CLOCK}
+    late = event("DELEGATE_CALL", 11_000, 13_900)
+    _, complete = checked([Block("Execute", (*nodes, late))])
+    assert spans(complete, 2) == [("Convolution #1", 0, 1_900), ("Add #1", 1_900, 2_900)]
+    assert {one["args"]["placed"] for one in complete if one["tid"] == 2} == {IN_PROPORTION}
+
+
+def test_a_call_repeated_in_an_inference_has_its_own_nodes() -> None:
+    twice = tuple(
+        one
+        for n in range(2)
+        for one in (qnn(f"x:OpId_{n} (cycles)", 5), event("DELEGATE_CALL", 1_000 * n, 1_000 * n + 500))
+    )
+    _, complete = checked([Block("Execute", twice)])
+    assert spans(complete, 2) == [("x:OpId_0", 0, 500), ("x:OpId_1", 1_000, 1_500)]
+
+
+def test_an_empty_dump_is_a_trace_too() -> None:
+    _, complete = checked([])
+    assert complete == []
+
+
+_NUMBERS = st.integers(0, 2**64 - 1)
+_EVENTS = st.builds(
+    lambda name, a, b, instruction, inside: event(name, min(a, b), max(a, b), instruction, inside=inside),
+    st.sampled_from(["DELEGATE_CALL", "x:OpId_1 (cycles)", "x:OpId_1 (us)", "y (us)", "\0\x1b[31m", ""]),
+    _NUMBERS, _NUMBERS, st.integers(-(2**31), 2**31 - 1), st.booleans(),
+)  # fmt: skip
+
+
+@given(st.lists(st.lists(_EVENTS, max_size=6), max_size=3))
+def test_whatever_a_dump_says_the_trace_is_well_formed(blocks: list[list[ProfileEvent]]) -> None:
+    checked(Block("Execute\x1b", tuple(events)) for events in blocks)
+
+
+@pytest.mark.parametrize("values", [(0, 0), (0, 3), (1, 2**63)])
+def test_nodes_fill_their_call_and_stay_in_it(values: tuple[int, int]) -> None:
+    rows = tuple(qnn(f"x:OpId_{n} (cycles)", value) for n, value in enumerate(values))
+    _, complete = checked([Block("Execute", (*rows, event("DELEGATE_CALL", 5, 1_005)))])
+    found = spans(complete, 2)
+    assert found[0][1] == 0
+    assert found[-1][2] == (1_000 if sum(values) else 0)
+    assert nested(found)

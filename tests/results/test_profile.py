@@ -1,0 +1,248 @@
+"""The rows of a profile are what ExecuTorch's own Inspector says, and add up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farm.publish import published
+from farm.report.trace import chrome_trace
+from farm.results.attempt import OperatorProfile
+from farm.results.etdump import ETDumpError, read_etdump
+from farm.results.event_names import is_whole_call
+from farm.results.profile import OPERATOR_LIMIT, operator_rows, read_profile, timed_inferences
+from farm.results.runner_report import RunnerReport, parse_report
+
+from .conftest import LOAD_BLOCK, PATIENT, inference_block, write_etdump
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCRIPT = Path(__file__).with_name("official_profile.py")
+
+
+@pytest.fixture(scope="session")
+def official(farm_cache: Path) -> Path:
+    """The folder that official_profile.py fills."""
+    if find_spec("executorch") is None or find_spec("onnxruntime_qnn") is None:
+        pytest.skip("needs the extras build and simulator")
+    from farm.runtime.packages import package_version
+    from farm.runtime.runtime import simulator_runtime
+    from farm.runtime.simulator import host_sdk
+
+    runtime = simulator_runtime(farm_cache)
+    versions = "".join(package_version(name) for name in ("executorch", "torch", "onnxruntime-qnn"))
+    key = hashlib.sha256(SCRIPT.read_bytes() + versions.encode() + runtime.digest.encode()).hexdigest()[:16]
+
+    def fill(folder: Path) -> None:
+        device = folder / "device"
+        for name, path in runtime.files.items():
+            (device / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, device / name)
+        env = {**os.environ, **host_sdk(farm_cache).env}
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), str(device), str(folder)],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        shutil.rmtree(device)
+
+    return published(farm_cache / "official-profile" / key, fill)
+
+
+def report_of(folder: Path) -> RunnerReport:
+    return parse_report((folder / "result.json").read_bytes())
+
+
+def timed(raw: Sequence[float]) -> list[float]:
+    """What is left of two inferences with one warm-up and three iterations each."""
+    assert len(raw) == 8
+    return [*raw[1:4], *raw[5:8]]
+
+
+@pytest.mark.parametrize("name", ["htp", "xnnpack"])
+def test_every_delegated_node_has_the_figures_of_the_inspector(official: Path, name: str) -> None:
+    folder = official / name
+    profile = read_profile(folder, report_of(folder), ["Some"], operators=True)
+    events = [event for event in json.loads((folder / "inspector.json").read_text()) if event["block"] == "Execute"]
+    calls = sorted({event["instruction"] for event in events if event["name"] == "DELEGATE_CALL"})
+    assert len(calls) == {"htp": 2, "xnnpack": 1}[name]
+    expected = {}
+    for event in events:
+        text, _, unit = event["name"].removesuffix(")").rpartition(" (")
+        if event["delegated"] and name == "htp" and unit in ("cycles", "us"):
+            text = text if "OpId_" in text else f"whole call: {text}"
+            expected[f"Some[{calls.index(event['instruction'])}]", text, unit] = timed(event["raw"])
+        elif event["delegated"] and name == "xnnpack":
+            expected["Some[0]", event["name"], "ns"] = timed(event["raw"])
+        elif name == "htp" and event["name"] == "DELEGATE_CALL":
+            expected[f"Some[{calls.index(event['instruction'])}]", event["name"], "ns"] = timed(event["raw"])
+        elif event["name"].startswith("native_call_"):
+            expected["", event["name"], "ns"] = timed(event["raw"])
+    found = {(row.delegate, row.node, row.unit): row for row in profile.operators}
+    nodes = {key for key in expected if key[0] and key[1] != "DELEGATE_CALL" and not key[1].startswith("whole call")}
+    assert len(nodes) > 6
+    for layer in ("convolution", "relu", "add", "linear") if name == "htp" else ("Convolution", "Add", "Fully"):
+        assert any(layer in node for _, node, _ in nodes), layer
+    assert set(found) - set(expected) == {("", "Method::execute", "ns")} | (
+        {("Some[0]", "DELEGATE_CALL", "ns")} if name == "xnnpack" else set()
+    )
+    for key, raw in expected.items():
+        row = found[key]
+        assert (row.n, row.p50, row.least, row.greatest) == (6, statistics.median(raw), min(raw), max(raw)), key
+    if name == "htp":
+        [cycles] = profile.measurements
+        raws = [raw for key, raw in expected.items() if key in nodes]
+        assert cycles.samples == tuple(map(sum, zip(*raws, strict=True)))
+
+
+@pytest.mark.parametrize("name", ["htp", "xnnpack"])
+def test_times_of_the_runtimes_clock_add_up_to_the_inference(official: Path, name: str) -> None:
+    folder = official / name
+    blocks = timed_inferences(read_etdump((folder / "etdump.etdp").read_bytes()), report_of(folder))
+    assert blocks is not None
+    for block in blocks:
+        rows = [row for row in operator_rows([block]) if row.unit == "ns"]
+        [whole] = [event.value for event in block.events if event.name == "Method::execute"]
+        assert sum(row.p50 for row in rows) == whole
+        assert sum(row.share for row in rows) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["htp", "xnnpack"])
+def test_a_trace_has_every_execution_and_every_node_inside_of_its_call(official: Path, name: str) -> None:
+    blocks = read_etdump((official / name / "etdump.etdp").read_bytes())
+    events = [one for one in chrome_trace(blocks, {}, ["Some"])["traceEvents"] if one["ph"] == "X"]
+    assert sum(one["name"] == "Method::execute" for one in events) == 8
+    calls = [(one["ts"], one["ts"] + one["dur"]) for one in events if one["name"] == "DELEGATE_CALL"]
+    assert len(calls) == {"htp": 16, "xnnpack": 8}[name]
+    nodes = [one for one in events if one["cat"] == "node"]
+    assert len(nodes) > 8 * 6
+    for node in nodes:
+        start, end = node["ts"], node["ts"] + node["dur"]
+        assert any(begin - 1e-3 <= start and end <= last + 1e-3 for begin, last in calls)
+
+
+# What follows is about dumps that no runner wrote.
+
+CPU = [
+    {"name": "native_call_sin.out", "start": 120, "end": 150, "instruction": 0},
+    {"name": "OPERATOR_CALL", "start": 110, "end": 160, "instruction": 0},
+    {"name": "Method::execute", "start": 100, "end": 200, "instruction": 0},
+]
+
+
+def report(iterations: int, warm_up: int = 0) -> RunnerReport:
+    inference = {"line": 0, "warm_up_ns": [1] * warm_up, "iterations_ns": [1] * iterations}
+    facts = {"schema": 1, "ok": True, "exit_code": 0, "load_ns": 1, "inferences": [inference]}
+    return parse_report(json.dumps(facts).encode())
+
+
+def rows_of(*blocks: list[dict[str, Any]], delegates: Sequence[str] = ("QnnBackend",)) -> list[OperatorProfile]:
+    return list(operator_rows(read_etdump(write_etdump([("Execute", block) for block in blocks])), delegates))
+
+
+def test_a_kernel_and_what_the_runtime_itself_took() -> None:
+    kernel, runtime = rows_of(CPU)
+    assert (kernel.node, kernel.delegate, kernel.unit, kernel.p50, kernel.share) == (
+        "native_call_sin.out", "", "ns", 30.0, 0.3,
+    )  # fmt: skip
+    assert (runtime.node, runtime.p50, runtime.share) == ("Method::execute", 70.0, 0.7)
+
+
+def test_shares_are_of_the_medians_in_one_unit_and_leave_out_what_is_about_a_whole_call() -> None:
+    rows = rows_of(*(inference_block(a, 300)[1] for a in (100, 900, 100)))
+    shares = {row.node: (row.delegate, row.unit, row.share) for row in rows}
+    assert shares["aten_relu_default:OpId_0"][2] == 0.25
+    assert shares["aten_relu_default:OpId_1"][2] == 0.75
+    assert shares["whole call: Accelerator (execute) time"] == ("QnnBackend[0]", "cycles", 0.0)
+    assert shares["whole call: QNN (execute) time"] == ("QnnBackend[0]", "us", 0.0)
+    assert [row.node for row in rows if is_whole_call(row)] == [
+        "whole call: Accelerator (execute) time", "whole call: QNN (execute) time",
+    ]  # fmt: skip
+    assert "Num times yield occured" not in str(rows)
+
+
+def test_a_node_executed_twice_in_an_inference_counts_twice_and_one_that_is_not_there_is_not_zero() -> None:
+    event = {"delegate": "x:OpId_1 (cycles)", "end": 5, "instruction": 1}
+    (row,) = rows_of([event, event], [event], [])
+    assert (row.n, row.least, row.p50, row.greatest) == (2, 5.0, 7.5, 10.0)
+
+
+def test_a_delegates_clock_may_be_coarser_than_the_runtimes() -> None:
+    inside = {"delegate": "Convolution #1", "start": 0, "end": 1000, "instruction": 0}
+    call = {"name": "DELEGATE_CALL", "start": 100, "end": 900, "instruction": 0}
+    outer, node = rows_of([inside, call], delegates=("XnnpackBackend",))
+    assert (outer.node, outer.delegate, outer.p50) == ("DELEGATE_CALL", "XnnpackBackend[0]", 0.0)
+    assert (node.node, node.delegate, node.unit, node.share) == ("Convolution #1", "XnnpackBackend[0]", "ns", 1.0)
+
+
+def test_delegates_of_several_kinds_are_not_named() -> None:
+    event = {"delegate": "x:OpId_1 (cycles)", "end": 5, "instruction": 1}
+    (row,) = rows_of([event], delegates=("QnnBackend", "XnnpackBackend"))
+    assert row.delegate == "delegate[0]"
+
+
+def test_nothing_asked_for_says_nothing(tmp_path: Path) -> None:
+    profile = read_profile(tmp_path, report(1), operators=True)
+    assert (profile.measurements, profile.operators, profile.notes) == ((), (), ())
+
+
+def test_rows_come_only_when_they_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "etdump.etdp").write_bytes(write_etdump([LOAD_BLOCK, inference_block(3, 4)]))
+    without, with_rows = (read_profile(tmp_path, report(1), operators=asked) for asked in (False, True))
+    assert without.operators == ()
+    assert without.measurements == with_rows.measurements
+    assert [row.p50 for row in with_rows.operators if "OpId" in row.node] == [3.0, 4.0]
+
+
+def test_inferences_with_and_without_cycles_give_none(tmp_path: Path) -> None:
+    (tmp_path / "etdump.etdp").write_bytes(write_etdump([inference_block(3, 4), inference_block()]))
+    profile = read_profile(tmp_path, report(2))
+    assert (profile.measurements, profile.notes) == ((), ("no htp_cycles: 1 of 2 inferences have them",))
+
+
+def test_hostile_names_are_bounded_and_so_are_rows(tmp_path: Path) -> None:
+    evil = "\x1b[31m\u202e" + "x" * 100_000
+    events = [
+        {"delegate": f"{n}{evil if n < 3 else ''}:OpId_1 (cycles)", "end": 2**64 - 1} for n in range(OPERATOR_LIMIT + 5)
+    ]
+    (tmp_path / "etdump.etdp").write_bytes(write_etdump([("Execute", events)]))
+    profile = read_profile(tmp_path, report(1), [evil], operators=True)
+    assert len(profile.operators) == OPERATOR_LIMIT
+    assert f"the profile has {OPERATOR_LIMIT + 5} rows: the first {OPERATOR_LIMIT} are kept" in profile.notes
+    for row in profile.operators[:5]:
+        assert len(row.node) <= 200
+        assert len(row.delegate) <= 210
+        assert (row.node + row.delegate).isprintable()
+
+
+GOOD = write_etdump([LOAD_BLOCK, inference_block(826, 98405), ("Execute", CPU)])
+
+
+@settings(PATIENT, max_examples=200)
+@given(st.integers(0, len(GOOD) - 1), st.integers(0, 255), st.integers(0, len(GOOD) - 1), st.integers(0, 255))
+def test_rows_of_a_damaged_dump_are_finite(first: int, value: int, second: int, other: int) -> None:
+    data = bytearray(GOOD)
+    data[first], data[second] = value, other
+    try:
+        blocks = read_etdump(bytes(data))
+    except ETDumpError:
+        return
+    for row in operator_rows(blocks):
+        assert 0 <= row.least <= row.p50 <= row.greatest <= 2.0**67
+        assert 0 <= row.share <= 1

@@ -1,0 +1,297 @@
+"""For each backend and mode: the complete and exact list, and each wrong file refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from farm.config import Config
+from farm.errors import ConfigError, FarmError, IllegalTargetError, MissingToolError
+from farm.profiles import find_soc
+from farm.runtime import parts
+from farm.runtime.attached import attached_runtime, staged_runtime
+from farm.runtime.file_lists import device_parts
+from farm.runtime.inventory import inspect
+from farm.runtime.places import device_places
+from farm.runtime.runtime import lpai_host_parts, simulator_runtime
+from farm.runtime.signing import adopt
+from farm.runtime.staging import device_command, stage_into
+from farm.runtime.targets import TARGETS, Mode
+
+COMMON = {
+    "qnn_executor_runner": "{build}/examples/qualcomm/executor_runner",
+    "libqnn_executorch_backend.so": "{build}/backends/qualcomm",
+    "libQnnSystem.so": "{lib}",
+}
+HTP = {**COMMON, "libQnnHtp.so": "{lib}", "libQnnHtpPrepare.so": "{lib}"}
+DIRECT = {
+    "qnn_executor_direct_runner": "{build}/examples/qualcomm/direct_executor_runner",
+    "libqnn_executorch_stub.so": "{build}/examples/qualcomm/direct_executor_runner",
+}
+ON_DSP = (
+    "libqnn_executorch_backend.so",
+    "libqnn_executorch_skel.so",
+    "libQnnSystem.so",
+    "libc++.so.1",
+    "libc++abi.so.1",
+)
+LISTS: dict[tuple[str, str, Mode], dict[str, str]] = {
+    ("SM8650", "htp", "traditional"): {
+        **HTP,
+        "libQnnHtpV75Stub.so": "{lib}",
+        "libQnnHtpV75Skel.so": "{sdk}/lib/hexagon-v75/unsigned",
+    },
+    ("SM8850", "htp", "traditional"): {
+        **HTP,
+        "libQnnHtpV81Stub.so": "{lib}",
+        "libQnnHtpV81Skel.so": "{sdk}/lib/hexagon-v81/unsigned",
+    },
+    ("SM8650", "gpu", "traditional"): {**COMMON, "libQnnGpu.so": "{lib}"},
+    ("SM8850", "lpai", "traditional"): {
+        **COMMON,
+        "libQnnLpai.so": "{lib}",
+        "libQnnLpaiStub.so": "{lib}",
+        "libQnnLpaiSkel.so": "{sdk}/lib/lpai-v6/signed",
+    },
+    ("SM8650", "xnnpack", "traditional"): {"qnn_executor_runner": COMMON["qnn_executor_runner"]},
+    ("SM8650", "htp", "direct"): {
+        **DIRECT,
+        "libqnn_executorch_backend.so": "{direct}/backends/qualcomm",
+        "libqnn_executorch_skel.so": "{direct}/backends/qualcomm/qnn_executorch/direct_mode",
+        "libQnnHtpV75.so": "{sdk}/lib/hexagon-v75/unsigned",
+        "libQnnSystem.so": "{sdk}/lib/hexagon-v75/unsigned",
+        "libc++.so.1": "{tools}/Tools/target/hexagon/lib/v75/G0/pic",
+        "libc++abi.so.1": "{tools}/Tools/target/hexagon/lib/v75/G0/pic",
+    },
+    ("SM8850", "lpai", "direct"): {
+        **DIRECT,
+        "libQnnLpai.so": "{sdk}/lib/lpai-v6/signed",
+        **dict.fromkeys(ON_DSP, "{sdk}/lib/lpai-v6/signed"),
+    },
+}
+
+
+def _sign_for_direct(config: Config, elf: Any) -> None:
+    soc = find_soc("SM8850")
+    for part in device_parts(soc, "lpai", device_places(config, TARGETS["android-arm64"]), "direct"):
+        if part.unsigned and part.path:
+            part.path.write_bytes(elf(164, _flags(part.unsigned), segments=((0, 7 << 24), (0, 2 << 24), (1, 5))))
+            adopt(part.unsigned, part.path)
+
+
+def _flags(path: Path) -> int:
+    return int.from_bytes(path.read_bytes()[36:40], "little")
+
+
+@pytest.mark.parametrize("key", LISTS, ids="-".join)
+@pytest.mark.parametrize(("target", "build", "lib"), [
+    ("android-arm64", "stub-build-android", "aarch64-android"),
+    ("oe-linux-aarch64", "stub-build-linux", "aarch64-oe-linux-gcc11.2"),
+])  # fmt: skip
+def test_the_list_is_complete_and_exact(
+    config: Config, tmp_path: Path, elf: Any, key: tuple[str, str, Mode], target: str, build: str, lib: str
+) -> None:
+    soc, backend, mode = key
+    if target == "oe-linux-aarch64" and (mode == "direct" or backend == "xnnpack"):
+        with pytest.raises(IllegalTargetError):
+            inspect(config, find_soc(soc), backend, TARGETS[target], mode)
+        return
+    _sign_for_direct(config, elf)
+    runtime = staged_runtime(config, find_soc(soc), backend, TARGETS[target], mode)
+    places = {
+        "build": tmp_path / build,
+        "lib": tmp_path / "stub-sdk" / "lib" / lib,
+        "sdk": tmp_path / "stub-sdk",
+        "direct": tmp_path / "stub-build-direct",
+        "tools": tmp_path / "stub-tools",
+    }
+    expected = {name: Path(folder.format(**places)) / name for name, folder in LISTS[key].items()}
+    assert runtime.files == expected
+    assert runtime.runner == ("qnn_executor_direct_runner" if mode == "direct" else "qnn_executor_runner")
+    assert runtime.needs_root == (backend == "lpai")
+    assert runtime.kind == TARGETS[target].kind
+    assert set(runtime.hashes) == set(expected)
+    stage_into(runtime, tmp_path / "device")
+    assert {path.name for path in (tmp_path / "device").iterdir()} == set(expected)
+    domain = {"htp": "--domain_id 3 ", "lpai": "--domain_id 0 "}[backend] if mode == "direct" else "--model_path"
+    assert f"./{runtime.runner} {domain}" in device_command(runtime, backend, mode)
+    states = inspect(config, find_soc(soc), backend, TARGETS[target], mode)
+    assert {state.name: state.state for state in states} == dict.fromkeys(expected, "ok")
+
+
+@pytest.mark.parametrize("key", LISTS, ids="-".join)
+def test_every_file_of_a_list_is_needed_and_must_be_for_its_processor(
+    config: Config, elf: Any, key: tuple[str, str, Mode]
+) -> None:
+    soc, backend, mode = key
+    _sign_for_direct(config, elf)
+    android = TARGETS["android-arm64"]
+    for name, path in staged_runtime(config, find_soc(soc), backend, android, mode).files.items():
+        content = path.read_bytes()
+        path.write_bytes(elf(62, wide=True))
+        with pytest.raises(ConfigError, match=r"is made for x86-64, expected (AArch64|Hexagon DSP6)") as wrong:
+            staged_runtime(config, find_soc(soc), backend, android, mode)
+        assert str(path) in str(wrong.value)
+        path.write_bytes(b"no ELF")
+        with pytest.raises(ConfigError, match="is no little-endian ELF file"):
+            staged_runtime(config, find_soc(soc), backend, android, mode)
+        path.unlink()
+        if name == "qnn_executor_runner":
+            # Then there is none, and the way to one of farm's own is told.
+            with pytest.raises(MissingToolError, match="farm_runner: set ANDROID_NDK_ROOT"):
+                staged_runtime(config, find_soc(soc), backend, android, mode)
+        else:
+            with pytest.raises(MissingToolError, match=r"a file that is missing: ") as missing:
+                staged_runtime(config, find_soc(soc), backend, android, mode)
+            assert f"{name} (looked for {path})" in str(missing.value)
+            assert "\n" not in str(missing.value)
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("soc", "backend", "mode", "name", "arch", "says"),
+    [
+        ("SM8650", "htp", "traditional", "libQnnHtpV75Skel.so", 0x73, "is a skel for V73 .*, SM8650 needs V75$"),
+        ("SM8650", "htp", "traditional", "libQnnHtpV75Skel.so", 0x81, "is a skel for V81"),
+        ("SM8650", "htp", "direct", "libQnnHtpV75.so", 0x73, "is made for V73 .*, SM8650 needs V75$"),
+        ("SM8650", "htp", "direct", "libqnn_executorch_skel.so", 0x79, "is made for V79 .*, SM8650 needs V75 or older"),
+        ("SM8650", "htp", "direct", "libc++.so.1", 0x81, "is made for V81"),
+    ],
+)
+def test_a_file_for_another_hexagon_is_refused(
+    config: Config, elf: Any, soc: str, backend: str, mode: Mode, name: str, arch: int, says: str
+) -> None:
+    android = TARGETS["android-arm64"]
+    path = staged_runtime(config, find_soc(soc), backend, android, mode).files[name]
+    path.write_bytes(elf(164, arch))
+    (state,) = [one for one in inspect(config, find_soc(soc), backend, android, mode) if one.state != "ok"]
+    assert (state.name, state.state) == (name, "wrong arch")
+    with pytest.raises(ConfigError, match=says.removesuffix("$")):
+        staged_runtime(config, find_soc(soc), backend, android, mode)
+
+
+def test_code_for_an_older_hexagon_serves_in_direct_mode(config: Config) -> None:
+    runtime = staged_runtime(config, find_soc("SM8850"), "htp", TARGETS["android-arm64"], "direct")
+    assert _flags(runtime.files["libqnn_executorch_skel.so"]) == 0x75
+    assert _flags(runtime.files["libQnnHtpV81.so"]) == 0x81
+
+
+def test_a_file_that_may_not_be_read_is_named(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    # root, as whom tests may run, may read everything.
+    monkeypatch.setattr(parts, "read_elf", denied)
+    with pytest.raises(ConfigError, match=r"cannot be read: Permission denied: make .* readable for you"):
+        staged_runtime(config, find_soc("SM8650"), "gpu", TARGETS["android-arm64"])
+
+
+def test_direct_mode_is_for_the_dsps(config: Config) -> None:
+    for backend in ("gpu", "xnnpack"):
+        with pytest.raises(IllegalTargetError, match=f"legal are htp and lpai, not {backend}"):
+            staged_runtime(config, find_soc("SM8650"), backend, TARGETS["android-arm64"], "direct")
+
+
+def test_a_runner_that_was_linked_with_qnn_gets_its_backend_also_for_the_cpu(config: Config) -> None:
+    android = TARGETS["android-arm64"]
+    runner = staged_runtime(config, find_soc("SM8650"), "xnnpack", android).files["qnn_executor_runner"]
+    runner.write_bytes(runner.read_bytes() + b"\0libqnn_executorch_backend.so\0")
+    runtime = staged_runtime(config, find_soc("SM8650"), "xnnpack", android)
+    assert set(runtime.files) == {"qnn_executor_runner", "libqnn_executorch_backend.so"}
+    assert "qnn" not in runtime.versions
+
+
+def test_only_farms_own_runner_takes_jobs(config: Config, tmp_path: Path) -> None:
+    soc = find_soc("SM8650")
+    with pytest.raises(MissingToolError, match=r"qnn_executor_runner is not farm's runner .*farm runtime build"):
+        attached_runtime(config, soc, "htp")
+    runner = tmp_path / "stub-build-android/examples/qualcomm/executor_runner/qnn_executor_runner"
+    ours = tmp_path / "farm_runner"
+    ours.write_bytes(runner.read_bytes() + b"farm_runner: %s: ")
+    runtime = attached_runtime(msgspec.structs.replace(config, android_runner=ours), soc, "htp")
+    assert runtime.files[runtime.runner] == ours
+    assert set(runtime.files) == {*LISTS["SM8650", "htp", "traditional"], "farm_runner"} - {"qnn_executor_runner"}
+
+
+def test_without_an_sdk_arm_linux_gets_qnn_from_the_wheel_and_never_from_both(
+    config: Config, tmp_path: Path, qnn_wheel: Path, sdk: Path
+) -> None:
+    linux = TARGETS["oe-linux-aarch64"]
+    fetched = tmp_path / "own-cache" / "wheels"
+    shutil.copytree(qnn_wheel.parent.parent, fetched, copy_function=lambda a, b: Path(b).symlink_to(a))
+    for folder in (sdk / "lib").glob("aarch64-oe-linux-*"):
+        shutil.rmtree(folder)
+    runtime = staged_runtime(config, find_soc("SM8650"), "htp", linux)
+    assert set(runtime.files) == set(LISTS["SM8650", "htp", "traditional"])
+    qnn = {path.parent.name for name, path in runtime.files.items() if name.startswith("libQnn")}
+    assert qnn == {"onnxruntime_qnn"}
+    assert runtime.versions["qnn"].startswith("onnxruntime-qnn 2.")
+    gpu = staged_runtime(config, find_soc("SM8650"), "gpu", linux)
+    assert gpu.files["libQnnGpu.so"].is_file()
+    # It has nothing of an LPAI, and its libraries are not those of Android.
+    with pytest.raises(MissingToolError, match=r"libQnnLpai\.so.*set QNN_SDK_ROOT .*aarch64-oe-linux"):
+        staged_runtime(config, find_soc("SM8850"), "lpai", linux)
+    without = msgspec.structs.replace(config, sdk_root=None)
+    with pytest.raises(MissingToolError, match=r"libQnnHtp\.so.*set QNN_SDK_ROOT .*aarch64-android"):
+        staged_runtime(without, find_soc("SM8650"), "htp", TARGETS["android-arm64"])
+    shutil.rmtree(fetched)
+    with pytest.raises(MissingToolError, match="farm runtime build --target oe-linux-aarch64"):
+        staged_runtime(without, find_soc("SM8650"), "htp", linux)
+
+
+def test_an_sdk_that_is_too_old_for_an_lpai_is_refused(config: Config, sdk: Path) -> None:
+    (sdk / "sdk.yaml").write_text("version: 2.38.0.1\n")
+    with pytest.raises(MissingToolError, match=r"needs QNN 2\.39 or newer, not 2\.38\.0\.1"):
+        staged_runtime(config, find_soc("SM8850"), "lpai", TARGETS["android-arm64"])
+
+
+def test_a_virtual_device_rehearses_an_lpai_with_the_files_of_an_sdk(sdk_for_host: Path, farm_cache: Path) -> None:
+    soc = find_soc("SM8850")
+    runtime = simulator_runtime(farm_cache, soc, "lpai", sdk_root=sdk_for_host)
+    plain = simulator_runtime(farm_cache, soc, "xnnpack")
+    host = sdk_for_host / "lib/x86_64-linux-clang"
+    names = ("libQnnLpai.so", "libQnnLpaiPrepare_v6.so", "libQnnSystem.so", "libc++.so.1")
+    skel = sdk_for_host / "lib/lpai-v6/signed/libQnnLpaiSkel.so"
+    assert runtime.files == {**plain.files, **{name: host / name for name in names}, "libQnnLpaiSkel.so": skel}
+    assert (runtime.kind, runtime.needs_root, runtime.versions["qnn"]) == ("simulator", True, "2.40.0.1")
+    assert runtime.versions["skel"] == runtime.hashes["libQnnLpaiSkel.so"]
+
+
+def test_a_virtual_device_gets_nothing_of_qnn_for_the_cpu(farm_cache: Path) -> None:
+    runtime = simulator_runtime(farm_cache, backend="xnnpack")
+    assert not [name for name in runtime.files if "Qnn" in name]
+    assert set(runtime.versions) == {"executorch", "runner"}
+    assert not runtime.needs_root
+
+
+def test_a_rehearsal_is_refused_without_what_a_device_would_refuse_too(
+    sdk_for_host: Path, farm_cache: Path, elf: Any
+) -> None:
+    soc = find_soc("SM8850")
+
+    def refused(error: type[FarmError], **changes: Any) -> str:
+        with pytest.raises(error) as raised:
+            simulator_runtime(farm_cache, **{"soc": soc, "backend": "lpai", "sdk_root": sdk_for_host, **changes})
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
+
+    assert "set QNN_SDK_ROOT" in refused(MissingToolError, sdk_root=None)
+    assert "SM8650 has no lpai" in refused(IllegalTargetError, soc=find_soc("SM8650"))
+    assert "no GPU simulator" in refused(MissingToolError, backend="gpu")
+    assert "say which" in refused(IllegalTargetError, soc=None)
+    assert {part.name for part in lpai_host_parts(soc, None)} == {
+        "libQnnLpai.so",
+        "libQnnSystem.so",
+        "libQnnLpaiSkel.so",
+    }
+    skel = sdk_for_host / "lib/lpai-v6/signed/libQnnLpaiSkel.so"
+    skel.write_bytes(elf(164, 0x81))
+    assert "is not signed and LPAI loads signed files only: farm sign --lpai v6" in refused(ConfigError)
+    skel.unlink()
+    assert "farm sign --lpai v6" in refused(MissingToolError)
+    (sdk_for_host / "lib/x86_64-linux-clang/libQnnLpai.so").unlink()
+    assert "2 files that are missing: libQnnLpai.so" in refused(MissingToolError)

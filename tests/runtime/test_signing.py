@@ -1,0 +1,261 @@
+"""farm sign against a stub of elfsigner that really adds a hash segment, and misbehaves when told to."""
+
+from __future__ import annotations
+
+import datetime
+import getpass
+import hashlib
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from elftools.elf.elffile import ELFFile
+from hexagon_sdk_stub import make_hexagon_sdk, processes, starts
+
+from farm.config import Config
+from farm.errors import ConfigError, InfraError, MissingToolError, UsageError
+from farm.profiles import find_soc
+from farm.runtime import elfsigner
+from farm.runtime.attached import staged_runtime
+from farm.runtime.elf import read_elf
+from farm.runtime.elfsigner import find_elfsigner, find_python
+from farm.runtime.runtime import Runtime
+from farm.runtime.sign_record import SignRecord, read_record, record_path
+from farm.runtime.signing import Signing, adopt, plan_signing, sign
+from farm.runtime.targets import TARGETS
+
+SECRET = b"stub of a private key"
+
+
+@pytest.fixture
+def hexagon(tmp_path: Path) -> Path:
+    return make_hexagon_sdk(tmp_path / "stub-hexagon-sdk")
+
+
+def _only(config: Config) -> Signing:
+    (one,) = plan_signing(config, 6)
+    return one
+
+
+def _sign(config: Config, hexagon: Path, one: Signing, *, timeout_s: float = 60.0) -> tuple[SignRecord, list[str]]:
+    said: list[str] = []
+    tool = find_elfsigner(hexagon)
+    record = sign(config, one, tool=tool, python=Path(sys.executable), show=said.append, timeout_s=timeout_s)
+    return record, said
+
+
+def _stage(config: Config) -> Runtime:
+    return staged_runtime(config, find_soc("SM8850"), "lpai", TARGETS["android-arm64"])
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_it_is_signed_recorded_and_staged(config: Config, hexagon: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SIGNING_TOKEN", "hunter2")
+    one = _only(config)
+    shutil.rmtree(one.signed.parent)
+    assert _only(config).reason == "missing"
+    before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    record, said = _sign(config, hexagon, one)
+    assert read_elf(one.signed).signed
+    assert read_elf(one.signed).flags == read_elf(one.unsigned).flags
+    assert (record.who, record.host, record.how) == (getpass.getuser(), platform.node(), "signed")
+    assert before <= datetime.datetime.fromisoformat(record.when) <= datetime.datetime.now(datetime.UTC)
+    tool = hexagon / "tools/elfsigner/elfsigner.py"
+    assert (record.tool, record.tool_sha256) == (str(tool), _hash(tool))
+    assert (record.input, record.input_sha256) == (str(one.unsigned), _hash(one.unsigned))
+    assert record.output_sha256 == _hash(one.signed)
+    assert read_record(one.signed) == record
+    assert {path.name for path in one.signed.parent.iterdir()} == {one.signed.name, record_path(one.signed).name}
+    assert _only(config).reason == ""
+    assert _stage(config).files["libQnnLpaiSkel.so"] == one.signed
+    # What the tool prints is shown, made harmless, in the order in which it came.
+    assert any("Agree? [y/n]:" in line for line in said)
+    assert "a bell \N{REPLACEMENT CHARACTER} and \N{REPLACEMENT CHARACTER}[31mred" in said
+    assert said[-1].startswith("Signing complete!")
+    (names,) = [line for line in said if line.startswith("environment:")]
+    assert "MY_SIGNING_TOKEN" not in names
+    assert "HEXAGON_SDK_ROOT" in names
+
+
+def test_nothing_of_what_the_tool_wrote_is_kept(config: Config, hexagon: Path, tmp_path: Path) -> None:
+    for mode in ("signs", "fails", "signs and fails"):
+        make_hexagon_sdk(hexagon, mode)
+        if mode == "signs":
+            _sign(config, hexagon, _only(config))
+        else:
+            with pytest.raises(InfraError):
+                _sign(config, hexagon, _only(config))
+        kept = [path for path in tmp_path.rglob("*") if path.is_file() and hexagon not in path.parents]
+        assert not [path for path in kept if SECRET in path.read_bytes()]
+        assert list((config.cache_dir / "signing").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        ("fails", "ended with exit code 1"),
+        ("signs and fails", "ended with exit code 1"),
+        ("asks without end", "ended with exit code 1"),
+        ("leaves nothing", "with exit code 0, and left no libQnnLpaiSkel.so"),
+        ("leaves a link", "with exit code 0, and left no libQnnLpaiSkel.so"),
+        ("leaves it unsigned", "has no segment with a signature"),
+        ("is cut short", "has no segment with a signature"),
+        ("signs another", r"has e_flags 0x68, and what was to be signed has 0x81"),
+        ("hangs", "did not sign libQnnLpaiSkel.so in 2 s and was ended"),
+    ],
+)
+def test_a_signing_that_fails_says_why_and_leaves_the_earlier_file(
+    config: Config, hexagon: Path, mode: str, says: str
+) -> None:
+    one = _only(config)
+    before = (one.signed.read_bytes(), record_path(one.signed).read_bytes())
+    make_hexagon_sdk(hexagon, mode)
+    with pytest.raises(InfraError, match=says):
+        _sign(config, hexagon, one, timeout_s=2.0 if mode == "hangs" else 60.0)
+    assert (one.signed.read_bytes(), record_path(one.signed).read_bytes()) == before
+    assert len(list(one.signed.parent.iterdir())) == 2
+    _stage(config)
+    assert processes(hexagon) == []
+
+
+def test_a_tool_that_asks_twice_is_answered_twice(config: Config, hexagon: Path) -> None:
+    make_hexagon_sdk(hexagon, "asks twice")
+    _, said = _sign(config, hexagon, _only(config))
+    assert sum("Agree?" in line for line in said) == 2
+
+
+def test_what_has_changed_since_is_refused_until_it_is_signed_again(config: Config, hexagon: Path) -> None:
+    one = _only(config)
+    _sign(config, hexagon, one)
+    one.unsigned.write_bytes(one.unsigned.read_bytes() + b"newer")
+    with pytest.raises(ConfigError, match=r"was signed on \d{4}-\d\d-\d\d from another libQnnLpaiSkel.so .*farm sign"):
+        _stage(config)
+    assert _only(config).reason == "outdated"
+    _sign(config, hexagon, _only(config))
+    assert _stage(config).files["libQnnLpaiSkel.so"] == one.signed
+
+
+def test_a_file_that_no_record_vouches_for_is_refused_until_it_is_adopted(config: Config) -> None:
+    one = _only(config)
+    record_path(one.signed).unlink()
+    with pytest.raises(ConfigError, match=r"is signed, but not by 'farm sign'.*: farm sign --lpai v6 --adopt$"):
+        _stage(config)
+    assert _only(config).reason == "foreign"
+    record = adopt(one.unsigned, one.signed)
+    assert (record.how, record.tool, record.tool_sha256) == ("adopted", "", "")
+    _stage(config)
+    # It is that file which was vouched for, and no other.
+    one.signed.write_bytes(one.signed.read_bytes() + b"another")
+    with pytest.raises(ConfigError, match=r"is not the file that was adopted on \d{4}.*its hash is another"):
+        _stage(config)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"how": "stolen"}', b"\xff" * 70_000, b'{"how":"signed"}'])
+def test_a_record_that_is_none_vouches_for_nothing(config: Config, content: bytes) -> None:
+    one = _only(config)
+    record_path(one.signed).write_bytes(content)
+    with pytest.raises(ConfigError, match="is signed, but not by 'farm sign'"):
+        _stage(config)
+
+
+def test_a_record_for_another_architecture_is_refused(config: Config, elf: Any) -> None:
+    one = _only(config)
+    record = adopt(one.unsigned, one.signed)
+    one.unsigned.write_bytes(elf(164, 0x79))
+    forged = msgspec.structs.replace(record, input_sha256=_hash(one.unsigned))
+    record_path(one.signed).write_bytes(msgspec.json.encode(forged))
+    with pytest.raises(ConfigError, match="has e_flags 0x81, and what it was signed from 0x79"):
+        _stage(config)
+
+
+def test_what_is_not_signed_or_made_for_something_else_cannot_be_adopted(config: Config, elf: Any) -> None:
+    one = _only(config)
+    shutil.copy(one.unsigned, one.signed)
+    with pytest.raises(ConfigError, match="has no segment with a signature"):
+        adopt(one.unsigned, one.signed)
+    one.signed.write_bytes(elf(183, wide=True))
+    with pytest.raises(ConfigError, match="is made for AArch64, expected Hexagon"):
+        adopt(one.unsigned, one.signed)
+    one.signed.write_bytes(elf(164, 0x68, segments=((0, 2 << 24),)))
+    with pytest.raises(ConfigError, match="has e_flags 0x68, and what was to be signed has 0x81"):
+        adopt(one.unsigned, one.signed)
+    one.signed.unlink()
+    with pytest.raises(UsageError, match="there is nothing to adopt"):
+        adopt(one.unsigned, one.signed)
+
+
+def test_direct_mode_has_six_files_more(config: Config, hexagon: Path) -> None:
+    plan = plan_signing(config, 6, 81)
+    assert [one.signed.name for one in plan] == [
+        "libQnnLpaiSkel.so",
+        "libQnnLpai.so",
+        "libQnnSystem.so",
+        "libqnn_executorch_backend.so",
+        "libqnn_executorch_skel.so",
+        "libc++.so.1",
+        "libc++abi.so.1",
+    ]
+    assert [one.reason for one in plan] == ["", *["missing"] * 6]
+    for one in plan[1:]:
+        _sign(config, hexagon, one)
+    assert not any(one.reason for one in plan_signing(config, 6, 81))
+    runtime = staged_runtime(config, find_soc("SM8850"), "lpai", TARGETS["android-arm64"], "direct")
+    assert len(runtime.files) == 8
+    assert runtime.needs_root
+
+
+def test_versions_that_no_soc_has_are_refused(config: Config) -> None:
+    with pytest.raises(UsageError, match="no SoC has LPAI v9: known are v6"):
+        plan_signing(config, 9)
+    with pytest.raises(UsageError, match="no SoC with LPAI v6 has a Hexagon V75: legal are --htp v81"):
+        plan_signing(config, 6, 75)
+
+
+def test_what_is_missing_is_named_with_the_way_to_get_it(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(MissingToolError, match="set QNN_SDK_ROOT"):
+        plan_signing(msgspec.structs.replace(config, sdk_root=None), 6)
+    bare = msgspec.structs.replace(config, executorch_direct_build=None, hexagon_tools_root=None)
+    with pytest.raises(MissingToolError) as missing:
+        plan_signing(bare, 6, 81)
+    assert "set FARM_EXECUTORCH_DIRECT_BUILD" in str(missing.value)
+    assert "set HEXAGON_TOOLS_ROOT" in str(missing.value)
+    with pytest.raises(MissingToolError, match="HEXAGON_SDK_ROOT is not set: set HEXAGON_SDK_ROOT"):
+        find_elfsigner(None)
+    with pytest.raises(MissingToolError, match=r"tools/elfsigner/elfsigner\.py is not there: set HEXAGON_SDK_ROOT"):
+        find_elfsigner(tmp_path)
+
+
+def test_a_python_that_the_tool_runs_on_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(elfsigner.sys, "version_info", (3, 13, 0))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingToolError, match=r"older than 3\.12 .*--python"):
+        find_python()
+    old = tmp_path / "python3.9"
+    old.write_text("#!/bin/sh\n")
+    old.chmod(0o755)
+    assert find_python() == old
+
+
+def test_a_real_skel_is_signed_as_its_own_tools_see_it(config: Config, hexagon: Path, qnn_wheel: Path) -> None:
+    one = _only(config)
+    shutil.copy(qnn_wheel / "libQnnHtpV81Skel.so", one.unsigned)
+    _sign(config, hexagon, one)
+    with one.unsigned.open("rb") as before, one.signed.open("rb") as after:
+        source, made = ELFFile(before), ELFFile(after)
+        assert made.header.e_flags == source.header.e_flags == 0x81
+        assert made.num_segments() == source.num_segments() + 2
+        kinds = [segment.header.p_type for segment in made.iter_segments()]
+        assert kinds[:2] == ["PT_NULL", "PT_NULL"]
+        for old, new in zip(source.iter_segments(), list(made.iter_segments())[2:], strict=True):
+            # The first one starts with the header itself, which names another table now.
+            skip = 52 if old.header.p_offset == 0 else 0
+            assert old.data()[skip:] == new.data()[skip:]
+    _stage(config)
+    assert starts(hexagon) == 1

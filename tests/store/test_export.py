@@ -1,0 +1,71 @@
+"""Kept files are written unchanged, under names that lead nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farm.errors import StoreError, UsageError
+from farm.store.artifacts import ArtifactStore
+from farm.store.export import export, file_names
+from farm.store.records import ArtifactRecord
+
+
+def kinds(*names: str) -> list[ArtifactRecord]:
+    return [ArtifactRecord(f"{n:064x}", 1, name) for n, name in enumerate(names)]
+
+
+def test_names_are_those_of_the_sdk() -> None:
+    found = file_names(
+        kinds("etdump", "optrace:optrace_0.json", "qhas:optrace_0_qnn_htp_analysis_summary.json", "output")
+    )
+    assert list(found) == ["etdump.etdp", "optrace_0.json", "optrace_0_qnn_htp_analysis_summary.json", "output"]
+
+
+def test_two_of_one_name_are_two_files() -> None:
+    assert list(file_names(kinds("optrace:x", "qhas:x", "x"))) == ["x", "2-x", "3-x"]
+
+
+@given(st.lists(st.text(max_size=300), max_size=6))
+def test_no_name_leads_elsewhere(names: list[str]) -> None:
+    found = file_names(kinds(*(f"optrace:{name}" for name in names)))
+    assert len(found) == len(names)
+    for name in found:
+        assert Path(name).name == name
+        assert name not in ("", ".", "..")
+        assert name.isascii()
+        assert not name.startswith(".")
+        assert len(name) < 130
+
+
+def test_files_are_written_unchanged_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path / "artifacts")
+    contents = {"etdump": b"\0\xff" * 1000, "qhas:../../../evil": b"{}"}
+    records = [ArtifactRecord(store.put(content), len(content), kind) for kind, content in contents.items()]
+    folder = tmp_path / "to" / "here"
+    written = export(store, records, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        "etdump.etdp": contents["etdump"],
+        "_.._.._evil": contents["qhas:../../../evil"],
+    }
+    assert written == [folder / "etdump.etdp", folder / "_.._.._evil"]
+    with pytest.raises(UsageError, match=r"etdump\.etdp is there already: name another folder"):
+        export(store, records, folder)
+    link = tmp_path / "linked"
+    link.mkdir()
+    (link / "etdump.etdp").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="is there already"):
+        export(store, records, link)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_is_gone_or_cannot_be_written_is_said(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path / "artifacts")
+    with pytest.raises(StoreError, match="cannot be read"):
+        export(store, kinds("etdump"), tmp_path / "a")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written: Not a directory"):
+        export(store, kinds("etdump"), tmp_path / "file" / "folder")

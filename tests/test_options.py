@@ -1,0 +1,84 @@
+"""Options of a backend: what may be said, and where it goes."""
+
+from __future__ import annotations
+
+import pytest
+from executorch.backends.qualcomm.serialization import qc_schema
+
+from farm.errors import FarmError, IllegalTargetError, UnknownNameError, UsageError
+from farm.options import OPTIONS, compile_options, parse_options, runtime_flags
+from farm.profiles import BACKEND_PRECISIONS, find_soc
+from farm.suites import Target, find_suites, load_suite, plan
+
+
+def test_every_combination_is_a_set_of_its_own() -> None:
+    sets = parse_options(["lpai_fps=5,10", "affinity=hard"], "lpai")
+    assert sets == ((("affinity", "hard"), ("lpai_fps", "5")), (("affinity", "hard"), ("lpai_fps", "10")))
+    assert parse_options([], "htp") == ((),)
+
+
+@pytest.mark.parametrize("spelling", ["burst", "BURST", "2", "2,burst"])
+def test_a_value_has_one_spelling_however_it_is_given(spelling: str) -> None:
+    assert parse_options([f"htp_performance_mode={spelling}"], "htp") == ((("htp_performance_mode", "burst"),),)
+
+
+def test_options_go_to_the_compiler_or_to_the_runner_as_numbers() -> None:
+    [options] = parse_options(["lpai_client_perf_type=non_real_time", "lpai_fps=007", "fps=3"], "lpai")
+    target = Target("SM8850", "lpai", "8a8w", options)
+    assert compile_options(target) == {"fps": "3"}
+    assert runtime_flags(target) == {"lpai_client_perf_type": "2", "lpai_fps": "7"}
+    assert str(target) == "SM8850-lpai-8a8w-fps=3-lpai_client_perf_type=non_real_time-lpai_fps=7"
+
+
+@pytest.mark.parametrize(
+    ("text", "backend", "error", "said"),
+    [
+        ("htp_performance_mod=burst", "htp", UnknownNameError, "did you mean 'htp_performance_mode'"),
+        ("htp_performance_mode=brust", "htp", UnknownNameError, "did you mean 'burst'"),
+        ("lpai_fps=5", "htp", IllegalTargetError, "is for lpai, not for the htp backend"),
+        ("lpai_fps", "lpai", UsageError, "expected name=value"),
+        ("lpai_fps=", "lpai", UsageError, "expected name=value"),
+        ("lpai_fps=0", "lpai", UsageError, "expected a number from 1 to"),
+        ("lpai_fps=-1", "lpai", UsageError, "expected a number"),
+        ("lpai_fps=\N{ARABIC-INDIC DIGIT FIVE}", "lpai", UsageError, "expected a number"),
+        ("lpai_fps=99999999999999999999", "lpai", UsageError, "expected a number"),
+        ("lpai_fps=1,,2", "lpai", UsageError, "expected a number"),
+        ("x=1", "xnnpack", UnknownNameError, "unknown option of the xnnpack backend"),
+    ],
+)
+def test_what_cannot_be_is_said_with_what_can(text: str, backend: str, error: type[FarmError], said: str) -> None:
+    with pytest.raises(error, match=said):
+        parse_options([text], backend)
+
+
+def test_an_option_stands_once_and_sweeps_end() -> None:
+    with pytest.raises(UsageError, match=r"given twice: write lpai_fps=value,value"):
+        parse_options(["lpai_fps=1", "lpai_fps=2"], "lpai")
+    many = ",".join(map(str, range(1, 40)))
+    with pytest.raises(UsageError, match="more than 1000 combinations"):
+        parse_options([f"lpai_fps={many}", f"lpai_ftrt_ratio={many}"], "lpai")
+
+
+def test_a_sweep_makes_the_plan_wider_and_keeps_each_set_together() -> None:
+    smoke = load_suite(find_suites()["smoke"])
+    soc = find_soc("SM8650")
+    sets = parse_options(["htp_performance_mode=burst,balanced"], "htp")
+    jobs = plan([smoke], [soc], "htp", option_sets=sets)
+    assert len({job.id for job in jobs}) == len(jobs) == 2 * len(plan([smoke], [soc], "htp"))
+    modes = [dict(job.target.options)["htp_performance_mode"] for job in jobs]
+    assert modes == sorted(modes, key=["burst", "balanced"].index)
+
+
+def test_words_are_those_of_executorch() -> None:
+    def folded(name: str) -> str:
+        return name.removeprefix("k").lower().replace("_", "")
+
+    for words, enum, prefix in (
+        (OPTIONS["htp"]["htp_performance_mode"].words, qc_schema.QnnExecuTorchHtpPerformanceMode, "htp"),
+        (OPTIONS["lpai"]["client_perf_type"].words, qc_schema.QnnExecuTorchLpaiClientPerf, ""),
+        (OPTIONS["lpai"]["affinity"].words, qc_schema.QnnExecuTorchLpaiCoreAffinity, ""),
+        (OPTIONS["gpu"]["precision"].words, qc_schema.QnnExecuTorchGpuPrecision, "gpuprecision"),
+    ):
+        theirs = {folded(one.name).removeprefix(prefix): int(one) for one in enum if one.name != "kUndefined"}
+        assert {folded(word): number for word, number in words.items()} == theirs
+    assert OPTIONS.keys() == BACKEND_PRECISIONS.keys()
