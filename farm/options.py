@@ -16,10 +16,7 @@ from farm.errors import IllegalTargetError, UnknownNameError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from farm.suites import Target
-
-OptionSet = tuple[tuple[str, str], ...]
-"""Options of one target, sorted by name."""
+    from farm.suites import OptionSet, Target
 
 _INT_MAX = 2**31 - 1
 _MOST_SETS = 1000

@@ -16,7 +16,8 @@ from farm.resources import data_folder
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from farm.options import OptionSet
+OptionSet = tuple[tuple[str, str], ...]
+"""Options of one target, name and value, sorted by name: farm/options.py."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,63}")
 _FACTORY = re.compile(r"\.?[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -147,8 +148,7 @@ class Target(_Frozen, frozen=True):
     soc: str
     backend: str
     precision: str
-    options: tuple[tuple[str, str], ...] = ()
-    """Options of the backend, sorted by name: farm/options.py."""
+    options: OptionSet = ()
 
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)

@@ -15,9 +15,9 @@ from farm.engine.compile import builders
 from farm.engine.profile import Profile
 from farm.errors import FarmError, IllegalTargetError, InfraError, NothingSelectedError, UsageError
 from farm.identity import user_name
-from farm.options import OptionSet, parse_options, runtime_flags
+from farm.options import parse_options, runtime_flags
 from farm.profiles import Soc, find_soc
-from farm.suites import Job, find_suites, plan, resolve_suite
+from farm.suites import Job, OptionSet, find_suites, plan, resolve_suite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -65,7 +65,7 @@ class Daemon:
         return None
 
     async def _switch_root(self, stream: Stream, *, wanted: bool) -> None:
-        answer, restarts = switch_root(self._tree, wanted=wanted)
+        answer, restarts = switch_root(self._tree.properties, wanted=wanted)
         await stream.write(answer.encode())
         await stream.finish()
         if restarts:

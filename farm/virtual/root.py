@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farm.virtual.tree import DeviceTree
+    from collections.abc import Mapping
 
 ROOT_PROPERTY = "service.adb.root"
 """1 where adbd runs as root, as on Android."""
@@ -28,15 +28,15 @@ def build_properties(build: str) -> dict[str, str]:
     }
 
 
-def switch_root(tree: DeviceTree, *, wanted: bool) -> tuple[str, bool]:
+def switch_root(properties: Mapping[str, str], *, wanted: bool) -> tuple[str, bool]:
     """Return what adbd answers to `root:` or `unroot:`, and whether it starts anew, with the new user.
 
-    The words are those of AOSP's daemon/restart_service.cpp, which tools look for.
+    `properties` are the device's. The words are those of AOSP's daemon/restart_service.cpp, which tools look for.
     """
-    is_root = tree.properties[ROOT_PROPERTY] == "1"
+    is_root = properties[ROOT_PROPERTY] == "1"
     if wanted and is_root:
         return "adbd is already running as root\n", False
-    if wanted and tree.properties["ro.debuggable"] != "1":
+    if wanted and properties["ro.debuggable"] != "1":
         return "adbd cannot run as root in production builds\n", False
     if not wanted and not is_root:
         return "adbd not running as root\n", False
