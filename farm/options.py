@@ -31,13 +31,17 @@ class BackendOption(msgspec.Struct, frozen=True):
     least: int = 0
     greatest: int = _INT_MAX
     help: str = ""
+    set_by: str = ""
+    """What sets it; "" for the user's --option."""
 
     def normalize(self, name: str, text: str) -> str:
         """Return the one spelling of a value. Raises UsageError, UnknownNameError."""
         if not self.words:
-            if not text.isascii() or not text.isdecimal() or not self.least <= int(text[:12]) <= self.greatest:
-                raise UsageError(f"option {name}={text}: expected a number from {self.least} to {self.greatest}")
-            return str(int(text))
+            digits = text.lstrip("0") or "0"
+            fits = text.isascii() and text.isdecimal() and len(digits) <= len(str(self.greatest))
+            if not fits or not self.least <= int(digits) <= self.greatest:
+                raise UsageError(f"option {name}={text[:40]}: expected a number from {self.least} to {self.greatest}")
+            return digits
         folded = text.casefold()
         for word, number in self.words.items():
             if folded in (word, str(number)):
@@ -78,7 +82,7 @@ def _lpai(when: Literal["compile", "run"], prefix: str) -> dict[str, BackendOpti
 OPTIONS: dict[str, dict[str, BackendOption]] = {
     "htp": {
         "htp_performance_mode": BackendOption("run", _PERFORMANCE, help="clocks and sleep that are voted for"),
-        "profile_level": BackendOption("compile", {"optrace": 3}, help="what --profile optrace compiles with"),
+        "profile_level": BackendOption("compile", {"optrace": 3}, set_by="--profile optrace"),
         "use_dlbc": BackendOption("compile", _SWITCH, help="inputs compressed on their way"),
         "use_slc_allocator": BackendOption("compile", _SWITCH, help="the system level cache, on SoCs that have it"),
     },
@@ -134,9 +138,15 @@ def _chosen(target: Target, when: str) -> dict[str, str]:
 
 
 def _find(name: str, backend: str) -> BackendOption:
-    if name in OPTIONS[backend]:
-        return OPTIONS[backend][name]
+    if backend not in OPTIONS:
+        raise UnknownNameError("backend", backend, OPTIONS)
+    option = OPTIONS[backend].get(name)
+    if option is not None:
+        if option.set_by:
+            raise IllegalTargetError(f"option {name} is set by {option.set_by}: use that")
+        return option
     others = [other for other, options in OPTIONS.items() if name in options]
     if others:
         raise IllegalTargetError(f"option {name} is for {', '.join(others)}, not for the {backend} backend")
-    raise UnknownNameError(f"option of the {backend} backend", name, OPTIONS[backend])
+    known = [known for known, one in OPTIONS[backend].items() if not one.set_by]
+    raise UnknownNameError(f"option of the {backend} backend", name, known)

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.build.cache import BundleCache
-from farm.build.protocol import Reply, Request
+from farm.build.protocol import Reply, Request, reason_of
 from farm.errors import InfraError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_REASON_CHARS = 500
 
 
 def main(argv: list[str]) -> int:
@@ -59,16 +57,11 @@ def _serve(request: Request, cache: BundleCache) -> Reply:
             cache.build(request.key, fill)
         except (InfraError, MemoryError) as error:
             traceback.print_exc()
-            reason, infra = _one_line(error), True
+            reason, infra = reason_of(error), True
         except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the verdict of this job alone
             traceback.print_exc()
-            reason = _one_line(error)
+            reason = reason_of(error)
     return Reply(request.key, ok=not reason, seconds=time.perf_counter() - started, reason=reason, infra=infra)
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:_REASON_CHARS]
 
 
 @contextlib.contextmanager

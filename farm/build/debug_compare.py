@@ -22,17 +22,15 @@ from executorch.devtools import Inspector
 
 from farm.build.debug_compile import REFERENCE_GRAPH
 from farm.build.debug_protocol import ComparedLayer, WireGap, to_wire
-from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE
-from farm.results.attempt import Step
-from farm.results.layers import INPUT
+from farm.layers import INPUT, Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from torch.export import ExportedProgram
 
     from farm.build.debug_compile import DebugProgram
+    from farm.build.debug_protocol import Written
 
 
 class _Collector(QcomNumericalComparatorBase):  # type: ignore[misc]
@@ -71,7 +69,7 @@ class _Collector(QcomNumericalComparatorBase):  # type: ignore[misc]
             return found
 
 
-def compare_layers(program: DebugProgram, simulator: Path, device: Path | None) -> tuple[ComparedLayer, ...]:
+def compare_layers(program: DebugProgram, simulator: Written, device: Written | None) -> tuple[ComparedLayer, ...]:
     """Return every layer, in the order of execution, with the gaps of the steps of which both ways are known."""
     simulated = _ran(program, simulator)
     measured = _ran(program, device) if device else {}
@@ -100,11 +98,11 @@ def missing_layers(program: DebugProgram, layers: tuple[ComparedLayer, ...]) -> 
     return [node.name for node in program.nodes if node.handle is not None and node.name not in seen]
 
 
-def _ran(program: DebugProgram, folder: Path) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
+def _ran(program: DebugProgram, written: Written) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
     """Return ExecuTorch's reference and what ran, by debug handle."""
     inspector = Inspector(
-        etdump_path=str(folder / ETDUMP_FILE),
-        debug_buffer_path=str(folder / DEBUG_FILE),
+        etdump_path=written.etdump,
+        debug_buffer_path=written.outputs,
         etrecord=str(program.etrecord),
         reference_graph_name=REFERENCE_GRAPH,
     )

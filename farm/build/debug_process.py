@@ -60,11 +60,12 @@ class DebugProcess:
         try:
             timer.start()
             line = process.stdout.readline()
+            if line.endswith(b"\n"):
+                return msgspec.json.decode(line, type=Reply)
+            # It may have closed its output and hang all the same.
+            code = process.wait()
         finally:
             timer.cancel()
-        if line.endswith(b"\n"):
-            return msgspec.json.decode(line, type=Reply)
-        code = process.wait()
         if overdue.is_set():
             return Reply(ok=False, reason=f"the compiler did not finish in {timeout_s:g} s and was ended")
         if -code in _CRASHES:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from farm.results.layers import Gap, Layer
+from farm.layers import Gap, Layer
 from farm.suites import Job
 
 Number = float | Literal["inf", "-inf"] | None
@@ -24,13 +24,20 @@ class CompileRequest(msgspec.Struct, frozen=True, tag="compile"):
     """An empty folder; the bundle will be in BUNDLE in it."""
 
 
+class Written(msgspec.Struct, frozen=True):
+    """What one execution wrote."""
+
+    etdump: str
+    outputs: str
+    """The intermediate ones, to which the ETDump refers."""
+
+
 class CompareRequest(msgspec.Struct, frozen=True, tag="compare"):
     """Compare what the compiled program wrote."""
 
-    simulator: str
-    """Folder with ETDUMP_FILE and DEBUG_FILE of the simulator."""
-    device: str = ""
-    """The same of a device; empty where there is none."""
+    simulator: Written
+    device: Written | None = None
+    """None where there is none."""
 
 
 class WireGap(msgspec.Struct, frozen=True):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.build.debug_protocol import CompareRequest, CompileRequest, Reply
+from farm.build.protocol import reason_of
 from farm.errors import InfraError, UsageError
-from farm.results.text import one_line
 
 if TYPE_CHECKING:
     from farm.build.debug_compile import DebugProgram
@@ -50,13 +50,13 @@ class Debugger:
                 return self._compile(request)
             return self._compare(request)
         except UsageError as error:
-            return Reply(ok=False, reason=one_line(str(error)), refused=True)
+            return Reply(ok=False, reason=" ".join(str(error).split()), refused=True)
         except (InfraError, MemoryError) as error:
             traceback.print_exc()
-            return Reply(ok=False, reason=one_line(f"{type(error).__name__}: {error}"), infra=True)
+            return Reply(ok=False, reason=reason_of(error), infra=True)
         except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the verdict of this job
             traceback.print_exc()
-            return Reply(ok=False, reason=one_line(f"{type(error).__name__}: {error}"))
+            return Reply(ok=False, reason=reason_of(error))
 
     def _compile(self, request: CompileRequest) -> Reply:
         started = time.perf_counter()
@@ -72,8 +72,7 @@ class Debugger:
         if self._program is None:
             return Reply(ok=False, reason="nothing was compiled", infra=True)
         started = time.perf_counter()
-        device = Path(request.device) if request.device else None
-        layers = compare_layers(self._program, Path(request.simulator), device)
+        layers = compare_layers(self._program, request.simulator, request.device)
         notes = []
         if missing := missing_layers(self._program, layers):
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""

@@ -6,6 +6,8 @@ import msgspec
 
 from farm.suites import Job
 
+_REASON_CHARS = 500
+
 
 class Request(msgspec.Struct, frozen=True):
     """Build this."""
@@ -27,3 +29,8 @@ class Reply(msgspec.Struct, frozen=True):
     """One line: the exception; empty when ok."""
     infra: bool = False
     """The machine is at fault (no space, no permission), not the job."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what a compiler raised, as the reason of a reply: one line of bounded length."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_REASON_CHARS]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import math
+import os
 import shlex
 import sys
 import textwrap
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farm.engine.debug import DebugOutcome
-    from farm.results.attempt import Step
-    from farm.results.layers import Gap
+    from farm.layers import Gap, Step
 
 _WIDTH = 80
 _FIGURES = 21
@@ -78,19 +79,42 @@ def command(
         timeout_s=timeout_s,
         command=shlex.join(["farm", *sys.argv[1:]]),
     )
-    outcome = debug(config, request, lambda text: click.echo(f"farm: {text}", err=True))
     if csv_file is not None:
-        try:
-            csv_file.parent.mkdir(parents=True, exist_ok=True)
-            csv_file.write_text(_csv(outcome), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {csv_file}: {error.strerror}") from None
+        check_writable(csv_file)
+    outcome = debug(config, request, lambda text: click.echo(f"farm: {text}", err=True))
     click.echo(_json(outcome, sample) if as_json else "\n".join(_text(outcome, sample)))
+    if csv_file is not None:
+        _write_csv(csv_file, outcome)
     return outcome.exit_code
 
 
+def check_writable(path: Path) -> None:
+    """Raise UsageError where a file cannot be written; makes its folder, and leaves no file that was not there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
+        else:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _write_csv(path: Path, outcome: DebugOutcome) -> None:
+    try:
+        path.write_text(_csv(outcome), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    click.echo(f"csv: {path}", err=True)
+
+
 def _text(outcome: DebugOutcome, sample: int) -> list[str]:
-    from farm.results.attempt import Step
+    from farm.layers import Step
 
     parts = ", ".join(f"{part} {serial}" for part, serial in outcome.devices.items())
     lines = [f"{outcome.job_id}, sample {sample}", *([parts] if parts else [])]
@@ -159,7 +183,7 @@ def _verdict(outcome: DebugOutcome) -> list[str]:
 
 
 def _rows(outcome: DebugOutcome) -> list[dict[str, Any]]:
-    from farm.results.attempt import Step
+    from farm.layers import Step
 
     rows = []
     for row in outcome.layers:
@@ -208,7 +232,7 @@ def _json(outcome: DebugOutcome, sample: int) -> str:
 
 
 def _csv(outcome: DebugOutcome) -> str:
-    from farm.results.attempt import Step
+    from farm.layers import Step
 
     names = ("mse", "sqnr_db", "cosine", "steps", "problem", "diverges")
     groups = [*(step.value for step in Step), "inspector"]

@@ -12,14 +12,19 @@ import msgspec
 
 from farm.cli.options import config_option
 from farm.config import load_config
+from farm.report.clean import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from farm.store.records import HistoryPoint
 
 # What most people look for first; the rest is a --metric away.
-_USUAL = ("latency", "htp_cycles", "pte_size", "sqnr_fp32[0]")
+_USUAL = ("latency", "htp_cycles", "pte_size", "sqnr_fp32[0]", "dsp_heap_difference", "host_peak_memory")
+_WIDTH = 80
+_LEAST_ROOM = 24
+# Facts of a fingerprint that are what was asked for, and no tool.
+_OF_THE_COMMAND = frozenset({"heap", "profile"})
 
 
 @click.command("history")
@@ -35,7 +40,8 @@ def command(
     """Show what the numbers of JOB were, run by run, oldest first.
 
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians of an attempt's
-    samples. Virtual devices and hardware are never in one table.
+    samples. Virtual devices and hardware are never in one table. What is different about a run from the one before is
+    told beside it. Runs of 'farm debug' are left out.
     """
     from farm.store.store import open_store
 
@@ -44,14 +50,17 @@ def command(
             points = [point for metric in metrics for point in store.history(job, metric, soc, limit)]
         else:
             points = store.history(job, None, soc, limit)
+        facts = store.fingerprints(point.fingerprint for point in points)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"schema": 1, "points": points})).decode())
         return
-    for text in _tables(points, metrics or _USUAL):
+    if not points:
+        click.echo(f"farm: {job} has no history yet: no attempt, or of 'farm debug' alone", err=True)
+    for text in _tables(points, metrics or _USUAL, facts):
         click.echo(text)
 
 
-def _tables(points: Sequence[HistoryPoint], wanted: Sequence[str]) -> list[str]:
+def _tables(points: Sequence[HistoryPoint], wanted: Sequence[str], facts: Mapping[str, Mapping[str, str]]) -> list[str]:
     lines: list[str] = []
     ordered = sorted(points, key=lambda point: (point.job_id, point.device_kind, point.time_ms, point.run_id))
     for (job_id, kind), group in groupby(ordered, key=lambda point: (point.job_id, point.device_kind)):
@@ -59,20 +68,52 @@ def _tables(points: Sequence[HistoryPoint], wanted: Sequence[str]) -> list[str]:
         units = {point.metric: "ms" if point.unit == "ns" else point.unit for point in points_of_job}
         shown = [metric for metric in wanted if metric in units]
         table = [
-            ["started", "run", "verdict", *shown, ""],
-            ["", "", "", *("" if units[metric] == "1" else units[metric] for metric in shown), ""],
+            ["started", "run", "verdict", *shown],
+            ["", "", "", *("" if units[metric] == "1" else units[metric] for metric in shown)],
         ]
+        changed = ["", ""]
         previous = ""
         for _, attempt in groupby(points_of_job, key=lambda point: (point.time_ms, point.run_id)):
             values = {point.metric: point for point in attempt}
             first = next(iter(values.values()))
             figures = [_figure(values.get(metric)) for metric in shown]
-            changed = "new toolchain" if previous not in ("", first.fingerprint) else ""
+            changed.append(_difference(facts[previous], facts[first.fingerprint]) if previous else "")
             previous = first.fingerprint
             verdict = "known issue" if first.known_issue else first.verdict
-            table.append([_time(first.time_ms), first.run_id[-6:], verdict, *figures, changed])
-        lines += [f"{job_id}  {f'{kind} device' if kind else 'no device'}", *_aligned(table, left=3)]
+            table.append([_time(first.time_ms), first.run_id[-6:], verdict, *figures])
+        lines.append(f"{job_id}  {f'{kind} device' if kind else 'no device'}")
+        for line, what in zip(_aligned(table, left=3), changed, strict=True):
+            lines += _with_change(line, what)
     return lines
+
+
+def _difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return what is different about a run, in a few words."""
+    names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+    if len(names) > 1 and not _OF_THE_COMMAND.issuperset(names):
+        return "new toolchain"
+    return ", ".join(_fact(name, was, now) for name in names)
+
+
+def _fact(name: str, was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    if name not in now:
+        return f"without {name} {was[name]}"
+    return f"{name} {was[name]} -> {now[name]}" if name in was else f"{name} {now[name]}"
+
+
+def _with_change(line: str, what: str) -> list[str]:
+    if not what:
+        return [line]
+    room = _WIDTH - len(line) - 2
+    # Figures are not cut, and half a word says nothing.
+    if len(what) > room and room < _LEAST_ROOM:
+        return [f"  {_cut(f'from here: {what}', _WIDTH - 2)}", line]
+    return [f"{line}  {_cut(what, room)}"]
+
+
+def _cut(text: str, width: int) -> str:
+    text = one_line(text)
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
@@ -96,7 +137,7 @@ def _figure(point: HistoryPoint | None) -> str:
         return "-"
     if point.unit == "ns":
         return f"{point.p50 / 1e6:.3f}"
-    return f"{point.p50:.0f}" if point.exact or point.unit == "cycles" else f"{point.p50:.2f}"
+    return f"{point.p50:.0f}" if point.exact or point.unit in ("cycles", "bytes") else f"{point.p50:.2f}"
 
 
 def _time(epoch_ms: int) -> str:

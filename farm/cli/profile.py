@@ -79,6 +79,14 @@ def _profiles(config: Config, job: str, run: str | None) -> list[ProfileRecord]:
         return store.profiles(job, store.resolve_run(run) if run else None)
 
 
+def _both_profiles(config: Config, job: str, runs: tuple[str, str]) -> tuple[list[ProfileRecord], list[ProfileRecord]]:
+    from farm.store.store import open_store
+
+    with open_store(config.store_url, readonly=True) as store:
+        before, after = map(store.resolve_run, runs)
+        return store.profiles(job, before), store.profiles(job, after)
+
+
 def _shown(record: ProfileRecord, limit: int) -> list[str]:
     from farm.report.profile import profile_lines
 
@@ -102,7 +110,7 @@ def _shown(record: ProfileRecord, limit: int) -> list[str]:
 def _compare(config: Config, job: str, runs: tuple[str, str], limit: int, *, as_json: bool) -> None:
     from farm.report.profile import change_lines, job_changes
 
-    before, after = (_profiles(config, job, run) for run in runs)
+    before, after = _both_profiles(config, job, runs)
     found = job_changes(before, after)
     if not any(one.comparable for one in found):
         reason = found[0].refused if found else f"{before[0].run_id} and {after[0].run_id} profiled different jobs"
@@ -122,6 +130,8 @@ def _compare(config: Config, job: str, runs: tuple[str, str], limit: int, *, as_
 
 def _heading(one: JobChanges) -> Sequence[str]:
     lines = [one.job_id, f"  {one.before_run} -> {one.after_run}, {one.device_kind or 'no'} device"]
+    if one.before_job != one.job_id:
+        lines[:1] = [one.before_job, f"  against {one.job_id}"]
     lines += [f"  NOT COMPARED: {one.refused}"] if one.refused else []
     return lines + [f"  differs: {difference}" for difference in one.differences]
 

@@ -32,9 +32,9 @@ from farm.errors import UsageError
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
 @click.option("--lf", "--last-failed", "last_failed", is_flag=True, help="Only the jobs that failed last time.")
 @click.option("--collect-only", is_flag=True, help="List the jobs and stop.")
-@click.option("--iterations", type=click.IntRange(1, 100_000), default=3, show_default=True,
+@click.option("--iterations", type=click.IntRange(1, 100_000), show_default="3",
               help="Timed inferences of every sample.")  # fmt: skip
-@click.option("--warm-up", type=click.IntRange(0, 100_000), default=1, show_default=True,
+@click.option("--warm-up", type=click.IntRange(0, 100_000), show_default="1",
               help="Inferences before those, not timed.")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True,
               metavar="SECONDS", help="Longest that a job may take on the device.")  # fmt: skip
@@ -57,8 +57,8 @@ def command(
     maxfail: int | None,
     last_failed: bool,
     collect_only: bool,
-    iterations: int,
-    warm_up: int,
+    iterations: int | None,
+    warm_up: int | None,
     timeout_s: float,
     junitxml: Path | None,
     html: Path | None,
@@ -80,6 +80,8 @@ def command(
     if pytest_arguments and "--" not in sys.argv:
         raise UsageError(f"{pytest_arguments[0]!r} is not understood; arguments for pytest stand behind --")
 
+    if heap and (iterations is not None or warm_up is not None):
+        raise UsageError("--heap runs every job once and times nothing: leave --iterations and --warm-up out")
     selection = [*(["-k", keyword] if keyword else []), *(["--lf"] if last_failed else [])]
     limits = [*(["-x"] if exitfirst else []), *([f"--maxfail={maxfail}"] if maxfail else [])]
     request = RunRequest(
@@ -90,8 +92,8 @@ def command(
         virtual=virtual,
         selection=tuple(selection),
         pytest_arguments=(*limits, *pytest_arguments),
-        iterations=iterations,
-        warm_up=warm_up,
+        iterations=3 if iterations is None else iterations,
+        warm_up=1 if warm_up is None else warm_up,
         timeout_s=timeout_s,
         options=options,
         profile=Profile(profile),

@@ -16,7 +16,7 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     from farm.runtime.signing import Signing
 
-_ROOT = click.Path(path_type=Path, file_okay=False)
+_ROOT = click.Path(path_type=Path)
 
 
 def _version(_context: click.Context, parameter: click.Parameter, value: str | None) -> int:
@@ -28,13 +28,25 @@ def _version(_context: click.Context, parameter: click.Parameter, value: str | N
     return int(found[1])
 
 
+def _folder(_context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    if value is None:
+        return None
+    folder = value.expanduser().absolute()
+    if not folder.is_dir():
+        name = parameter.opts[0]
+        raise UsageError(f"{name}: there is no folder {folder}")
+    return folder
+
+
 @click.command("sign")
 @config_option
 @click.option("--lpai", required=True, callback=_version, help="Version of the LPAI: v6.")
 @click.option("--direct", is_flag=True, help="Sign what direct mode needs too; wants --htp.")
 @click.option("--htp", callback=_version, help="Hexagon architecture of direct mode's files: v81.")
-@click.option("--sdk-root", type=_ROOT, help="QNN SDK; otherwise $QNN_SDK_ROOT, or farm.toml.")
-@click.option("--hexagon-sdk", type=_ROOT, help="Hexagon SDK; otherwise $HEXAGON_SDK_ROOT, or farm.toml.")
+@click.option("--sdk-root", type=_ROOT, callback=_folder, help="QNN SDK; otherwise $QNN_SDK_ROOT, or farm.toml.")
+@click.option(
+    "--hexagon-sdk", type=_ROOT, callback=_folder, help="Hexagon SDK; otherwise $HEXAGON_SDK_ROOT, or farm.toml."
+)
 @click.option("--force", is_flag=True, help="Sign again what is signed already, by whomever.")
 @click.option("--adopt", is_flag=True, help="Sign nothing: vouch for signed files that are there.")
 @click.option("--python", type=click.Path(path_type=Path, dir_okay=False), help="Interpreter for elfsigner (< 3.12).")
@@ -70,6 +82,9 @@ def command(
         raise UsageError("--direct needs --htp, the Hexagon architecture of the device: --htp v81")
     if htp and not direct:
         raise UsageError("--htp is for --direct only")
+    for name, given in (("--force", force), ("--python", python is not None)):
+        if adopt and given:
+            raise UsageError(f"--adopt signs nothing: leave {name} out")
     config = _with_roots(load_config(config_file), sdk_root, hexagon_sdk)
     from farm.runtime.signing import plan_signing
 
@@ -103,7 +118,7 @@ def _sign(
     from farm.runtime.elfsigner import find_elfsigner, find_python
     from farm.runtime.signing import sign
 
-    foreign = [one.signed for one in plan if one.reason == "foreign"]
+    foreign = [one.signed for one in plan if one.reason == "foreign" or one.adopted]
     if foreign and not force:
         raise UsageError(
             f"{', '.join(map(str, foreign))}: signed, but not by this command: --adopt vouches for it as it is, "
@@ -124,5 +139,4 @@ def _show(line: str) -> None:
 
 def _with_roots(config: Config, sdk_root: Path | None, hexagon_sdk: Path | None) -> Config:
     changed = {"sdk_root": sdk_root, "hexagon_sdk_root": hexagon_sdk}
-    given = {name: path.expanduser().absolute() for name, path in changed.items() if path is not None}
-    return msgspec.structs.replace(config, **given)
+    return msgspec.structs.replace(config, **{name: path for name, path in changed.items() if path is not None})

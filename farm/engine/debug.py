@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from farm.build.debug_protocol import BUNDLE, CompareRequest, CompileRequest
+from farm.build.debug_protocol import BUNDLE, CompareRequest, CompileRequest, Written
 from farm.engine.command import INTERRUPTED, exit_code_of, terminate_as_interrupt, write_report
 from farm.errors import FarmError, InfraError, NoDeviceError, UsageError
+from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE
 from farm.identity import user_name
+from farm.layers import Gap, Layer, Step
 from farm.profiles import find_soc
-from farm.results.attempt import Attempt, Stage, Step, Verdict
+from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
 from farm.results.judge import build_failure
-from farm.results.layers import Diagnosis, Divergence, Gap, Layer, diagnose, layer_comparisons
+from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
 from farm.results.text import bounded_log, one_line
 
@@ -238,7 +240,7 @@ class _Debug:
         return self._run(process, run_id, scratch, manifest.key, reply.notes)
 
     def _run(self, process: DebugProcess, run_id: str, scratch: Path, key: str, notes: tuple[str, ...]) -> Attempt:
-        folders: dict[str, str] = {}
+        written: dict[str, Written] = {}
         for part, place in self._places.items():
             with self._clock.step(part):
                 raw = _execute(place, self._job, run_id, scratch, self._request.timeout_s, part)
@@ -246,15 +248,15 @@ class _Debug:
             found = outcome(raw)
             if isinstance(found, Ending):
                 # The simulator's part can be told all the same.
-                told = self._compare(process, folders) if folders else Ending(Verdict.PASSED, Stage.DONE)
+                told = self._compare(process, written) if written else Ending(Verdict.PASSED, Stage.DONE)
                 ending = msgspec.structs.replace(found, reason=f"{part}: {found.reason}")
                 return self._finished(ending, key, (*notes, *told.notes), raw.stderr)
-            folders[part] = str(raw.folder)
-        ending = self._compare(process, folders)
+            written[part] = Written(str(raw.folder / ETDUMP_FILE), str(raw.folder / DEBUG_FILE))
+        ending = self._compare(process, written)
         return self._finished(ending, key, (*notes, *ending.notes))
 
-    def _compare(self, process: DebugProcess, folders: Mapping[str, str]) -> Ending:
-        process.send(CompareRequest(folders[_SIMULATOR], folders.get(_DEVICE, "")))
+    def _compare(self, process: DebugProcess, written: Mapping[str, Written]) -> Ending:
+        process.send(CompareRequest(written[_SIMULATOR], written.get(_DEVICE)))
         reply = process.receive(self._config.build_timeout_s)
         self._tell("", reply)
         if not reply.ok:

@@ -10,6 +10,7 @@ from farm.errors import FarmError
 from farm.execution.raw import ETDUMP_FILE
 from farm.profiles import find_soc
 from farm.results.attempt import Verdict
+from farm.results.etdump import ETDUMP_LIMIT
 from farm.results.text import one_line
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord
@@ -35,23 +36,31 @@ class Keeper:
     ) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
         """Keep what the run wants of `folder`, and return the attempt, with a note on what could not be had.
 
-        For a job that passed, that includes the SDK's timeline, where the run wants one. What goes wrong with it
-        changes no verdict. Raises StoreError.
+        For a job that passed, that includes the SDK's timeline, where the run wants one. What goes wrong here changes
+        no verdict.
         """
         kept = []
-        if self._profile.kept and (folder / ETDUMP_FILE).is_file():
-            kept.append(self._put("etdump", folder / ETDUMP_FILE))
+        etdump = folder / ETDUMP_FILE
+        try:
+            # What is greater is refused by whoever reads it.
+            if self._profile.kept and etdump.is_file() and etdump.stat().st_size <= ETDUMP_LIMIT:
+                kept.append(self._put("etdump", etdump))
+        except (FarmError, OSError) as error:
+            attempt = _noted(attempt, f"the ETDump is not kept: {error}")
         if self._optrace is not None and attempt.verdict is Verdict.PASSED:
             from farm.execution.optrace import collect_optrace
 
             soc = find_soc(planned.job.target.soc)
             try:
                 files = collect_optrace(self._session, bundle, soc, self._optrace, folder / "optrace")
-            except (FarmError, OSError) as error:
-                attempt = msgspec.structs.replace(attempt, notes=(*attempt.notes, one_line(f"no optrace: {error}")))
-            else:
                 kept += [self._put(kind, path) for kind, path in files.items()]
+            except (FarmError, OSError) as error:
+                attempt = _noted(attempt, f"no optrace: {error}")
         return attempt, tuple(kept)
 
     def _put(self, kind: str, path: Path) -> ArtifactRecord:
         return ArtifactRecord(self._store.put(path), path.stat().st_size, kind)
+
+
+def _noted(attempt: Attempt, note: str) -> Attempt:
+    return msgspec.structs.replace(attempt, notes=(*attempt.notes, one_line(note)))

@@ -16,7 +16,7 @@ from farm.engine.profile import Profile
 from farm.errors import FarmError, IllegalTargetError, InfraError, NothingSelectedError, UsageError
 from farm.identity import user_name
 from farm.options import parse_options, runtime_flags
-from farm.profiles import Soc, find_soc
+from farm.profiles import find_soc
 from farm.suites import Job, OptionSet, find_suites, plan, resolve_suite
 
 if TYPE_CHECKING:
@@ -89,21 +89,25 @@ def _jobs(config: Config, request: RunRequest) -> tuple[Job, ...]:
     names = [suite.name for suite in suites]
     if len(set(names)) < len(names):
         raise UsageError(f"two suites have the same name: {', '.join(sorted(names))}")
-    _check_backend(config, socs, request)
+    _check_measurements(request)
     return plan(suites, socs, request.backend, request.precisions, _option_sets(request))
 
 
-def _check_backend(config: Config, socs: Sequence[Soc], request: RunRequest) -> None:
-    from farm.runtime.runtime import require_backend
-
-    for soc in socs:
-        require_backend(soc, request.backend, config.sdk_root)
+def _check_measurements(request: RunRequest) -> None:
     if request.heap and request.backend != "htp":
         raise IllegalTargetError(f"--heap is for the htp backend: ExecuTorch has no heap profile of {request.backend}")
     if request.heap and request.profile is not Profile.AUTO:
         raise UsageError("--heap measures nothing else: leave --profile out")
     if request.profile is Profile.OPTRACE and request.backend != "htp":
         raise IllegalTargetError(f"--profile optrace is for the htp backend, not for {request.backend}")
+
+
+def _check_machine(config: Config, request: RunRequest) -> None:
+    """Raise MissingToolError for what compiling or running would lack: listing jobs needs none of it."""
+    from farm.runtime.runtime import require_backend
+
+    for name in dict.fromkeys(request.socs):
+        require_backend(find_soc(name), request.backend, config.sdk_root)
     _optrace_tools(config, request)
 
 
@@ -116,11 +120,11 @@ def _optrace_tools(config: Config, request: RunRequest) -> OptraceTools | None:
 
 
 def _option_sets(request: RunRequest) -> tuple[OptionSet, ...]:
-    texts = request.options
-    if request.profile is Profile.OPTRACE:
-        # Compiled in, so that it is another bundle, and another series, as it costs time.
-        texts = (*texts, f"profile_level={Profile.OPTRACE}")
-    return parse_options(texts, request.backend)
+    sets = parse_options(request.options, request.backend)
+    if request.profile is not Profile.OPTRACE:
+        return sets
+    # Compiled in, so that it is another bundle, and another series, as it costs time.
+    return tuple(tuple(sorted((*options, ("profile_level", "optrace")))) for options in sets)
 
 
 def _select(config: Config, request: RunRequest, jobs: Sequence[Job], folder: Path) -> list[Job]:
@@ -170,7 +174,7 @@ def _plan(
         artifact_root=config.state_dir / "artifacts",
         profile=request.profile,
         heap=request.heap,
-        optrace=_optrace_tools(config, request),
+        optrace=_optrace_tools(config, request) if run_id else None,
         anchors=tuple(anchors),
     )
 
@@ -183,6 +187,7 @@ def run(config: Config, request: RunRequest, front: Front) -> RunOutcome:
     from farm.store.store import open_store
 
     jobs = _jobs(config, request)
+    _check_machine(config, request)
     with tempfile.TemporaryDirectory(prefix="farm-select-") as draft:
         jobs = tuple(_select(config, request, jobs, Path(draft)))
     with terminate_as_interrupt(), open_store(config.store_url) as store:
@@ -236,6 +241,8 @@ class _Run:
 
     def _profile_fact(self) -> dict[str, str]:
         """Return what the numbers depend on where more, or less, is looked at than usual."""
+        if self._request.heap:
+            return {"heap": "measured"}
         profile, kind = self._request.profile, "virtual" if self._request.virtual else "hardware"
         usual = profile.flags(kind) == Profile.AUTO.flags(kind) and profile is not Profile.OPTRACE
         return {} if usual else {"profile": str(profile)}
@@ -255,7 +262,8 @@ class _Run:
                 allocate, self._config, socs, self._request.virtual, self._request.backend, supervisor, storage
             )
             planned = self._order(jobs, tools)
-            anchors = self._order(anchor_jobs(tuple(jobs)), tools)
+            # Nothing may stay loaded where the heap is measured.
+            anchors = [] if self._request.heap else self._order(anchor_jobs(tuple(jobs)), tools)
             fleet = allocation.result()
         run_plan = _plan(self._config, self._request, run_id, folder, planned, fleet.devices, fleet.runtimes, anchors)
         run_plan.write()

@@ -6,7 +6,7 @@ runner, as only that writes what `qnn-profile-viewer` reads.
 
 from __future__ import annotations
 
-import subprocess
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,12 @@ import msgspec
 from farm.build.bundle import OPTRACE
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, InfraError, MissingToolError
+from farm.processes import Supervisor
 
 if TYPE_CHECKING:
     from farm.build.bundle import Bundle
     from farm.execution.session import DeviceSession
+    from farm.processes import Child
     from farm.profiles import Soc
 
 _HOST = "x86_64-linux-clang"
@@ -128,16 +130,26 @@ def _view(tools: OptraceTools, schematic: Path, log: Path, output: Path) -> list
         tools.viewer, "--config", config, "--schematic", schematic, "--reader", tools.reader,
         "--input_log", log, "--output", output,
     ]  # fmt: skip
-    try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, cwd=output.parent, timeout=_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InfraError(f"{tools.viewer} does not run: {error}") from None
+    log_file = output.with_suffix(".log")
+    overdue = threading.Event()
+    with Supervisor() as supervisor:
+        child = supervisor.spawn(argv, name=_VIEWER, cwd=output.parent, stderr=log_file)
+        timer = threading.Timer(_SECONDS, _end, (child, overdue))
+        timer.start()
+        try:
+            code = child.process.wait()
+        finally:
+            timer.cancel()
     made = sorted(path for path in output.parent.glob(f"{output.stem}*.json") if path.is_file())
-    if done.returncode != 0 or not made:
-        raise InfraError(f"{tools.viewer.name} ended with exit code {done.returncode}: {clean_text(done.stderr)}")
+    if overdue.is_set() or code != 0 or not made:
+        ended = f"did not end in {_SECONDS:g} s" if overdue.is_set() else f"ended with exit code {code}"
+        raise InfraError(f"{tools.viewer} {ended}: {clean_text(child.log_tail())}")
     return made
+
+
+def _end(child: Child, overdue: threading.Event) -> None:
+    overdue.set()
+    child.terminate(timeout_s=1.0)
 
 
 def _extensions(library: str) -> bytes:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm import __version__
+from farm.layers import Step
 from farm.report import format as fmt
 from farm.report.clean import cut_log, one_line, visible
 from farm.report.inside import SHOWN_JOBS, debugged, layer_table, operator_tables, profiled, row_limit
@@ -29,7 +30,6 @@ from farm.report.summary import (
     summarize,
 )
 from farm.resources import data_folder
-from farm.results.attempt import Step
 from farm.results.event_names import is_whole_call
 
 if TYPE_CHECKING:

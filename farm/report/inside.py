@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.results.attempt import LayerComparison, OperatorProfile, Step
+from farm.layers import Step
+from farm.results.attempt import LayerComparison, OperatorProfile
 from farm.results.event_names import is_whole_call, sums
 
 if TYPE_CHECKING:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # What QNN appends to the name of a node: numbers that change with the graph around it.
 _OP_ID = re.compile(r":?\bOpId_\d+$")
+# The options at the end of a job's id; neither their names nor their values hold a hyphen.
+_OPTIONS = re.compile(r"(?:-[^-=\[\]]+=[^-\[\]]*)+\]$")
 _UNITS = ("cycles", "us", "ns")
 
 
@@ -46,6 +48,8 @@ class Change(msgspec.Struct, frozen=True):
 class JobChanges(msgspec.Struct, frozen=True):
     """One job's profiles in two runs."""
 
+    before_job: str
+    """The same as `job_id`, or the job of the same case and target with other options."""
     job_id: str
     before_run: str
     after_run: str
@@ -63,9 +67,32 @@ class JobChanges(msgspec.Struct, frozen=True):
 
 
 def job_changes(before: Iterable[ProfileRecord], after: Iterable[ProfileRecord]) -> list[JobChanges]:
-    """Return what changed of each job that both sides have."""
+    """Return what changed of each job that both sides have.
+
+    Where options make the ids differ, a side's only job of a case and target is the same as the other side's only one.
+    """
+    before, after = list(before), list(after)
     old = {record.job_id: record for record in before}
-    return [_job_change(old[record.job_id], record) for record in after if record.job_id in old]
+    plain_old, plain_new = _by_plain_id(before), _by_plain_id(after)
+    found = []
+    for record in after:
+        name = _plain_id(record.job_id)
+        alone = len(plain_old.get(name, ())) == len(plain_new[name]) == 1
+        earlier = plain_old[name][0] if alone else old.get(record.job_id)
+        if earlier is not None:
+            found.append(_job_change(earlier, record))
+    return found
+
+
+def _plain_id(job_id: str) -> str:
+    return _OPTIONS.sub("]", job_id)
+
+
+def _by_plain_id(records: Iterable[ProfileRecord]) -> dict[str, list[ProfileRecord]]:
+    found: dict[str, list[ProfileRecord]] = {}
+    for record in records:
+        found.setdefault(_plain_id(record.job_id), []).append(record)
+    return found
 
 
 def _job_change(old: ProfileRecord, new: ProfileRecord) -> JobChanges:
@@ -83,6 +110,7 @@ def _job_change(old: ProfileRecord, new: ProfileRecord) -> JobChanges:
     if old.case_version != new.case_version:
         differences.append("the case: what is measured is another test")
     return JobChanges(
+        before_job=old.job_id,
         job_id=new.job_id,
         before_run=old.run_id,
         after_run=new.run_id,

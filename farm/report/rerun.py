@@ -35,6 +35,9 @@ def rerun_command(job: JobView, *, virtual: bool, run_command: str = "") -> str:
         argv += ["--virtual", "1"]
     if "--heap" in told:
         argv.append("--heap")
+    profile = _values(told, "--profile")[-1:]
+    if profile in (["basic"], ["detailed"]):
+        argv += ["--profile", *profile]
     return shlex.join([*argv, "-k", " and ".join(words)])
 
 
@@ -51,10 +54,19 @@ def _words(command: str) -> list[str]:
         return []
 
 
+def _values(words: Sequence[str], option: str) -> list[str]:
+    """Return what an option was given, in the order of the command."""
+    found = []
+    for word, following in itertools.pairwise([*words, ""]):
+        if word == option:
+            found.append(following)
+        elif word.startswith(f"{option}="):
+            found.append(word.partition("=")[2])
+    return found
+
+
 def _suite_argument(suite: str, words: Sequence[str]) -> str:
-    values = [word.removeprefix("--suite=") for word in words if word.startswith("--suite=")]
-    values += [value for option, value in itertools.pairwise(words) if option == "--suite"]
-    for value in values:
+    for value in _values(words, "--suite"):
         path = PurePath(value)
         if suite == (path.parent if path.suffix == ".toml" else path).name:
             return value

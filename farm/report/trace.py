@@ -5,6 +5,7 @@ Format: "Trace Event Format", JSON object form, complete events (`ph` X) and met
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from farm.report.clean import one_line
@@ -74,9 +75,8 @@ def _nodes(call: ProfileEvent, reported: Sequence[ProfileEvent], begin: int, tra
         yield from _placed(timed, begin, track) if inside else _shared(call, timed, "ns", begin, track)
         return
     nodes = [event for event in reported if names_node(event.name)]
-    units = [event.unit for event in nodes]
     # One track, one unit: that of most nodes.
-    unit = max(dict.fromkeys(units), key=units.count, default="")
+    ((unit, _),) = Counter(event.unit for event in nodes).most_common(1) or [("", 0)]
     yield from _shared(call, [event for event in nodes if event.unit == unit], unit, begin, track)
 
 

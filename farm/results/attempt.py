@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from farm.layers import Step
+
 
 class Verdict(StrEnum):
     """What an attempt says about the thing under test."""
@@ -82,17 +84,6 @@ class OperatorProfile(msgspec.Struct, frozen=True):
     greatest: float
     share: float
     """Part of the sum of all rows in this unit, 0 to 1, by medians."""
-
-
-class Step(StrEnum):
-    """What lies between two ways of computing the same layer, in the order in which they are taken."""
-
-    QUANTIZATION = "quantization"
-    """The FP32 module and the quantized module, both on the CPU."""
-    COMPILER = "compiler"
-    """The quantized module on the CPU, and the compiled program on the simulator."""
-    DEVICE = "device"
-    """The compiled program on the simulator and on a device."""
 
 
 class LayerComparison(msgspec.Struct, frozen=True):

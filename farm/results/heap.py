@@ -28,6 +28,8 @@ _IDENTIFIERS = {b"DSP:before_context_created": "before", b"DSP:after_context_fre
 # The identifier may hold commas; what the number is stands behind the last one.
 _LINE = re.compile(rb"([^\n]*?)[ \t]*\(([^()\n]*)\)[ \t]*,[ \t]*([0-9]{1,15})")
 _UNIT = b"bytes"
+# Several times what ExecuTorch writes: the pattern above takes the square of a line's length.
+_LINE_BYTES = 200
 
 
 class HeapState(StrEnum):
@@ -67,7 +69,7 @@ def parse_heap(data: bytes) -> DspHeap:
         stripped = line.strip(b" \t\r")
         if not stripped:
             continue
-        match = _LINE.fullmatch(stripped)
+        match = _LINE.fullmatch(stripped) if len(stripped) <= _LINE_BYTES else None
         name = _IDENTIFIERS.get(match[1]) if match else None
         if match and name and match[2] == _UNIT:
             found[name].append(int(match[3]))

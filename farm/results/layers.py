@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.results.attempt import LayerComparison, Step
+from farm.layers import Gap, Layer, Step
+from farm.results.attempt import LayerComparison
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,35 +36,6 @@ ways of computing the same quantized layer; errors that are handed on for fifty 
 DROP_DB = 10.0
 ROUNDING_STEPS = 1.01
 """Quantization steps, with what float32 adds to a difference of one."""
-
-INPUT = "input"
-"""What a layer that is an input of the program has as its operator."""
-
-
-class Gap(msgspec.Struct, frozen=True):
-    """How far one way of computing a layer is from the way before it. None: has no value."""
-
-    mse: float | None
-    sqnr_db: float | None
-    """inf where both are equal."""
-    cosine: float | None
-    steps: float | None = None
-    """Greatest difference in steps of the layer's quantization; None where it has none."""
-    problem: str = ""
-    """Why the value cannot be compared: `has 3 NaN`, `is the constant 0`."""
-
-
-class Layer(msgspec.Struct, frozen=True):
-    """One layer and what is known of it."""
-
-    name: str
-    """Node of the edge graph: `aten_convolution_default_1`."""
-    operator: str
-    """`aten.convolution.default`; INPUT for an input of the program."""
-    inputs: tuple[str, ...]
-    """Names of the layers that it reads."""
-    gaps: dict[Step, Gap]
-    """Only the steps of which both ways are known; none where nothing was written of it."""
 
 
 class Divergence(msgspec.Struct, frozen=True):

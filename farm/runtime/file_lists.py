@@ -12,7 +12,7 @@ import msgspec
 from farm.errors import IllegalTargetError
 from farm.runtime.elf import HEXAGON
 from farm.runtime.parts import Part, library
-from farm.runtime.qnn_sdk import LPAI_SKEL, QnnFiles
+from farm.runtime.qnn_sdk import LPAI_SKEL, QnnFiles, get_lpai, get_unsigned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +95,9 @@ def _qnn_names(soc: Soc, backend: str, places: Places) -> tuple[tuple[str, ...],
 
 def lpai_skel(soc: Soc, qnn: QnnFiles) -> Part:
     """Return the skel of an LPAI, which must be signed."""
-    return _signed(soc, qnn, LPAI_SKEL, qnn.lpai(soc.lpai_version, LPAI_SKEL, "unsigned"))
+    get = get_lpai(soc.lpai_version) if qnn.root else qnn.get
+    source = Part(LPAI_SKEL, qnn.lpai(soc.lpai_version, LPAI_SKEL, "unsigned"), HEXAGON, get)
+    return _signed(soc, qnn, source)
 
 
 def sign_command(soc_lpai: int | None, *, direct_arch: int = 0) -> str:
@@ -110,7 +112,7 @@ def direct_sources(lpai: int, arch: int, places: Places) -> dict[str, Part]:
     """
     qnn = places.qnn
     files = {
-        "libQnnLpai.so": (qnn.lpai(lpai, "libQnnLpai.so", "unsigned"), qnn.get),
+        "libQnnLpai.so": (qnn.lpai(lpai, "libQnnLpai.so", "unsigned"), get_unsigned(lpai) if qnn.root else qnn.get),
         "libQnnSystem.so": (qnn.hexagon(arch, "libQnnSystem.so"), qnn.get),
         **_direct_files(places, arch),
     }
@@ -126,7 +128,7 @@ def _direct(soc: Soc, backend: str, places: Places) -> tuple[Part, ...]:
     ]
     if backend == "lpai":
         sources = direct_sources(soc.lpai_version or 0, soc.htp_arch, places)
-        parts += [_signed(soc, places.qnn, name, source.path, direct=True) for name, source in sources.items()]
+        parts += [_signed(soc, places.qnn, source, direct=True) for source in sources.values()]
         return tuple(parts)
     parts += [
         _hexagon_file(soc, places, f"libQnnHtpV{soc.htp_arch}.so"),
@@ -154,10 +156,12 @@ def _hexagon_file(soc: Soc, places: Places, name: str, *, exact: bool = True) ->
     return Part(name, path, HEXAGON, places.qnn.get, hexagon=soc.htp_arch, exact=exact, soc=soc.name)
 
 
-def _signed(soc: Soc, qnn: QnnFiles, name: str, unsigned: Path | None, *, direct: bool = False) -> Part:
+def _signed(soc: Soc, qnn: QnnFiles, source: Part, *, direct: bool = False) -> Part:
+    """Return the signed file that is made from `source`: by signing it, where that is there."""
     signs = sign_command(soc.lpai_version, direct_arch=soc.htp_arch if direct else 0)
-    get = signs if qnn.root else qnn.get
-    return Part(name, qnn.lpai(soc.lpai_version, name), HEXAGON, get, signs=signs, unsigned=unsigned)
+    get = signs if source.path is not None and source.path.is_file() else source.get
+    path = qnn.lpai(soc.lpai_version, source.name)
+    return Part(source.name, path, HEXAGON, get, signs=signs, unsigned=source.path)
 
 
 def _built(name: str, built: Built) -> Part:

@@ -74,11 +74,16 @@ def _find_wrong(part: Part, header: ElfHeader) -> Fault | None:
 
 def _find_unsigned(part: Part, path: Path, header: ElfHeader) -> Fault | None:
     if not header.signed:
-        return Fault("is not signed and LPAI loads signed files only", part.signs, "unsigned")
+        return Fault("is not signed and LPAI loads signed files only", part.get, "unsigned")
     found = find_signing_fault(path, part.unsigned)
     if found is None:
         return None
-    return Fault(found.problem, f"{part.signs} --adopt" if found.kind == "foreign" else part.signs, found.kind)
+    repair = part.signs
+    if found.kind == "foreign":
+        repair = f"{part.signs} --adopt"
+    elif found.adopted:
+        repair = f"have it signed anew where it came from and run '{part.signs} --adopt', or run '{part.signs} --force'"
+    return Fault(found.problem, repair, found.kind)
 
 
 def made_for(path: Path) -> str:

@@ -66,6 +66,22 @@ def lpai_folder(root: Path, version: int | None) -> Path:
     return root / "lib" / f"lpai-v{version}"
 
 
+def get_lpai(version: int | None) -> str:
+    """Return how to get an SDK that has anything for the LPAI `version`."""
+    return f"{GET_SDK} with lib/lpai-v{version}"
+
+
+def get_unsigned(version: int | None) -> str:
+    """Return how to get an SDK that has what is signed for the LPAI `version`."""
+    return f"{get_lpai(version)}/unsigned"
+
+
+def require_folder(sdk_root: Path) -> None:
+    """Raise MissingToolError where there is no SDK at all."""
+    if not sdk_root.is_dir():
+        raise MissingToolError(f"the QNN SDK folder {sdk_root} does not exist: {GET_SDK}")
+
+
 def android_files(sdk_root: Path | None) -> QnnFiles:
     """Return QNN's files for Android. The wheel's libraries are linked with glibc, which Android does not have."""
     get = f"{GET_SDK} with {ANDROID_FOLDER} libraries"

@@ -164,7 +164,11 @@ def require_backend(soc: Soc, backend: str, sdk_root: Path | None) -> None:
             "libQnnGpu.so",
             "the one that pip installs, as all from 2.47 on, refuses to start on x86_64 without a tuning server, and "
             f"there is no GPU simulator: {GET_SDK} older than 2.47, and attach a device",
-            fits=lambda release: release < FIRST_WITHOUT_GPU_HOST,
+            wrong=lambda release: (
+                "newer than 2.46, the last that starts on x86_64 without a tuning server, which compiling for gpu needs"
+                if release >= FIRST_WITHOUT_GPU_HOST
+                else ""
+            ),
         )
     if backend == "lpai":
         _require_host(
@@ -172,23 +176,32 @@ def require_backend(soc: Soc, backend: str, sdk_root: Path | None) -> None:
             sdk_root,
             "libQnnLpai.so",
             f"pip has none: {GET_SDK}, 2.39 or newer, with {TARGET} libraries",
-            fits=lambda release: release >= FIRST_WITH_LPAI,
+            wrong=lambda release: "older than 2.39, which lpai needs" if release < FIRST_WITH_LPAI else "",
         )
 
 
 def _require_host(
-    soc: Soc, sdk_root: Path | None, name: str, why: str, fits: Callable[[tuple[int, int]], bool]
+    soc: Soc, sdk_root: Path | None, name: str, why: str, wrong: Callable[[tuple[int, int]], str]
 ) -> None:
-    """Raise MissingToolError unless the SDK has a library for this machine, of a release that `fits`."""
-    library = sdk_root / "lib" / TARGET / name if sdk_root else None
-    release = release_of(sdk_version(sdk_root))
-    if library is not None and library.is_file() and (release is None or fits(release)):
-        return
+    """Raise MissingToolError unless the SDK has a library for this machine, of a release that `wrong` says nothing of.
+
+    `why` ends in the way to get another.
+    """
+    needs = f"the {name.removeprefix('libQnn').removesuffix('.so').lower()} backend of {soc.name} needs"
     looked = ""
-    if library is not None:
-        looked = f" other than {sdk_version(sdk_root)}" if library.is_file() else f" (looked for {library})"
-    backend = name.removeprefix("libQnn").removesuffix(".so").lower()
-    raise MissingToolError(f"the {backend} backend of {soc.name} needs a QNN SDK with {name}{looked}, as {why}")
+    if sdk_root is not None:
+        get = why.rpartition(": ")[2]
+        library = sdk_root / "lib" / TARGET / name
+        release = release_of(sdk_version(sdk_root))
+        if not sdk_root.is_dir():
+            raise MissingToolError(f"{needs} a QNN SDK, and the QNN SDK folder {sdk_root} does not exist: {get}")
+        if release is not None and (problem := wrong(release)):
+            said = f"QNN {release[0]}.{release[1]} is {problem}"
+            raise MissingToolError(f"{needs} another QNN SDK, as {said}: {get}")
+        if library.is_file():
+            return
+        looked = f" (looked for {library})"
+    raise MissingToolError(f"{needs} a QNN SDK with {name}{looked}, as {why}")
 
 
 def _runtime(

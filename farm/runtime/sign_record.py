@@ -19,6 +19,8 @@ from farm.runtime.elf import read_elf
 _SUFFIX = ".farm-sign.json"
 # Many times what one takes.
 _MOST_BYTES = 64 << 10
+# msgspec raises the last two for strings that are no UTF-8, and for deep nesting.
+_UNREADABLE = (OSError, msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 class SignRecord(msgspec.Struct, frozen=True):
@@ -46,7 +48,7 @@ def record_path(signed: Path) -> Path:
 
 def read_record(signed: Path) -> SignRecord | None:
     """Return the record of a signed file, None where there is none that can be read."""
-    with contextlib.suppress(OSError, msgspec.DecodeError), record_path(signed).open("rb") as file:
+    with contextlib.suppress(*_UNREADABLE), record_path(signed).open("rb") as file:
         return msgspec.json.decode(file.read(_MOST_BYTES), type=SignRecord)
     return None
 
@@ -79,12 +81,15 @@ class SigningFault(msgspec.Struct, frozen=True):
     kind: Literal["foreign", "outdated", "wrong arch"]
     """`foreign` is what no record vouches for, `outdated` what was signed from another file than there is now."""
     problem: str
+    adopted: bool = False
+    """Somebody else signed it, and it was vouched for: not to be replaced unasked."""
 
 
 def find_signing_fault(signed: Path, unsigned: Path | None) -> SigningFault | None:
     """Return why a file with a signature is not to be used, None when it may be.
 
-    Where `unsigned` is not there, nothing newer is. Raises OSError, ConfigError for what is no ELF file.
+    Where `unsigned` is not there, or was not when the file was adopted, nothing is newer. Raises OSError, ConfigError
+    for what is no ELF file.
     """
     record = read_record(signed)
     if record is None:
@@ -95,10 +100,11 @@ def find_signing_fault(signed: Path, unsigned: Path | None) -> SigningFault | No
         return SigningFault("foreign", f"is not the file that was {said}: its hash is another")
     if unsigned is None or not unsigned.is_file():
         return None
-    if record.input_sha256 != sha256_of(unsigned):
-        return SigningFault("outdated", f"was {said} from another {unsigned.name} than there is now")
+    adopted = record.how == "adopted"
+    if record.input_sha256 and record.input_sha256 != sha256_of(unsigned):
+        return SigningFault("outdated", f"was {said} from another {unsigned.name} than there is now", adopted)
     made, source = read_elf(signed), read_elf(unsigned)
     if (made.machine, made.flags) != (source.machine, source.flags):
         problem = f"has e_flags {made.flags:#x}, and what it was signed from {source.flags:#x}"
-        return SigningFault("wrong arch", problem)
+        return SigningFault("wrong arch", problem, adopted)
     return None

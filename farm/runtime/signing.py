@@ -21,7 +21,7 @@ from farm.runtime.elfsigner import SIGNING_SECONDS, run_elfsigner
 from farm.runtime.file_lists import direct_sources, lpai_skel
 from farm.runtime.parts import find_fault
 from farm.runtime.places import android_places
-from farm.runtime.qnn_sdk import GET_SDK, lpai_folder
+from farm.runtime.qnn_sdk import GET_SDK, get_unsigned, lpai_folder, require_folder
 from farm.runtime.sign_record import SignRecord, find_signing_fault, replace_file, write_record
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Signing(msgspec.Struct, frozen=True):
     signed: Path
     reason: str
     """Why it has to be signed: `unsigned`, `foreign`, `outdated` ...; "" when its signature is still good."""
+    adopted: bool = False
+    """The signature that is no longer good is somebody else's, who was vouched for."""
 
 
 def plan_signing(config: Config, lpai: int, direct_arch: int = 0, *, adopting: bool = False) -> tuple[Signing, ...]:
@@ -48,10 +50,11 @@ def plan_signing(config: Config, lpai: int, direct_arch: int = 0, *, adopting: b
     soc = _soc_of(lpai, direct_arch)
     if config.sdk_root is None:
         raise MissingToolError(f"signing needs the files of a QNN SDK and QNN_SDK_ROOT is not set: {GET_SDK}")
+    require_folder(config.sdk_root)
     places = android_places(config)
     signed = lpai_folder(config.sdk_root, lpai) / "signed"
     skel = lpai_skel(soc, places.qnn)
-    parts = [msgspec.structs.replace(skel, path=skel.unsigned, signs="", unsigned=None, get=places.qnn.get)]
+    parts = [msgspec.structs.replace(skel, path=skel.unsigned, signs="", unsigned=None, get=get_unsigned(lpai))]
     if direct_arch:
         parts += direct_sources(lpai, direct_arch, places).values()
     faults = [(part, fault) for part in parts if (fault := find_fault(part)) is not None]
@@ -130,7 +133,7 @@ def _planned(unsigned: Path, signed: Path) -> Signing:
     except ConfigError:
         return Signing(unsigned, signed, "damaged")
     fault = find_signing_fault(signed, unsigned)
-    return Signing(unsigned, signed, fault.kind if fault else "")
+    return Signing(unsigned, signed, fault.kind, fault.adopted) if fault else Signing(unsigned, signed, "")
 
 
 def _check_signed(made: Path, source: ElfHeader | None) -> None:

@@ -79,7 +79,7 @@ def _adb() -> Tool:
 def _qnn_sdk(root: Path | None) -> Tool:
     if root is None:
         return Tool("QNN SDK", "", "")
-    problem = "" if (root / "lib").is_dir() else "has no lib folder"
+    problem = "" if (root / "lib").is_dir() else "has no lib folder" if root.is_dir() else "does not exist"
     linux = newest_linux_folder(root)
     folders = [name for name in ("x86_64-linux-clang", "aarch64-android") if (root / "lib" / name).is_dir()]
     folders += [linux.name] if linux else []

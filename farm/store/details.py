@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.results.attempt import Attempt, LayerComparison, OperatorProfile, Step
+from farm.layers import Step
+from farm.results.attempt import Attempt, LayerComparison, OperatorProfile
 from farm.store import values
 
 if TYPE_CHECKING:

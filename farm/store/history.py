@@ -10,11 +10,12 @@ from sqlalchemy import case, func, select
 from farm.errors import UnknownNameError, UsageError
 from farm.store import schema, values
 from farm.store.records import HistoryPoint
+from farm.store.rows import chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from sqlalchemy import Connection, Row, Subquery
+    from sqlalchemy import ColumnElement, Connection, Row, Subquery
 
 _NOTHING = "(the store has no job yet: 'farm run' makes some)"
 # Ids in one statement; nobody reads the history of more.
@@ -51,8 +52,8 @@ def history(
     return sorted(points, key=lambda point: (point.job_id, point.device_kind, point.metric))
 
 
-def matching_jobs(connection: Connection, pattern: str, soc: str | None) -> dict[int, str]:
-    """Return the jobs that `pattern` means, id to name."""
+def matching_jobs(connection: Connection, pattern: str, soc: str | None, run_id: str | None = None) -> dict[int, str]:
+    """Return the jobs that `pattern` means, id to name; those of a run where `run_id` is given, which may be none."""
     job = schema.job.c
     rows = connection.execute(select(job.id, job.name, job.suite, job.case_name, job.soc).order_by(job.name)).all()
     expression = _expression(pattern)
@@ -65,9 +66,30 @@ def matching_jobs(connection: Connection, pattern: str, soc: str | None) -> dict
         if not of_soc:
             raise UnknownNameError("SoC", soc, {row.soc for row in found}, f"in the history of {pattern}")
         found = of_soc
+    if run_id is not None:
+        run_job = schema.run_job.c
+        of_run = set(connection.scalars(select(run_job.job_id).where(run_job.run_id == run_id)))
+        found = [row for row in found if row.id in of_run]
     if len(found) > _MOST_PARAMETERS:
         raise UsageError(f"{len(found)} jobs match {pattern!r}: name a suite or an SoC as well")
     return {row.id: row.name for row in found}
+
+
+def not_debugged() -> ColumnElement[bool]:
+    """Return the condition that a run is none of `farm debug`, whose programs write every layer."""
+    fingerprint = schema.fingerprint.c
+    debugged = select(fingerprint.hash).where(fingerprint.facts["debug"].as_string().is_not(None))
+    return schema.run.c.fingerprint_hash.not_in(debugged)
+
+
+def fingerprints(connection: Connection, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return fingerprints by their hash."""
+    fingerprint = schema.fingerprint.c
+    found: dict[str, dict[str, str]] = {}
+    for part in chunks(sorted(set(hashes))):
+        rows = connection.execute(select(fingerprint.hash, fingerprint.facts).where(fingerprint.hash.in_(part)))
+        found |= {row.hash: row.facts for row in rows}
+    return found
 
 
 def _names(row: Any) -> tuple[str, str, str]:
@@ -109,7 +131,7 @@ def _newest_attempts(connection: Connection, jobs: dict[int, str], limit: int) -
             .outerjoin(schema.device, device.id == attempt.device_id)
             .outerjoin(kinds, kinds.c.run_id == run.id)
         )
-        .where(run_job.job_id.in_(jobs))
+        .where(run_job.job_id.in_(jobs), not_debugged())
         .subquery()
     )
     query = select(ranked).where(ranked.c.age <= limit).order_by(ranked.c.run_started_ms, ranked.c.attempt_id)

@@ -23,12 +23,13 @@ _PART = 500
 
 def profiles(connection: Connection, job_pattern: str, run_id: str | None) -> list[ProfileRecord]:
     """Return the newest profile of each job, by job id."""
-    jobs = matching_jobs(connection, values.clean(job_pattern), None)
+    jobs = matching_jobs(connection, values.clean(job_pattern), None, run_id)
     newest = _newest(connection, jobs, run_id)
     if not newest:
         where = f"run {run_id}" if run_id else "the store"
+        what = "any job" if job_pattern == "*" else job_pattern
         raise UsageError(
-            f"{where} has no profile of {job_pattern}: 'farm run --profile detailed' keeps one "
+            f"{where} has no profile of {what}: 'farm run --profile detailed' keeps one "
             f"({len(jobs)} job{'' if len(jobs) == 1 else 's'} looked at)"
         )
     found: list[ProfileRecord] = []

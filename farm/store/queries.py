@@ -13,6 +13,7 @@ from farm.errors import UnknownNameError, UsageError
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store import schema, values
 from farm.store.details import layers_of, operators_of
+from farm.store.history import not_debugged
 from farm.store.records import ArtifactRecord
 from farm.store.rows import ATTEMPT_COLUMNS, FIGURES, chunks
 from farm.store.view import DeviceView, JobView, RunView
@@ -77,15 +78,15 @@ def run_view(connection: Connection, run_id: str) -> RunView:
 
 
 def expected_seconds(connection: Connection, job_ids: Sequence[str]) -> dict[str, float]:
-    """Return the median seconds of recent passed attempts, by job id."""
+    """Return the median seconds of recent passed attempts, by job id; without those of `farm debug`."""
     job, run_job, attempt = schema.job.c, schema.run_job.c, schema.attempt.c
     seconds: dict[str, list[float]] = {}
     for part in chunks(job_ids):
         recent = func.row_number().over(partition_by=run_job.job_id, order_by=run_job.id.desc())
         ranked = (
             select(run_job.id, job.name, recent.label("recent"))
-            .select_from(schema.run_job.join(schema.job))
-            .where(job.name.in_(part))
+            .select_from(schema.run_job.join(schema.job).join(schema.run, schema.run.c.id == run_job.run_id))
+            .where(job.name.in_(part), not_debugged())
             .subquery()
         )
         query = (

@@ -11,7 +11,7 @@ from farm.store import history, profiles, queries, rows, schema, values
 from farm.store.database import Database
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -177,10 +177,15 @@ class Store:
 
         `job_pattern` is a job's id, `suite/case`, a suite, or any of these with `*` and `?`. None as `metric` is
         every metric. `limit` counts the newest attempts of a job on a device kind. Raises UnknownNameError, with
-        the nearest name, for a job, metric or SoC that the store has never seen.
+        the nearest name, for a job, metric or SoC that the store has never seen. Runs of `farm debug` are left out.
         """
         with self._database.reading() as connection:
             return history.history(connection, job_pattern, metric, soc, limit)
+
+    def fingerprints(self, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return the facts of fingerprints, name to value, by their hash."""
+        with self._database.reading() as connection:
+            return history.fingerprints(connection, hashes)
 
     def profiles(self, job_pattern: str, run_id: str | None = None) -> list[ProfileRecord]:
         """Return the newest profile of each job that `job_pattern` means (as for `history`), of `run_id` where given.

@@ -25,7 +25,7 @@ from executorch.devtools import Inspector, parse_etrecord
 from farm.build.bundle import load_bundle
 from farm.build.debug_compare import compare_layers, missing_layers
 from farm.build.debug_compile import compile_debug
-from farm.build.debug_protocol import ComparedLayer, CompileRequest
+from farm.build.debug_protocol import ComparedLayer, CompileRequest, Written
 from farm.build.debugger import Debugger
 from farm.config import load_config
 from farm.engine.toolchain import prepare
@@ -115,6 +115,10 @@ class Bench:
         return ran
 
 
+def written(ran: Path) -> Written:
+    return Written(str(ran / "etdump.etdp"), str(ran / "debug_output.bin"))
+
+
 def official(program: Any, ran: Path) -> dict[str, dict[str, list[float]]]:
     """Return MSE, SQNR and cosine of every node, as the Inspector has them, by reference."""
     record = parse_etrecord(str(program.etrecord))
@@ -182,17 +186,17 @@ def main() -> None:
     program, place = bench.compile("Several")
     simulator, again = bench.run(place, "simulator"), bench.run(place, "again")
     other = bench.run(place, "other", scale=-0.5)
-    ours = compare_layers(program, simulator, again)
+    ours = compare_layers(program, written(simulator), written(again))
     told: dict[str, Any] = {
         "several": {
             "ours": plain(ours), "official": official(program, simulator), "first": first(ours),
             "notes": program.notes, "missing": missing_layers(program, ours),
-            "other device": first(compare_layers(program, simulator, other)),
+            "other device": first(compare_layers(program, written(simulator), written(other))),
             "graph": {node.name: node.inputs for node in program.nodes},
         }
     }  # fmt: skip
     program, place = bench.compile("Outlier")
-    rows = compare_layers(program, bench.run(place, "simulator"), None)
+    rows = compare_layers(program, written(bench.run(place, "simulator")), None)
     told["outlier"] = {"first": first(rows), "ours": plain(rows), "notes": program.notes}
     for name in ("Between", "Raises"):
         told[name.lower()] = msgspec.to_builtins(Debugger().serve(bench.request(name, (2, 4))))

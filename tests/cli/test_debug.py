@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.cli.debug import _csv, _json, _text
+from farm.cli.debug import _csv, _json, _text, check_writable
 from farm.engine.debug import DebuggedLayer, DebugOutcome, describe
-from farm.results.attempt import Attempt, Stage, Step, Verdict
-from farm.results.layers import INPUT, Gap, Layer, diagnose
+from farm.errors import UsageError
+from farm.layers import INPUT, Gap, Layer, Step
+from farm.results.attempt import Attempt, Stage, Verdict
+from farm.results.layers import diagnose
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         (["quantized_ops/conv2d"], "name the SoC with --soc"),
         (["quantized_ops/conv2d", "--soc", "SM8650"], "several precisions"),
         (["quantized_ops/conv2d[SM8650-htp-8a8w]", "--sample", "7"], "there is no sample 7"),
+        (["quantized_ops/conv2d[SM8650-htp-8a8w]", "--csv", "/proc/x/y.csv"], "cannot write /proc/x/y.csv"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_2(home: FarmHome, arguments: list[str], said: str) -> None:
@@ -106,6 +109,19 @@ def test_the_table_fits_80_columns_and_has_all_figures_of_every_step(*, device: 
     assert "equal" in text
     assert "  fused" not in text
     assert "likely cause: compiler (SQNR -3.2 dB, its inputs equal)" in text
+
+
+def test_whether_a_file_can_be_written_is_known_before_and_leaves_none(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "layers.csv"
+    check_writable(path)
+    assert list(path.parent.iterdir()) == []
+    path.write_text("earlier")
+    check_writable(path)
+    assert path.read_text() == "earlier"
+    with pytest.raises(UsageError, match=r"cannot write .*layers.csv/x: "):
+        check_writable(path / "x")
+    with pytest.raises(UsageError, match="Is a directory"):
+        check_writable(tmp_path)
 
 
 def test_csv_and_json_have_every_layer_and_figure() -> None:

@@ -80,6 +80,28 @@ def test_what_others_signed_is_neither_replaced_nor_trusted_unless_told(
     assert skel.read_bytes() == content
 
 
+def test_what_was_adopted_is_signed_over_by_force_only(home: FarmHome, sdk: Path, roots: dict[str, str]) -> None:
+    skel = sdk / "lib/lpai-v6/signed/libQnnLpaiSkel.so"
+    skel.parent.mkdir()
+    content = make_elf(164, 0x81, segments=((0, 2 << 24), (1, 5)))
+    skel.write_bytes(content)
+    unsigned = sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so"
+    kept = unsigned.read_bytes()
+    unsigned.unlink()
+    assert home.farm("sign", "--lpai", "v6", "--adopt", env=roots).returncode == 0
+    unsigned.write_bytes(kept)
+    again = home.farm("sign", "--lpai", "v6", env=roots)
+    assert (again.returncode, again.stdout.split()[-3:]) == (0, ["is", "signed", "already"])
+    assert home.farm("sign", "--lpai", "v6", "--adopt", env=roots).returncode == 0
+    unsigned.write_bytes(kept + b"newer")
+    refused = home.farm("sign", "--lpai", "v6", env=roots)
+    assert refused.returncode == 2
+    assert "signed, but not by this command: --adopt vouches for it as it is, --force signs anew" in refused.stderr
+    assert skel.read_bytes() == content
+    assert home.farm("sign", "--lpai", "v6", "--force", env=roots).returncode == 0
+    assert skel.read_bytes() != content
+
+
 @pytest.mark.parametrize(
     ("arguments", "changes", "code", "says"),
     [
@@ -92,6 +114,12 @@ def test_what_others_signed_is_neither_replaced_nor_trusted_unless_told(
         (("--lpai", "v6", "--direct", "--htp", "v75"), {}, 2, "no SoC with LPAI v6 has a Hexagon V75"),
         (("--lpai", "v6", "--direct", "--htp", "v81"), {}, 2, "set FARM_EXECUTORCH_DIRECT_BUILD"),
         (("--lpai", "v6", "--adopt"), {}, 2, "there is nothing to adopt"),
+        (("--lpai", "v6", "--adopt", "--force"), {}, 2, "--adopt signs nothing: leave --force out"),
+        (("--lpai", "v6", "--adopt", "--python", sys.executable), {}, 2, "--adopt signs nothing: leave --python out"),
+        (("--lpai", "v6", "--sdk-root", "/nonexistent"), {}, 2, "--sdk-root: there is no folder /nonexistent"),
+        (("--lpai", "v6", "--hexagon-sdk", "/nonexistent"), {}, 2, "--hexagon-sdk: there is no folder /nonexistent"),
+        (("--lpai", "v6"), {"QNN_SDK_ROOT": "/nonexistent"}, 2, "the QNN SDK folder /nonexistent does not exist"),
+        (("--lpai", "v6"), {"QNN_SDK_ROOT": "/usr"}, 2, "(Qualcomm AI Engine Direct) with lib/lpai-v6/unsigned"),
     ],
 )
 def test_bad_input_is_one_line(

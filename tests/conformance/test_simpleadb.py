@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 if TYPE_CHECKING:
     from conftest import Attached
     from simpleadb import Layout
+
+pytestmark = pytest.mark.conformance
 
 HERE = Path(__file__).parent
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conftest import Ran
+
+pytestmark = pytest.mark.conformance
 
 HERE = {
     "TestQNNQuantizedOperator": (

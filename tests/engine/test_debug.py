@@ -18,8 +18,9 @@ from farm.engine.debug import DebugRequest, _Debug, _Place, debug
 from farm.engine.debug_job import find_job
 from farm.engine.fleet import allocate
 from farm.errors import UsageError
+from farm.layers import Step
 from farm.profiles import find_soc
-from farm.results.attempt import Stage, Step, Verdict
+from farm.results.attempt import Stage, Verdict
 from farm.store.store import open_store
 
 if TYPE_CHECKING:

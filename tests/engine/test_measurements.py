@@ -66,6 +66,8 @@ def test_a_detailed_profile_is_kept_with_every_node_and_its_etdump(home: FarmHom
         (("--option", "lpai_fps=5"), "option lpai_fps is for lpai, not for the htp backend"),
         (("--heap", "--backend", "xnnpack"), "--heap is for the htp backend"),
         (("--heap", "--profile", "detailed"), "--heap measures nothing else"),
+        (("--heap", "--iterations", "5"), "--heap runs every job once"),
+        (("--option", "profile_level=optrace"), "is set by --profile optrace"),
         (("--profile", "optrace", "--backend", "xnnpack"), "--profile optrace is for the htp backend"),
     ],
 )

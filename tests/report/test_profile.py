@@ -108,6 +108,27 @@ def test_what_else_is_different_is_told() -> None:
     assert job_changes([record()], [record()])[0].differences == ()
 
 
+BURST, BALANCED = (f"s/c[SM8650-htp-8a8w-htp_performance_mode={mode}-use_dlbc=true]" for mode in ("burst", "balanced"))
+
+
+def test_the_only_job_of_a_case_and_target_is_compared_whatever_its_options() -> None:
+    (one,) = job_changes([record(job_id=BURST)], [record(job_id=BALANCED)])
+    assert (one.before_job, one.job_id, one.comparable) == (BURST, BALANCED, True)
+    (one,) = job_changes([record(job_id="s/c[SM8650-htp-8a8w]")], [record(job_id=BURST)])
+    assert (one.before_job, one.job_id) == ("s/c[SM8650-htp-8a8w]", BURST)
+
+
+def test_jobs_with_other_options_are_not_paired_where_it_could_be_another() -> None:
+    both = [record(job_id=BURST), record(job_id=BALANCED)]
+    plain = record(job_id="s/c[SM8650-htp-8a8w]")
+    assert job_changes(both, [plain]) == []
+    assert job_changes([plain], both) == []
+    (same,) = job_changes(both, [plain, record(job_id=BURST)])
+    assert same.before_job == same.job_id == BURST
+    assert job_changes([plain], [record(job_id="s/c[SM8650-htp-16a4w-use_dlbc=true]")]) == []
+    assert job_changes([plain], [record(job_id="s/d[SM8650-htp-8a8w-use_dlbc=true]")]) == []
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [

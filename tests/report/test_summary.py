@@ -172,6 +172,24 @@ def test_the_rerun_command_stays_a_k_expression_with_options_and_hostile_names(h
         Expression.compile(shlex.split(one.rerun)[-1])
 
 
+@pytest.mark.parametrize(
+    ("command", "carried"),
+    [
+        ("farm run --profile detailed --soc SM8650", ["--profile", "detailed"]),
+        ("farm run --profile=basic", ["--profile", "basic"]),
+        ("farm run --profile detailed --profile basic", ["--profile", "basic"]),
+        ("farm run --profile off", []),
+        ("farm run --profile 'rm -rf'", []),
+        ("farm run", []),
+    ],
+)
+def test_the_rerun_command_looks_as_closely_as_the_run(example_run: RunView, command: str, carried: list[str]) -> None:
+    (one, *_) = summarize(msgspec.structs.replace(example_run, command=command)).jobs
+    argv = shlex.split(one.rerun)
+    where = argv.index("--profile") if "--profile" in argv else len(argv)
+    assert argv[where : where + 2] == carried
+
+
 def test_virtual_devices_are_told_from_hardware(run_of: Callable[..., RunView], make_attempts: Attempts) -> None:
     (attempt,) = make_attempts(P)
     on = [(msgspec.structs.replace(attempt, device=serial),) for serial in ("virtual-SM8650-0", "R5CT1", "gone")]

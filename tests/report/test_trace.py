@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -134,6 +135,14 @@ def test_nodes_with_times_of_their_own_stay_where_their_delegate_says_unless_tha
     _, complete = checked([Block("Execute", (*nodes, late))])
     assert spans(complete, 2) == [("Convolution #1", 0, 1_900), ("Add #1", 1_900, 2_900)]
     assert {one["args"]["placed"] for one in complete if one["tid"] == 2} == {IN_PROPORTION}
+
+
+def test_of_as_many_units_as_nodes_the_one_of_most_nodes_is_shown() -> None:
+    units = map("".join, itertools.product("abcdefghijkl", repeat=4))
+    nodes = tuple(qnn(f"a:OpId_{n} ({unit})", 1) for n, unit in enumerate(units))
+    last = (qnn("b:OpId_1 (cycles)", 2), qnn("c:OpId_2 (cycles)", 2), event("DELEGATE_CALL", 0, 10))
+    _, events = checked([Block("Execute", nodes + last)])
+    assert [one["name"] for one in events if one["cat"] == "node"] == ["b:OpId_1", "c:OpId_2"]
 
 
 def test_a_call_repeated_in_an_inference_has_its_own_nodes() -> None:

@@ -39,6 +39,7 @@ AFTER = b"DSP:after_context_freed (bytes), 930000\n"
         (BEFORE[:-3], "malformed", None, None, "ends in the middle of one"),
         (BEFORE + AFTER[:-3], "partial", 928212, None, "after_context_freed is missing and the last line is cut short"),
         (b"\x1b[31mhello\n", "malformed", None, None, "nothing of the DSP"),
+        (b"DSP:x" + b" " * 60_000 + b"x\n" + BEFORE + AFTER, "complete", 928212, 930000, ""),
         (BEFORE * 2000, "malformed", None, None, f"more than {HEAP_LIMIT} bytes"),
     ],
 )

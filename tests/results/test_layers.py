@@ -8,15 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.results.attempt import Step
+from farm.layers import INPUT, Gap, Layer, Step
 from farm.results.layers import (
     DROP_DB,
     FLOOR_DB,
-    INPUT,
     ROUNDING_STEPS,
     SUSPECT_DB,
-    Gap,
-    Layer,
     diagnose,
     layer_comparisons,
 )

@@ -107,6 +107,19 @@ def test_a_repair_closes_its_gap(built: Config, sdk: Path) -> None:
     assert {gap.what for gap in _examine(built, "SM8650", "htp").stage.gaps} == {"libQnnHtpV75Skel.so"}
 
 
+def test_signing_is_the_repair_only_where_there_is_something_to_sign(built: Config, sdk: Path) -> None:
+    lpai = sdk / "lib/lpai-v6"
+    shutil.rmtree(lpai / "signed")
+    assert "farm sign --lpai v6" in {gap.repair for gap in _examine(built, "SM8850", "lpai").stage.gaps}
+    shutil.rmtree(lpai)
+    repairs = {gap.what: gap.repair for gap in _examine(built, "SM8850", "lpai").stage.gaps}
+    assert repairs["libQnnLpaiSkel.so"].startswith("set QNN_SDK_ROOT to a QNN SDK")
+    assert repairs["libQnnLpaiSkel.so"].endswith(" with lib/lpai-v6")
+    direct = {gap.repair for gap in Doctor(built).direct(find_soc("SM8850"), "lpai")}
+    assert "farm sign --lpai v6 --direct --htp v81" in direct
+    assert f"{repairs['libQnnLpaiSkel.so']}/unsigned" in direct
+
+
 def test_what_pip_would_bring_is_told(built: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_module, "package_version", lambda _name: "")
     ability = _examine(built, "SM8650", "htp")
@@ -147,3 +160,5 @@ def test_the_tools_are_found_with_their_versions_and_what_is_wrong_with_them(bui
         "5.5.0.1",
         "has no tools/elfsigner/elfsigner.py",
     )
+    nowhere = msgspec.structs.replace(built, sdk_root=tmp_path / "nowhere")
+    assert {tool.name: tool.problem for tool in list_tools(nowhere)}["QNN SDK"] == "does not exist"

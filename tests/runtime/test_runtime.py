@@ -67,12 +67,17 @@ def test_a_backend_that_the_soc_does_not_have_is_refused(sdk: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("soc", "backend", "library", "old"),
-    [("SM8650", "gpu", "libQnnGpu.so", "2.47.0"), ("SM8850", "lpai", "libQnnLpai.so", "2.38.1")],
+    ("soc", "backend", "library", "wrong"),
+    [
+        ("SM8650", "gpu", "libQnnGpu.so", "QNN 2.51 is newer than 2.46"),
+        ("SM8850", "lpai", "libQnnLpai.so", "QNN 2.31 is older than 2.39"),
+    ],
 )
-def test_gpu_and_lpai_say_in_one_line_what_they_need(sdk: Path, soc: str, backend: str, library: str, old: str) -> None:
+def test_gpu_and_lpai_say_in_one_line_what_they_need(
+    sdk: Path, soc: str, backend: str, library: str, wrong: str
+) -> None:
     def refused(root: Path | None) -> str:
-        with pytest.raises(MissingToolError, match=f"the {backend} backend of {soc} needs a QNN SDK") as raised:
+        with pytest.raises(MissingToolError, match=f"the {backend} backend of {soc} needs") as raised:
             require_backend(find_soc(soc), backend, root)
         assert "\n" not in str(raised.value)
         assert ": set QNN_SDK_ROOT to a QNN SDK" in str(raised.value)
@@ -85,5 +90,8 @@ def test_gpu_and_lpai_say_in_one_line_what_they_need(sdk: Path, soc: str, backen
     host.mkdir()
     (host / library).touch()
     require_backend(find_soc(soc), backend, sdk)
-    (sdk / "sdk.yaml").write_text(f"version: {old}\n")
-    assert f"other than {old}" in refused(sdk)
+    (sdk / "sdk.yaml").write_text(f"version: {wrong.split()[1]}.0.1\n")
+    assert wrong in refused(sdk)
+    (host / library).unlink()
+    assert wrong in refused(sdk)
+    assert f"the QNN SDK folder {sdk / 'nowhere'} does not exist" in refused(sdk / "nowhere")

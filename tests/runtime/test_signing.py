@@ -157,7 +157,41 @@ def test_a_file_that_no_record_vouches_for_is_refused_until_it_is_adopted(config
         _stage(config)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"how": "stolen"}', b"\xff" * 70_000, b'{"how":"signed"}'])
+def test_what_was_adopted_without_its_original_is_not_outdated_by_one(config: Config) -> None:
+    one = _only(config)
+    original = one.unsigned.read_bytes()
+    one.unsigned.unlink()
+    assert adopt(one.unsigned, one.signed).input_sha256 == ""
+    one.unsigned.write_bytes(original)
+    assert _only(config).reason == ""
+    _stage(config)
+
+
+def test_what_was_adopted_is_never_told_to_be_signed_over(config: Config) -> None:
+    one = _only(config)
+    one.unsigned.write_bytes(one.unsigned.read_bytes() + b"newer")
+    assert (_only(config).reason, _only(config).adopted) == ("outdated", True)
+    with pytest.raises(
+        ConfigError, match=r"was adopted on .* from another .*: have .*--adopt', or .*--force"
+    ) as raised:
+        _stage(config)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"how": "stolen"}',
+        b"\xff" * 70_000,
+        b'{"how":"signed"}',
+        b'{"who":"\xff"}',
+        b'{"x":' + b"[" * 60_000,
+    ],
+    ids=["empty", "cut", "list", "other", "binary", "short", "no UTF-8", "deep"],
+)
 def test_a_record_that_is_none_vouches_for_nothing(config: Config, content: bytes) -> None:
     one = _only(config)
     record_path(one.signed).write_bytes(content)

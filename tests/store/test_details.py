@@ -12,7 +12,8 @@ from alembic.config import Config
 from sqlalchemy import create_engine, inspect, select
 
 from farm.errors import StoreError, UnknownNameError, UsageError
-from farm.results.attempt import LayerComparison, OperatorProfile, Step
+from farm.layers import Step
+from farm.results.attempt import LayerComparison, OperatorProfile
 from farm.store import rows, schema, values
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import open_store

@@ -128,6 +128,37 @@ def test_history_shows_attempts_that_measured_nothing(store: Store, make: type[M
     assert len(good.fingerprint) == len(good.case_version) == 64
 
 
+def test_a_run_is_looked_at_before_jobs_are_too_many(
+    sqlite_store: Store, make: type[Make], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farm.store.history._MOST_PARAMETERS", 2)
+    jobs = [make.job(name) for name in ("a", "b", "c")]
+    make.begin(sqlite_store, *jobs)
+    run_id = make.begin(sqlite_store, jobs[0])
+    sqlite_store.record_attempt(
+        run_id, make.attempt(jobs[0], operators=(OperatorProfile("n", "", "ns", 1, 1.0, 1.0, 1.0, 1.0),))
+    )
+    with pytest.raises(UsageError, match="3 jobs match"):
+        sqlite_store.profiles("*")
+    assert [record.job_id for record in sqlite_store.profiles("*", run_id)] == [jobs[0].id]
+
+
+def test_runs_of_farm_debug_are_no_history_and_no_expectation(store: Store, make: type[Make]) -> None:
+    job = make.job()
+    run_id = make.begin(store, job)
+    store.record_attempt(run_id, make.attempt(job, seconds=2.0))
+    facts = {"executorch": "1.5.1", "debug": "intermediate outputs"}
+    debugged = store.begin_run(RunRecord("farm debug", "ada", "bench", facts))
+    store.plan_jobs(debugged, [job])
+    store.record_attempt(debugged, make.attempt(job, seconds=90.0, started_ms=1), make.device())
+
+    (point,) = store.history(job.id)
+
+    assert point.run_id == run_id
+    assert store.expected_seconds([job.id]) == {job.id: 2.0}
+    assert store.fingerprints([point.fingerprint]) == {point.fingerprint: {"executorch": "1.5.1"}}
+
+
 def test_jobs_are_found_by_case_suite_id_and_wildcard(store: Store, make: type[Make]) -> None:
     jobs = [make.job(), make.job("relu6"), make.job(precision="16a16w"), make.job(soc="SM8750")]
     run_id = make.begin(store, *jobs)
