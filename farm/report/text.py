@@ -55,6 +55,7 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     width = max(width, 40)
     lines = _wrapped(summary.verdict_line, width, _STYLES[summary.tone])
     lines += _virtual(summary, width)
+    lines += _heap(summary, width)
     for title, outcome, style in (("FAILED", Outcome.FAILED, "red"), ("INFRA", Outcome.INFRA, "yellow")):
         lines += _named(title, summary.having(outcome), style, width)
     lines += _known(summary, width)
@@ -81,6 +82,27 @@ def _virtual(summary: RunSummary, width: int) -> list[Text]:
         width,
         "magenta",
     )
+
+
+def _heap(summary: RunSummary, width: int) -> list[Text]:
+    """Return what a run for the DSP's heap found, which is all that it was for."""
+    found: dict[str, list[float]] = {"dsp_heap_difference": [], "host_peak_memory": []}
+    for job in summary.jobs:
+        for row in job.attempt.measurements if job.attempt else ():
+            if row.metric in found:
+                found[row.metric] += row.samples
+    lines = []
+    if kept := found["dsp_heap_difference"]:
+        lines += _wrapped(f"DSP heap: {_range(kept, 1)} bytes kept, of {len(kept)} jobs", width, "")
+    if peaks := found["host_peak_memory"]:
+        took = f"the runner itself took {_range(peaks, 1 << 20)} MiB on this machine"
+        lines += _wrapped(f"no DSP heap: the simulator has no DSP; {took}", width, "")
+    return lines
+
+
+def _range(values: list[float], unit: int) -> str:
+    least, greatest = (f"{value / unit:,.0f}" for value in (min(values), max(values)))
+    return least if least == greatest else f"{least} to {greatest}"
 
 
 def _named(title: str, jobs: tuple[JobSummary, ...], style: str, width: int) -> list[Text]:

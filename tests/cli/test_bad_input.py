@@ -20,7 +20,12 @@ RUN = ("run", "--virtual", "2", "--soc", "SM8650", "--suite", "smoke")
         (("run", "--virtual", "2", "--soc", "SM8651", "--suite", "smoke"), 2, "did you mean 'SM8650'?"),
         (("run", "--virtual", "2", "--soc", "SM8650", "--suite", "quantised_ops"), 2, "did you mean 'quantized_ops'?"),
         (("run", "--virtual", "2", "--soc", "SM8650", "--suite", "./nowhere"), 2, "nowhere: No such file or directory"),
-        ((*RUN, "--backend", "gpu"), 2, "the gpu backend of SM8650 needs a QNN SDK"),
+        ((*RUN, "--backend", "gpu"), 2, "the gpu backend does not run 8a8w: legal are fp16, fp32"),
+        (
+            ("run", "--soc", "SM8650", "--suite", "fp_smoke", "--backend", "gpu"),
+            2,
+            "the gpu backend of SM8650 needs a QNN SDK",
+        ),
         ((*RUN, "--backend", "lpai"), 2, "SM8650 has no lpai backend: legal are htp, gpu"),
         ((*RUN, "--backend", "npu"), 2, "unknown backend 'npu'"),
         ((*RUN, "--precision", "4a4w"), 2, "unknown precision '4a4w'"),

@@ -45,6 +45,8 @@ def test_a_run_for_the_heap_says_that_the_simulator_has_none(home: FarmHome) -> 
     [peak] = attempt["measurements"][0]["samples"]
     assert 10 << 20 < peak < 4 << 30
     assert any("the simulator has no DSP" in note for note in attempt["notes"])
+    shown = home.farm("report", "latest").stdout
+    assert "no DSP heap: the simulator has no DSP; the runner itself took" in " ".join(shown.split())
 
 
 def test_a_detailed_profile_is_kept_with_every_node_and_its_etdump(home: FarmHome) -> None:
