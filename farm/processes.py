@@ -15,7 +15,7 @@ from farm import reaper
 from farm.errors import InfraError, MissingToolError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -34,6 +34,24 @@ class Child:
     def pid(self) -> int:
         """Process id, and the number of its session."""
         return self.process.pid
+
+    @contextlib.contextmanager
+    def limited(self, timeout_s: float) -> Iterator[threading.Event]:
+        """End it when the body takes longer than `timeout_s`; the event that is yielded is set then."""
+        overdue = threading.Event()
+
+        def end() -> None:
+            overdue.set()
+            self.terminate(timeout_s=1.0)
+
+        timer = threading.Timer(timeout_s, end)
+        # Ctrl-C may come while it starts: nothing may wait for it then.
+        timer.daemon = True
+        try:
+            timer.start()
+            yield overdue
+        finally:
+            timer.cancel()
 
     def log_tail(self) -> str:
         """Return the last few KiB of its standard error, empty unless that went into a file."""

@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.build.debug_protocol import Reply
+from farm.build.protocol import CRASHES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from farm.build.debug_protocol import CompareRequest, CompileRequest
     from farm.processes import Supervisor
-
-# What a compiler that crashes ends with; anything else that ends it comes from outside.
-_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
 class DebugProcess:
@@ -53,26 +50,15 @@ class DebugProcess:
         process = self._child.process
         if process.stdout is None:
             return Reply(ok=False, reason="the debugger has no pipes", infra=True)
-        overdue = threading.Event()
-        timer = threading.Timer(timeout_s, self._end, (overdue,))
-        # Ctrl-C may come while it starts: nothing may wait for it then.
-        timer.daemon = True
-        try:
-            timer.start()
+        with self._child.limited(timeout_s) as overdue:
             line = process.stdout.readline()
             if line.endswith(b"\n"):
                 return msgspec.json.decode(line, type=Reply)
             # It may have closed its output and hang all the same.
             code = process.wait()
-        finally:
-            timer.cancel()
         if overdue.is_set():
             return Reply(ok=False, reason=f"the compiler did not finish in {timeout_s:g} s and was ended")
-        if -code in _CRASHES:
+        if -code in CRASHES:
             return Reply(ok=False, reason=f"the compiler crashed ({signal.Signals(-code).name})")
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
         return Reply(ok=False, reason=f"the compiler process ended with {ended}: see {self._log}", infra=True)
-
-    def _end(self, overdue: threading.Event) -> None:
-        overdue.set()
-        self._child.terminate(timeout_s=1.0)

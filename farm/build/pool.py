@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.build.protocol import Reply, Request
+from farm.build.protocol import CRASHES, Reply, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from farm.processes import Child, Supervisor
 
-# What a compiler that crashes ends with; anything else that ends a builder comes from outside.
-_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 _TRIES = 2
 
 
@@ -120,18 +118,15 @@ class BuilderPool:
             stdin.flush()
         except BrokenPipeError:
             pass  # it has just died: the empty answer below says how
-        overdue = threading.Event()
-        timer = threading.Timer(self._timeout_s, _end, (child, overdue))
-        timer.start()
-        line = stdout.readline()
-        timer.cancel()
+        with child.limited(self._timeout_s) as overdue:
+            line = stdout.readline()
         if line.endswith(b"\n"):
             return msgspec.json.decode(line, type=Reply)
         code = child.process.wait()
         if overdue.is_set():
             reason = f"the compiler did not finish in {self._timeout_s:g} s and was ended"
             return Reply(request.key, ok=False, seconds=self._timeout_s, reason=reason)
-        if -code in _CRASHES:
+        if -code in CRASHES:
             name = signal.Signals(-code).name
             return Reply(request.key, ok=False, seconds=0.0, reason=f"the compiler crashed ({name})")
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -140,8 +135,3 @@ class BuilderPool:
 
     def _log_of(self, number: int) -> Path:
         return self._log_folder / f"builder-{number}.log"
-
-
-def _end(child: Child, overdue: threading.Event) -> None:
-    overdue.set()
-    child.terminate(timeout_s=1.0)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 import msgspec
 
 from farm.suites import Job
+
+CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+"""What a compiler that crashes ends with; anything else that ends a builder comes from outside."""
 
 _REASON_CHARS = 500
 

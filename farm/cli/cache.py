@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import click
-import msgspec
 
 from farm.build.cache import BundleCache
 from farm.cli.options import config_option
+from farm.cli.output import print_json
 from farm.config import load_config
 from farm.errors import UsageError
 
@@ -36,7 +36,7 @@ def show(config_file: Path | None = None, *, as_json: bool = False) -> None:
     cache = BundleCache(load_config(config_file).cache_dir)
     entries = cache.entries()
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"schema": 1, "bundles": entries})).decode())
+        print_json({"bundles": entries})
         return
     for entry in entries:
         click.echo(f"{entry.key[:12]}  {size(entry.nbytes):>8}  {age(entry.used_ms):>6}  {entry.job_id}")

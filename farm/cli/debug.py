@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from farm.cli.options import config_option
+from farm.cli.output import json_text, write_file
 from farm.config import load_config
 from farm.errors import UsageError
 
@@ -84,7 +84,8 @@ def command(
     outcome = debug(config, request, lambda text: click.echo(f"farm: {text}", err=True))
     click.echo(_json(outcome, sample) if as_json else "\n".join(_text(outcome, sample)))
     if csv_file is not None:
-        _write_csv(csv_file, outcome)
+        write_file(csv_file, _csv(outcome))
+        click.echo(f"csv: {csv_file}", err=True)
     return outcome.exit_code
 
 
@@ -103,14 +104,6 @@ def check_writable(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _write_csv(path: Path, outcome: DebugOutcome) -> None:
-    try:
-        path.write_text(_csv(outcome), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
-    click.echo(f"csv: {path}", err=True)
 
 
 def _text(outcome: DebugOutcome, sample: int) -> list[str]:
@@ -214,7 +207,6 @@ def _plain(value: float | None) -> float | str | None:
 def _json(outcome: DebugOutcome, sample: int) -> str:
     attempt = outcome.attempt
     data = {
-        "schema": 1,
         "job": outcome.job_id,
         "run": outcome.run_id,
         "sample": sample,
@@ -228,7 +220,7 @@ def _json(outcome: DebugOutcome, sample: int) -> str:
         "seconds": outcome.seconds,
         "report": str(outcome.report),
     }
-    return msgspec.json.format(msgspec.json.encode(data)).decode()
+    return json_text(data)
 
 
 def _csv(outcome: DebugOutcome) -> str:

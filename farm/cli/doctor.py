@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from farm.cli.options import config_option
+from farm.cli.output import print_json
 from farm.config import load_config
 from farm.errors import FarmError, IllegalTargetError, UnknownNameError
 from farm.profiles import BACKEND_PRECISIONS, find_soc, load_socs
@@ -110,8 +110,7 @@ def _print_json(
         {"soc": soc.name, "backend": backend, "runs_jobs": False, "gaps": doctor.direct(soc, backend)}
         for soc, backend in _with_dsp(wanted)
     ]
-    answer = {"schema": 1, "abilities": abilities, "direct": direct, "tools": tools, "adb": note}
-    click.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
+    print_json({"abilities": abilities, "direct": direct, "tools": tools, "adb": note})
 
 
 def _print_abilities(abilities: list[Ability]) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from farm.cli.options import config_option
+from farm.cli.output import print_json
 from farm.config import load_config
 from farm.report.clean import one_line
 
@@ -52,7 +52,7 @@ def command(
             points = store.history(job, None, soc, limit)
         facts = store.fingerprints(point.fingerprint for point in points)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"schema": 1, "points": points})).decode())
+        print_json({"points": points})
         return
     if not points:
         click.echo(f"farm: {job} has no history yet: no attempt, or of 'farm debug' alone", err=True)

@@ -1,4 +1,4 @@
-"""Where the result of a run goes: summary or JSON on standard output, files where asked."""
+"""Where the result of a command goes: text or JSON on standard output, files where asked."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from farm.store.view import RunView
@@ -19,11 +21,11 @@ if TYPE_CHECKING:
 def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | None, as_json: bool) -> None:
     """Print the run and write the files. Raises UsageError for a file that cannot be written."""
     if html is not None:
-        _write(html, report.read_text(encoding="utf-8"))
+        write_file(html, report.read_text(encoding="utf-8"))
     if junitxml is not None:
         from farm.report.junit import render_junit
 
-        _write(junitxml, render_junit(view))
+        write_file(junitxml, render_junit(view))
     if as_json:
         from farm.report.data import render_json
 
@@ -36,7 +38,18 @@ def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | 
     click.echo(f"report: {html or report}")
 
 
-def _write(path: Path, text: str) -> None:
+def json_text(answer: Mapping[str, object]) -> str:
+    """Return what a command answers as JSON, with the version of its layout."""
+    return msgspec.json.format(msgspec.json.encode({"schema": 1, **answer})).decode()
+
+
+def print_json(answer: Mapping[str, object]) -> None:
+    """Print what a command answers as JSON, with the version of its layout."""
+    click.echo(json_text(answer))
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file that the user named, and its folder. Raises UsageError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

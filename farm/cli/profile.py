@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from farm.cli.options import config_option
+from farm.cli.output import print_json, write_file
 from farm.config import Config, load_config
 from farm.errors import UsageError
 from farm.profiles import CPU_BACKENDS
@@ -62,7 +63,7 @@ def command(
         names = ", ".join(record.job_id for record in found[:4]) + (", ..." if len(found) > 4 else "")
         raise UsageError(f"{job} means {len(found)} jobs, files are written of one: {names}")
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"schema": 1, "profiles": found})).decode())
+        print_json({"profiles": found})
     else:
         for number, record in enumerate(found):
             click.echo("\n".join([*([""] if number else []), *_shown(record, limit)]))
@@ -116,7 +117,7 @@ def _compare(config: Config, job: str, runs: tuple[str, str], limit: int, *, as_
         reason = found[0].refused if found else f"{before[0].run_id} and {after[0].run_id} profiled different jobs"
         raise UsageError(f"nothing to compare: {reason}")
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"schema": 1, "jobs": found})).decode())
+        print_json({"jobs": found})
         return
     for number, one in enumerate(found):
         lines = [*([""] if number else []), *_heading(one)]
@@ -150,12 +151,9 @@ def _write_trace(config: Config, record: ProfileRecord, path: Path) -> None:
     facts = {"job": record.job_id, "run": record.run_id, "device": record.device, "device_kind": record.device_kind}
     try:
         text = msgspec.json.encode(chrome_trace(read_etdump(data), facts, delegates))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text)
     except ETDumpError as error:
         raise UsageError(f"{record.job_id}: its ETDump {error}") from None
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    write_file(path, text.decode())
     click.echo(f"trace: {path}", err=True)
 
 

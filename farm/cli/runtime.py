@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from farm.cli.options import config_option
+from farm.cli.output import print_json
 from farm.config import Config, load_config
 from farm.errors import UnknownNameError
 from farm.profiles import BACKEND_PRECISIONS, find_soc
@@ -62,7 +62,7 @@ def list_runtimes(
     _check_backend(backend)
     offers = list_offers(load_config(config_file), chosen, backend, "direct" if direct else "traditional")
     if as_json:
-        _print_json({"runtimes": offers})
+        print_json({"runtimes": offers})
         return
     click.echo(f"{'runtime':<24}{'kind':<11}{'backends':<14}state")
     for offer in offers:
@@ -97,7 +97,7 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
         # There is no runner of ours to be built; what can be had is fetched.
         libraries = fetch_linux_files(config.cache_dir, log=_notice(target, "fetching QNN's libraries"))
         if as_json:
-            _print_json({"target": target, "libraries": str(libraries)})
+            print_json({"target": target, "libraries": str(libraries)})
         else:
             click.echo(libraries)
         return
@@ -105,7 +105,7 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
     if target == HOST:
         host_sdk(config.cache_dir, sdk_root=config.sdk_root)
     if as_json:
-        _print_json({"target": target, "runner": str(native.runner), "log": str(native.folder / "build.log")})
+        print_json({"target": target, "runner": str(native.runner), "log": str(native.folder / "build.log")})
         return
     click.echo(native.runner)
 
@@ -132,7 +132,7 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
     states = inspect(load_config(config_file), chosen, backend, place, mode)
     bad = [state for state in states if state.state != "ok"]
     if as_json:
-        _print_json({"soc": chosen.name, "backend": backend, "target": place.name, "ok": not bad, "files": states})
+        print_json({"soc": chosen.name, "backend": backend, "target": place.name, "ok": not bad, "files": states})
     else:
         _print_states(states)
         if place.kind == "linux" and not bad:
@@ -201,7 +201,7 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
     config: Config = load_config(config_file)
     variables = outside_environment(config.cache_dir, sdk_root=config.sdk_root, log=_notice("linux-x86_64"))
     if as_json:
-        _print_json({"env": variables})
+        print_json({"env": variables})
         return
     for name, value in variables.items():
         # Always in quotes, for whoever reads it rather than evaluates it.
@@ -224,10 +224,6 @@ def _notice(target: str, what: str = "building the native runner") -> Callable[[
         told.append(line)
 
     return tell
-
-
-def _print_json(answer: dict[str, object]) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode({"schema": 1, **answer})).decode())
 
 
 def _print_states(states: Iterable[FileState]) -> None:

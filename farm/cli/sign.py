@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from farm.cli.options import config_option
+from farm.cli.output import print_json
 from farm.config import Config, load_config
 from farm.errors import UsageError
 
@@ -91,8 +92,7 @@ def command(
     plan = plan_signing(config, lpai, htp, adopting=adopt)
     done = _adopt(plan) if adopt else _sign(config, plan, python, timeout, force=force)
     if as_json:
-        answer = {"schema": 1, "files": [{"file": str(path), "state": state} for path, state in done]}
-        click.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
+        print_json({"files": [{"file": str(path), "state": state} for path, state in done]})
         return
     folder = None
     for path, state in done:

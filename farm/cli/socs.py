@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import click
-import msgspec
 
+from farm.cli.output import print_json
 from farm.profiles import load_socs
 
 
@@ -14,7 +14,7 @@ def command(*, as_json: bool) -> None:
     """List the SoCs that farm knows, and what each has."""
     socs = load_socs().values()
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"schema": 1, "socs": list(socs)})).decode())
+        print_json({"socs": list(socs)})
         return
     click.echo(f"{'SoC':<9}{'id':>3}  {'HTP':<4}{'VTCM':>6}  {'LPAI':<5}{'backends':<25}product")
     for soc in socs:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from farm.cli.options import config_option
+from farm.cli.output import print_json
 from farm.config import load_config
 from farm.suites import find_suites, load_suite, resolve_suite
 
@@ -31,7 +31,7 @@ def command(names: tuple[str, ...], config_file: Path | None, *, as_json: bool) 
     known = find_suites(load_config(config_file).suite_folders)
     suites = [resolve_suite(name, known) for name in names] or [load_suite(path) for path in known.values()]
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"schema": 1, "suites": suites})).decode())
+        print_json({"suites": suites})
         return
     width = min(shutil.get_terminal_size().columns, 100)
     for suite in suites:

@@ -6,7 +6,6 @@ runner, as only that writes what `qnn-profile-viewer` reads.
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,14 +15,13 @@ from farm.build.bundle import OPTRACE
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, InfraError, MissingToolError
 from farm.processes import Supervisor
+from farm.runtime.simulator import TARGET as HOST_FOLDER
 
 if TYPE_CHECKING:
     from farm.build.bundle import Bundle
     from farm.execution.session import DeviceSession
-    from farm.processes import Child
     from farm.profiles import Soc
 
-_HOST = "x86_64-linux-clang"
 _NET_RUN = "qnn-net-run"
 _EXTENSIONS = "libQnnHtpNetRunExtensions.so"
 _VIEWER = "qnn-profile-viewer"
@@ -56,8 +54,8 @@ def find_optrace_tools(sdk_root: Path | None, target: str) -> OptraceTools:
     tools = OptraceTools(
         sdk_root / "bin" / target / _NET_RUN,
         sdk_root / "lib" / target / _EXTENSIONS,
-        sdk_root / "bin" / _HOST / _VIEWER,
-        sdk_root / "lib" / _HOST / _READER,
+        sdk_root / "bin" / HOST_FOLDER / _VIEWER,
+        sdk_root / "lib" / HOST_FOLDER / _READER,
     )
     missing = [path for path in msgspec.structs.astuple(tools) if not path.is_file()]
     if missing:
@@ -131,25 +129,15 @@ def _view(tools: OptraceTools, schematic: Path, log: Path, output: Path) -> list
         "--input_log", log, "--output", output,
     ]  # fmt: skip
     log_file = output.with_suffix(".log")
-    overdue = threading.Event()
     with Supervisor() as supervisor:
         child = supervisor.spawn(argv, name=_VIEWER, cwd=output.parent, stderr=log_file)
-        timer = threading.Timer(_SECONDS, _end, (child, overdue))
-        timer.start()
-        try:
+        with child.limited(_SECONDS) as overdue:
             code = child.process.wait()
-        finally:
-            timer.cancel()
     made = sorted(path for path in output.parent.glob(f"{output.stem}*.json") if path.is_file())
     if overdue.is_set() or code != 0 or not made:
         ended = f"did not end in {_SECONDS:g} s" if overdue.is_set() else f"ended with exit code {code}"
         raise InfraError(f"{tools.viewer} {ended}: {clean_text(child.log_tail())}")
     return made
-
-
-def _end(child: Child, overdue: threading.Event) -> None:
-    overdue.set()
-    child.terminate(timeout_s=1.0)
 
 
 def _extensions(library: str) -> bytes:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,24 +115,13 @@ _BOTH_TO_ONE = "import os, sys; os.dup2(1, 2); os.execv(sys.executable, [sys.exe
 
 def _converse(child: Child, show: Callable[[str], None], timeout_s: float) -> int | None:
     """Answer, show what it says, and return its exit code, None when it took too long."""
-    late = threading.Event()
-
-    def end() -> None:
-        late.set()
-        child.terminate(timeout_s=1.0)
-
-    timer = threading.Timer(timeout_s, end)
-    timer.start()
-    try:
+    with child.limited(timeout_s) as late:
         with contextlib.suppress(BrokenPipeError):
             child.process.stdin.write(_ANSWERS)  # type: ignore[union-attr]
         with contextlib.suppress(BrokenPipeError):
             child.process.stdin.close()  # type: ignore[union-attr]
         _show_lines(child, show)
         code = child.process.wait()
-    finally:
-        timer.cancel()
-        timer.join()
     return None if late.is_set() else code
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,21 @@ def tools(farm_cache: Path) -> Toolchain:
 
 
 @pytest.fixture(scope="session")
-def lowered(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What lowering.py prints: it runs where torch may be imported, once for all that want to know."""
-    done = subprocess.run(
-        [sys.executable, str(LOWERING)], env={**os.environ, **tools.env}, cwd=tmp_path_factory.mktemp("lower"),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+def told_by(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, Any]]:
+    """What a script prints last, as JSON: it runs where torch may be imported."""
+
+    def run(script: Path) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, str(script)], env={**os.environ, **tools.env}, cwd=tmp_path_factory.mktemp(script.stem),
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def lowered(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """What lowering.py prints, once for all that want to know."""
+    return told_by(LOWERING)

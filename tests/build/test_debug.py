@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +17,8 @@ from farm.processes import Supervisor
 from farm.suites import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from farm.engine.toolchain import Toolchain
 
 DEBUGGING = Path(__file__).with_name("debugging.py")
@@ -27,14 +26,9 @@ EDGE, QUANTIZED = "edge_after_transform/forward", "quantized/forward"
 
 
 @pytest.fixture(scope="module")
-def told(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What debugging.py prints: it runs where torch may be imported."""
-    done = subprocess.run(
-        [sys.executable, str(DEBUGGING)], env={**os.environ, **tools.env}, cwd=tmp_path_factory.mktemp("debug"),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+def told(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """What debugging.py prints."""
+    return told_by(DEBUGGING)
 
 
 @pytest.mark.parametrize(("reference", "step"), [(EDGE, "inspector"), (QUANTIZED, "compiler")])
