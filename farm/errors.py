@@ -11,7 +11,11 @@ FarmError
     ├── MissingToolError       a library, compiler or tool; which, where it was looked for, how to get it: exit 2
     ├── NoDeviceError          no attached device can run the target
     ├── DeviceError            a device did not do what was asked; carries serial, command, stderr
-    │   └── DeviceTimeoutError it did not answer in time
+    │   ├── DeviceTimeoutError it did not answer in time
+    │   ├── DeviceGoneError    it is not there any more: cable, reboot, network
+    │   ├── DeviceSpaceError   its storage is full
+    │   └── AdbServerError     not the device, but the adb server before it, does not answer
+    ├── LeaseLostError         a device is not, or no more, ours to use
     ├── BundleError            a compiled bundle is damaged or is for another SoC
     └── StoreError             the database refuses: newer schema, read-only, full disk
 """
@@ -132,6 +136,22 @@ class DeviceError(InfraError):
 
 class DeviceTimeoutError(DeviceError):
     """A device did not answer in time."""
+
+
+class DeviceGoneError(DeviceError):
+    """A device is not there any more: its cable, its network or a reboot."""
+
+
+class DeviceSpaceError(DeviceError):
+    """A device's storage is full."""
+
+
+class AdbServerError(DeviceError):
+    """Not the device, but the adb server before it, does not answer."""
+
+
+class LeaseLostError(InfraError):
+    """A device is not, or no more, ours to use: its lease expired and another took it, or an owner released it."""
 
 
 class BundleError(InfraError):

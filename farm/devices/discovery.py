@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
 
 import msgspec
 
 from farm.devices.adb_names import VIRTUAL_PREFIX
+from farm.devices.device import AdbAddress, Device, Unusable
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
 
@@ -38,32 +38,6 @@ _REASONS = {
     "sideload": "it is in sideload mode: restart it",
     "bootloader": "it is in its bootloader: restart it",
 }
-
-
-class Device(msgspec.Struct, frozen=True):
-    """A device that can be used."""
-
-    serial: str
-    """What farm and AdbTransport call it: adb's serial of a phone, the name of a virtual device."""
-    soc: str
-    """As device profiles name it, `SM8650`; farm may have no profile for it."""
-    kind: Literal["virtual", "hardware"]
-    build: str
-    """Fingerprint of its system."""
-    adb_port: int
-    """Of the adb server that it is behind."""
-    product: str
-    """Its model, for people."""
-
-
-class Unusable(msgspec.Struct, frozen=True):
-    """A device that is attached and cannot be used."""
-
-    serial: str
-    state: str
-    """adb's word: `unauthorized`, `offline`; `device` for one that answers nothing useful."""
-    reason: str
-    """Why, and what to do about it."""
 
 
 class Scan(msgspec.Struct, frozen=True):
@@ -118,7 +92,7 @@ def identify(serial: str, port: int) -> Device:
         soc=soc,
         kind="virtual" if said.get("ro.farm.virtual") == "1" else "hardware",
         build=said.get("ro.build.fingerprint", ""),
-        adb_port=port,
+        address=AdbAddress(port),
         product=said.get("ro.product.model", ""),
     )
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from farm.build.debug_process import DebugProcess
     from farm.build.debug_protocol import Reply
     from farm.config import Config
-    from farm.devices.discovery import Device
+    from farm.devices.device import Device
     from farm.engine.toolchain import Toolchain
     from farm.execution.raw import RawResult
     from farm.processes import Supervisor
@@ -329,13 +329,12 @@ def describe(divergence: Divergence) -> str:
 
 def _execute(place: _Place, job: Job, run_id: str, scratch: Path, timeout_s: float, part: str) -> RawResult:
     from farm.build.bundle import load_bundle
-    from farm.devices.adb import AdbTransport
+    from farm.devices.connect import open_transport
     from farm.execution.session import DeviceSession, RunnerOptions
     from farm.options import runtime_flags
 
     device = place.device
-    transport = AdbTransport(device.serial, device.adb_port)
-    session = DeviceSession(transport, place.runtime, run_id, device.serial)
+    session = DeviceSession(open_transport(device), place.runtime, run_id, device.serial)
     options = RunnerOptions(iterations=1, warm_up=0, timeout_s=timeout_s, flags=runtime_flags(job.target), debug=True)
     try:
         workspace = session.stage(load_bundle(scratch / BUNDLE))

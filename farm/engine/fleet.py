@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.devices.discovery import Device
+from farm.devices.device import Device
 from farm.errors import NoDeviceError
 from farm.runtime.runtime import Runtime
 
@@ -50,7 +50,7 @@ def _give_root(devices: Sequence[Device]) -> None:
 
     with ThreadPoolExecutor(max_workers=min(16, len(devices))) as pool:
         # Read to the end, so that what one of them raises is heard.
-        list(pool.map(lambda device: ensure_root(device.serial, device.adb_port), devices))
+        list(pool.map(lambda device: ensure_root(device.serial, device.address.port), devices))
 
 
 def _virtual(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from farm.devices.discovery import Device
+from farm.devices.device import Device
 from farm.engine.profile import Profile
 from farm.execution.optrace import OptraceTools
 from farm.runtime.runtime import Runtime

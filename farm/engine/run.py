@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farm.config import Config
-    from farm.devices.discovery import Device
+    from farm.devices.device import Device
     from farm.engine.front import Front
     from farm.engine.plan import PlannedJob, RunPlan
     from farm.engine.toolchain import Toolchain

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farm.build.bundle import load_bundle
 from farm.build.cache import BundleCache
-from farm.devices.adb import AdbTransport
+from farm.devices.connect import open_transport
 from farm.engine.builds import await_reply, builds_folder, has_reply, read_reply
 from farm.engine.keeper import Keeper
 from farm.engine.session import STORE_VARIABLE
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from farm.devices.discovery import Device
+    from farm.devices.device import Device
     from farm.engine.plan import PlannedJob, RunPlan
     from farm.execution.raw import RawResult
     from farm.execution.workspace import Workspace
@@ -48,9 +48,7 @@ class Worker:
         self._controller = os.getppid()
         self._store = open_store(os.environ[STORE_VARIABLE])
         self._cache = BundleCache(plan.cache_root)
-        self._session = DeviceSession(
-            AdbTransport(device.serial, device.adb_port), plan.runtimes[device.soc], plan.run_id, device.serial
-        )
+        self._session = DeviceSession(open_transport(device), plan.runtimes[device.soc], plan.run_id, device.serial)
         self._keeper = Keeper(plan, self._session)
         self._anchor = next((anchor for anchor in plan.anchors if anchor.job.target.soc == device.soc), None)
         if self._anchor is not None and self._anchor.cached:

@@ -32,6 +32,34 @@ class Stage(StrEnum):
     DONE = "done"
 
 
+class Cause(StrEnum):
+    """What went wrong with an attempt, as far as one device can tell; who is to blame is in the verdict."""
+
+    NONE = ""
+    """Nothing, or nothing that has a name here: the reason says it."""
+    COMPILE = "compile"
+    NUMERICS = "numerics"
+    REFUSED = "refused"
+    """The runner answered with an error: it could not load or execute the program."""
+    CRASH = "crash"
+    """A signal or an exit code ended the runner, in company and alone."""
+    HANG = "hang"
+    """The runner did not end in its time, and the device could be reached."""
+    CONNECTION = "connection"
+    """A transfer or a stream broke, and the device was there again."""
+    GONE = "gone"
+    """The device was not there any more, or had started anew."""
+    ADB_SERVER = "adb_server"
+    SPACE = "space"
+    DAMAGE = "damage"
+    """Files on the device were not what was pushed."""
+    BUILDER = "builder"
+    LEASE = "lease"
+    """The device was not ours any more."""
+    WORKER = "worker"
+    """The process of the farm that ran it died."""
+
+
 class Direction(StrEnum):
     """Which way a metric gets better."""
 
@@ -129,3 +157,4 @@ class Attempt(msgspec.Struct, frozen=True):
     """In the order of execution; only where a detailed profile was asked for."""
     layers: tuple[LayerComparison, ...] = ()
     """In the order of execution; only of `farm debug`."""
+    cause: Cause = Cause.NONE

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
     from sqlalchemy.dialects import postgresql, sqlite
 
-    from farm.devices.discovery import Device
+    from farm.devices.device import Device
     from farm.results.attempt import Attempt, Comparison, Measurement
     from farm.store.records import ArtifactRecord
     from farm.suites import Job

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from farm.devices.discovery import Device
+    from farm.devices.device import Device
     from farm.results.attempt import Attempt
     from farm.store.records import ArtifactRecord, HistoryPoint, ProfileRecord, RunRecord
     from farm.store.view import RunView

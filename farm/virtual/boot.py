@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farm.devices.adb_server import AdbServer
-    from farm.devices.discovery import Device
+    from farm.devices.device import Device
     from farm.processes import Child, Supervisor
 
 # Takes a fifth of a second on an idle machine.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.devices.discovery import Device
+from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farm_home import FarmHome
 
 JOB = Job(Case("s", "c", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))
-PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="b", adb_port=5037, product="phone")
+PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
 LATENCY = Measurement("latency", "ns", Direction.LOWER, (2e6,))
 HEAP = Measurement("dsp_heap_difference", "bytes", Direction.LOWER, (-4096.0,), exact=True)
 USUAL = {"executorch": "1.5.1", "qnn": "2.51"}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from farm.devices.discovery import Device
+    from farm.devices.device import Device
 
 
 @dataclass

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def test_discover_tells_who_is_there(bench: Bench) -> None:
     found = discover(bench.server.port)
     assert found == sorted(bench.devices, key=lambda device: device.serial)
-    assert [(d.serial, d.soc, d.kind, d.adb_port) for d in found] == [
+    assert [(d.serial, d.soc, d.kind, d.address.port) for d in found] == [
         ("virtual-SM8650-0", "SM8650", "virtual", bench.server.port),
         ("virtual-SM8750-0", "SM8750", "virtual", bench.server.port),
     ]

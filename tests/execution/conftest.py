@@ -26,7 +26,7 @@ def device_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str,
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, folder / "adb")
         [device] = boot(supervisor, server, ["SM8650"], folder / "devices")
-        yield device.serial, device.adb_port, folder / "devices" / device.serial
+        yield device.serial, device.address.port, folder / "devices" / device.serial
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Watched, Path]]:
         with Supervisor() as supervisor:
             server = start_adb_server(supervisor, tmp_path / "adb")
             [device] = boot(supervisor, server, ["SM8650"], root)
-            transport = Watched(device.serial, device.adb_port)
+            transport = Watched(device.serial, device.address.port)
             yield transport, root / device.serial / "data/local/tmp/farm"
             transport.close()
     finally:

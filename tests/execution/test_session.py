@@ -258,7 +258,7 @@ def test_a_device_that_is_gone_is_the_farms_trouble(
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path / "adb")
         [device] = boot(supervisor, server, ["SM8650"], tmp_path / "devices")
-        gone = AdbTransport(device.serial, device.adb_port)
+        gone = AdbTransport(device.serial, device.address.port)
         session = DeviceSession(gone, runtime, "r", device.serial)
         good = make_bundle(b"good")
         assert session.execute("s/c", session.stage(good), tmp_path / "before", OPTIONS).exit_code == 0

@@ -94,7 +94,7 @@ def give_devices(
 def test_a_userdebug_device_is_root_when_it_is_given(give_devices: Callable[[str], Fleet]) -> None:
     fleet = give_devices("userdebug")
     assert fleet.runtimes["SM8850"].needs_root
-    assert user_id(AdbTransport(fleet.devices[0].serial, fleet.devices[0].adb_port)) == 0
+    assert user_id(AdbTransport(fleet.devices[0].serial, fleet.devices[0].address.port)) == 0
 
 
 def test_a_device_with_a_production_build_is_refused(give_devices: Callable[[str], Fleet]) -> None:
@@ -108,7 +108,7 @@ def test_files_and_options_arrive(
     fleet = give_devices("userdebug")
     [device] = fleet.devices
     runtime = fleet.runtimes["SM8850"]
-    session = DeviceSession(AdbTransport(device.serial, device.adb_port), runtime, "run", device.serial)
+    session = DeviceSession(AdbTransport(device.serial, device.address.port), runtime, "run", device.serial)
     try:
         stub_sdk.forget()
         plain = RunnerOptions(iterations=1, warm_up=0)

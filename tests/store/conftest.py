@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.devices.discovery import Device
+from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import open_store
@@ -114,7 +114,7 @@ class Make:
 
     @staticmethod
     def device(serial: str = "virtual-1", kind: str = "virtual", build: str = "farm/virtual/1") -> Device:
-        return Device(serial=serial, soc="SM8650", kind=kind, build=build, adb_port=5037, product="phone")  # type: ignore[arg-type]
+        return Device(serial=serial, soc="SM8650", kind=kind, build=build, address=AdbAddress(5037), product="phone")  # type: ignore[arg-type]
 
     @staticmethod
     def attempt(job: Job, **changes: object) -> Attempt:

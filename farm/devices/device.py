@@ -1,0 +1,80 @@
+"""What a device is, where it hangs, and why one cannot be used: plain data that every room may keep."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+LOOPBACK = "127.0.0.1"
+
+
+class AdbAddress(msgspec.Struct, frozen=True, tag="adb"):
+    """Behind an adb server."""
+
+    port: int
+    """Of the adb server."""
+    host: str = LOOPBACK
+    """Where the adb server listens."""
+
+
+class SshAddress(msgspec.Struct, frozen=True, tag="ssh"):
+    """A Linux device with an SSH server."""
+
+    host: str
+    user: str
+    port: int = 22
+    key_file: str = ""
+    """A private key; the agent's keys, and the user's usual ones, when empty."""
+    known_hosts: str = ""
+    """Where its host key is written down; ~/.ssh/known_hosts when empty."""
+    storage: str = ""
+    """Folder of farm on the device; /var/tmp/farm-USER when empty."""
+
+
+class LocalAddress(msgspec.Struct, frozen=True, tag="local"):
+    """This machine, where it is the device itself."""
+
+    storage: str
+    """Folder of farm, an absolute path."""
+
+
+Address = AdbAddress | SshAddress | LocalAddress
+
+
+class Device(msgspec.Struct, frozen=True):
+    """A device that can be used."""
+
+    serial: str
+    """What farm and its transport call it: adb's serial of a phone, the name of a virtual device."""
+    soc: str
+    """As device profiles name it, `SM8650`; farm may have no profile for it."""
+    kind: Literal["virtual", "hardware"]
+    build: str
+    """Fingerprint of its system."""
+    address: Address
+    product: str
+    """Its model, for people."""
+    os: Literal["android", "linux"] = "android"
+    host: str = ""
+    """Name of the machine that it hangs on; empty for one that a run started for itself."""
+    name: str = ""
+    """What its owner calls it, in farm.toml or by `farm device name`."""
+    labels: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """What the store knows it by, wherever it hangs; virtual ones of different machines have the same serial."""
+        return f"{self.serial}@{self.host}" if self.kind == "virtual" and self.host else self.serial
+
+
+class Unusable(msgspec.Struct, frozen=True):
+    """A device that is attached and cannot be used."""
+
+    serial: str
+    state: str
+    """adb's word: `unauthorized`, `offline`; `device` for one that answers nothing useful."""
+    reason: str
+    """Why, and what to do about it."""
+    host: str = ""
+    """Name of the machine that it hangs on."""
