@@ -31,6 +31,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import simpleadb
+from farm.engine.anchor import anchor_jobs
 
 from farm.build.bundle import load_bundle
 from farm.build.cache import BundleCache
@@ -39,7 +40,6 @@ from farm.config import load_config
 from farm.devices.adb import AdbTransport
 from farm.devices.adb_names import adb_target
 from farm.devices.adb_server import AdbServer, start_adb_server
-from farm.engine.anchor import anchor_jobs
 from farm.engine.toolchain import prepare
 from farm.execution.session import DeviceSession, RunnerOptions
 from farm.processes import Supervisor

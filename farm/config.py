@@ -8,9 +8,20 @@ from pathlib import Path
 import msgspec
 import platformdirs
 
+from farm.config_devices import (
+    DeviceConfig,
+    DeviceTable,
+    DeviceTables,
+    HealthConfig,
+    HostConfig,
+    HostTable,
+    LeaseConfig,
+)
 from farm.errors import ConfigError, UsageError
 
 FILE_NAME = "farm.toml"
+
+__all__ = ["Config", "DeviceConfig", "HealthConfig", "HostConfig", "LeaseConfig", "load_config"]
 
 
 class _PathsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +53,10 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paths: _PathsTable = _PathsTable()
     build: _BuildTable = _BuildTable()
     qnn: _QnnTable = _QnnTable()
+    host: tuple[HostTable, ...] = ()
+    device: tuple[DeviceTable, ...] = ()
+    health: HealthConfig = HealthConfig()
+    leases: LeaseConfig = LeaseConfig()
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -77,6 +92,12 @@ class Config(msgspec.Struct, frozen=True):
     """The Hexagon tools, whose C++ runtime direct mode needs; usually a folder inside that SDK."""
     file: Path | None
     """The farm.toml that was read."""
+    hosts: tuple[HostConfig, ...] = ()
+    """Machines beside this one that devices hang on."""
+    devices: tuple[DeviceConfig, ...] = ()
+    """Devices that are named, or that nobody would find otherwise."""
+    health: HealthConfig = HealthConfig()
+    leases: LeaseConfig = LeaseConfig()
 
 
 def load_config(file: Path | None = None, *, folder: Path | None = None) -> Config:
@@ -93,6 +114,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     builders = table.build.builders if table.build.builders is not None else _usable_cores()
     if builders < 1:
         raise ConfigError(path or FILE_NAME, "build.builders", f"is {builders}, expected at least 1")
+    attached = DeviceTables(path or Path(FILE_NAME), lambda value: _beside(base, value))
     cache_dir = _from_environment("FARM_CACHE_DIR") or _beside(base, table.paths.cache)
     state_dir = _from_environment("FARM_STATE_DIR") or _beside(base, table.paths.state)
     state_dir = state_dir or platformdirs.user_state_path("farm")
@@ -118,6 +140,10 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         hexagon_sdk_root=_from_environment("HEXAGON_SDK_ROOT") or _beside(base, table.qnn.hexagon_sdk_root),
         hexagon_tools_root=_from_environment("HEXAGON_TOOLS_ROOT") or _beside(base, table.qnn.hexagon_tools_root),
         file=path,
+        hosts=attached.hosts(table.host),
+        devices=attached.devices(table.device),
+        health=attached.health(table.health),
+        leases=attached.leases(table.leases),
     )
 
 

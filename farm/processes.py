@@ -101,12 +101,13 @@ class Supervisor:
         stdin_pipe: bool = False,
         stdout_pipe: bool = False,
         stderr: Path | None = None,
+        stderr_pipe: bool = False,
         pass_fds: Sequence[int] = (),
     ) -> Child:
         """Start a process in a session of its own.
 
-        `env` is its whole environment, that of this process when None. Standard input and output lead nowhere
-        unless they are pipes, `child.process.stdin` and `.stdout`; `stderr` is a file that is made anew.
+        `env` is its whole environment, that of this process when None. Standard streams lead nowhere unless they are
+        pipes, `child.process.stdin`, `.stdout` and `.stderr`; `stderr` is a file that is made anew.
         Raises MissingToolError when the program is not there, InfraError when it cannot be started.
         """
         words = [str(word) for word in argv]
@@ -117,7 +118,9 @@ class Supervisor:
             _link.tell("watch", group)
             try:
                 with contextlib.ExitStack() as stack:
-                    errors = subprocess.DEVNULL if stderr is None else stack.enter_context(_new_file(stderr)).fileno()
+                    errors = subprocess.PIPE if stderr_pipe else subprocess.DEVNULL
+                    if stderr is not None:
+                        errors = stack.enter_context(_new_file(stderr)).fileno()
                     process = subprocess.Popen(
                         words,
                         env={**(os.environ if env is None else env), reaper.MARK: group.mark},

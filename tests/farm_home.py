@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,28 @@ class FarmHome:
             timeout=timeout_s,
             check=False,
         )
+
+    @contextlib.contextmanager
+    def running(self, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+        """Run `farm` meanwhile, in a process group of its own; its whole group is killed when it has not ended."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "farm.cli.main", *arguments],
+            env={**self.env, **(env or {})},
+            cwd=self.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
 
 
 def processes_of(home: FarmHome) -> dict[int, str]:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from farm.config import load_config
+from farm.config import DeviceConfig, HostConfig, load_config
+from farm.config_devices import Endpoint, SshLogin
 from farm.errors import ConfigError, UsageError
 
 
@@ -66,6 +67,26 @@ def test_every_folder_of_others_may_be_told_in_both_ways(
         ("[build]\nbuilders = 'two'\n", "build.builders"),
         ("[build]\nbuilders = 0\n", "build.builders: is 0, expected at least 1"),
         ("suites = [", "farm.toml"),
+        ("[[host]]\nadb = 'a:1'\n", "name"),
+        ("[[host]]\nname = 'a'\n", r"host\[0\]: has neither adb = 'HOST:PORT' nor ssh"),
+        ("[[host]]\nname = 'a b'\nadb = 'a:1'\n", r"host\[0\].name: 'a b': expected letters"),
+        ("[[host]]\nname = 'a'\nadb = 'a:1'\n[[host]]\nname = 'a'\nadb = 'b:1'\n", r"host\[1\].name: 'a' is the name"),
+        ("[[host]]\nname = 'a'\nadb = 'nowhere'\n", r"host\[0\].adb: 'nowhere': expected HOST:PORT"),
+        ("[[host]]\nname = 'a'\nadb = 'a:70000'\n", r"host\[0\].adb: 'a:70000': expected HOST:PORT"),
+        ("[[host]]\nname = 'a'\nadb = 'a:1'\nkey_file = 'k'\n", r"host\[0\].key_file: is for ssh"),
+        ("[[device]]\nname = 'a'\n", r"device\[0\]: says not which device it is"),
+        ("[[device]]\nserial = 'a'\nlocal = true\n", r"device\[0\]: has serial and local, expected one of"),
+        ("[[device]]\nssh = 'board'\n", r"device\[0\].ssh: 'board': expected user@host"),
+        ("[[device]]\nssh = 'me@-oProxyCommand=x'\n", r"device\[0\].ssh"),
+        ("[[device]]\nssh = 'me@host:0'\n", r"device\[0\].ssh"),
+        ("[[device]]\nserial = 'a'\nstorage = '/x'\n", r"device\[0\].storage: adb has a folder of its own"),
+        ("[[device]]\nlocal = true\nstorage = 'x'\n", r"device\[0\].storage: 'x': expected an absolute path"),
+        ("[[device]]\nserial = 'a'\nlabels = ['b c']\n", r"device\[0\].labels: 'b c'"),
+        ("[[device]]\nserial = 'a'\n[[device]]\nserial = 'a'\n", r"device\[1\]: is the same device as one before"),
+        ("[[device]]\nserial = 'a'\ncolour = 'red'\n", "unknown field `colour`"),
+        ("[health]\nmin_battery_percent = 200\n", "health.min_battery_percent: is 200, expected 0 to 100"),
+        ("[health]\nmax_temperature_c = nan\n", "health.max_temperature_c"),
+        ("[leases]\nttl_s = 0\n", "leases.ttl_s: is 0, expected 2 to 3600"),
     ],
 )
 def test_a_broken_file_names_itself_and_the_key(tmp_path: Path, text: str, says: str) -> None:
@@ -74,6 +95,55 @@ def test_a_broken_file_names_itself_and_the_key(tmp_path: Path, text: str, says:
     with pytest.raises(ConfigError, match=says) as caught:
         load_config(path)
     assert str(path) in str(caught.value)
+
+
+def test_hosts_and_devices(tmp_path: Path) -> None:
+    path = tmp_path / "farm.toml"
+    path.write_text(
+        """
+        [[host]]
+        name = "attic"
+        ssh = "me@attic.local:2222"
+        key_file = "keys/attic"
+        [[host]]
+        name = "lab"
+        adb = "10.0.0.7:5038"
+        [[device]]
+        serial = "R5CT10"
+        name = "left"
+        labels = ["lab", "rooted"]
+        soc = "SM8650"
+        in_service = false
+        note = "cracked"
+        [[device]]
+        ssh = "root@[fe80::1]"
+        known_hosts = "/etc/known"
+        storage = "/opt/farm/"
+        [[device]]
+        connect = "10.0.0.9:5555"
+        [[device]]
+        local = true
+        [health]
+        max_temperature_c = 40
+        [leases]
+        ttl_s = 10
+        """
+    )
+    config = load_config(path)
+    attic = SshLogin("me", "attic.local", 2222, str(tmp_path / "keys/attic"), "")
+    assert config.hosts == (
+        HostConfig("attic", Endpoint("127.0.0.1", 5037), attic),
+        HostConfig("lab", Endpoint("10.0.0.7", 5038)),
+    )
+    assert config.devices == (
+        DeviceConfig(
+            serial="R5CT10", name="left", labels=("lab", "rooted"), soc="SM8650", in_service=False, note="cracked"
+        ),
+        DeviceConfig(ssh=SshLogin("root", "fe80::1", 22, "", "/etc/known"), storage="/opt/farm"),
+        DeviceConfig(connect=Endpoint("10.0.0.9", 5555)),
+        DeviceConfig(local=True),
+    )
+    assert (config.health.max_temperature_c, config.health.min_battery_percent, config.leases.ttl_s) == (40, 20, 10)
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -14,6 +14,12 @@ from farm.errors import FarmError, InfraError
 # Name -> what `farm --help` says of it; the module farm.cli.NAME has a click command called `command`.
 _COMMANDS = {
     "run": "Compile suites for SoCs, run them on devices, judge and report.",
+    "devices": "Show the attached devices: what they are, how they are, who has them.",
+    "device": "Name a device, put it in or out of service, show its health.",
+    "lease": "Reserve a device for yourself.",
+    "release": "Give a device back.",
+    "shell": "Open a shell on a device.",
+    "virtual": "Start virtual devices that stay, and let them misbehave.",
     "report": "Write and show the report of a run.",
     "history": "Show what a job's numbers were, run by run.",
     "profile": "Show where a job's time goes, node by node, or compare two runs.",

@@ -70,6 +70,10 @@ class Front:
             self._first_ended = self._first_ended or time.monotonic()
         self.show_job(kind, shown)
 
+    def job_repeated(self, shown: dict[str, Any]) -> None:
+        """An attempt was recorded, and another device is to try the job."""
+        self.note(f"{shown['job_id']} goes to another device: {shown['device']}: {shown['reason'][:_REASON_CHARS]}")
+
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
         """Say how a job ended."""
 

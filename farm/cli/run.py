@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,15 +14,26 @@ from farm.config import load_config
 from farm.engine.profile import Profile
 from farm.errors import UsageError
 
+if TYPE_CHECKING:
+    from farm.engine.run import RunOutcome
+
 
 @click.command("run")
-@click.option("--soc", "socs", multiple=True, required=True, help="SoC to compile for and run on; repeatable.")
-@click.option("--suite", "suites", multiple=True, required=True, help="Suite, by name or path; repeatable.")
+@click.option("--soc", "socs", multiple=True, help="SoC to compile for and run on; repeatable.")
+@click.option("--suite", "suites", multiple=True, help="Suite, by name or path; repeatable.")
 @click.option("--backend", default="htp", show_default=True,
               help="htp, gpu, lpai; or xnnpack, the CPU, where any case runs in fp32.")  # fmt: skip
 @click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
 @click.option("--virtual", type=click.IntRange(min=0), default=0, metavar="N",
               help="Run on N virtual devices a SoC, with an HTP simulator, instead of attached ones.")  # fmt: skip
+@click.option("--device", "devices", multiple=True, metavar="NAME",
+              help="Only attached devices of this name or serial; repeatable.")  # fmt: skip
+@click.option("--label", "labels", multiple=True, help="Only attached devices with this label; repeatable: with all.")
+@click.option("--devices", "most_devices", type=click.IntRange(min=1), metavar="N",
+              help="At most N attached devices a SoC; otherwise all that are free.")  # fmt: skip
+@click.option("--nightly", is_flag=True,
+              help="Hand a device over, between two jobs, to a person who waits for it.")  # fmt: skip
+@click.option("--resume", metavar="RUN", help="Finish what is missing of a run: latest, or its id.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE[,VALUE]",
               help="Backend option; repeatable. Every combination of values is a target of its own.")  # fmt: skip
 @click.option("--profile", type=click.Choice([profile.value for profile in Profile]), default=Profile.AUTO.value,
@@ -49,6 +61,11 @@ def command(
     backend: str,
     precisions: tuple[str, ...],
     virtual: int,
+    devices: tuple[str, ...],
+    labels: tuple[str, ...],
+    most_devices: int | None,
+    nightly: bool,
+    resume: str | None,
     options: tuple[str, ...],
     profile: str,
     heap: bool,
@@ -68,15 +85,25 @@ def command(
 ) -> int:
     """Compile suites for SoCs, run them on devices, judge and report.
 
-    What stands behind `--` goes to pytest as it is.
+    What stands behind `--` goes to pytest as it is. Attached devices are
+    leased: see farm devices. Ctrl-C finishes the running jobs and reports;
+    a second one stops at once. farm run --resume latest goes on.
 
     \b
     Exit codes: 0 all passed, known issues aside; 1 a job failed;
     2 usage, configuration or a missing tool; 4 no device or
     infrastructure; 5 nothing selected; 130 interrupted.
     """
+    from farm.engine.fleet import Choice
     from farm.engine.run import RunRequest, collect, run
 
+    if resume is not None:
+        return _resume(resume, html=html, junitxml=junitxml, as_json=as_json, config_file=config_file)
+    if missing := [option for option, given in (("--soc", socs), ("--suite", suites)) if not given]:
+        raise UsageError(f"{' and '.join(missing)} must be given; 'farm socs' and 'farm suites' list what there is")
+    attached = [("--device", devices), ("--label", labels), ("--devices", most_devices), ("--nightly", nightly)]
+    if virtual and (chosen := [option for option, given in attached if given]):
+        raise UsageError(f"{chosen[0]} is for attached devices: leave it, or --virtual, out")
     if pytest_arguments and "--" not in sys.argv:
         raise UsageError(f"{pytest_arguments[0]!r} is not understood; arguments for pytest stand behind --")
 
@@ -99,6 +126,9 @@ def command(
         profile=Profile(profile),
         heap=heap,
         command=shlex.join(["farm", *sys.argv[1:]]),
+        choice=Choice(devices, labels),
+        most_devices=most_devices,
+        nightly=nightly,
     )
     config = load_config(config_file)
     if collect_only:
@@ -110,6 +140,29 @@ def command(
 
     with make_front() as front:
         outcome = run(config, request, front)
+    return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
+
+
+def _resume(ref: str, *, html: Path | None, junitxml: Path | None, as_json: bool, config_file: Path | None) -> int:
+    from farm.cli.progress import make_front
+    from farm.engine.run import resume
+
+    context = click.get_current_context()
+    own = {"resume", "html", "junitxml", "as_json", "config_file"}
+    given = [p for p in context.command.params if p.name not in own and _is_given(context, p)]
+    if given:
+        raise UsageError(f"--resume goes on with what the run was asked to do: leave {given[0].opts[-1]} out")
+    with make_front() as front:
+        outcome = resume(load_config(config_file), ref, front)
+    return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
+
+
+def _is_given(context: click.Context, parameter: click.Parameter) -> bool:
+    source = context.get_parameter_source(parameter.name) if parameter.name else None
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+def _deliver(outcome: RunOutcome, *, html: Path | None, junitxml: Path | None, as_json: bool) -> int:
     from farm.cli.output import deliver
 
     deliver(outcome.view, report=outcome.report, html=html, junitxml=junitxml, as_json=as_json)

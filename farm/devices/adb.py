@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from farm.devices.adb_host import AdbHost
 from farm.devices.adb_shell import ShellProcess
 from farm.devices.adb_sync import HungUpError, LinkRefusedError, SyncStream
-from farm.devices.transport import OUTPUT_BYTES, Completed, Link, shell_command
-from farm.errors import DeviceError
+from farm.devices.conversation import communicate
+from farm.devices.device import LOOPBACK
+from farm.devices.text import says_full
+from farm.devices.transport import OUTPUT_BYTES, Link, shell_command
+from farm.errors import DeviceError, DeviceSpaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path, PurePosixPath
+    from pathlib import Path
+
+    from farm.devices.transport import Completed
+
+# Where an ordinary adb user may write and execute; everything of farm is below.
+STORAGE = PurePosixPath("/data/local/tmp/farm")
 
 # A device that moves no byte of a file for so long is gone; flash storage that stalls recovers sooner.
 STALL_SECONDS = 30.0
@@ -22,14 +31,14 @@ _START_SECONDS = 30.0
 
 
 class AdbTransport:
-    """The device `serial` behind the adb server on `port` of this machine.
+    """The device `serial` behind the adb server on `port` of `host`.
 
     Streams for files are kept open and used again: opening one costs as much as a small file.
     """
 
-    def __init__(self, serial: str, port: int, *, stall_s: float = STALL_SECONDS) -> None:
+    def __init__(self, serial: str, port: int, *, host: str = LOOPBACK, stall_s: float = STALL_SECONDS) -> None:
         self._serial, self._stall_s = serial, stall_s
-        self._host = AdbHost(port)
+        self._host = AdbHost(port, host)
         self._idle: list[SyncStream] = []
         self._lock = threading.Lock()
         self._sync_links = True
@@ -38,6 +47,11 @@ class AdbTransport:
     def serial(self) -> str:
         """The device's name."""
         return self._serial
+
+    @property
+    def storage(self) -> PurePosixPath:
+        """Folder of farm on the device: see Transport."""
+        return STORAGE
 
     def run(
         self,
@@ -52,7 +66,7 @@ class AdbTransport:
         """Run a program: see Transport. Needs shell protocol v2, which is Android 7 or newer."""
         process = self._open_shell(argv, cwd, env, timeout_s)
         try:
-            return process.communicate(stdin, timeout_s, max_output)
+            return communicate(process, self._serial, argv, stdin=stdin, timeout_s=timeout_s, max_output=max_output)
         finally:
             process.close()
 
@@ -91,10 +105,9 @@ class AdbTransport:
         argv = ["sh", "-c", script, "sh", str(len(folders)), *folders, *words]
         done = self.run(argv, timeout_s=self._stall_s)
         if done.code != 0:
-            problem = "links cannot be made"
-            raise DeviceError(
-                self._serial, problem, argv=["ln", "-s"], code=done.code, stderr=done.stderr.decode(errors="replace")
-            )
+            stderr = done.stderr.decode(errors="replace")
+            kind = DeviceSpaceError if says_full(stderr) else DeviceError
+            raise kind(self._serial, "links cannot be made", argv=["ln", "-s"], code=done.code, stderr=stderr)
 
     def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:
         """Read files, all over one stream: see Transport."""
@@ -121,7 +134,7 @@ class AdbTransport:
         except ValueError as error:
             raise DeviceError(self._serial, str(error)) from None
         stream = self._host.open(self._serial, f"shell,v2,raw:{command}", timeout_s=timeout_s, argv=argv)
-        return ShellProcess(stream, self._serial, argv)
+        return ShellProcess(stream, self._host, self._serial, argv)
 
     def _sync(self, transfer: Callable[[SyncStream], None]) -> None:
         with self._lock:
@@ -134,9 +147,11 @@ class AdbTransport:
                 pass
             else:
                 return
-        self._transfer(
-            SyncStream(self._host.open(self._serial, "sync:", timeout_s=self._stall_s), self._serial), transfer
-        )
+        opened = self._host.open(self._serial, "sync:", timeout_s=self._stall_s)
+        try:
+            self._transfer(SyncStream(opened, self._serial), transfer)
+        except HungUpError as error:
+            raise self._host.blame(self._serial, str(error).removeprefix(f"{self._serial}: ")) from None
 
     def _transfer(self, stream: SyncStream, transfer: Callable[[SyncStream], None]) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -9,8 +10,9 @@ import adbutils
 from adbutils.errors import AdbConnectionError, AdbError, AdbTimeout
 
 from farm.devices.adb_names import adb_target
+from farm.devices.device import LOOPBACK
 from farm.devices.text import clean_text
-from farm.errors import DeviceError, DeviceTimeoutError, InfraError
+from farm.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 SERVER_SECONDS = 10.0
 # The length of a request to the server is four hexadecimal digits.
 REQUEST_BYTES = 0xFFFF
+_STATE_SECONDS = 5.0
+
+# What an adb server answers for a device that is not, or no more, behind it. Source: transport.cpp of AOSP's
+# packages/modules/adb.
+_GONE = re.compile(r"not found|no devices|device offline|still connecting|device detached|transport has been removed")
 
 # Linux alone has it; elsewhere an option that does no harm.
 _QUICKACK = getattr(socket, "TCP_QUICKACK", socket.TCP_NODELAY)
@@ -35,6 +42,10 @@ def acknowledge(stream: socket.socket) -> None:
     stream.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
 
 
+class _HungUpError(AdbError):  # type: ignore[misc]
+    """The server ended the connection where an answer was due."""
+
+
 class _Connection(adbutils.AdbConnection):  # type: ignore[misc]
     def _safe_connect(self) -> socket.socket:
         # adbutils would run `adb start-server` here, which starts one on port 5037 whatever port is wanted.
@@ -48,6 +59,12 @@ class _Connection(adbutils.AdbConnection):  # type: ignore[misc]
             raise AdbError(f"the request has {len(data)} bytes, adb takes at most {REQUEST_BYTES}")
         # adbutils calls send, which may send a part.
         self.conn.sendall(b"%04x%s" % (len(data), data))
+
+    def read(self, n: int) -> bytes:
+        data = cast("bytes", super().read(n))
+        if len(data) < n:
+            raise _HungUpError("it hung up")
+        return data
 
     def close(self) -> None:
         # adbutils sleeps here.
@@ -71,11 +88,16 @@ class _Client(adbutils.AdbClient):  # type: ignore[misc]
 
 
 class AdbHost:
-    """One adb server on this machine, by its port."""
+    """One adb server, by the port and the host that it listens on."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self._client = _Client(host="127.0.0.1", port=port)
+    def __init__(self, port: int, host: str = LOOPBACK) -> None:
+        self.port, self.host = port, host
+        self._client = _Client(host=host, port=port)
+
+    @property
+    def place(self) -> str:
+        """Where the server listens, for people."""
+        return f"port {self.port}" if self.host == LOOPBACK else f"{self.host}:{self.port}"
 
     def query(self, request: str, *, timeout_s: float = SERVER_SECONDS) -> str:
         """Return the server's answer to a `host:` request. Raises InfraError when it fails or does not answer."""
@@ -97,18 +119,17 @@ class AdbHost:
         try:
             return ask()
         except (AdbTimeout, TimeoutError):
-            raise InfraError(
-                f"the adb server on port {self.port} did not answer {request!r} in {timeout_s:g} s"
-            ) from None
+            problem = f"the adb server on {self.place} did not answer {request!r} in {timeout_s:g} s"
+            raise InfraError(problem) from None
         except AdbConnectionError:
-            raise InfraError(f"no adb server listens on port {self.port}: start one with 'adb start-server'") from None
+            raise InfraError(self._nobody()) from None
         except (AdbError, OSError, ValueError) as error:
-            raise InfraError(f"adb server on port {self.port}: {request}: {clean_text(str(error))}") from None
+            raise InfraError(f"adb server on {self.place}: {request}: {clean_text(str(error))}") from None
 
     def open(self, serial: str, service: str, *, timeout_s: float, argv: Sequence[str] = ()) -> socket.socket:
         """Return a stream to a service of the device `serial`, to be closed by the caller.
 
-        Raises DeviceError when server or device refuse.
+        Raises DeviceError, of the kind that Transport describes, when server or device refuse.
         """
         device = adbutils.AdbDevice(self._client, serial=adb_target(serial))
         try:
@@ -119,14 +140,40 @@ class AdbHost:
             problem = f"did not open a stream in {timeout_s:g} s: is it hanging?"
             raise DeviceTimeoutError(serial, problem, argv=argv) from None
         except AdbConnectionError:
-            problem = f"no adb server listens on port {self.port}: start one with 'adb start-server'"
-            raise DeviceError(serial, problem, argv=argv) from None
-        except (AdbError, OSError, ValueError) as error:
+            raise AdbServerError(serial, self._nobody(), argv=argv) from None
+        except (_HungUpError, OSError) as error:
+            raise self.blame(serial, f"adb opened no stream: {clean_text(str(error))}", argv=argv) from None
+        except (AdbError, ValueError) as error:
             reason = clean_text(str(error))
+            kind = DeviceGoneError if _GONE.search(reason) else DeviceError
             problem = f"adb refuses: {reason}: 'farm devices' shows the state of every device"
-            raise DeviceError(serial, problem, argv=argv) from None
+            raise kind(serial, problem, argv=argv) from None
         else:
             # Detached, so that adbutils' object, when it is collected, closes nothing.
             stream = socket.socket(fileno=connection.conn.detach())
             stream.settimeout(timeout_s)
             return stream
+
+    def blame(self, serial: str, problem: str, *, argv: Sequence[str] = (), stderr: str = "") -> DeviceError:
+        """Return the error for a stream that broke: of the server, of the device, or of the stream alone.
+
+        The server is asked. When it says that the device is there, only the stream broke.
+        """
+        try:
+            with self._client.make_connection(_STATE_SECONDS) as connection:
+                connection.send_command(f"host-serial:{adb_target(serial)}:get-state")
+                connection.check_okay()
+                state = clean_text(cast("str", connection.read_string_block()))
+        except (AdbTimeout, AdbConnectionError, _HungUpError, OSError):
+            problem = f"{problem}, and the adb server on {self.place} does not answer: restart it"
+            return AdbServerError(serial, problem, argv=argv, stderr=stderr)
+        except (AdbError, ValueError) as error:
+            state = clean_text(str(error))
+        if state == "device":
+            return DeviceError(serial, problem, argv=argv, stderr=stderr)
+        return DeviceGoneError(serial, f"{problem}, and adb says of it: {state}", argv=argv, stderr=stderr)
+
+    def _nobody(self) -> str:
+        if self.host == LOOPBACK:
+            return f"no adb server listens on {self.place}: start one with 'adb start-server'"
+        return f"no adb server listens on {self.place}: start one there, or name the machine's ssh in farm.toml"

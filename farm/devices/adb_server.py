@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.devices.device import LOOPBACK
 from farm.errors import InfraError, MissingToolError
 
 if TYPE_CHECKING:
@@ -27,15 +29,19 @@ _QUIET = {"ADB_MDNS": "0", "ADB_USB": "0", "ADB_EMU": "0", "ADB_REJECT_KILL_SERV
 
 
 class AdbServer:
-    """An adb server on a loopback port. `adb` is a client program that suits it."""
+    """An adb server. `adb` is a client program that suits it."""
 
-    def __init__(self, port: int, adb: Path, state: Path | None = None, child: Child | None = None) -> None:
-        self.port, self.adb, self._state, self._child = port, adb, state, child
+    def __init__(
+        self, port: int, adb: Path, state: Path | None = None, child: Child | None = None, *, host: str = LOOPBACK
+    ) -> None:
+        self.port, self.host, self.adb, self._state, self._child = port, host, adb, state, child
+        self._attached: dict[str, None] = {}
 
     def environment(self) -> dict[str, str]:
         """Return what to add to the environment of `adb`, or of a program that calls it, to reach this server."""
         own = {"HOME": str(self._state)} if self._state is not None else {}
-        return {"ANDROID_ADB_SERVER_PORT": str(self.port), **own}
+        elsewhere = {} if self.host == LOOPBACK else {"ANDROID_ADB_SERVER_ADDRESS": self.host}
+        return {"ANDROID_ADB_SERVER_PORT": str(self.port), **elsewhere, **own}
 
     def connect(self, host: str, port: int, *, timeout_s: float = 10.0) -> str:
         """Attach the adb daemon at `host`:`port`, wait until it is ready and return what adb calls it.
@@ -46,12 +52,30 @@ class AdbServer:
         from farm.devices.text import clean_text
 
         address = f"{host}:{port}"
-        server = AdbHost(self.port)
+        server = AdbHost(self.port, self.host)
         answer = server.query(f"host:connect:{address}", timeout_s=timeout_s)
         if not answer.startswith(("connected to ", "already connected to ")):
             raise InfraError(f"adb cannot attach {address}: {clean_text(answer)}")
         server.wait_for(address, timeout_s=timeout_s)
+        self._attached[address] = None
         return address
+
+    def revive(self, supervisor: Supervisor) -> bool:
+        """Start farm's own server again on its port where it has died, and attach what was attached to it.
+
+        Return whether it had died. Raises InfraError when it does not come up.
+        """
+        if self._child is None or self._state is None or self._child.process.poll() is None:
+            return False
+        from farm.devices.adb_host import AdbHost
+
+        again = start_adb_server(supervisor, self._state, port=self.port)
+        self._child = again._child  # noqa: SLF001 - of the same class
+        for address in self._attached:
+            with contextlib.suppress(InfraError):
+                # A device that is gone as well is for its worker to bring back.
+                AdbHost(self.port).query(f"host:connect:{address}")
+        return True
 
     def stop(self) -> None:
         """End the server, when it is farm's own."""
@@ -69,8 +93,8 @@ def find_adb() -> Path:
     return _adb_on_path("nor does adbutils bring one for this machine")
 
 
-def start_adb_server(supervisor: Supervisor, state: Path) -> AdbServer:
-    """Start a server of our own on a free loopback port and wait until it answers.
+def start_adb_server(supervisor: Supervisor, state: Path, *, port: int = 0) -> AdbServer:
+    """Start a server of our own on a loopback port, 0 for a free one, and wait until it answers.
 
     Its home, and so its keys and its log, is the folder `state`. Raises InfraError, with its log, when it does not
     come up.
@@ -80,7 +104,11 @@ def start_adb_server(supervisor: Supervisor, state: Path) -> AdbServer:
     state = state.resolve()
     # The server takes a socket that listens already, so nobody can take the port in between.
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise InfraError(f"adb server cannot start on port {port}: {error.strerror}") from None
         listener.listen(_BACKLOG)
         port = int(listener.getsockname()[1])
         child = supervisor.spawn(

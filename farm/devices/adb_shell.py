@@ -12,12 +12,15 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.devices.adb_host import acknowledge
-from farm.devices.transport import Completed, Output
-from farm.errors import DeviceError, DeviceTimeoutError
+from farm.devices.conversation import TAIL_BYTES
+from farm.devices.transport import Output
+from farm.errors import DeviceError
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
+
+    from farm.devices.adb_host import AdbHost
 
 _FRAME = struct.Struct("<BI")
 _STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN = range(5)
@@ -25,15 +28,13 @@ _STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN = range(5)
 _FRAME_BYTES = 1 << 20
 _STDIN_CHUNK = 64 * 1024
 _READ_BYTES = 256 * 1024
-# What is told of a program's standard error when it is to blame.
-_TAIL_BYTES = 400
 
 
 class ShellProcess:
     """One program on a device, from its start to its exit code: see Process. Owns the stream."""
 
-    def __init__(self, stream: socket.socket, serial: str, argv: Sequence[str]) -> None:
-        self._stream, self._serial, self._argv = stream, serial, argv
+    def __init__(self, stream: socket.socket, host: AdbHost, serial: str, argv: Sequence[str]) -> None:
+        self._stream, self._host, self._serial, self._argv = stream, host, serial, argv
         stream.setblocking(False)
         self._poll = select.poll()
         self._sending = memoryview(b"")
@@ -46,7 +47,7 @@ class ShellProcess:
         self._enqueue(_stdin_frames(data))
 
     def close_stdin(self) -> None:
-        """Let the program read the end of its input."""
+        """See Process."""
         self._enqueue(_FRAME.pack(_CLOSE_STDIN, 0))
 
     def receive(self, timeout_s: float) -> Output:
@@ -65,30 +66,8 @@ class ShellProcess:
             if not events and left <= 0:
                 break
         stdout, stderr = (b"".join(output[kind]) for kind in (_STDOUT, _STDERR))
-        self._tail = (self._tail + stderr[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        self._tail = (self._tail + stderr[-TAIL_BYTES:])[-TAIL_BYTES:]
         return Output(stdout, stderr, self._code)
-
-    def communicate(self, stdin: bytes, timeout_s: float, max_output: int) -> Completed:
-        """Send all of standard input, take in the output and return the result. Raises DeviceError."""
-        started = time.monotonic()
-        self._enqueue(_stdin_frames(stdin) + _FRAME.pack(_CLOSE_STDIN, 0))
-        pieces: list[Output] = []
-        size = 0
-        while not pieces or pieces[-1].code is None:
-            left = timeout_s - (time.monotonic() - started)
-            if left <= 0:
-                raise DeviceTimeoutError(
-                    self._serial,
-                    f"did not finish in {timeout_s:g} s and was ended",
-                    argv=self._argv,
-                    stderr=self._tail.decode(errors="replace"),
-                )
-            pieces.append(self.receive(left))
-            size += len(pieces[-1].stdout) + len(pieces[-1].stderr)
-            if size > max_output:
-                raise self._error(f"wrote more than {max_output} bytes and was ended")
-        stdout, stderr = (b"".join(part) for part in ((p.stdout for p in pieces), (p.stderr for p in pieces)))
-        return Completed(pieces[-1].code or 0, stdout, stderr, time.monotonic() - started)
 
     def close(self) -> None:
         """See Process."""
@@ -116,9 +95,9 @@ class ShellProcess:
         except BlockingIOError:
             return
         except OSError as error:
-            raise self._error(f"the connection broke: {error.strerror}") from None
+            raise self._broke(f"the connection broke: {error.strerror}") from None
         if not data:
-            raise self._error("the connection ended before the program did")
+            raise self._broke("the connection ended before the program did")
         self._received += data
         position = 0
         while len(self._received) - position >= _FRAME.size:
@@ -135,6 +114,9 @@ class ShellProcess:
             elif kind == _EXIT and payload:
                 self._code = payload[0]
         del self._received[:position]
+
+    def _broke(self, problem: str) -> DeviceError:
+        return self._host.blame(self._serial, problem, argv=self._argv, stderr=self._tail.decode(errors="replace"))
 
     def _error(self, problem: str) -> DeviceError:
         return DeviceError(self._serial, problem, argv=self._argv, stderr=self._tail.decode(errors="replace"))

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.devices.adb_host import acknowledge
+from farm.devices.local_files import local_errors, replacing
 from farm.devices.sync_protocol import DATA_BYTES, MESSAGE, PATH_BYTES, DataFrames
-from farm.devices.text import clean_text
+from farm.devices.text import clean_text, says_full
 from farm.devices.transport import Link
-from farm.errors import DeviceError, DeviceTimeoutError, InfraError
+from farm.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Mapping
-    from pathlib import PurePosixPath
-    from typing import BinaryIO
+    from pathlib import Path, PurePosixPath
 
 # Requests on their way before an answer is read: hides the round trip, and their answers fit into socket buffers.
 _WINDOW = 32
@@ -95,7 +93,7 @@ class SyncStream:
                 self._write(chunk)
             modified = time.time()
         else:
-            with _local(source), source.open("rb", buffering=0) as file:
+            with local_errors(source), source.open("rb", buffering=0) as file:
                 status = os.fstat(file.fileno())
                 mode = 0o755 if status.st_mode & 0o111 else 0o644
                 self._request(b"SEND", name + b",%d" % (stat.S_IFREG | mode))
@@ -117,7 +115,7 @@ class SyncStream:
         kind, size = MESSAGE.unpack(self._exactly(MESSAGE.size))
         if kind not in {b"DATA", b"DONE"}:
             raise self._failure("pull", path, kind, size)
-        with _replacing(local) as file:
+        with replacing(local) as file:
             left = limit
             while kind == b"DATA":
                 left -= size
@@ -133,6 +131,8 @@ class SyncStream:
         if kind != b"FAIL":
             return DeviceError(self._serial, f"{what} of {path}: answered {kind!r}, which is not adb's sync protocol")
         reason = clean_text(self._exactly(min(size, PATH_BYTES)))
+        if says_full(reason):
+            return DeviceSpaceError(self._serial, f"{what} of {path}: {reason}: remove files there")
         error = LinkRefusedError if path in self._links else DeviceError
         return error(self._serial, f"{what} of {path}: {reason}")
 
@@ -205,26 +205,3 @@ def _name(path: PurePosixPath, serial: str) -> bytes:
     if not path.is_absolute() or len(name) > PATH_BYTES or b"\0" in name:
         raise DeviceError(serial, f"{str(path)[:100]!r} cannot be a path on a device: absolute, at most 1024 bytes")
     return name
-
-
-@contextlib.contextmanager
-def _local(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InfraError(f"{path}: {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Give a new file that takes the place of `path` when the block ends well, and is gone when it does not."""
-    with _local(path):
-        number, name = tempfile.mkstemp(prefix=f".{path.name[:32]}.", dir=path.parent)
-    try:
-        with _local(path), os.fdopen(number, "wb") as file:
-            yield file
-        with _local(path):
-            Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

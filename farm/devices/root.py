@@ -6,13 +6,15 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from farm.devices.adb import AdbTransport
 from farm.devices.adb_host import AdbHost, acknowledge
 from farm.devices.adb_names import adb_target
+from farm.devices.connect import open_transport
+from farm.devices.device import AdbAddress
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
+    from farm.devices.device import Device
     from farm.devices.transport import Transport
 
 # A phone's adbd is back within two or three seconds.
@@ -29,26 +31,48 @@ _PRODUCTION = "production builds"
 _TCP = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
 
 
-def ensure_root(serial: str, port: int, *, timeout_s: float = _BACK_SECONDS) -> bool:
-    """Make the device `serial` behind the adb server on `port` run commands as root; return whether that was news.
+def ensure_root(device: Device, *, timeout_s: float = _BACK_SECONDS) -> bool:
+    """Make `device` run commands as root; return whether that was news.
 
-    Where it does not do so yet, adbd is asked to start anew as root, as `adb root` does: the device goes away and comes
-    back, and everything that ran on it ends. Raises DeviceError that says why it cannot be, DeviceTimeoutError when the
-    device is not back within `timeout_s`.
+    Where one behind adb does not do so yet, adbd is asked to start anew as root, as `adb root` does: the device goes
+    away and comes back, and everything that ran on it ends. Raises DeviceError that says why it cannot be,
+    DeviceTimeoutError when the device is not back within `timeout_s`.
     """
-    transport = AdbTransport(serial, port)
-    if user_id(transport) == 0:
-        return False
-    host = AdbHost(port)
-    address = _tcp_address(host, serial)
-    said = _ask_for_root(host, serial)
-    if _RESTARTING not in said:
-        problem = f"root is needed, and adbd says {said!r}"
-        if _PRODUCTION in said:
-            problem += ": install a userdebug or eng build of its system, or use another device"
-        raise DeviceError(serial, problem)
-    _wait_for_root(transport, host, address, timeout_s)
+    transport = open_transport(device)
+    try:
+        if user_id(transport) == 0:
+            return False
+        if not isinstance(device.address, AdbAddress):
+            raise DeviceError(device.serial, "root is needed: log in as root, or use another device")
+        host = AdbHost(device.address.port, device.address.host)
+        address = _tcp_address(host, device.serial)
+        said = _ask_for_root(host, device.serial)
+        if _RESTARTING not in said:
+            problem = f"root is needed, and adbd says {said!r}"
+            if _PRODUCTION in said:
+                problem += ": install a userdebug or eng build of its system, or use another device"
+            raise DeviceError(device.serial, problem)
+        _wait_for_root(transport, host, address, timeout_s)
+    finally:
+        transport.close()
     return True
+
+
+def root_refusal(device: Device) -> str:
+    """Return why `device` cannot run commands as root, without asking it to; empty when it does, or could."""
+    transport = open_transport(device)
+    try:
+        if user_id(transport) == 0:
+            return ""
+        if not isinstance(device.address, AdbAddress):
+            return "root is needed: log in as root"
+        asked = transport.run(["getprop", "ro.debuggable"], timeout_s=_ASK_SECONDS, max_output=_UID_BYTES)
+        production = "root is needed, and this is a production build: install a userdebug or eng build of its system"
+        return "" if clean_text(asked.stdout) == "1" else production
+    except DeviceError as error:
+        return str(error).removeprefix(f"{device.serial}: ")
+    finally:
+        transport.close()
 
 
 def user_id(transport: Transport) -> int:
@@ -78,7 +102,7 @@ def _ask_for_root(host: AdbHost, serial: str) -> str:
     return clean_text(said) or "nothing"
 
 
-def _wait_for_root(transport: AdbTransport, host: AdbHost, address: str, timeout_s: float) -> None:
+def _wait_for_root(transport: Transport, host: AdbHost, address: str, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     last = "it still runs commands as another user"
     while time.monotonic() < deadline:

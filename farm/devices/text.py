@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# How the C libraries of Android and Linux say ENOSPC and EDQUOT.
+_FULL = ("no space left on device", "quota exceeded")
+
 # Longer than every property and error message worth keeping on a line.
 LINE_CHARACTERS = 200
 
@@ -16,3 +19,8 @@ def clean_text(said: bytes | str, limit: int = LINE_CHARACTERS, *, lines: bool =
     kept = "\n\t" if lines else ""
     text = text.replace("\r\n", "\n").strip()
     return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text)[:limit]
+
+
+def says_full(reason: str) -> bool:
+    """Tell whether a device's error message says that its storage is full."""
+    return any(words in reason.casefold() for words in _FULL)

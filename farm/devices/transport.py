@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 # A runner's log and a listing are far below; above it a program has gone mad, or somebody wants a file: pull it.
 OUTPUT_BYTES = 16 << 20
+# Linux gives a program no argument of 128 KiB or more, and a shell's command is one.
+COMMAND_BYTES = 120 * 1024
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class Process(Protocol):
     def send(self, data: bytes) -> None:
         """Write to its standard input, now or while `receive` waits. Raises DeviceError when the device is gone."""
 
+    def close_stdin(self) -> None:
+        """Let the program read the end of its input, after what was sent."""
+
     def receive(self, timeout_s: float) -> Output:
         """Return what comes within `timeout_s`, as soon as something does; empty when nothing came.
 
@@ -61,12 +66,18 @@ class Link:
 class Transport(Protocol):
     """The way to one device. Several threads may use it, each call as if it were alone.
 
-    Every method raises DeviceError, and DeviceTimeoutError when the device does not answer in time.
+    Every method raises DeviceError: DeviceTimeoutError when the device does not answer in time, DeviceGoneError when
+    it is not there any more, DeviceSpaceError when its storage is full, AdbServerError when not it but the adb server
+    before it is to blame, and DeviceError itself for what broke while the device is still there.
     """
 
     @property
     def serial(self) -> str:
         """The device's name."""
+
+    @property
+    def storage(self) -> PurePosixPath:
+        """Folder of farm on the device, an absolute path where programs may be kept; made by the first push."""
 
     def run(
         self,
@@ -93,8 +104,9 @@ class Transport(Protocol):
     def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
         """Write local files, or bytes, or links, to absolute paths on the device; folders on the way are made.
 
-        A local file that is executable is so on the device. A push that breaks may leave some files unwritten and,
-        on a phone, the one it was writing incomplete: push beside the place and rename.
+        What is there already, a link too, is replaced. A local file that is executable is so on the device. A push
+        that breaks may leave some files unwritten and, behind adb or SSH, the one it was writing incomplete: push
+        beside the place and rename.
         """
 
     def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:

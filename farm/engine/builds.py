@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import msgspec
 from farm.build.protocol import Reply
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 # A build takes seconds; looking 50 times a second costs nothing that can be measured.
@@ -40,13 +40,13 @@ def read_reply(run_folder: Path, key: str) -> Reply:
     return msgspec.json.decode(_reply_file(run_folder, key).read_bytes(), type=Reply)
 
 
-def await_reply(run_folder: Path, key: str, controller: int) -> Reply | None:
-    """Return the reply for `key` once it is there; None when the process `controller`, our parent, has died."""
+def await_reply(run_folder: Path, key: str, stop: Callable[[], bool]) -> Reply | None:
+    """Return the reply for `key` once it is there; None when `stop` says that nobody waits for it any more."""
     while True:
         try:
             return read_reply(run_folder, key)
         except FileNotFoundError:
-            if os.getppid() != controller:
+            if stop():
                 return None
             time.sleep(_POLL_SECONDS)
 

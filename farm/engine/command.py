@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farm.errors import InfraError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+    from types import FrameType
 
     from farm.store.view import RunView
 
@@ -36,17 +38,46 @@ def exit_code_of(view: RunView) -> int:
     return InfraError.exit_code if counts[Outcome.INFRA] or counts[Outcome.NOT_RUN] else 0
 
 
-@contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM, and a terminal that closes, end a run as Ctrl-C does, with everything put away."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # What nohup makes deaf stays so.
-    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    kept = {number: signal.signal(number, signal.default_int_handler) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
+class Patience:
+    """What Ctrl-C means while a command works: at once stop, unless there is something to let finish first.
+
+    SIGTERM, and a terminal that closes, stop at once, as a second Ctrl-C does: by KeyboardInterrupt, with everything
+    put away.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Any] = {}
+        self._finish: Callable[[], None] | None = None
+        self.was_asked = False
+        """Ctrl-C was heard, and what ran was let finish."""
+
+    @contextmanager
+    def asking(self, finish: Callable[[], None]) -> Iterator[None]:
+        """Let the first Ctrl-C call `finish`, which may only set a flag, while the body works."""
+        self._finish = finish
+        try:
+            yield
+        finally:
+            self._finish = None
+
+    def __enter__(self) -> Patience:
+        if threading.current_thread() is threading.main_thread():
+            # What nohup makes deaf stays so.
+            heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+            self._kept = {number: signal.signal(number, signal.default_int_handler) for number in heard}
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+                self._kept[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._kept.items():
             signal.signal(number, handler)
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._finish is None or self.was_asked:
+            signal.default_int_handler(number, frame)
+        self.was_asked = True
+        if self._finish is not None:
+            self._finish()
+        # Not by `note`: its lock may be held by what was interrupted.
+        os.write(2, b"\nfarm: finishing the running jobs; Ctrl-C again stops now\n")

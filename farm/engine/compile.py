@@ -27,15 +27,15 @@ def builders(
 ) -> Iterator[int]:
     """Compile what the plan lacks while the body runs; yield how many bundles of jobs that is.
 
-    Every reply is left for the workers and recorded for all jobs that share the bundle. Anchors come first, as every
-    session waits for its own.
+    Every reply is left for the workers and recorded for all jobs that share the bundle. Canaries come first, as every
+    device waits for its own.
     """
     from farm.build.cache import BundleCache
     from farm.build.pool import BuilderPool
 
     builds = _Builds(plan, front, store, BundleCache(config.cache_dir))
     requests: dict[str, Request] = {}
-    for planned in (*plan.anchors, *plan.jobs):
+    for planned in (*plan.canaries, *plan.jobs):
         if not planned.cached and planned.key not in requests:
             log = builds_folder(plan.folder) / f"{planned.key}.log"
             requests[planned.key] = Request(planned.job, planned.key, dict(tools.versions), str(log))
@@ -64,7 +64,7 @@ class _Builds:
     def __init__(self, plan: RunPlan, front: Front, store: Store, cache: BundleCache) -> None:
         self._plan, self._front, self._store, self._cache = plan, front, store, cache
         self.jobs_of: dict[str, list[str]] = {}
-        """Job ids by bundle key; anchors have none."""
+        """Job ids by bundle key; canaries have none."""
         for planned in plan.jobs:
             self.jobs_of.setdefault(planned.key, []).append(planned.job.id)
 
@@ -85,7 +85,7 @@ class _Builds:
             if jobs:
                 self._record(reply.key, reply.seconds, cached=False)
             elif not reply.ok:
-                self._front.note(f"every job starts QNN anew, as the anchor was not compiled: {reply.reason}")
+                self._front.note(f"devices are used without a canary, as it was not compiled: {reply.reason}")
         except FarmError as error:
             self._front.note(f"how {jobs[0] if jobs else reply.key} was compiled could not be recorded: {error}")
         finally:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.engine.plugin import REPORT_KEY, shown
-from farm.engine.scheduler import SocScheduling
-from farm.results.attempt import Attempt, Stage, Verdict
+from farm.engine.plugin import REPEAT_KEY, REPORT_KEY, RETURNED_KEY, shown
+from farm.engine.scheduler import IDLE, DeviceScheduling
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from farm.engine.custody import Custody
     from farm.engine.front import Front
     from farm.engine.plan import RunPlan
 
@@ -27,13 +28,16 @@ _INTERNAL_CHARS = 2000
 class Controller:
     """A pytest plugin for the controller process only."""
 
-    def __init__(self, plan: RunPlan, front: Front, record: Callable[[Attempt], None]) -> None:
-        self._plan, self._front, self._record = plan, front, record
+    def __init__(self, plan: RunPlan, front: Front, record: Callable[[Attempt], None], custody: Custody) -> None:
+        self._plan, self._front, self._record, self._custody = plan, front, record, custody
+        self._number = {device.serial: number for number, device in enumerate(plan.devices)}
+        self._told: dict[str, dict[str, Any]] = {}
+        """What is known of jobs that another device is to try."""
         self._free = list(range(len(plan.devices)))
         self._device_of: dict[Any, int] = {}
         self._soc_of = {planned.job.id: planned.job.target.soc for planned in plan.jobs}
         self._deaths: dict[str, int] = {}
-        self._sched: SocScheduling | None = None
+        self._sched: DeviceScheduling | None = None
         self.interrupted = False
         """Ctrl-C, or a signal that asks the same; not pytest's own -x."""
 
@@ -41,18 +45,20 @@ class Controller:
         """Tell Ctrl-C from pytest's Interrupted, which derives from KeyboardInterrupt."""
         self.interrupted = self.interrupted or excinfo.type is KeyboardInterrupt
         if self.interrupted:
-            # From a terminal they have heard it; a signal to this process alone would leave xdist waiting for them.
+            # They are deaf to Ctrl-C, which lets what runs finish.
             for entry in self._plan.workers.iterdir():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(entry.name), signal.SIGINT)
+                    os.kill(int(entry.name), signal.SIGTERM)
 
-    def pytest_xdist_make_scheduler(self) -> SocScheduling:
+    def pytest_xdist_make_scheduler(self) -> DeviceScheduling:
         """Hand jobs to devices of their SoC."""
-        self._sched = SocScheduling(
+        self._sched = DeviceScheduling(
             self._soc_of.__getitem__,
-            lambda node: self._plan.devices[self._device_of[node]].soc,
-            len(self._plan.devices),
+            self._device_of.__getitem__,
+            [device.soc for device in self._plan.devices],
+            self._give_up,
         )
+        self._custody.schedule_with(self._sched)
         return self._sched
 
     @pytest.hookimpl(optionalhook=True)
@@ -71,7 +77,7 @@ class Controller:
             self._front.note(f"the worker of {serial} died ({error}); another takes its place")
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: SocScheduling) -> None:
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: DeviceScheduling) -> None:
         """Try a job whose worker died once more; the second time it is the farm's fault, with a record."""
         self._deaths[crashitem] = self._deaths.get(crashitem, 0) + 1
         if self._deaths[crashitem] < _WORKER_DEATHS:
@@ -79,7 +85,7 @@ class Controller:
             sched.mark_test_pending(crashitem)
             return
         reason = f"the worker process died {_WORKER_DEATHS} times while it ran this job"
-        attempt = Attempt(crashitem, Verdict.INFRA, Stage.EXECUTE, reason)
+        attempt = Attempt(crashitem, Verdict.INFRA, Stage.EXECUTE, reason, cause=Cause.WORKER)
         self._record(attempt)
         self._front.job_ended(shown(attempt))
 
@@ -94,13 +100,45 @@ class Controller:
             self._front.devices(running)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Tell how a job ended."""
-        told = dict(report.user_properties).get(REPORT_KEY)
-        if report.when == "call" and isinstance(told, dict):
-            self._front.job_ended(told)
-        elif report.failed:
+        """Tell how a job ended, or let another device try it."""
+        properties = dict(report.user_properties)
+        if report.when == "call" and self._sched is not None:
+            returned = properties.get(RETURNED_KEY)
+            if isinstance(returned, dict):
+                self._take_back(report.nodeid, returned)
+                return
+            told = properties.get(REPORT_KEY)
+            if isinstance(told, dict):
+                avoid = properties.get(REPEAT_KEY)
+                if isinstance(avoid, list) and not self._custody.stopped:
+                    self._told[report.nodeid] = told
+                    self._front.job_repeated(told)
+                    self._sched.repeat(report.nodeid, [self._number[serial] for serial in avoid])
+                    return
+                self._front.job_ended(told)
+                return
+        if report.failed:
             # Nothing was recorded: the store refused, or farm itself is wrong.
             self._front.note(f"{report.nodeid} has no result: {_last_line(report.longreprtext)}")
+
+    def _take_back(self, job_id: str, returned: dict[str, Any]) -> None:
+        number = self._number[returned["device"]]
+        if returned["given_up"]:
+            self._custody.retire(number, returned["given_up"])
+        elif returned["ailing"]:
+            self._custody.ail(number, returned["ailing"])
+        elif returned["mended"]:
+            self._custody.heal(number)
+        elif returned["off"]:
+            self._custody.let_go(number)
+        if job_id != IDLE and self._sched is not None:
+            self._sched.repeat(job_id)
+
+    def _give_up(self, job_id: str) -> None:
+        """Tell how a job ended that no device is left for, when one tried it."""
+        told = self._told.pop(job_id, None)
+        if told is not None:
+            self._front.job_ended(told)
 
     def pytest_internalerror(self, excrepr: object) -> None:
         """Say what broke the session: the terminal reporter, which would, is not there."""

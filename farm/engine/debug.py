@@ -5,20 +5,20 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from farm.build.debug_protocol import BUNDLE, CompareRequest, CompileRequest, Written
-from farm.engine.command import INTERRUPTED, exit_code_of, terminate_as_interrupt, write_report
+from farm.engine.command import INTERRUPTED, Patience, exit_code_of, write_report
 from farm.errors import FarmError, InfraError, NoDeviceError, UsageError
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE
 from farm.identity import user_name
 from farm.layers import Gap, Layer, Step
 from farm.profiles import find_soc
-from farm.results.attempt import Attempt, Stage, Verdict
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
 from farm.results.judge import build_failure
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
@@ -99,7 +99,7 @@ def debug(config: Config, request: DebugRequest, say: Callable[[str], None]) -> 
 
     if not 0 <= request.sample < request.job.case.samples:
         raise UsageError(f"there is no sample {request.sample}: the case has {request.job.case.samples}, from 0")
-    with terminate_as_interrupt(), open_store(config.store_url) as store:
+    with Patience(), open_store(config.store_url) as store:
         return _Debug(config, request, store, _Clock(say)).execute(say)
 
 
@@ -143,9 +143,13 @@ class _Debug:
         with self._clock.step("toolchain"):
             tools = prepare(self._config, say)
         name = f"debug-{secrets.token_hex(6)}"
-        with own_folder(self._config.cache_dir / "virtual", name) as storage, Supervisor() as supervisor:
+        with (
+            own_folder(self._config.cache_dir / "virtual", name) as storage,
+            Supervisor() as supervisor,
+            ExitStack() as leases,
+        ):
             if not self._request.virtual:
-                self._places[_DEVICE] = self._attached(supervisor, storage)
+                self._places[_DEVICE] = self._attached(supervisor, leases, say)
             return self._record(tools, storage, supervisor)
 
     def _record(self, tools: Toolchain, storage: Path, supervisor: Supervisor) -> DebugOutcome:
@@ -193,23 +197,34 @@ class _Debug:
         self._store.plan_jobs(run_id, [self._job])
         return run_id
 
-    def _attached(self, supervisor: Supervisor, storage: Path) -> _Place:
-        from farm.engine.fleet import allocate
+    def _attached(self, supervisor: Supervisor, leases: ExitStack, say: Callable[[str], None]) -> _Place:
+        """Return an attached device that is leased until `leases` is closed."""
+        from farm.engine.custody import Custody, LeaseTerms
+        from farm.engine.fleet import Choice, attached_fleet
+        from farm.leases import Priority
 
         target = self._job.target
         soc = find_soc(target.soc)
         try:
-            fleet = allocate(self._config, [soc], 0, target.backend, supervisor, storage)
+            fleet = attached_fleet(self._config, [soc], target.backend, Choice(), supervisor, self._store)
         except NoDeviceError as error:
             raise NoDeviceError(str(error).replace("'--virtual 2'", "--virtual, without the device's column")) from None
-        return _Place(fleet.devices[0], fleet.runtimes[soc.name])
+        terms = LeaseTerms(
+            ttl_s=self._config.leases.ttl_s, priority=Priority.PERSON, purpose=self._request.command, most=1
+        )
+        custody = Custody(fleet.devices, self._store, terms, say)
+        leases.callback(custody.close)
+        custody.acquire()
+        [device] = custody.held()
+        return _Place(device, fleet.runtimes[device.serial])
 
     def _simulator(self, supervisor: Supervisor, storage: Path) -> _Place:
-        from farm.engine.fleet import allocate
+        from farm.engine.fleet import virtual_fleet
 
         soc = find_soc(self._job.target.soc)
-        fleet = allocate(self._config, [soc], 1, self._job.target.backend, supervisor, storage)
-        return _Place(fleet.devices[0], fleet.runtimes[soc.name])
+        fleet = virtual_fleet(self._config, [soc], 1, self._job.target.backend, supervisor, storage)
+        [device] = fleet.devices
+        return _Place(device, fleet.runtimes[device.serial])
 
     def _attempt(self, run_id: str, tools: Toolchain, storage: Path, folder: Path, supervisor: Supervisor) -> Attempt:
         from farm.build.bundle import load_bundle
@@ -277,11 +292,13 @@ class _Debug:
 
     def _verdict(self) -> Ending:
         if not any(Step.COMPILER in row.layer.gaps for row in self._layers):
-            return failed(Stage.NUMERICS, "no layer could be compared: the program wrote no intermediate output")
+            return failed(
+                Stage.NUMERICS, "no layer could be compared: the program wrote no intermediate output", Cause.NONE
+            )
         first = self._diagnosis().first
         if first is None:
             return Ending(Verdict.PASSED, Stage.DONE)
-        return failed(Stage.NUMERICS, describe(first))
+        return failed(Stage.NUMERICS, describe(first), Cause.NUMERICS)
 
     def _finished(self, ending: Ending, key: str, notes: tuple[str, ...], log: str = "") -> Attempt:
         issue = self._job.known_issue

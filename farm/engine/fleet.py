@@ -1,4 +1,4 @@
-"""The devices of a run, and the runtime each needs: virtual ones are booted, attached ones are found."""
+"""The devices that a run may use, and the runtime each needs: virtual ones are booted, attached ones are found."""
 
 from __future__ import annotations
 
@@ -7,55 +7,50 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.devices.adb_server import AdbServer
 from farm.devices.device import Device
 from farm.errors import NoDeviceError
 from farm.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from farm.config import Config
+    from farm.devices.discovery import Scan
     from farm.processes import Supervisor
     from farm.profiles import Soc
+    from farm.store.registry import Registered
+    from farm.store.store import Store
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Which attached devices a run may use; everything, when nothing is said."""
+
+    devices: tuple[str, ...] = ()
+    """Names, serials or ids."""
+    labels: tuple[str, ...] = ()
+    """Every one of them."""
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """Devices, and the runtime by SoC."""
+    """Devices, and the runtime of each by its serial."""
 
     devices: list[Device]
     runtimes: dict[str, Runtime]
+    leased: bool
+    """Others may use them as well: each needs a lease."""
+    server: AdbServer | None = None
+    """The adb server that the run has started for them."""
 
 
-def allocate(
-    config: Config, socs: Sequence[Soc], virtual: int, backend: str, supervisor: Supervisor, folder: Path
-) -> Fleet:
-    """Return devices for every SoC: `virtual` new ones each, with their storage in `folder`, or the attached ones.
-
-    Those whose runtime needs root have it. Raises NoDeviceError for an SoC without a device, MissingToolError for a
-    runtime that cannot be had, DeviceError for a device that does not give root.
-    """
-    if virtual:
-        fleet = _virtual(config, socs, virtual, backend, supervisor, folder)
-    else:
-        fleet = _attached(config, socs, backend)
-    _give_root([device for device in fleet.devices if fleet.runtimes[device.soc].needs_root])
-    return fleet
-
-
-def _give_root(devices: Sequence[Device]) -> None:
-    if not devices:
-        return
-    from farm.devices.root import ensure_root
-
-    with ThreadPoolExecutor(max_workers=min(16, len(devices))) as pool:
-        # Read to the end, so that what one of them raises is heard.
-        list(pool.map(lambda device: ensure_root(device.serial, device.address.port), devices))
-
-
-def _virtual(
+def virtual_fleet(
     config: Config, socs: Sequence[Soc], count: int, backend: str, supervisor: Supervisor, folder: Path
 ) -> Fleet:
+    """Boot `count` virtual devices of every SoC, with their storage in `folder`: nobody else knows of them.
+
+    Raises MissingToolError for a runtime that cannot be had.
+    """
     from farm.devices.adb_server import start_adb_server
     from farm.runtime.runtime import simulator_runtime
     from farm.virtual.boot import boot
@@ -64,23 +59,116 @@ def _virtual(
     runtimes = {soc.name: simulator_runtime(config.cache_dir, soc, backend, sdk_root=config.sdk_root) for soc in socs}
     server = start_adb_server(supervisor, config.state_dir / "adb")
     devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder)
-    return Fleet(devices, runtimes)
+    fleet = Fleet(devices, {device.serial: runtimes[device.soc] for device in devices}, leased=False, server=server)
+    return _with_root(fleet, [soc.name for soc in socs])
 
 
-def _attached(config: Config, socs: Sequence[Soc], backend: str) -> Fleet:
-    from farm.devices.adb_server import ordinary_server
-    from farm.devices.discovery import scan
-    from farm.runtime.attached import attached_runtime
+def attached_fleet(
+    config: Config, socs: Sequence[Soc], backend: str, choice: Choice, supervisor: Supervisor, store: Store
+) -> Fleet:
+    """Find the attached devices of every SoC that may be used, each under a lease.
 
-    found = scan(ordinary_server(start=True).port)
-    names = {soc.name for soc in socs}
-    devices = [device for device in found.devices if device.soc in names]
-    lacking = sorted(names - {device.soc for device in devices})
+    Raises NoDeviceError for an SoC without one, with the reasons; MissingToolError for a runtime that cannot be had.
+    """
+    from farm.devices.discovery import scan_all
+    from farm.store.registry import Seen
+
+    scan = scan_all(config, supervisor)
+    store.registry.see([Seen(device, "device", None) for device in scan.devices])
+    registered = {one.id: one for one in store.registry.all()}
+    devices, refused = choose(scan, registered, [soc.name for soc in socs], choice)
+    names = [soc.name for soc in socs]
+    _require(names, devices, refused)
+    fleet = Fleet(devices, _runtimes(config, socs, backend, devices), leased=True)
+    return _with_root(fleet, names, refused)
+
+
+def _require(socs: Sequence[str], devices: Sequence[Device], refused: Sequence[str]) -> None:
+    """Raise NoDeviceError for an SoC that none of `devices` has."""
+    lacking = sorted(set(socs) - {device.soc for device in devices})
     if lacking:
-        seen = [f"{device.serial} ({device.soc})" for device in found.devices]
-        seen += [f"{device.serial} ({device.state}: {device.reason})" for device in found.unusable]
         raise NoDeviceError(
-            f"no attached device is a {' or a '.join(lacking)}: attached are {', '.join(seen) or 'none'}; "
-            "attach one, or use the simulator with '--virtual 2'"
+            f"no device that can be used is a {' or a '.join(lacking)}: attached are "
+            f"{', '.join(refused) or 'none'}; attach one, or use the simulator with '--virtual 2'"
         )
-    return Fleet(devices, {soc.name: attached_runtime(config, soc, backend) for soc in socs})
+
+
+def _with_root(fleet: Fleet, socs: Sequence[str], refused: Sequence[str] = ()) -> Fleet:
+    """Leave out devices that cannot be root although their runtime needs it. Raises NoDeviceError without any left."""
+    wanting = [device for device in fleet.devices if fleet.runtimes[device.serial].needs_root]
+    if not wanting:
+        return fleet
+    from farm.devices.root import root_refusal
+
+    with ThreadPoolExecutor(max_workers=min(16, len(wanting))) as pool:
+        answers = dict(zip((device.serial for device in wanting), pool.map(root_refusal, wanting), strict=True))
+    reasons = {serial: why for serial, why in answers.items() if why}
+    devices = [device for device in fleet.devices if device.serial not in reasons]
+    _require(socs, devices, [*refused, *(f"{serial} ({why})" for serial, why in reasons.items())])
+    return msgspec.structs.replace(fleet, devices=devices)
+
+
+def choose(
+    scan: Scan, registered: Mapping[str, Registered], socs: Sequence[str], choice: Choice
+) -> tuple[list[Device], list[str]]:
+    """Return the devices that may be used, and of the others what they are and why not. Pure.
+
+    Where an SoC has hardware, its virtual devices are left out unless they are named: their numbers are not compared.
+    """
+    usable, refused = [], []
+    for device in scan.devices:
+        known = registered.get(device.id)
+        reason = _refusal(device, known, socs, choice)
+        if reason:
+            refused.append(f"{device.serial} ({device.soc}{f': {reason}' if reason != device.soc else ''})")
+        else:
+            usable.append(device)
+    hardware = {device.soc for device in usable if device.kind == "hardware"}
+    chosen = [d for d in usable if choice.devices or d.kind == "hardware" or d.soc not in hardware]
+    refused += [f"{one.serial} ({one.state}: {one.reason})" for one in scan.unusable]
+    return chosen, refused
+
+
+def is_called(device: Device, known: Registered | None, name: str) -> bool:
+    """Tell whether a device goes by `name`: its name, serial or id. Pure."""
+    return name in (device.serial, device.id, device.name) or (known is not None and bool(name) and name == known.name)
+
+
+def _refusal(device: Device, known: Registered | None, socs: Sequence[str], choice: Choice) -> str:
+    """Return why a device is not used; just its SoC when it is another one."""
+    labels = {*device.labels, *(known.labels if known is not None else ())}
+    missing = [label for label in choice.labels if label not in labels]
+    if device.soc not in socs:
+        return device.soc
+    if choice.devices and not any(is_called(device, known, name) for name in choice.devices):
+        return "not among those that were asked for"
+    if missing:
+        return f"not labelled {' and '.join(missing)}"
+    return _out_of_use(device, known) if known is not None else ""
+
+
+def _out_of_use(device: Device, known: Registered) -> str:
+    if not known.in_service:
+        note = f": {known.service_note}" if known.service_note else ""
+        return f"out of service{note}; 'farm device in {device.serial}' puts it back"
+    if known.health == "quarantined":
+        return f"quarantined: {known.health_reason}; 'farm device release {device.serial}' gives it another chance"
+    return ""
+
+
+def _runtimes(config: Config, socs: Sequence[Soc], backend: str, devices: Sequence[Device]) -> dict[str, Runtime]:
+    from farm.runtime.attached import attached_runtime
+    from farm.runtime.runtime import simulator_runtime
+
+    by_name = {soc.name: soc for soc in socs}
+    made: dict[tuple[str, str, str], Runtime] = {}
+    for device in devices:
+        key = (device.soc, device.kind, device.os)
+        if key not in made:
+            soc = by_name[device.soc]
+            made[key] = (
+                simulator_runtime(config.cache_dir, soc, backend, sdk_root=config.sdk_root)
+                if device.kind == "virtual"
+                else attached_runtime(config, soc, backend, linux=device.os == "linux")
+            )
+    return {device.serial: made[device.soc, device.kind, device.os] for device in devices}

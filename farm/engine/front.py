@@ -26,5 +26,8 @@ class Front(Protocol):
     def job_ended(self, shown: dict[str, Any]) -> None:
         """An attempt was recorded; keys as in `farm.engine.plugin`."""
 
+    def job_repeated(self, shown: dict[str, Any]) -> None:
+        """An attempt was recorded, and another device is to try the job."""
+
     def note(self, text: str) -> None:
         """Say something."""

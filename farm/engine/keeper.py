@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +17,7 @@ from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from farm.build.bundle import Bundle
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 class Keeper:
     """What one worker does with the files of its executions."""
 
-    def __init__(self, plan: RunPlan, session: DeviceSession) -> None:
+    def __init__(self, plan: RunPlan, session: Callable[[], DeviceSession]) -> None:
         self._profile, self._optrace, self._session = plan.profile, plan.optrace, session
         self._store = ArtifactStore(plan.artifact_root)
 
@@ -52,11 +54,19 @@ class Keeper:
 
             soc = find_soc(planned.job.target.soc)
             try:
-                files = collect_optrace(self._session, bundle, soc, self._optrace, folder / "optrace")
+                files = collect_optrace(self._session(), bundle, soc, self._optrace, folder / "optrace")
                 kept += [self._put(kind, path) for kind, path in files.items()]
             except (FarmError, OSError) as error:
                 attempt = _noted(attempt, f"no optrace: {error}")
         return attempt, tuple(kept)
+
+    def keep_evidence(self, files: Mapping[str, Path]) -> tuple[ArtifactRecord, ...]:
+        """Keep what a device's logs say of a crash, by kind; what cannot be kept is left out."""
+        kept = []
+        for kind, path in files.items():
+            with contextlib.suppress(FarmError, OSError):
+                kept.append(self._put(kind, path))
+        return tuple(kept)
 
     def _put(self, kind: str, path: Path) -> ArtifactRecord:
         return ArtifactRecord(self._store.put(path), path.stat().st_size, kind)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
 
+from farm.config import HealthConfig
 from farm.devices.device import Device
 from farm.engine.profile import Profile
 from farm.execution.optrace import OptraceTools
@@ -32,7 +34,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     jobs: tuple[PlannedJob, ...]
     devices: tuple[Device, ...]
     runtimes: dict[str, Runtime]
-    """By SoC."""
+    """By the device's serial."""
     iterations: int
     warm_up: int
     timeout_s: float
@@ -43,8 +45,11 @@ class RunPlan(msgspec.Struct, frozen=True):
     """The DSP's heap is measured, and nothing else."""
     optrace: OptraceTools | None = None
     """What makes the SDK's timelines; only for a run that wants them."""
-    anchors: tuple[PlannedJob, ...] = ()
-    """What sessions keep loaded, by SoC: see anchor.py."""
+    canaries: tuple[PlannedJob, ...] = ()
+    """What tells whether a device is fit, one a SoC: see canary.py."""
+    leased: bool = False
+    """Devices are leased; otherwise they are this run's own."""
+    health: HealthConfig = HealthConfig()
 
     @property
     def path(self) -> Path:
@@ -55,6 +60,18 @@ class RunPlan(msgspec.Struct, frozen=True):
     def workers(self) -> Path:
         """A folder in which every worker process leaves a file that is called like its pid."""
         return self.folder / "workers"
+
+    @property
+    def tried(self) -> Path:
+        """A folder with a file for every job that failed on a device and that another is to try."""
+        return self.folder / "tried"
+
+    def prepare_folder(self) -> None:
+        """Make the folders that everybody writes into, with nothing of an earlier part of the run, and write it."""
+        for name in ("builds", "workers", "tried", "permits"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            (self.folder / name).mkdir(parents=True)
+        self.write()
 
     def write(self) -> None:
         """Write it, for workers to read."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from farm.engine.plan import RunPlan, read_plan
+from farm.engine.scheduler import IDLE
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -26,12 +28,18 @@ _FOLLOWING = pytest.StashKey["PlannedJob | None"]()
 REPORT_KEY = "farm"
 """Name of the report property that carries what the controller shows of an attempt."""
 
+REPEAT_KEY = "farm_repeat"
+"""Name of the property of an attempt that another device should make again: serials of those that need not."""
+
+RETURNED_KEY = "farm_returned"
+"""Name of the property of a job that was not begun, because its device may not be used."""
+
 
 class JobNotPassed(Exception):  # noqa: N818 - it is an outcome, not an error of farm's
     """Ends an item whose attempt did not pass."""
 
-    def __init__(self, attempt: Attempt) -> None:
-        self.attempt = attempt
+    def __init__(self, attempt: Attempt, *, repeated: bool = False) -> None:
+        self.attempt, self.repeated = attempt, repeated
         super().__init__(f"{attempt.verdict} at {attempt.stage}: {attempt.reason}")
 
 
@@ -49,6 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[PLAN] = read_plan(Path(path))
     config.pluginmanager.unregister(name="terminalreporter")
     if hasattr(config, "workerinput"):
+        # A terminal sends Ctrl-C to all: the first lets jobs finish, and it is for the controller to say what it means.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         (config.stash[PLAN].workers / str(os.getpid())).touch()
 
 
@@ -70,12 +81,22 @@ class JobItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run the job on the device of this worker. Raises JobNotPassed."""
+        from farm.engine.worker import Returned
         from farm.results.attempt import Verdict
 
-        attempt = _worker(self.config).run(self.planned, self.config.stash.get(_FOLLOWING, None))
-        self.user_properties.append((REPORT_KEY, shown(attempt)))
-        if attempt.verdict is not Verdict.PASSED:
-            raise JobNotPassed(attempt)
+        done = _worker(self.config).run(self.planned, self.config.stash.get(_FOLLOWING, None))
+        if isinstance(done, Returned):
+            self.user_properties.append((RETURNED_KEY, done.shown()))
+            return
+        self.user_properties.append((REPORT_KEY, shown(done.attempt)))
+        if done.avoid:
+            self.user_properties.append((REPEAT_KEY, list(done.avoid)))
+        if done.attempt.verdict is not Verdict.PASSED:
+            raise JobNotPassed(done.attempt, repeated=bool(done.avoid))
+
+    def setup(self) -> None:
+        """Forget what an earlier execution in this process told."""
+        self.user_properties.clear()
 
     def repr_failure(self, excinfo: ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the reason, without a traceback through farm."""
@@ -87,6 +108,24 @@ class JobItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Return where the job stands: nowhere but in its name."""
         return self.path, None, self.name
+
+
+class IdleItem(pytest.Item):
+    """Follows the last job that a worker has; it only looks whether the device is still the worker's."""
+
+    def runtest(self) -> None:
+        """Let go of the device where that is wanted."""
+        self.user_properties.clear()
+        returned = _worker(self.config).look()
+        if returned is not None:
+            self.user_properties.append((RETURNED_KEY, returned.shown()))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add the idle item, in workers, after everything was selected."""
+    if PLAN in config.stash and hasattr(config, "workerinput"):
+        items.append(IdleItem.from_parent(session, name=IDLE, nodeid=IDLE))
 
 
 def shown(attempt: Attempt) -> dict[str, str | float]:
@@ -127,7 +166,10 @@ def pytest_runtest_makereport(
     report = yield
     if call.excinfo is not None and isinstance(call.excinfo.value, JobNotPassed):
         known_issue = call.excinfo.value.attempt.known_issue
-        if known_issue:
+        if call.excinfo.value.repeated:
+            # Neither passed nor failed yet: -x waits for the last word.
+            report.outcome = "rerun"  # type: ignore[assignment]
+        elif known_issue:
             report.outcome = "skipped"
             report.wasxfail = f"known issue: {known_issue}"
             report.longrepr = str(call.excinfo.value)
@@ -146,6 +188,5 @@ def _worker(config: pytest.Config) -> Worker:
         from farm.engine.worker import Worker
 
         index = int(config.workerinput["farm_device"])  # type: ignore[attr-defined]
-        plan = config.stash[PLAN]
-        config.stash[_WORKER] = Worker(plan, plan.devices[index])
+        config.stash[_WORKER] = Worker(config.stash[PLAN], index)
     return config.stash[_WORKER]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import socket
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.engine.command import INTERRUPTED, exit_code_of, terminate_as_interrupt, write_report
+from farm.engine.command import INTERRUPTED, Patience, exit_code_of, write_report
 from farm.engine.compile import builders
+from farm.engine.fleet import Choice
 from farm.engine.profile import Profile
 from farm.errors import FarmError, IllegalTargetError, InfraError, NothingSelectedError, UsageError
 from farm.identity import user_name
@@ -23,13 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farm.config import Config
-    from farm.devices.device import Device
+    from farm.engine.custody import LeaseTerms
+    from farm.engine.fleet import Fleet
     from farm.engine.front import Front
     from farm.engine.plan import PlannedJob, RunPlan
     from farm.engine.toolchain import Toolchain
     from farm.execution.optrace import OptraceTools
     from farm.processes import Supervisor
-    from farm.runtime.runtime import Runtime
     from farm.store.store import Store
     from farm.store.view import RunView
 
@@ -60,6 +62,12 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     heap: bool = False
     """Measure the DSP's heap, and nothing else."""
     command: str = ""
+    choice: Choice = Choice()
+    """Which attached devices may be used."""
+    most_devices: int | None = None
+    """Attached devices of each SoC at most; None for all that are free."""
+    nightly: bool = False
+    """Hand a device over, between two jobs, to a person who waits for it."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
@@ -137,7 +145,7 @@ def _select(config: Config, request: RunRequest, jobs: Sequence[Job], folder: Pa
     from farm.engine.plan import PlannedJob
     from farm.engine.session import select
 
-    draft = _plan(config, request, "", folder, [PlannedJob(job, "", cached=True) for job in jobs], [], {})
+    draft = _plan(config, request, "", folder, [PlannedJob(job, "", cached=True) for job in jobs])
     draft.write()
     status, ids = select(draft, arguments, config.state_dir)
     if status == _PYTEST_USAGE:
@@ -155,9 +163,8 @@ def _plan(
     run_id: str,
     folder: Path,
     jobs: Sequence[PlannedJob],
-    devices: Sequence[Device],
-    runtimes: dict[str, Runtime],
-    anchors: Sequence[PlannedJob] = (),
+    fleet: Fleet | None = None,
+    canaries: Sequence[PlannedJob] = (),
 ) -> RunPlan:
     from farm.engine.plan import RunPlan
 
@@ -166,8 +173,8 @@ def _plan(
         folder=folder,
         cache_root=config.cache_dir,
         jobs=tuple(jobs),
-        devices=tuple(devices),
-        runtimes=runtimes,
+        devices=tuple(fleet.devices) if fleet else (),
+        runtimes=fleet.runtimes if fleet else {},
         iterations=request.iterations,
         warm_up=request.warm_up,
         timeout_s=request.timeout_s,
@@ -175,7 +182,9 @@ def _plan(
         profile=request.profile,
         heap=request.heap,
         optrace=_optrace_tools(config, request) if run_id else None,
-        anchors=tuple(anchors),
+        canaries=tuple(canaries),
+        leased=fleet.leased if fleet else False,
+        health=config.health,
     )
 
 
@@ -190,50 +199,76 @@ def run(config: Config, request: RunRequest, front: Front) -> RunOutcome:
     _check_machine(config, request)
     with tempfile.TemporaryDirectory(prefix="farm-select-") as draft:
         jobs = tuple(_select(config, request, jobs, Path(draft)))
-    with terminate_as_interrupt(), open_store(config.store_url) as store:
-        return _Run(config, request, front, store).execute(jobs)
+    with Patience() as patience, open_store(config.store_url) as store:
+        return _Run(config, request, front, store, patience).execute(jobs)
+
+
+def resume(config: Config, ref: str, front: Front) -> RunOutcome:
+    """Finish what is missing of a run, `latest` or an id: jobs that have no verdict about the code.
+
+    Raises UnknownNameError for a run that is not there, UsageError for one that still runs, or that cannot be continued
+    as what its numbers depend on has changed since.
+    """
+    from farm.engine.resume import missing_jobs, read_intent
+    from farm.store.store import open_store
+
+    with Patience() as patience, open_store(config.store_url) as store:
+        run_id = store.resolve_run(ref)
+        folder = config.state_dir / "runs" / run_id
+        request, jobs = read_intent(folder)
+        _check_machine(config, request)
+        view = store.run_view(run_id)
+        missing = missing_jobs(view, jobs)
+        front.note(f"run {run_id}: {len(jobs) - len(missing)} of {len(jobs)} jobs are finished")
+        if not missing and view.exit_code is not None:
+            return RunOutcome(exit_code_of(view), view, write_report(view, folder / "report.html"))
+        return _Run(config, request, front, store, patience).execute(missing, run_id)
 
 
 class _Run:
     """The part of a run that leaves traces: store, run folder, processes."""
 
-    def __init__(self, config: Config, request: RunRequest, front: Front, store: Store) -> None:
+    def __init__(self, config: Config, request: RunRequest, front: Front, store: Store, patience: Patience) -> None:
         self._config, self._request, self._front, self._store = config, request, front, store
+        self._patience = patience
 
-    def execute(self, jobs: tuple[Job, ...]) -> RunOutcome:
+    def execute(self, jobs: tuple[Job, ...], run_id: str = "") -> RunOutcome:
+        """Run `jobs`, in a run of its own or, with `run_id`, in one that was not finished."""
+        from farm.engine.resume import in_progress, leave_intent, require_same
         from farm.engine.toolchain import prepare
         from farm.processes import Supervisor
         from farm.publish import own_folder
 
         tools = prepare(self._config, self._front.note, virtual=self._request.virtual > 0)
-        run_id = self._begin(jobs, tools)
+        fingerprint = tools.fingerprint(virtual=self._request.virtual > 0) | self._profile_fact()
+        if run_id:
+            require_same(self._store.run_view(run_id).fingerprint, fingerprint, run_id)
+        else:
+            run_id = self._begin(jobs, fingerprint)
         folder = self._config.state_dir / "runs" / run_id
         exit_code = InfraError.exit_code
-        try:
-            for name in ("builds", "workers"):
-                (folder / name).mkdir(parents=True)
-            with own_folder(self._config.cache_dir / "virtual", run_id) as storage, Supervisor() as supervisor:
-                status = self._on_devices(jobs, run_id, folder, storage, tools, supervisor)
-            exit_code = self._exit_code(run_id, status)
-        except KeyboardInterrupt:
-            exit_code = INTERRUPTED
-        except FarmError as error:
-            exit_code = error.exit_code
-            raise
-        finally:
-            self._store.finish_run(run_id, exit_code)
+        with in_progress(folder):
+            try:
+                leave_intent(folder, self._request, jobs)
+                with own_folder(self._config.cache_dir / "virtual", run_id) as storage, Supervisor() as supervisor:
+                    status = self._on_devices(jobs, run_id, folder, storage, tools, supervisor)
+                exit_code = INTERRUPTED if self._patience.was_asked else self._exit_code(run_id, status)
+            except KeyboardInterrupt:
+                exit_code = INTERRUPTED
+            except FarmError as error:
+                exit_code = error.exit_code
+                raise
+            finally:
+                self._store.finish_run(run_id, exit_code)
         view = self._store.run_view(run_id)
         return RunOutcome(exit_code, view, write_report(view, folder / "report.html"))
 
-    def _begin(self, jobs: Sequence[Job], tools: Toolchain) -> str:
+    def _begin(self, jobs: Sequence[Job], fingerprint: dict[str, str]) -> str:
         from farm.store.records import RunRecord
 
         run_id = self._store.begin_run(
             RunRecord(
-                command=self._request.command,
-                user=user_name(),
-                host=socket.gethostname(),
-                fingerprint=tools.fingerprint(virtual=self._request.virtual > 0) | self._profile_fact(),
+                command=self._request.command, user=user_name(), host=socket.gethostname(), fingerprint=fingerprint
             )
         )
         self._store.plan_jobs(run_id, jobs)
@@ -251,31 +286,59 @@ class _Run:
         self, jobs: Sequence[Job], run_id: str, folder: Path, storage: Path, tools: Toolchain, supervisor: Supervisor
     ) -> int:
         """Return pytest's exit status."""
-        from farm.engine.anchor import anchor_jobs
+        from farm.engine.canary import canary_jobs
         from farm.engine.controller import Controller
-        from farm.engine.fleet import allocate
+        from farm.engine.custody import Custody
         from farm.engine.session import execute
 
-        socs = [find_soc(name) for name in dict.fromkeys(job.target.soc for job in jobs)]
         with ThreadPoolExecutor(1) as aside:
-            allocation = aside.submit(
-                allocate, self._config, socs, self._request.virtual, self._request.backend, supervisor, storage
-            )
+            allocation = aside.submit(self._fleet, jobs, storage, supervisor)
             planned = self._order(jobs, tools)
-            # Nothing may stay loaded where the heap is measured.
-            anchors = [] if self._request.heap else self._order(anchor_jobs(tuple(jobs)), tools)
+            # A program that stays loaded would be in every number of the heap.
+            canaries = [] if self._request.heap else self._order(canary_jobs(tuple(jobs)), tools)
             fleet = allocation.result()
-        run_plan = _plan(self._config, self._request, run_id, folder, planned, fleet.devices, fleet.runtimes, anchors)
-        run_plan.write()
+        run_plan = _plan(self._config, self._request, run_id, folder, planned, fleet, canaries)
+        run_plan.prepare_folder()
         for device in fleet.devices:
             self._store.record_device(run_id, device)
-        with builders(self._config, run_plan, tools, supervisor, self._front, self._store) as to_build:
-            self._front.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
-            controller = Controller(run_plan, self._front, lambda attempt: self._store.record_attempt(run_id, attempt))
-            status = execute(run_plan, self._request.pytest_arguments, self._config, controller)
-            if controller.interrupted:
-                raise KeyboardInterrupt
-            return status
+        custody = Custody(fleet.devices, self._store, self._terms() if fleet.leased else None, self._front.note)
+        if fleet.server is not None:
+            custody.keep_alive(partial(fleet.server.revive, supervisor))
+        try:
+            custody.acquire()
+            with builders(self._config, run_plan, tools, supervisor, self._front, self._store) as to_build:
+                self._front.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
+                custody.begin(folder)
+                controller = Controller(
+                    run_plan, self._front, lambda attempt: self._store.record_attempt(run_id, attempt), custody
+                )
+                with self._patience.asking(custody.finish_running):
+                    status = execute(run_plan, self._request.pytest_arguments, self._config, controller)
+                if controller.interrupted:
+                    raise KeyboardInterrupt
+                return status
+        finally:
+            custody.close()
+
+    def _fleet(self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor) -> Fleet:
+        from farm.engine.fleet import attached_fleet, virtual_fleet
+
+        config, request = self._config, self._request
+        socs = [find_soc(name) for name in dict.fromkeys(job.target.soc for job in jobs)]
+        if request.virtual:
+            return virtual_fleet(config, socs, request.virtual, request.backend, supervisor, storage)
+        return attached_fleet(config, socs, request.backend, request.choice, supervisor, self._store)
+
+    def _terms(self) -> LeaseTerms:
+        from farm.engine.custody import LeaseTerms
+        from farm.leases import Priority
+
+        return LeaseTerms(
+            ttl_s=self._config.leases.ttl_s,
+            priority=Priority.NIGHTLY if self._request.nightly else Priority.PERSON,
+            purpose=self._request.command,
+            most=self._request.most_devices,
+        )
 
     def _order(self, jobs: Sequence[Job], tools: Toolchain) -> list[PlannedJob]:
         from farm.build.cache import BundleCache

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Mapping, Sequence
 
     from xdist.workermanage import WorkerController
 
 # A worker of xdist starts an item only when it knows the one after it, or that none comes.
 _IN_HAND = 2
+
+IDLE = "farm: idle"
+"""Name of an item that does nothing, which every worker has last: it follows the last job that a worker has, so that
+the job starts although others may come, from a device that fails."""
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _locked(method: _Method) -> _Method:
+    """Let one thread in at a time: xdist's and the one that minds the devices."""
+
+    @functools.wraps(method)
+    def call(self: DeviceScheduling, *arguments: Any, **named: Any) -> Any:
+        with self._lock:
+            return method(self, *arguments, **named)
+
+    return cast("_Method", call)
 
 
 def dispatch_order(
@@ -38,24 +58,36 @@ def dispatch_order(
     )  # fmt: skip
 
 
-def next_item(pending: Sequence[int], runs_here: Callable[[int], bool]) -> int | None:
-    """Return the first of `pending` that the device can run, or None. Pure."""
-    return next((item for item in pending if runs_here(item)), None)
-
-
-class SocScheduling:
+class DeviceScheduling:
     """xdist's Scheduling protocol: every worker has a device, every item wants one SoC.
 
-    Items are handed out one at a time in the order of the collection, each to the first worker with a device of
-    its SoC that has room.
+    Items are handed out one at a time in the order of the collection, each to the first worker with a device of its SoC
+    that has room and may have it. A device may pause, and go for good; an item may come back, and avoid the devices
+    that tried it. Workers stay until every job of their SoC is done, as one may come back to them.
     """
 
-    def __init__(self, soc_of_item: Callable[[str], str], soc_of_node: Callable[[Any], str], workers: int) -> None:
-        self._soc_of_item, self._soc_of_node, self._workers = soc_of_item, soc_of_node, workers
+    def __init__(
+        self,
+        soc_of_item: Callable[[str], str],
+        device_of_node: Callable[[Any], int],
+        socs: Sequence[str],
+        abandoned: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`socs` are those of the devices, by number; `abandoned` is told of items that no device is left for."""
+        self._soc_of_item, self._device_of_node, self._socs = soc_of_item, device_of_node, socs
+        self._abandoned = abandoned
         self._collections: dict[WorkerController, list[str]] = {}
         self._given: dict[WorkerController, list[int]] = {}
         self._items: list[str] | None = None
+        self._idle = -1
         self._pending: list[int] = []
+        self._soc: list[str] = []
+        """By item; the idle one has none."""
+        self._avoid: dict[int, frozenset[int]] = {}
+        self._paused: set[int] = set()
+        self._retired: set[int] = set()
+        self._stopped = False
+        self._lock = threading.RLock()
 
     @property
     def nodes(self) -> list[WorkerController]:
@@ -64,90 +96,169 @@ class SocScheduling:
 
     @property
     def collection_is_completed(self) -> bool:
-        """True once every worker has told its items, as many workers as were asked for."""
-        return self._items is not None or len(self._collections) >= self._workers
+        """True once every worker has told its items, as many workers as there are devices."""
+        return self._items is not None or len(self._collections) >= len(self._socs)
 
     @property
     def tests_finished(self) -> bool:
-        """True when nothing is left to hand out and no worker has more than the item that ends it."""
-        return (
-            self.collection_is_completed and not self._pending and all(len(g) < _IN_HAND for g in self._given.values())
-        )
+        """True when no job is left, neither here nor with a worker."""
+        return self.collection_is_completed and not self.has_pending
 
     @property
     def has_pending(self) -> bool:
-        """True while anything is unfinished."""
-        return bool(self._pending) or any(self._given.values())
+        """True while any job is unfinished."""
+        return bool(self._pending) or any(self._jobs_of(node) for node in self._given)
 
+    @_locked
     def add_node(self, node: WorkerController) -> None:
         """Take a worker in."""
         self._given[node] = []
 
+    @_locked
     def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
         """Take a worker's items: all workers see the same."""
         self._collections[node] = list(collection)
 
+    @_locked
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
-        """Note an item as done and hand out the next."""
+        """Note an item as done, unless it came back, and hand out the next."""
         del duration
         self._given[node].remove(item_index)
         self._hand_out()
 
+    @_locked
     def mark_test_pending(self, item: str) -> None:
         """Put an item back in front: the worker that ran it died."""
-        if self._items is not None:
-            self._pending.insert(0, self._items.index(item))
-            self._hand_out()
+        self._put_back(item)
+        self._hand_out()
 
     def remove_pending_tests_from_node(self, node: WorkerController, indices: Sequence[int]) -> None:
         """Never called: nothing here steals."""
         raise NotImplementedError
 
+    @_locked
     def remove_node(self, node: WorkerController) -> str | None:
         """Let a worker go; return the item it died on, if any. What it had not begun is handed out again."""
         given = self._given.pop(node)
         if not given or self._items is None:
             return None
-        self._pending[:0] = given[1:]
-        self._hand_out()
-        return self._items[given[0]]
+        if not self._stopped:
+            self._pending[:0] = [index for index in given[1:] if index != self._idle]
+            self._hand_out()
+        return self._items[given[0]] if given[0] != self._idle else None
 
+    @_locked
     def schedule(self) -> None:
         """Begin, or let a worker in that replaces one that died."""
         if self._items is None:
             self._items = next(iter(self._collections.values()))
-            self._pending = list(range(len(self._items)))
+            self._idle = self._items.index(IDLE)
+            self._soc = ["" if item == IDLE else self._soc_of_item(item) for item in self._items]
+            self._pending = [index for index in range(len(self._items)) if index != self._idle]
         self._hand_out()
 
+    @_locked
     def running(self, node: WorkerController) -> str | None:
-        """Return the item that a worker is busy with."""
-        given = self._given.get(node)
-        return self._items[given[0]] if given and self._items is not None else None
+        """Return the job that a worker is busy with."""
+        jobs = self._jobs_of(node) if node in self._given else []
+        return self._items[jobs[0]] if jobs and self._items is not None else None
+
+    @_locked
+    def repeat(self, item: str, avoid: Collection[int] = ()) -> None:
+        """Take an item back that a worker is about to complete, for a device that is not in `avoid`."""
+        self._put_back(item)
+        if self._items is not None:
+            index = self._items.index(item)
+            self._avoid[index] = self._avoid.get(index, frozenset()) | frozenset(avoid)
+            self._abandon()
+
+    @_locked
+    def pause(self, device: int) -> None:
+        """Give a device no more items, and let its worker notice at once."""
+        self._paused.add(device)
+        for node in self._given:
+            if self._device_of_node(node) == device and not node.shutting_down and self._items is not None:
+                # One that does it, and the next, without which that would wait.
+                for _ in range(_IN_HAND):
+                    self._send(node, self._idle)
+
+    @_locked
+    def resume(self, device: int) -> None:
+        """Give a device items again."""
+        self._paused.discard(device)
+        self._hand_out()
+
+    @_locked
+    def retire(self, device: int) -> None:
+        """Give a device nothing any more, whatever happens."""
+        self._retired.add(device)
+        self._abandon()
+        self._hand_out()
+
+    @_locked
+    def stop(self) -> None:
+        """Give nobody anything: what runs may finish."""
+        self._stopped = True
+        self._pending.clear()
+        for node in self._given:
+            if not node.shutting_down:
+                node.shutdown()
+
+    def _put_back(self, item: str) -> None:
+        if self._items is not None and not self._stopped:
+            self._pending.insert(0, self._items.index(item))
+
+    def _jobs_of(self, node: WorkerController) -> list[int]:
+        return [index for index in self._given[node] if index != self._idle]
+
+    def _send(self, node: WorkerController, index: int) -> None:
+        self._given[node].append(index)
+        node.send_runtest_some([index])
 
     def _hand_out(self) -> None:
-        items = self._items
-        if items is None:
+        if self._items is None:
             return
         # Round by round, so that a short list is spread over all workers.
         for room in range(_IN_HAND):
-            for node, given in self._given.items():
-                if len(given) > room or node.shutting_down or node not in self._collections:
+            for node in self._given:
+                if len(self._jobs_of(node)) > room or node.shutting_down or node not in self._collections:
                     continue
-                soc = self._soc_of_node(node)
-                item = next_item(self._pending, lambda index, soc=soc: self._soc_of_item(items[index]) == soc)  # type: ignore[misc]
-                if item is None:
+                device = self._device_of_node(node)
+                if device in self._paused:
                     continue
-                self._pending.remove(item)
-                given.append(item)
-                node.send_runtest_some([item])
+                item = next((index for index in self._pending if self._could_have(device, index)), None)
+                if item is not None:
+                    self._pending.remove(item)
+                    self._send(node, item)
+        for node, given in self._given.items():
+            if given and given[-1] != self._idle and len(self._jobs_of(node)) < _IN_HAND and not node.shutting_down:
+                self._send(node, self._idle)
         self._release()
 
+    def _could_have(self, device: int, index: int) -> bool:
+        """Tell whether a device, paused or not, is one for an item."""
+        return (
+            device not in self._retired
+            and self._socs[device] == self._soc[index]
+            and device not in self._avoid.get(index, ())
+        )
+
+    def _abandon(self) -> None:
+        """Let go of items for which no device is left."""
+        for index in list(self._pending):
+            if self._items is not None and not any(self._could_have(d, index) for d in range(len(self._socs))):
+                self._pending.remove(index)
+                self._abandoned(self._items[index])
+
     def _release(self) -> None:
-        """Let go of workers for which nothing can come: their last item waits for that."""
-        items = self._items
-        if items is None:
-            return
+        """Let go of workers for which nothing can come."""
+        unfinished: dict[str, bool] = {}
         for node in self._given:
-            soc = self._soc_of_node(node)
-            if not node.shutting_down and all(self._soc_of_item(items[index]) != soc for index in self._pending):
+            device = self._device_of_node(node)
+            soc = self._socs[device]
+            if soc not in unfinished:
+                unfinished[soc] = any(self._soc[index] == soc for index in self._pending) or any(
+                    self._soc[index] == soc for given in self._given.values() for index in given
+                )
+            if not node.shutting_down and (not unfinished[soc] or device in self._retired):
                 node.shutdown()

@@ -1,25 +1,29 @@
-"""What one worker process does with a job: wait for the bundle, execute, judge, record."""
+"""What one worker process does with a job: wait for the bundle, execute, judge, blame, record."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import os
 import re
 import shutil
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from farm.build.bundle import load_bundle
 from farm.build.cache import BundleCache
-from farm.devices.connect import open_transport
 from farm.engine.builds import await_reply, builds_folder, has_reply, read_reply
 from farm.engine.keeper import Keeper
+from farm.engine.permits import Permit, read_permit
 from farm.engine.session import STORE_VARIABLE
-from farm.errors import BundleError, FarmError
-from farm.execution.session import DeviceSession, RunnerOptions
+from farm.engine.station import Station
+from farm.errors import BundleError, FarmError, LeaseLostError
+from farm.execution.evidence import collect_evidence
+from farm.execution.session import RunnerOptions
 from farm.options import runtime_flags
-from farm.results.attempt import Attempt, Stage, Verdict
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.results.blame import Tried, classify, damaged, settle, tried
 from farm.results.judge import build_failure, judge
 from farm.results.rerun import after_rerun
 from farm.store.store import open_store
@@ -29,9 +33,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from farm.devices.device import Device
     from farm.engine.plan import PlannedJob, RunPlan
     from farm.execution.raw import RawResult
+    from farm.execution.session import DeviceSession
     from farm.execution.workspace import Workspace
     from farm.store.records import ArtifactRecord
 
@@ -40,71 +44,206 @@ if TYPE_CHECKING:
 _LOG_BYTES = 64 * 1024
 
 
+class Done(NamedTuple):
+    """A job that was tried here."""
+
+    attempt: Attempt
+    avoid: tuple[str, ...] = ()
+    """Serials of the devices that have tried it, when another one should."""
+
+
+class Returned(NamedTuple):
+    """A job that was not begun, as the device may not be used."""
+
+    device: str
+    off: bool = False
+    """Nothing of ours is on the device any more."""
+    ailing: str = ""
+    """What is wrong with the device: it has to be mended first."""
+    mended: bool = False
+    given_up: str = ""
+    """Why the device is of no use to this run."""
+
+    def shown(self) -> dict[str, str | bool]:
+        """Return it for a report."""
+        return self._asdict()
+
+
 class Worker:
     """One device, one store connection."""
 
-    def __init__(self, plan: RunPlan, device: Device) -> None:
-        self._plan, self._device = plan, device
+    def __init__(self, plan: RunPlan, number: int) -> None:
+        self._plan, self._number = plan, number
+        self._device = plan.devices[number]
         self._controller = os.getppid()
         self._store = open_store(os.environ[STORE_VARIABLE])
         self._cache = BundleCache(plan.cache_root)
-        self._session = DeviceSession(open_transport(device), plan.runtimes[device.soc], plan.run_id, device.serial)
-        self._keeper = Keeper(plan, self._session)
-        self._anchor = next((anchor for anchor in plan.anchors if anchor.job.target.soc == device.soc), None)
-        if self._anchor is not None and self._anchor.cached:
-            self._await_anchor()
+        self._station = Station(plan, number, self._store, self._unwanted)
+        self._keeper = Keeper(plan, lambda: self._station.session)
+        self._permit = Permit(go=False)
         self._staged: dict[str, Future[Workspace]] = {}
-        # One thread: the cable is one, and what is staged first is needed first.
-        self._aside = ThreadPoolExecutor(1, "stage")
-        self._aside.submit(self._prepare)
+        if self._may_go():
+            # While the first job is on its way.
+            self._station.begin()
 
-    def run(self, planned: PlannedJob, following: PlannedJob | None = None) -> Attempt:
+    def run(self, planned: PlannedJob, following: PlannedJob | None = None) -> Done | Returned:
         """Run one job, record its attempts, and return the last. `following` is staged while this one runs."""
+        if not self._may_go():
+            # What is to be mended is mended when no job is kept waiting by it.
+            return Returned(self._device.serial) if self._permit.mend else self._off()
+        self._station.await_canary()
+        if not self._is_built(planned) and await_reply(self._plan.folder, planned.key, self._unwanted) is None:
+            return self._not_begun()
+        problem = self._station.check()
+        if self._unwanted():
+            return self._not_begun()
+        if problem:
+            self._staged.clear()
+            return self._given_up(problem) if self._station.given_up else Returned(self._device.serial, ailing=problem)
+        try:
+            return self._run(planned, following)
+        except LeaseLostError:
+            return self._off()
+
+    def look(self) -> Returned | None:
+        """Mend the device, or let go of it, where the controller says so, and return what came of it."""
+        if self._may_go():
+            return None
+        if not self._permit.mend:
+            return self._off()
+        problem = self._station.mend()
+        if self._unwanted():
+            return self._off()
+        return self._given_up(problem) if problem else Returned(self._device.serial, mended=True)
+
+    def close(self) -> None:
+        """Leave the device as it was found."""
+        # What began because of a signal must not be broken off by another.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._station.shut()
+        self._store.close()
+
+    def _may_go(self) -> bool:
+        """Read the permit; a session of a former lease is no good under another."""
+        permit = read_permit(self._plan.folder, self._number)
+        if permit.fence != self._permit.fence and self._station.is_open:
+            self._let_go()
+        self._permit = permit
+        return permit.go
+
+    def _unwanted(self) -> bool:
+        if os.getppid() != self._controller:
+            return True
+        permit = read_permit(self._plan.folder, self._number)
+        return not (permit.go or permit.mend)
+
+    def _not_begun(self) -> Returned:
+        if os.getppid() != self._controller:
+            # Killed: nothing is to be recorded of a job that nobody waits for, and this process ends as well.
+            raise KeyboardInterrupt
+        return self._off()
+
+    def _off(self) -> Returned:
+        self._let_go()
+        return Returned(self._device.serial, off=True)
+
+    def _given_up(self, problem: str) -> Returned:
+        self._let_go()
+        return Returned(self._device.serial, given_up=problem)
+
+    def _let_go(self) -> None:
+        self._staged.clear()
+        self._station.close()
+
+    def _run(self, planned: PlannedJob, following: PlannedJob | None) -> Done:
         attempts, artifacts = self._attempts(planned, following)
         last = attempts[-1]
         if last.verdict is Verdict.INFRA and os.getppid() != self._controller:
             # The devices went with the controller: that says nothing about this job.
             raise KeyboardInterrupt
+        last, avoid = self._blame(last)
+        artifacts = (*artifacts, *self._evidence(last))
+        fence = (self._device.id, self._permit.fence) if self._permit.fence else None
         for attempt in attempts[:-1]:
-            self._store.record_attempt(self._plan.run_id, attempt)
-        self._store.record_attempt(self._plan.run_id, last, artifacts=artifacts)
-        return last
+            self._store.record_attempt(self._plan.run_id, attempt, fence=fence)
+        self._store.record_attempt(self._plan.run_id, last, artifacts=artifacts, fence=fence)
+        return Done(last, avoid)
 
-    def close(self) -> None:
-        """Leave the device as it was found."""
-        # Ctrl-C is heard twice, from terminal and controller: the second must not break off what the first began.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._aside.shutdown(cancel_futures=True)
-        self._session.close()
-        self._store.close()
+    def _evidence(self, last: Attempt) -> tuple[ArtifactRecord, ...]:
+        """Keep what the logs say of a job that ended the runner, or after which the device was not the same."""
+        if last.cause not in (Cause.CRASH, Cause.HANG, Cause.GONE):
+            return ()
+        folder = self._plan.folder / "raw" / f"evidence-{self._number}"
+        try:
+            since = last.started_ms / 1000
+            files = collect_evidence(self._station.transport, self._device.os, folder, since=since)
+            return self._keeper.keep_evidence(files)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _blame(self, last: Attempt) -> tuple[Attempt, tuple[str, ...]]:
+        """Return the attempt with a verdict that has heard every device that tried the job, and who they are.
+
+        They are empty when nobody else needs to try.
+        """
+        if not last.device:
+            return last, ()
+        earlier = self._tried(last.job_id)
+        history = (*earlier, tried(last))
+        devices = tuple(dict.fromkeys(one.device for one in history))
+        others = len(set(self._permit.others) - set(devices))
+        settled = settle(last, history, others=others)
+        if settled.verdict is Verdict.PASSED:
+            self._station.outvote([one for one in earlier if one.cause in (Cause.CRASH, Cause.HANG)])
+        self._station.ended(settled)
+        if not classify(history, others=others).repeat:
+            return settled, ()
+        self._tried_file(last.job_id).write_bytes(msgspec.json.encode(history))
+        return settled, devices
+
+    def _tried(self, job_id: str) -> tuple[Tried, ...]:
+        try:
+            return msgspec.json.decode(self._tried_file(job_id).read_bytes(), type=tuple[Tried, ...])
+        except FileNotFoundError:
+            return ()
+
+    def _tried_file(self, job_id: str) -> Path:
+        return self._plan.tried / f"{hashlib.sha256(job_id.encode()).hexdigest()}.json"
 
     def _attempts(
         self, planned: PlannedJob, following: PlannedJob | None
     ) -> tuple[tuple[Attempt, ...], tuple[ArtifactRecord, ...]]:
         """Return what is to be recorded of a job, and the files that belong to the last attempt."""
-        job = planned.job
+        job, session = planned.job, self._station.session
         try:
-            workspace = self._workspace(planned)
+            staging = self._staged.pop(job.id, None) or self._station.stage(lambda: self._stage(planned, session))
+            waited = self._station.gate()
+            workspace = staging.result()
         except _BuildFailedError as failed:
             return (build_failure(job, failed.reason, failed.log, planned.key, infra=failed.infra),), ()
         except (FarmError, OSError) as error:
             return (build_failure(job, str(error), "", planned.key, infra=True),), ()
         if following is not None and self._is_built(following):
-            self._staged[following.job.id] = self._aside.submit(self._stage, following)
-        session = self._session
-        first = self._execute(planned, workspace, session.execute_alone if self._plan.heap else session.execute)
+            self._staged[following.job.id] = self._station.stage(lambda: self._stage(following, session))
+        first = self._execute(planned, workspace, session.execute_alone if self._plan.heap else session.execute, waited)
         if not first.process_ended or self._plan.heap:
             return (first.attempt,), first.artifacts
-        again = self._execute(planned, session.stage(workspace.bundle), session.execute_alone)
+        again = self._execute(planned, session.stage(workspace.bundle), session.execute_alone, waited)
         both = after_rerun(first.attempt, again.attempt, ended_again=again.process_ended)
         return both, again.artifacts
 
-    def _execute(self, planned: PlannedJob, workspace: Workspace, execute: Execute) -> _Executed:
+    def _execute(self, planned: PlannedJob, workspace: Workspace, execute: Execute, waited: str) -> _Executed:
         job = planned.job
         folder = self._plan.folder / "raw" / re.sub(r"[^\w.=-]", "_", job.id)
         try:
             raw = execute(job.id, workspace, folder, self._options(planned))
             attempt = judge(job, workspace.bundle, raw, operators=self._plan.profile.kept)
+            if attempt.verdict is Verdict.FAILED and attempt.cause in (Cause.NUMERICS, Cause.REFUSED):
+                # What a file that is not what was pushed, or pulled, leads to says nothing about the code.
+                what = self._station.session.find_damage()
+                attempt = damaged(attempt, what) if what else attempt
+            if waited:
+                attempt = msgspec.structs.replace(attempt, notes=(*attempt.notes, waited))
             attempt, artifacts = self._keeper.keep(attempt, planned, workspace.bundle, folder)
             return _Executed(attempt, raw.process_ended, artifacts)
         except (FarmError, OSError) as error:
@@ -129,45 +268,10 @@ class Worker:
             etdump=profile.kept,
         )
 
-    def _prepare(self) -> None:
-        """Bring what is compiled already in one go. What goes wrong here will be told by a job."""
-        bundles = []
-        for planned in (*self._plan.anchors, *self._plan.jobs):
-            if planned.cached and planned.job.target.soc == self._device.soc:
-                with contextlib.suppress(FarmError):
-                    bundles.append(load_bundle(self._cache.folder(planned.key)))
-        with contextlib.suppress(FarmError, OSError):
-            # An anchor that is being compiled belongs into the runner's start.
-            self._session.prepare(bundles, None if self._anchor or self._plan.heap else self._first_options())
-
-    def _first_options(self) -> RunnerOptions | None:
-        """Return what the runner is most likely to be asked for first."""
-        here = (planned for planned in self._plan.jobs if planned.job.target.soc == self._device.soc)
-        return next(map(self._options, here), None)
-
     def _is_built(self, planned: PlannedJob) -> bool:
         return planned.cached or has_reply(self._plan.folder, planned.key)
 
-    def _workspace(self, planned: PlannedJob) -> Workspace:
-        """Return the workspace of a job, when its bundle is there. Raises _BuildFailedError, FarmError."""
-        if not self._is_built(planned) and await_reply(self._plan.folder, planned.key, self._controller) is None:
-            # Killed: nothing is to be recorded of a job that nobody waits for, and this process ends as well.
-            raise KeyboardInterrupt
-        self._await_anchor()
-        staging = self._staged.pop(planned.job.id, None) or self._aside.submit(self._stage, planned)
-        return staging.result()
-
-    def _await_anchor(self) -> None:
-        """Once: let the session keep its anchor loaded, when there is one."""
-        if self._anchor is None:
-            return
-        anchor, self._anchor = self._anchor, None
-        if not self._is_built(anchor) and await_reply(self._plan.folder, anchor.key, self._controller) is None:
-            raise KeyboardInterrupt
-        with contextlib.suppress(FarmError):
-            self._session.keep_loaded(load_bundle(self._cache.folder(anchor.key)))
-
-    def _stage(self, planned: PlannedJob) -> Workspace:
+    def _stage(self, planned: PlannedJob, session: DeviceSession) -> Workspace:
         if not planned.cached:
             reply = read_reply(self._plan.folder, planned.key)
             if not reply.ok:
@@ -177,7 +281,7 @@ class Worker:
         bundle.verify()
         if bundle.manifest.soc != self._device.soc:
             raise BundleError(f"the bundle is for {bundle.manifest.soc}, the device is a {self._device.soc}")
-        return self._session.stage(bundle)
+        return session.stage(bundle)
 
 
 class _Executed(NamedTuple):

@@ -1,6 +1,6 @@
 """Files on a device under their SHA-256: nothing is pushed twice, nothing half pushed or damaged is used.
 
-    /data/local/tmp/farm/
+    STORAGE, `Transport.storage`/
         objects/<sha256>        whole files; their modification time is when a session last wanted them
         run-<run>-<process>/    one session: what arrives (`incoming`), its runtime and its workspaces with their links
 
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.devices.text import clean_text
-from farm.errors import DeviceError
+from farm.errors import DeviceSpaceError
+from farm.execution.trouble import DamagedError, StagingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
     from farm.devices.transport import Completed, Transport
 
-# Where an ordinary adb user may write and execute; everything of the farm is below.
-DEVICE_ROOT = PurePosixPath("/data/local/tmp/farm")
 OBJECTS = "objects"
 SESSION_PREFIX = "run-"
 
@@ -48,11 +47,11 @@ _LEFTOVER_MINUTES = 24 * 60
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 
-# $1: the root. Standard input: hashes that are wanted. Prints free KiB, size, time and name of every object, and hash
-# and name of every wanted one.
+# $1: the root, $2: the session's own folder, which is old only where a clock was set. Standard input: hashes that are
+# wanted. Prints free KiB, size, time and name of every object, and hash and name of every wanted one.
 _SURVEY = f"""
 mkdir -p -- "$1/objects" && cd -- "$1" || exit 1
-find . -maxdepth 1 -name 'run-*' -mmin +{_LEFTOVER_MINUTES} -exec rm -rf {{}} +
+find . -maxdepth 1 -name 'run-*' ! -name "$2" -mmin +{_LEFTOVER_MINUTES} -exec rm -rf {{}} +
 cd objects || exit 1
 set --
 while read -r name; do if [ -f "$name" ]; then set -- "$@" "$name"; fi; done
@@ -116,7 +115,7 @@ class ObjectStore:
             wanted = [name for name in dict.fromkeys(wanted) if name not in self._verified]
             done = self._shell(
                 _SURVEY,
-                [str(self._root)],
+                [str(self._root), self._incoming.parent.name],
                 stdin="".join(f"{name}\n" for name in wanted).encode(),
                 timeout_s=_HASH_SECONDS,
                 cwd=None,
@@ -137,7 +136,7 @@ class ObjectStore:
     def ensure(self, files: Mapping[str, Path]) -> int:
         """Push what the device lacks of `files`, local files by their SHA-256, and return the bytes pushed.
 
-        Raises DeviceError, also for a device without room for them.
+        Raises DeviceError; DeviceSpaceError for a device without room for them.
         """
         with self._lock:
             unsure = [name for name in files if name not in self._verified]
@@ -150,7 +149,13 @@ class ObjectStore:
                 return 0
             sizes = {name: path.stat().st_size for name, path in missing.items()}
             self._make_room(sum(sizes.values()), keep=files)
-            self._push(missing)
+            try:
+                self._push(missing)
+            except DeviceSpaceError:
+                # Others write there as well, and what is free is not always what may be used.
+                if not self.free(keep=files):
+                    raise
+                self._push(missing)
             for name, size in sizes.items():
                 self._known[name] = _Object(size, time.time_ns() // 10**9)
                 self._free -= size
@@ -165,6 +170,22 @@ class ObjectStore:
             self._verified -= set(names)
             self.survey(names)
             return self._verified.issuperset(names)
+
+    def free(self, *, keep: Collection[str]) -> bool:
+        """Remove every object that nothing links to, but those of `keep`, and what arrived in part.
+
+        Returns whether that made any room. Raises DeviceError.
+        """
+        with self._lock:
+            self._release()
+            self._shell('rm -rf -- "$1"', [str(self._incoming)], cwd=None, timeout_s=_SHELL_SECONDS)
+            before = self._free
+            self.survey()
+            linked = self._linked()
+            victims = [name for name in self._known if name not in keep and name not in linked]
+            self._remove(victims)
+            self.survey()
+            return bool(victims) or self._free > before
 
     def _push(self, missing: Mapping[str, Path]) -> None:
         left = dict(missing)
@@ -186,10 +207,12 @@ class ObjectStore:
             if not left:
                 return
         path = next(iter(left.values()))
-        raise self._failure(
+        raise DamagedError(
+            self._transport.serial,
             f"{path.name} arrives damaged, twice ({len(left)} of {len(missing)} files): check cable and storage, "
             "and that nothing changes the file here",
-            done,
+            code=done.code,
+            stderr=clean_text(done.stderr),
         )
 
     def _make_room(self, size: int, *, keep: Collection[str]) -> None:
@@ -213,10 +236,10 @@ class ObjectStore:
                 short -= self._known[name].size
         if short > 0:
             mib = (size + RESERVE_BYTES - self._free) / 2**20
-            raise DeviceError(
+            raise DeviceSpaceError(
                 self._transport.serial,
                 f"has no room: {size / 2**20:.0f} MiB and a reserve of {RESERVE_BYTES >> 20} MiB are needed, "
-                f"{mib:.0f} MiB are lacking even without the farm's old files: free some below /data",
+                f"{mib:.0f} MiB are lacking even without the farm's old files: remove files there",
             )
         self._remove(victims)
         self.survey()
@@ -241,8 +264,8 @@ class ObjectStore:
             ["sh", "-c", script, "sh", *words], cwd=cwd, stdin=stdin, timeout_s=timeout_s, max_output=_LISTING_BYTES
         )
 
-    def _failure(self, problem: str, done: Completed) -> DeviceError:
-        return DeviceError(self._transport.serial, problem, code=done.code, stderr=clean_text(done.stderr))
+    def _failure(self, problem: str, done: Completed) -> StagingError:
+        return StagingError(self._transport.serial, problem, code=done.code, stderr=clean_text(done.stderr))
 
 
 def _state(path: Path) -> tuple[int, int]:

@@ -15,6 +15,9 @@ HEAP_LIMIT = 64 * 1024
 """Greatest size of HEAP_FILE that is read, in bytes: two lines take a hundred."""
 
 
+ErrorCause = Literal["", "connection", "gone", "adb_server", "space", "damage"]
+
+
 class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     """One execution, judged by nobody yet. Everything in it that a device said is hostile."""
 
@@ -50,6 +53,8 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the farm or the device did wrong, in one line; empty when nothing."""
     error_stage: Literal["", "push", "execute", "pull"] = ""
     """Where `error` happened; empty exactly when `error` is."""
+    error_cause: ErrorCause = ""
+    """What kind of trouble `error` is: a value of `farm.results.attempt.Cause`; empty for one without a name."""
 
     @property
     def seconds(self) -> float:

@@ -12,7 +12,7 @@ from farm.devices.text import clean_text
 from farm.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import PurePosixPath
 
     from farm.devices.transport import Transport
@@ -21,6 +21,9 @@ STDERR_BYTES = 64 * 1024
 _ANSWER_BYTES = 16 << 20
 # A job's last words are in another pipe than its answer, and both are on their way.
 _LAST_WORDS_SECONDS = 0.5
+# A runner is silent while a job runs. After so long the device is asked whether it is still there: a connection that is
+# dead may not say so, and a short job is not disturbed.
+SILENCE_SECONDS = 30.0
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -71,12 +74,14 @@ class RunnerProcess:
         """How many it was given."""
         self._unread = bytearray()
         self._log = _Log()
+        self._silent = False
 
-    def run(self, words: Sequence[str], timeout_s: float) -> Ending:
+    def run(self, words: Sequence[str], timeout_s: float, demand: Callable[[], None]) -> Ending:
         """Give it one job, as flags, and wait for its end.
 
-        Without an answer, and after one that is the last, the process is of no use. Raises DeviceError when the
-        device is gone, or says what is no answer.
+        Without an answer, and after one that is the last, the process is of no use. `demand`, which raises DeviceError
+        for a device that is gone, is called in every long silence. Raises DeviceError when the device is gone, or says
+        what is no answer.
         """
         number = self.jobs
         self.jobs += 1
@@ -87,8 +92,10 @@ class RunnerProcess:
         found: tuple[Answer, bytes] | None = None
         code: int | None = None
         while found is None and code is None and (left := deadline - time.monotonic()) > 0:
-            code = self._receive(left)
+            code = self._receive(min(left, SILENCE_SECONDS))
             found = self._answer(number)
+            if self._silent and left > SILENCE_SECONDS:
+                demand()
         began = begins in self._log
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while found and code is None and ends not in self._log and (left := deadline - time.monotonic()) > 0:
@@ -102,6 +109,7 @@ class RunnerProcess:
 
     def _receive(self, timeout_s: float) -> int | None:
         output = self._process.receive(timeout_s)
+        self._silent = not output.stdout and not output.stderr and output.code is None
         self._log.add(output.stderr)
         self._unread += output.stdout
         if len(self._unread) > _ANSWER_BYTES:

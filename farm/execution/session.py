@@ -10,38 +10,41 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from farm.build.bundle import MODEL
-from farm.devices.text import clean_text
-from farm.errors import DeviceError
-from farm.execution.objects import DEVICE_ROOT, SESSION_PREFIX, ObjectStore
-from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE, HEAP_LIMIT, RESULT_FILE
+from farm.devices.recovery import TELL_BOOT
+from farm.errors import DeviceError, DeviceSpaceError
+from farm.execution.collect import DEBUG_BYTES, collect, collect_heap
+from farm.execution.integrity import differing, expected_content, hashes_of
+from farm.execution.objects import SESSION_PREFIX, ObjectStore
+from farm.execution.presence import Presence
+from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE
 from farm.execution.result import Execution
 from farm.execution.runner_process import RunnerProcess
-from farm.execution.workspace import ANCHOR, INPUT_LIST, OUTPUTS, Workspace, job_layout, object_hashes, runtime_layout
+from farm.execution.takeover import take_over
+from farm.execution.trouble import StagingError, cause_of
+from farm.execution.workspace import ANCHOR, INPUT_LIST, OUTPUTS, Workspace, job_layout, runtime_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
+    from pathlib import Path, PurePosixPath
 
     from farm.build.bundle import Bundle
     from farm.devices.transport import Completed, Transport
-    from farm.execution.raw import RawResult
+    from farm.execution.raw import ErrorCause, RawResult
     from farm.execution.runner_process import Ending
+    from farm.execution.workspace import Layout
     from farm.runtime.runtime import Runtime
 
-# An ETDump of a whole model with per-operator events is a few MB.
-_ETDUMP_BYTES = 256 << 20
-# Intermediate outputs of a whole model: the runner takes memory for them as they come.
-_DEBUG_BYTES = 1 << 30
 _DEBUG_FLAGS = {
     "dump_intermediate_outputs": "true",
     "debug_output_path": DEBUG_FILE,
-    "debug_buffer_size": str(_DEBUG_BYTES),
+    "debug_buffer_size": str(DEBUG_BYTES),
 }
 _SHELL_SECONDS = 30.0
+# Who did not answer a moment ago is not waited for.
+_LOST_SECONDS = 3.0
 # What the runner, which minds the time itself, may take to say that it is over.
 _GRACE_SECONDS = 10.0
 # A process that ends before it begins with a job is started again so often.
@@ -51,7 +54,6 @@ _BATCH_BYTES = 32 << 20
 _SMALL_OBJECT_BYTES = 1 << 20
 # ExecuTorch 1.5's QNN library keeps 1.5 KB of every program that was loaded: a process gives them back by its end.
 _JOBS_OF_A_PROCESS = 2000
-_NO_FILE = 3
 # Workspaces that are removed at a time.
 _SWEEP = 16
 # Where a damaged file on the device would show.
@@ -93,12 +95,18 @@ class DeviceSession:
     `stage` may be called in another thread than the rest.
     """
 
-    def __init__(self, transport: Transport, runtime: Runtime, run_id: str, serial: str) -> None:
+    def __init__(
+        self, transport: Transport, runtime: Runtime, run_id: str, serial: str, *, takeover: bool = False
+    ) -> None:
+        """`takeover`: end and remove what other sessions left on the device, for whom nobody else may use it."""
         self._transport, self._runtime, self._serial = transport, runtime, serial
         # With the process id, as a worker that replaces one that died must not meet what that left.
-        self._folder = DEVICE_ROOT / f"{SESSION_PREFIX}{run_id}-{os.getpid()}"
+        self._folder = transport.storage / f"{SESSION_PREFIX}{run_id}-{os.getpid()}"
         self._runtime_folder = self._folder / "runtime"
         self._objects = ObjectStore(transport, self._folder, self._sweep)
+        self._presence = Presence(transport)
+        self._takeover = takeover
+        self._last: Execution | None = None
         self._staging = threading.Lock()
         self._count = 0
         self._done: list[PurePosixPath] = []
@@ -139,6 +147,7 @@ class DeviceSession:
             if size <= _SMALL_OBJECT_BYTES and room > 0:
                 small[sha256] = path
         with self._staging:
+            self._begin()
             self._objects.survey([*self._runtime.hashes.values(), *wanted])
             self._stage_runtime()
             if options is not None:
@@ -152,30 +161,32 @@ class DeviceSession:
             self._count += 1
             folder = self._folder / str(self._count)
             error = ""
+            cause: ErrorCause = ""
             try:
                 if len(self._done) >= _SWEEP:
                     self._sweep()
                 self._stage_runtime()
-                layout = job_layout(bundle, folder)
-                self._objects.ensure(layout.objects)
-                self._transport.push(layout.files)
+                self._place(job_layout(bundle, folder))
             except DeviceError as problem:
-                error = str(problem)
-        return Workspace(bundle, folder, time.perf_counter() - started, error)
+                error, cause = str(problem), cause_of(problem)
+        return Workspace(bundle, folder, time.perf_counter() - started, error, cause)
 
     def execute(self, job_id: str, workspace: Workspace, folder: Path, options: RunnerOptions) -> RawResult:
         """Run a staged bundle in the session's runner and leave what came back in the local `folder`, which is made.
 
         Never raises for what the device does: a DeviceError becomes `error` and `error_stage` of the result.
         """
-        execution = Execution(job_id, self._serial, workspace, folder)
+        self._retire()
+        self._last = execution = Execution(job_id, self._serial, workspace, folder)
         execution.heap = options.heap
         execution.simulated = self._runtime.kind == "simulator"
         execution.step("execute", lambda: self._execute(execution, options))
-        execution.step("pull", lambda: self._collect(execution, options))
+        profiles = options.profiles
+        execution.step("pull", lambda: collect(self._transport, execution, etdump=profiles, debug=options.debug))
         if options.heap:
-            execution.step("pull", lambda: self._collect_heap(execution))
-        self._done.append(execution.workspace.folder)
+            execution.step("pull", lambda: collect_heap(self._transport, execution))
+        if execution.in_doubt:
+            execution.resolve(self._presence.demand)
         return execution.result()
 
     def execute_alone(self, job_id: str, workspace: Workspace, folder: Path, options: RunnerOptions) -> RawResult:
@@ -187,6 +198,26 @@ class DeviceSession:
         finally:
             self._hang_up()
             self._anchor = anchor
+
+    def find_damage(self) -> str:
+        """Return which files of the last execution are not what they ought to be, empty when all are.
+
+        For an execution whose numbers are wrong: what it ran on the device, and the outputs in its local folder, are
+        hashed. Never raises: a device that cannot tell is as bad. Damaged objects are pushed again for the next one.
+        """
+        execution = self._last
+        if execution is None:
+            return ""
+        workspace = execution.workspace
+        try:
+            # Not the runtime: all jobs would be wrong, and it is large.
+            if spoilt := self._damaged(workspace, ()):
+                return f"files on the device were not what was pushed ({spoilt})"
+            pulled = hashes_of(path for path in execution.outputs if path.is_file())
+            changed = differing(self._transport, workspace.folder, pulled)
+        except DeviceError as problem:
+            return f"whether its files were damaged cannot be told: {problem}"
+        return f"{', '.join(changed[:3])} did not arrive as the device has it" if changed else ""
 
     def run_tool(
         self,
@@ -219,24 +250,43 @@ class DeviceSession:
     def close(self) -> None:
         """End the runner and remove what this session made on the device. A device that does not answer keeps it."""
         self._hang_up()
+        is_lost = self._last is not None and self._last.cause == "gone"
         try:
             with self._staging:
-                self._remove([self._folder])
+                self._remove([self._folder], timeout_s=_LOST_SECONDS if is_lost else _SHELL_SECONDS)
         except DeviceError:
             return
         finally:
             self._transport.close()
 
+    def _begin(self) -> None:
+        """Once: make the device ours."""
+        if self._takeover:
+            take_over(self._transport, self._folder.name)
+            self._takeover = False
+
+    def _place(self, layout: Layout) -> None:
+        """Push a folder, and the objects that its links lead to; what nobody needs makes room for it, once."""
+        self._objects.ensure(layout.objects)
+        try:
+            self._transport.push(layout.files)
+        except DeviceSpaceError:
+            if not self._objects.free(keep=layout.objects):
+                raise
+            self._transport.push(layout.files)
+
     def _execute(self, execution: Execution, options: RunnerOptions) -> None:
         execution.ending = self._run(execution.workspace, options)
         bundle = execution.workspace.bundle
-        if _may_be_damage(execution.ending) and self._damaged(bundle):
+        if _may_be_damage(execution.ending) and self._damaged(execution.workspace, self._runtime.hashes.values()):
             self._hang_up()
             execution.notes.append("files on the device were damaged; they were replaced and the job run again")
             self._done.append(execution.workspace.folder)
+            execution.ending = None
             execution.workspace = self.stage(bundle)
             if execution.workspace.error:
-                raise DeviceError(self._serial, execution.workspace.error)
+                execution.fail(execution.workspace)
+                return
             execution.ending = self._run(execution.workspace, options)
         if execution.process_ended:
             self._hang_up()
@@ -258,7 +308,7 @@ class DeviceSession:
         try:
             for _ in range(_STARTS):
                 runner = self._start_runner(options)
-                ending = runner.run(words, options.timeout_s + _GRACE_SECONDS)
+                ending = runner.run(words, options.timeout_s + _GRACE_SECONDS, self._presence.demand)
                 if ending.answer or ending.began:
                     return ending
                 # It ended between two jobs: this one is not to blame.
@@ -267,7 +317,7 @@ class DeviceSession:
             self._hang_up()
             raise
         problem = "the runner takes no job: it does not answer" if ending.code is None else "the runner did not start"
-        raise DeviceError(
+        raise StagingError(
             self._serial, problem, argv=[self._runtime.runner, "--serve"], code=ending.code, stderr=ending.stderr
         )
 
@@ -293,61 +343,33 @@ class DeviceSession:
             runner.close()
 
     def _stage_runtime(self) -> None:
+        self._begin()
         if self._runtime_staged:
             return
-        layout = runtime_layout(self._runtime, self._runtime_folder, self._anchor)
-        self._objects.ensure(layout.objects)
-        self._transport.push(layout.files)
+        self._place(runtime_layout(self._runtime, self._runtime_folder, self._anchor))
         # Where it was built or unpacked it may not have been executable.
         runner = self._objects.path(self._runtime.hashes[self._runtime.runner])
-        self._shell(["chmod", "755", str(runner)])
+        done = self._shell(["sh", "-c", f'chmod 755 -- "$1" || exit\n{TELL_BOOT}', "sh", str(runner)])
+        self._presence.learn(done.stdout)
         self._runtime_staged = True
 
-    def _damaged(self, bundle: Bundle) -> bool:
-        """Hash again what the job used; damaged objects are gone from the device after that."""
+    def _damaged(self, workspace: Workspace, others: Iterable[str]) -> str:
+        """Hash again what an execution used, and `others`, and say what is damaged.
+
+        Damaged objects are gone from the device after that.
+        """
+        layout = job_layout(workspace.bundle, workspace.folder)
         with self._staging:
-            if self._objects.verify([*self._runtime.hashes.values(), *object_hashes(bundle)]):
-                return False
-            self._runtime_staged = False
-            return True
+            if not self._objects.verify([*others, *layout.objects]):
+                self._runtime_staged = False
+                return "whole files of the runtime or the job"
+            return ", ".join(differing(self._transport, workspace.folder, expected_content(layout.files))[:3])
 
-    def _collect(self, execution: Execution, options: RunnerOptions) -> None:
-        ending, workspace = execution.ending, execution.workspace
-        if ending is None or ending.answer is None:
-            return
-        (execution.folder / RESULT_FILE).write_bytes(ending.line)
-        if not ending.answer.ok:
-            return
-        # Names that we chose and sizes that we know, no more of them than the runner says there are.
-        manifest, answer = workspace.bundle.manifest, ending.answer
-        sizes = {
-            PurePosixPath(OUTPUTS, f"output_{sample}_{index}.raw"): spec.nbytes + 1
-            for sample in range(min(manifest.samples, len(answer.inferences)))
-            for index, spec in enumerate(manifest.outputs[: len(answer.outputs)])
-        }
-        if options.profiles:
-            sizes[PurePosixPath(ETDUMP_FILE)] = _ETDUMP_BYTES
-        if options.debug:
-            sizes[PurePosixPath(DEBUG_FILE)] = _DEBUG_BYTES
-        self._transport.pull(
-            {workspace.folder / name: execution.folder / name.name for name in sizes},
-            max_bytes={workspace.folder / name: size for name, size in sizes.items()},
-        )
-
-    def _collect_heap(self, execution: Execution) -> None:
-        """Bring what there is of the heap's file, also of a job that crashed; none is an answer as well."""
-        script = 'if [ -e "$1" ]; then exec head -c "$2" -- "$1"; fi; exit "$3"'
-        done = self._transport.run(
-            ["sh", "-c", script, "sh", HEAP_FILE, str(HEAP_LIMIT + 1), str(_NO_FILE)],
-            cwd=execution.workspace.folder,
-            timeout_s=_SHELL_SECONDS,
-        )
-        if done.code == 0:
-            (execution.folder / HEAP_FILE).write_bytes(done.stdout)
-        elif done.code != _NO_FILE:
-            raise DeviceError(
-                self._serial, f"{HEAP_FILE} cannot be read", code=done.code, stderr=clean_text(done.stderr)
-            )
+    def _retire(self) -> None:
+        """Let go of the workspace of the last execution."""
+        last, self._last = self._last, None
+        if last is not None:
+            self._done.append(last.workspace.folder)
 
     def _sweep(self) -> None:
         """Remove the workspaces of executions that are over."""
@@ -355,14 +377,15 @@ class DeviceSession:
         if done:
             self._remove(done)
 
-    def _remove(self, folders: list[PurePosixPath]) -> None:
-        self._shell(["rm", "-rf", "--", *map(str, folders)])
+    def _remove(self, folders: list[PurePosixPath], *, timeout_s: float = _SHELL_SECONDS) -> None:
+        self._shell(["rm", "-rf", "--", *map(str, folders)], timeout_s=timeout_s)
 
-    def _shell(self, argv: list[str]) -> None:
-        done = self._transport.run(argv, timeout_s=_SHELL_SECONDS)
+    def _shell(self, argv: list[str], *, timeout_s: float = _SHELL_SECONDS) -> Completed:
+        done = self._transport.run(argv, timeout_s=timeout_s)
         if done.code != 0:
             stderr = done.stderr.decode(errors="replace")
-            raise DeviceError(self._serial, "staging failed", argv=argv, code=done.code, stderr=stderr)
+            raise StagingError(self._serial, "staging failed", argv=argv, code=done.code, stderr=stderr)
+        return done
 
 
 def _words(flags: Mapping[str, str]) -> list[str]:

@@ -12,6 +12,7 @@ from farm.execution.objects import OBJECTS
 
 if TYPE_CHECKING:
     from farm.build.bundle import Bundle
+    from farm.execution.raw import ErrorCause
     from farm.runtime.runtime import Runtime
 
 INPUT_LIST = "input_list.txt"
@@ -40,6 +41,8 @@ class Workspace:
     folder: PurePosixPath
     seconds: float
     error: str = ""
+    cause: ErrorCause = ""
+    """What kind of trouble `error` is."""
 
 
 def runtime_layout(runtime: Runtime, folder: PurePosixPath, anchor: Bundle | None) -> Layout:
@@ -73,11 +76,6 @@ def job_layout(bundle: Bundle, folder: PurePosixPath) -> Layout:
         lines.append(" ".join(path.name for path in paths))
     files[folder / INPUT_LIST] = ("\n".join(lines) + "\n").encode()
     return Layout(files, objects)
-
-
-def object_hashes(bundle: Bundle) -> list[str]:
-    """Return the SHA-256 of everything of `bundle` that is an object on a device."""
-    return list(job_layout(bundle, PurePosixPath()).objects)
 
 
 def _link(name: str, sha256: str) -> Link:

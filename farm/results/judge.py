@@ -11,7 +11,7 @@ import msgspec
 
 from farm.errors import BundleError
 from farm.profiles import CPU_BACKENDS
-from farm.results.attempt import Attempt, Stage, Verdict
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
 from farm.results.heap import heap_measurements
 from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
@@ -38,8 +38,8 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False) 
     ending = report if isinstance(report, Ending) else _judge_outputs(job, bundle, raw, report, operators=operators)
     idle = not bundle.manifest.partitions and job.target.backend not in CPU_BACKENDS
     if ending.verdict is Verdict.PASSED and idle:
-        nothing = failed(Stage.BUILD, f"nothing was delegated to the {job.target.backend} backend: the CPU ran it all")
-        ending = msgspec.structs.replace(ending, verdict=nothing.verdict, stage=nothing.stage, reason=nothing.reason)
+        reason = f"nothing was delegated to the {job.target.backend} backend: the CPU ran it all"
+        ending = _ended_as(ending, failed(Stage.BUILD, reason, Cause.COMPILE))
     measured = ending.measurements
     if raw.heap:
         ending = _heap_alone(ending, raw, None if isinstance(report, Ending) else report)
@@ -60,6 +60,7 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False) 
             comparisons=ending.comparisons,
             measurements=measured,
             operators=ending.operators,
+            cause=ending.cause,
             log=bounded_log(raw.stderr),
             notes=(*map(one_line, (*raw.notes, *ending.notes)), *_fallback_notes(bundle)),
         ),
@@ -91,6 +92,7 @@ def build_failure(
             seconds=seconds,
             bundle_key=bundle_key,
             log=bounded_log(log),
+            cause=Cause.BUILDER if infra else Cause.COMPILE,
         ),
     )
 
@@ -108,7 +110,7 @@ def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerRepor
             ending = decide(job, bundle, figures)
             measured = (*measured, *numeric_measurements(figures))
     except BundleError as error:
-        return infra(Stage.BUILD, str(error))
+        return infra(Stage.BUILD, str(error), Cause.BUILDER)
     return msgspec.structs.replace(ending, measurements=measured, notes=profile.notes, operators=profile.operators)
 
 
@@ -116,11 +118,17 @@ def _heap_alone(ending: Ending, raw: RawResult, report: RunnerReport | None) -> 
     """Return the ending with the heap's numbers and no others: looking at the heap changes times."""
     measured, notes = heap_measurements(raw, report)
     if ending.verdict is Verdict.PASSED and not measured and not raw.simulated:
-        lacking = infra(Stage.PULL, notes[0])
-        ending = msgspec.structs.replace(ending, verdict=lacking.verdict, stage=lacking.stage, reason=lacking.reason)
+        ending = _ended_as(ending, infra(Stage.PULL, notes[0]))
     if ending.verdict is Verdict.INFRA:
         measured = ()
     return msgspec.structs.replace(ending, measurements=measured, notes=(*ending.notes, *notes))
+
+
+def _ended_as(ending: Ending, other: Ending) -> Ending:
+    """Return `ending`, with all that was found out, as it ended otherwise after all."""
+    return msgspec.structs.replace(
+        ending, verdict=other.verdict, stage=other.stage, reason=other.reason, cause=other.cause
+    )
 
 
 def _with_known_issue(job: Job, attempt: Attempt) -> Attempt:

@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from farm.execution.raw import RESULT_FILE
-from farm.results.attempt import Stage
+from farm.results.attempt import Cause, Stage
 from farm.results.ending import Ending, failed, infra
 from farm.results.runner_report import ReportError, RunnerReport, read_report
 from farm.results.text import one_line
@@ -24,6 +24,9 @@ _FARM_STAGES = {
     "etdump": Stage.EXECUTE,
 }
 _CODE_STAGES = {"load": Stage.LOAD, "execute": Stage.EXECUTE}
+# The runner's own watchdog ended it: docs/native_runner.md.
+_TIMEOUT_EXIT = 9
+_NO_SPACE = "No space left on device"
 
 # A shell's codes for a program that cannot be executed or is not there; glibc's loader uses 127 as well.
 _NOT_STARTED = (126, 127)
@@ -31,6 +34,7 @@ _NOT_STARTED = (126, 127)
 _LOADER_FAILURES = ("CANNOT LINK EXECUTABLE", "error while loading shared libraries")
 
 _SIGNAL_HINTS = {
+    "SIGALRM": ": it hung, and could not even say so",
     "SIGABRT": ": it gave up by itself; the log may say why",
     "SIGKILL": ": something killed it, perhaps for want of memory",
     "SIGSEGV": ": it touched memory that is not its own",
@@ -49,7 +53,7 @@ def outcome(raw: RawResult) -> Ending | RunnerReport:
     """
     if raw.error or raw.error_stage:
         stage = Stage(raw.error_stage or "execute")
-        return infra(stage, raw.error or f"the farm or the device failed at {stage}")
+        return infra(stage, raw.error or f"the farm or the device failed at {stage}", Cause(raw.error_cause))
     report: RunnerReport | None = None
     refused = ""
     try:
@@ -57,7 +61,7 @@ def outcome(raw: RawResult) -> Ending | RunnerReport:
     except (ReportError, OSError) as error:
         refused = f"{RESULT_FILE} is refused: {error}"
     if report and report.error:
-        return _runner_error(report.error)
+        return _runner_error(report.error, timed_out=report.exit_code == _TIMEOUT_EXIT)
     if raw.timed_out or raw.exit_code != 0:
         return _bad_ending(raw, report, refused)
     if report is None:
@@ -67,31 +71,32 @@ def outcome(raw: RawResult) -> Ending | RunnerReport:
     return report
 
 
-def _runner_error(error: RunnerError) -> Ending:
+def _runner_error(error: RunnerError, *, timed_out: bool) -> Ending:
     reason = f"{error.stage}: {one_line(error.message) or 'the runner gave no message: see the log'}"
     if error.stage in _FARM_STAGES:
-        return infra(_FARM_STAGES[error.stage], reason)
-    return failed(_CODE_STAGES[error.stage], reason)
+        cause = Cause.SPACE if _NO_SPACE in error.message else Cause.NONE
+        return infra(_FARM_STAGES[error.stage], reason, Cause.HANG if timed_out else cause)
+    return failed(_CODE_STAGES[error.stage], reason, Cause.HANG if timed_out else Cause.REFUSED)
 
 
 def _bad_ending(raw: RawResult, report: RunnerReport | None, refused: str) -> Ending:
     code = raw.exit_code
     if raw.timed_out:
-        return failed(
-            Stage.EXECUTE, f"the runner did not end within {raw.run_seconds:.0f} s; no other device has tried it"
-        )
+        return failed(Stage.EXECUTE, f"the runner did not end within {raw.run_seconds:.0f} s", Cause.HANG)
     if code is None:
-        return infra(Stage.EXECUTE, "the device never reported how the runner ended")
+        return infra(Stage.EXECUTE, "the device never reported how the runner ended", Cause.CONNECTION)
     if report is None and (why := _not_started(raw.stderr, code)):
         return infra(Stage.EXECUTE, f"the runner did not start: {why}")
     # Shells report 128 + n for signal n, Python's subprocess -n.
     number = -code if code < 0 else code - 128
     if 1 <= number <= 64:
-        return failed(Stage.EXECUTE, _signal_text(number))
+        # The watchdog's last means, for a process that cannot even say that its time is over.
+        cause = Cause.HANG if number == signal.SIGALRM else Cause.CRASH
+        return failed(Stage.EXECUTE, _signal_text(number), cause)
     left = refused or f"it left no {RESULT_FILE}"
     if report is not None:
         left = "it had reported success"
-    return failed(Stage.EXECUTE, f"the runner ended with exit code {code}; {left}")
+    return failed(Stage.EXECUTE, f"the runner ended with exit code {code}; {left}", Cause.CRASH)
 
 
 def _not_started(stderr: str, code: int) -> str:

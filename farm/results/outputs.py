@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from farm.build.bundle import read_tensor
 from farm.errors import BundleError
-from farm.results.attempt import Comparison, Stage, Verdict
+from farm.results.attempt import Cause, Comparison, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
 from farm.results.numerics import Figures, compare, is_decided, signal_problem, violations, worst
 
@@ -32,15 +34,10 @@ def outputs_problem(bundle: Bundle, raw: RawResult, report: RunnerReport) -> End
     if len(report.inferences) != manifest.samples:
         return infra(Stage.EXECUTE, f"the runner ran {len(report.inferences)} of {manifest.samples} inferences")
     if len(report.outputs) != len(manifest.outputs):
-        return failed(
-            Stage.NUMERICS, f"the model gives {len(report.outputs)} outputs, the reference {len(manifest.outputs)}"
-        )
+        return _wrong(f"the model gives {len(report.outputs)} outputs, the reference {len(manifest.outputs)}")
     for index, (written, expected) in enumerate(zip(report.outputs, manifest.outputs, strict=True)):
         if (written.dtype, written.shape) != (expected.dtype, expected.shape):
-            return failed(
-                Stage.NUMERICS,
-                f"output {index} is {written}, the reference is {expected.dtype}{list(expected.shape)}",
-            )
+            return _wrong(f"output {index} is {written}, the reference is {expected.dtype}{list(expected.shape)}")
         for sample in range(manifest.samples):
             path = raw.output(sample, index)
             try:
@@ -57,8 +54,7 @@ def reference_problem(bundle: Bundle) -> Ending | None:
     for sample, index, kind in _every(bundle):
         problem = signal_problem(_reference(bundle, kind, sample, index))
         if problem:
-            return failed(
-                Stage.NUMERICS,
+            return _wrong(
                 f"the {kind} reference of output {index}, sample {sample}, {problem}: "
                 f"nothing can be judged by it; give the case other inputs or weights",
             )
@@ -98,10 +94,10 @@ def decide(job: Job, bundle: Bundle, figures: Mapping[tuple[int, str], list[Figu
     if broken:
         _, reason = max(broken, key=lambda item: item[0].excess)
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-        ending = failed(Stage.NUMERICS, reason + more)
+        ending = _wrong(reason + more)
     else:
         ending = _unjudged(bundle, figures, limits, job) or Ending(Verdict.PASSED, Stage.DONE)
-    return Ending(ending.verdict, ending.stage, ending.reason, tuple(comparisons))
+    return msgspec.structs.replace(ending, comparisons=tuple(comparisons))
 
 
 def _unjudged(
@@ -109,11 +105,14 @@ def _unjudged(
 ) -> Ending | None:
     for index, spec in enumerate(bundle.manifest.outputs):
         if not any(is_decided(worst(figures[index, kind]), limits[kind]) for kind in bundle.manifest.references):
-            return failed(
-                Stage.NUMERICS,
+            return _wrong(
                 f"no limit decides output {index} ({spec.dtype}): give the case a tolerance at {job.target.precision}",
             )
     return None
+
+
+def _wrong(reason: str) -> Ending:
+    return failed(Stage.NUMERICS, reason, Cause.NUMERICS)
 
 
 def _every(bundle: Bundle) -> list[tuple[int, int, str]]:

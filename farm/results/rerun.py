@@ -12,13 +12,18 @@ def after_rerun(first: Attempt, alone: Attempt, *, ended_again: bool) -> tuple[A
     """Return both attempts as they are recorded. Pure.
 
     What ends the runner again although nothing ran before it is to blame. What does not was a victim of its company or
-    of the device: the first attempt counts against the farm, and the second decides.
+    of the device. Either way the second decides, and the first counts against the farm: a job has one verdict.
     """
+    company, note = "not in a process of its own", ""
     if ended_again:
-        return first, _with_note(alone, "ended the runner in a session and again in a process of its own")
-    reason = f"ended the runner in a session, not in a process of its own: {first.reason}"
+        company = "and again in a process of its own"
+        note = "ended the runner in a session and again in a process of its own"
+    elif alone.verdict is Verdict.INFRA:
+        company = "and could not be tried in a process of its own"
+    reason = f"ended the runner in a session, {company}: {first.reason}"
     blameless = msgspec.structs.replace(first, verdict=Verdict.INFRA, reason=one_line(reason), known_issue="")
-    return blameless, _with_note(alone, f"in a process of its own, after it ended the session's runner: {first.reason}")
+    note = note or f"in a process of its own, after it ended the session's runner: {first.reason}"
+    return blameless, _with_note(alone, note)
 
 
 def _with_note(attempt: Attempt, note: str) -> Attempt:

@@ -5,22 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farm.errors import MissingToolError
+from farm.profiles import CPU_BACKENDS
 from farm.runtime.places import device_places, speaks_sessions
-from farm.runtime.runtime import Runtime, device_runtime
-from farm.runtime.targets import ANDROID, TARGETS, BuildTarget, Mode
+from farm.runtime.runtime import Runtime, device_runtime, linux_runtime
+from farm.runtime.targets import ANDROID, OE_LINUX, TARGETS, BuildTarget, Mode
 
 if TYPE_CHECKING:
     from farm.config import Config
     from farm.profiles import Soc
 
 
-def attached_runtime(config: Config, soc: Soc, backend: str) -> Runtime:
-    """Return what an attached Android device with `soc` needs to run bundles of `backend` in a session of farm's.
+def attached_runtime(config: Config, soc: Soc, backend: str, *, linux: bool = False) -> Runtime:
+    """Return what an attached device with `soc` needs to run bundles of `backend` in a session of farm's.
+
+    It runs Android, or `linux`, where the runner that farm builds has the CPU's backend only.
 
     Raises IllegalTargetError, MissingToolError that names every file that is not there and how to get it, ConfigError
     for one that is made for something else or is not signed as it must be.
     """
-    runtime = staged_runtime(config, soc, backend, TARGETS[ANDROID])
+    if linux and backend in CPU_BACKENDS:
+        return linux_runtime(config.cache_dir)
+    runtime = staged_runtime(config, soc, backend, TARGETS[OE_LINUX if linux else ANDROID])
     if not speaks_sessions(runtime.files[runtime.runner]):
         raise MissingToolError(
             f"{runtime.files[runtime.runner]} is not farm's runner and takes no jobs in a session: "

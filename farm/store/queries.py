@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, select
 
 from farm.errors import UnknownNameError, UsageError
-from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+from farm.results.attempt import Attempt, Cause, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store import schema, values
 from farm.store.details import layers_of, operators_of
 from farm.store.history import not_debugged
@@ -74,6 +74,7 @@ def run_view(connection: Connection, run_id: str) -> RunView:
         fingerprint=run.facts,
         devices=_devices(connection, run_id),
         jobs=_jobs(connection, run_id, attempts),
+        priority=run.priority,
     )
 
 
@@ -172,12 +173,13 @@ def _jobs(connection: Connection, run_id: str, attempts: dict[int, list[Attempt]
             cached=bool(row.cached),
             fallback_ops=row.fallback_ops or {},
             case_module=row.module,
+            options=row.options,
         )
         for row in connection.execute(query)
     )
 
 
-_JOB_COLUMNS = ("suite", "case_name", "soc", "backend", "precision")
+_JOB_COLUMNS = ("suite", "case_name", "soc", "backend", "precision", "options")
 
 
 def _attempts(connection: Connection, run_id: str) -> dict[int, list[Attempt]]:
@@ -201,6 +203,7 @@ def _attempts(connection: Connection, run_id: str) -> dict[int, list[Attempt]]:
         facts |= {
             "verdict": Verdict(row.verdict),
             "stage": Stage(row.stage),
+            "cause": Cause(row.cause),
             "notes": tuple(row.notes),
             "job_id": row.name,
             "device": row.serial or "",

@@ -17,6 +17,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     """Everything the numbers depend on, name to value."""
     started_ms: int | None = None
     """Epoch, milliseconds; None is now."""
+    priority: str = "person"
+    """Name of a `farm.leases.Priority`, in small letters."""
 
 
 class ArtifactRecord(msgspec.Struct, frozen=True):

@@ -37,6 +37,7 @@ ATTEMPT_COLUMNS = (
     "known_issue",
     "notes",
     "log",
+    "cause",
 )
 
 # SQLite takes 32,766 parameters in a statement, PostgreSQL 65,535.

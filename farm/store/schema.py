@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 # The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
-REVISION = "0002"
+REVISION = "0003"
 # Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
 VERSION_TABLE = "farm_schema"
 
@@ -55,6 +55,8 @@ run = Table(
     Column("started_ms", BigInteger, nullable=False, index=True),
     Column("finished_ms", BigInteger),
     Column("exit_code", Integer),
+    # A default for the rows of older farms.
+    Column("priority", String(16), nullable=False, server_default="person"),
 )
 
 device = Table(
@@ -130,8 +132,9 @@ attempt = Table(
     Column("bundle_key", String(128), nullable=False),
     Column("known_issue", Text, nullable=False),
     Column("notes", JSON, nullable=False),
-    # Last: SQLite reads what stands before a long text without reading the text.
+    # After the others: SQLite reads what stands before a long text without reading the text.
     Column("log", Text, nullable=False),
+    Column("cause", String(16), nullable=False, server_default=""),
     UniqueConstraint("run_job_id", "digest"),
 )
 
@@ -231,4 +234,73 @@ artifact = Table(
     Column("kind", String(64), nullable=False),
     UniqueConstraint("attempt_id", "kind", "sha256"),
     Index("ix_artifact_sha256", "sha256"),
+)
+
+device_state = Table(
+    "device_state",
+    metadata,
+    Column("id", String(256), primary_key=True),
+    Column("serial", String(256), nullable=False),
+    Column("host", String(256), nullable=False),
+    Column("soc", String(64), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("os", String(16), nullable=False),
+    Column("product", String(256), nullable=False),
+    Column("name", String(256), nullable=False),
+    Column("labels", JSON, nullable=False),
+    Column("in_service", Boolean, nullable=False),
+    Column("service_note", Text, nullable=False),
+    Column("service_user", String(256), nullable=False),
+    Column("health", String(16), nullable=False),
+    Column("health_reason", Text, nullable=False),
+    Column("status", JSON(none_as_null=True)),
+    Column("state", String(64), nullable=False),
+    Column("last_seen_ms", BigInteger, nullable=False),
+)
+
+health_event = Table(
+    "health_event",
+    metadata,
+    Column("id", _RowId, primary_key=True),
+    Column("device", ForeignKey(device_state.c.id), nullable=False, index=True),
+    Column("time_ms", BigInteger, nullable=False),
+    Column("event", String(64), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("detail", JSON, nullable=False),
+    Column("latency_ns", LargeBinary, nullable=False),
+)
+
+# The row of a device stays when it is free, as its fence has to go on from where it was.
+lease = Table(
+    "lease",
+    metadata,
+    Column("device", String(256), primary_key=True),
+    Column("fence", BigInteger, nullable=False),
+    Column("token", String(64), nullable=False),
+    Column("user_name", String(256), nullable=False),
+    Column("host", String(256), nullable=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("acquired_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger, nullable=False),
+    Column("reserved_for", String(256), nullable=False),
+    Column("reserved_until_ms", BigInteger, nullable=False),
+)
+
+waiter = Table(
+    "waiter",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    # JSON, as text: many who wait have the same list, which is then decoded once.
+    Column("devices", Text, nullable=False),
+    Column("wanted", Integer, nullable=False),
+    Column("user_name", String(256), nullable=False),
+    Column("host", String(256), nullable=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("since_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger, nullable=False),
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import update
 
 from farm.build.source import source_digest
 from farm.store import history, profiles, queries, rows, schema, values
+from farm.store.clock import clock_ms
 from farm.store.database import Database
+from farm.store.leasing import Leases, require_live
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
 
     from farm.devices.device import Device
     from farm.results.attempt import Attempt
+    from farm.store.clock import Clock
     from farm.store.records import ArtifactRecord, HistoryPoint, ProfileRecord, RunRecord
+    from farm.store.registry import Registry
     from farm.store.view import RunView
     from farm.suites import Job
 
@@ -39,8 +44,8 @@ class Store:
     Every method is one transaction and raises StoreError when the database refuses.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
+        self._database, self._clock = database, clock
 
     def __enter__(self) -> Store:
         return self
@@ -54,6 +59,18 @@ class Store:
         """Close every connection."""
         self._database.close()
 
+    @cached_property
+    def leases(self) -> Leases:
+        """Who has which device, and who waits for one."""
+        return Leases(self._database, self._clock)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """What is known of devices between runs."""
+        from farm.store.registry import Registry
+
+        return Registry(self._database, self._clock)
+
     def begin_run(self, record: RunRecord) -> str:
         """Record a run that begins, and return its id: UTC time and a random part, `20261121-014501-4f7a12`."""
         started_ms = record.started_ms if record.started_ms is not None else rows.now_ms()
@@ -64,6 +81,7 @@ class Store:
             "host": values.clean(record.host),
             "fingerprint_hash": values.fingerprint_hash(facts),
             "started_ms": started_ms,
+            "priority": values.clean(record.priority, values.KIND_LIMIT),
         }
 
         def insert(connection: Connection) -> str:
@@ -128,16 +146,25 @@ class Store:
         self._database.write(change)
 
     def record_attempt(
-        self, run_id: str, attempt: Attempt, device: Device | None = None, *, artifacts: Sequence[ArtifactRecord] = ()
+        self,
+        run_id: str,
+        attempt: Attempt,
+        device: Device | None = None,
+        *,
+        artifacts: Sequence[ArtifactRecord] = (),
+        fence: tuple[str, int] | None = None,
     ) -> None:
         """Record an attempt of a planned job with all its numbers; when this returns, killing the process loses none.
 
         `device` may be left out when `record_device` told of it. An attempt that says when it started is recorded
-        once, however often it is offered.
+        once, however often it is offered. With `fence`, the id of the leased device and the lease's fence, it is only
+        recorded while that lease lives: raises LeaseLostError, and nothing is written, when it does not.
         """
         attempt = rows.bounded(attempt)
 
         def insert(connection: Connection) -> None:
+            if fence is not None:
+                require_live(connection, *fence, self._clock(connection))
             rows.insert_attempt(connection, run_id, attempt, device, artifacts)
 
         self._database.write(insert)

@@ -35,6 +35,8 @@ class JobView(msgspec.Struct, frozen=True):
     """The bundle was there already."""
     fallback_ops: dict[str, int] = {}
     case_module: str = ""
+    options: dict[str, str] = {}
+    """Options of the backend, name to value."""
 
 
 class RunView(msgspec.Struct, frozen=True):
@@ -54,3 +56,5 @@ class RunView(msgspec.Struct, frozen=True):
     jobs: tuple[JobView, ...]
     schema: int = 1
     """Version of this layout, for readers of the JSON."""
+    priority: str = "person"
+    """How urgent it was: `person` or `nightly`."""

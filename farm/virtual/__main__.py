@@ -18,20 +18,24 @@ from farm import __version__
 from farm.devices.adb_names import VIRTUAL_PREFIX
 from farm.errors import FarmError
 from farm.resources import data_folder
-from farm.virtual.daemon import Daemon, listen
+from farm.virtual.daemon import Daemon, Port
+from farm.virtual.faults import is_running
 from farm.virtual.root import BUILDS
 from farm.virtual.tree import DeviceTree, device_properties
 
 _SERIAL = re.compile(rf"{VIRTUAL_PREFIX}[A-Za-z0-9_-]{{1,48}}")
 
 
-async def _serve(daemon: Daemon, port: int, serial: str) -> None:
-    with listen(port) as listener:
-        serving = asyncio.create_task(daemon.serve(listener))
+async def _serve(tree: DeviceTree, arguments: argparse.Namespace, serial: str) -> None:
+    daemon = Daemon(tree, tree.properties)
+    if arguments.fault_rate:
+        daemon.faults.randomize(arguments.fault_rate, arguments.fault_seed, _kinds(arguments.fault_kinds))
+    with contextlib.closing(Port(arguments.port)) as port:
+        serving = asyncio.create_task(daemon.serve(port, port.listen()))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, serving.cancel)
-        sys.stdout.write(json.dumps({"port": listener.getsockname()[1], "serial": serial}) + "\n")
+        sys.stdout.write(json.dumps({"port": port.number, "serial": serial}) + "\n")
         sys.stdout.flush()
         with contextlib.suppress(asyncio.CancelledError):
             await serving
@@ -47,6 +51,10 @@ def _known_soc(name: str) -> str:
     return find_soc(name).name
 
 
+def _kinds(said: str) -> list[str]:
+    return [kind for kind in said.split(",") if kind]
+
+
 def main() -> int:
     """Return 0 when told to end, 2 for arguments that cannot be."""
     parser = argparse.ArgumentParser(prog="python -m farm.virtual", description="One virtual Snapdragon device.")
@@ -55,6 +63,9 @@ def main() -> int:
     parser.add_argument("--serial", help=f"its name, {VIRTUAL_PREFIX}SM8650-0")
     parser.add_argument("--port", type=int, default=0, help="loopback port, 0 for a free one")
     parser.add_argument("--build", choices=BUILDS, default=BUILDS[0], help="whether adbd can be root, or is")
+    parser.add_argument("--fault-rate", type=float, default=0.0, help="share of operations that meet a fault")
+    parser.add_argument("--fault-seed", type=int, default=0, help="the same faults for the same seed")
+    parser.add_argument("--fault-kinds", default="", help="only these, with commas between; all when left out")
     arguments = parser.parse_args()
     try:
         soc = _known_soc(arguments.soc)
@@ -62,8 +73,9 @@ def main() -> int:
         if not _SERIAL.fullmatch(serial):
             raise ValueError(f"--serial {serial!r} is not a name that begins with {VIRTUAL_PREFIX}")
         properties = device_properties(soc, serial, __version__, arguments.build)
-        daemon = Daemon(DeviceTree(arguments.root, properties), properties)
-        asyncio.run(_serve(daemon, arguments.port, serial))
+        if is_running(arguments.root):
+            raise ValueError(f"another virtual device runs in {arguments.root}")
+        asyncio.run(_serve(DeviceTree(arguments.root, properties), arguments, serial))
     except (FarmError, OSError, ValueError, OverflowError) as error:
         sys.stderr.write(f"python -m farm.virtual: {error}\n")
         return 2

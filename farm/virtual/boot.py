@@ -18,6 +18,7 @@ from farm.devices.adb_names import VIRTUAL_PREFIX
 from farm.devices.discovery import identify
 from farm.errors import InfraError
 from farm.profiles import find_soc
+from farm.virtual.faults import randomize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,13 +40,23 @@ class _Ready(msgspec.Struct):
 
 
 def boot(
-    supervisor: Supervisor, adb_server: AdbServer, socs: Sequence[str], root: Path, *, build: str = "userdebug"
+    supervisor: Supervisor,
+    adb_server: AdbServer,
+    socs: Sequence[str],
+    root: Path,
+    *,
+    build: str = "userdebug",
+    fault_rate: float = 0.0,
+    fault_seed: int = 0,
+    fault_kinds: Sequence[str] = (),
 ) -> list[Device]:
     """Start one virtual device per entry of `socs` and return them, in that order, ready to be used.
 
     The n-th device of an SoC is `virtual-SM8650-n`, and its files are in the folder of that name in `root`: what an
-    earlier life left there is still there. `build` is one of `farm.virtual.root.BUILDS`. Raises UnknownNameError before
-    anything is started, and InfraError, with the log of the device, when one does not come up.
+    earlier life left there is still there. `build` is one of `farm.virtual.root.BUILDS`. Once all of them are up, each
+    of their operations meets a fault with the probability `fault_rate`, of `fault_kinds` or of all kinds; the same
+    faults for the same seed. Raises UnknownNameError before anything is started, and InfraError, with the log of the
+    device, when one does not come up.
     """
     seen: Counter[str] = Counter()
     serials: dict[str, str] = {}
@@ -61,11 +72,15 @@ def boot(
 
     try:
         with ThreadPoolExecutor(max_workers=min(16, len(children))) as pool:
-            return list(pool.map(partial(_attach, adb_server), children))
+            devices = list(pool.map(partial(_attach, adb_server), children))
+        if fault_rate:
+            for serial in serials:
+                randomize(root / serial, fault_rate, fault_seed, fault_kinds)
     except BaseException:
         for child in children:
             child.terminate()
         raise
+    return devices
 
 
 def _start(supervisor: Supervisor, serial: str, soc: str, root: Path, build: str) -> Child:

@@ -121,10 +121,14 @@ class Command:
         if self._terminal:
             fcntl.ioctl(self.stdout, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
+    def signal(self, number: int) -> None:
+        """Send a signal to everything in its group, if there is anything left."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
     def end(self) -> None:
         """Kill the command and everything in its group, and close what is open."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self._process.wait()
         for number in {self.stdin, self.stdout, self.stderr} - {-1}:
             os.close(number)

@@ -6,14 +6,16 @@ import asyncio
 import os
 import socket
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from farm.virtual.peer import peer_uid
+from farm.peer import peer_uid
+from farm.virtual.control import Control
+from farm.virtual.injection import Injection
 from farm.virtual.root import ROOT_PROPERTY, switch_root
 from farm.virtual.shell import serve_shell
 from farm.virtual.streams import Connection
 from farm.virtual.sync import SyncSession
-from farm.virtual.wire import Link
+from farm.virtual.wire import Link, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +27,40 @@ if TYPE_CHECKING:
 FEATURES = "shell_v2,stat_v2,ls_v2,fixed_push_mkdir"
 _BANNER = ("ro.product.name", "ro.product.model", "ro.product.device")
 _BACKLOG = 16
+# A phone needs a minute; nobody wants to wait for one that is made up.
+_REBOOT_SECONDS = 1.0
+
+
+class Port:
+    """A port on loopback, which stays this device's while nobody listens on it."""
+
+    def __init__(self, number: int) -> None:
+        """Take `number`, 0 for a free one. Raises OSError."""
+        # Linux lets two sockets with this option have one port as long as no more than one of them listens.
+        self._holder = self._bound(number)
+        self.number = int(self._holder.getsockname()[1])
+
+    def listen(self) -> socket.socket:
+        """Return a socket that listens, without blocking. Raises OSError."""
+        listener = self._bound(self.number)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        return listener
+
+    def close(self) -> None:
+        """Let go of the port."""
+        self._holder.close()
+
+    @staticmethod
+    def _bound(number: int) -> socket.socket:
+        bound = socket.socket()
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(("127.0.0.1", number))
+        except BaseException:
+            bound.close()
+            raise
+        return bound
 
 
 class Daemon:
@@ -33,35 +69,104 @@ class Daemon:
     def __init__(self, tree: DeviceTree, properties: Mapping[str, str]) -> None:
         self._tree = tree
         self._banner = {name: properties[name] for name in _BANNER}
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._pace = Pace()
+        self.faults = Injection(tree, self._pace, self, properties["ro.serialno"])
+        """What goes wrong with it."""
+        self._leaving: asyncio.Future[Any] | None = None
+        self._absence = 0.0
+        self._rebooting = False
+        self._back = asyncio.Event()
+        self._accepting: asyncio.Task[None] | None = None
 
-    async def serve(self, listener: socket.socket) -> None:
-        """Serve connections until cancelled; then everything that was started for them ends."""
-        loop = asyncio.get_running_loop()
-        listener.setblocking(False)
+    async def serve(self, port: Port, listener: socket.socket) -> None:
+        """Serve connections to `port`, of which `listener` is the first, until cancelled; then everything ends."""
+        control = asyncio.create_task(Control(self._tree.root, self.faults).serve())
         try:
             while True:
-                connection, _ = await loop.sock_accept(listener)
-                if peer_uid(connection) != os.getuid():
-                    connection.close()
-                    continue
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                link = Link(connection)
-                task = asyncio.create_task(Connection(link, self._banner, FEATURES, self._find).serve())
-                self._connections.add(task)
-                task.add_done_callback(self._connections.discard)
+                with listener:
+                    self._accepting = asyncio.create_task(self._accept(listener))
+                    await asyncio.wait([self._accepting])
+                leaving = self._leaving
+                if leaving is None:
+                    # It broke down.
+                    return await self._accepting
+                await self._away(leaving)
+                listener = port.listen()
         finally:
-            for task in self._connections:
+            for task in (control, *self._connections, *filter(None, [self._accepting])):
                 task.cancel()
-            await asyncio.gather(*self._connections, return_exceptions=True)
+            await asyncio.gather(control, *self._connections, return_exceptions=True)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            accepted, _ = await loop.sock_accept(listener)
+            if peer_uid(accepted) != os.getuid():
+                accepted.close()
+                continue
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(Link(accepted, self._pace), self._banner, FEATURES, self._find, self._trusts)
+            task = asyncio.create_task(connection.serve())
+            self._connections[task] = connection
+            task.add_done_callback(self._connections.pop)
+
+    async def _away(self, leaving: asyncio.Future[Any]) -> None:
+        """Hang up on everybody, and return when the device is back."""
+        await self._hang_up()
+        if self._rebooting:
+            self._tree.begin_life()
+        leaving.set_result(None)
+        try:
+            async with asyncio.timeout(self._absence or None):
+                await self._back.wait()
+        except TimeoutError:
+            pass
+        self._leaving = None
+
+    def _hang_up(self) -> asyncio.Future[Any]:
+        tasks = list(self._connections)
+        for task in tasks:
+            task.cancel()
+        return asyncio.gather(*tasks, return_exceptions=True)
+
+    def reset(self) -> asyncio.Future[Any]:
+        """Reset every connection: see Machine."""
+        for connection in self._connections.values():
+            connection.reset_on_close()
+        return self._hang_up()
+
+    def leave(self, seconds: float, *, reboot: bool) -> asyncio.Future[Any]:
+        """Go away: see Machine."""
+        if self._leaving is None:
+            self._leaving = asyncio.get_running_loop().create_future()
+            self._back.clear()
+            self._absence, self._rebooting = seconds or (_REBOOT_SECONDS if reboot else 0.0), reboot
+            if self._accepting is not None:
+                self._accepting.cancel()
+        return self._leaving
+
+    def come_back(self) -> None:
+        """Be there again: see Machine."""
+        self._back.set()
+
+    def trust(self) -> None:
+        """Let in who waits for it: see Machine."""
+        for connection in self._connections.values():
+            connection.trust()
+
+    def _trusts(self) -> bool:
+        return not self.faults.unauthorized
 
     def _find(self, name: str) -> Service | None:
         if name == "sync:":
             return self._sync
         if name in ("root:", "unroot:"):
             return partial(self._switch_root, wanted=name == "root:")
+        if name == "reboot:":
+            return self._reboot
         if name.startswith(("shell:", "shell,", "exec:")):
-            return partial(serve_shell, tree=self._tree, service=name)
+            return partial(serve_shell, tree=self._tree, faults=self.faults, service=name)
         return None
 
     async def _switch_root(self, stream: Stream, *, wanted: bool) -> None:
@@ -71,17 +176,11 @@ class Daemon:
         if restarts:
             # Together, so that no command of before says what only those after may.
             self._tree.set_property(ROOT_PROPERTY, "1" if wanted else "0")
-            for task in self._connections:
-                task.cancel()
+            self._hang_up()
+
+    async def _reboot(self, stream: Stream) -> None:
+        await stream.finish()
+        self.leave(0.0, reboot=True)
 
     async def _sync(self, stream: Stream) -> None:
-        await SyncSession(stream, self._tree).serve()
-
-
-def listen(port: int) -> socket.socket:
-    """Return a socket that listens on loopback; port 0 takes a free one. Raises OSError."""
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
-    listener.listen(_BACKLOG)
-    return listener
+        await SyncSession(stream, self._tree, self.faults).serve()

@@ -8,10 +8,13 @@ import struct
 from typing import TYPE_CHECKING
 
 from farm.virtual.command import Command
+from farm.virtual.faults import CONDITIONS, LINK_KINDS
+from farm.virtual.output import Output
 from farm.virtual.streams import StreamClosedError
 from farm.virtual.wire import MAX_PAYLOAD, ProtocolError
 
 if TYPE_CHECKING:
+    from farm.virtual.injection import Injection
     from farm.virtual.streams import Stream
     from farm.virtual.tree import DeviceTree
 
@@ -23,11 +26,15 @@ _STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN, _WINDOW_SIZE = range(6)
 _DRAIN_SECONDS = 5.0
 
 
-async def serve_shell(stream: Stream, tree: DeviceTree, service: str) -> None:
+async def serve_shell(stream: Stream, tree: DeviceTree, faults: Injection, service: str) -> None:
     """Run `shell[,v2][,TERM=...][,pty|,raw]:COMMAND` or `exec:COMMAND` until it ends or the host hangs up."""
     head, _, text = service.partition(":")
     kind, *options = head.split(",")
     framed = "v2" in options
+    fault = faults.strike("shell", text) if faults.armed else None
+    if fault is not None and (fault.kind in LINK_KINDS or fault.kind in CONDITIONS):
+        await faults.hit(fault)
+        fault = None
     wants_terminal = "pty" in options or (kind == "shell" and not text and "raw" not in options)
     terminal = next((option.removeprefix("TERM=") for option in options if option.startswith("TERM=")), "")
     command = Command(
@@ -36,15 +43,16 @@ async def serve_shell(stream: Stream, tree: DeviceTree, service: str) -> None:
         separate_stderr=framed,
         terminal=terminal if wants_terminal else None,
     )
-    session = _FramedSession(stream, command) if framed else _PlainSession(stream, command)
+    output = Output(command, faults, text, fault)
+    session = _FramedSession(stream, command, output) if framed else _PlainSession(stream, command, output)
     tasks = [
         asyncio.create_task(session.pump_output()),
         asyncio.create_task(session.feed_input()),
         asyncio.create_task(stream.wait_closed()),
     ]
-    output, feeder, closed = tasks
+    pump, feeder, closed = tasks
     try:
-        await asyncio.wait((output, closed), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((pump, closed), return_when=asyncio.FIRST_COMPLETED)
         if closed.done() and not framed:
             with contextlib.suppress(TimeoutError, StreamClosedError):
                 async with asyncio.timeout(_DRAIN_SECONDS):
@@ -60,13 +68,13 @@ async def serve_shell(stream: Stream, tree: DeviceTree, service: str) -> None:
 class _PlainSession:
     """Both outputs on the stream as they come, everything from the stream to standard input."""
 
-    def __init__(self, stream: Stream, command: Command) -> None:
-        self._stream, self._command = stream, command
+    def __init__(self, stream: Stream, command: Command, output: Output) -> None:
+        self._stream, self._command, self._output = stream, command, output
 
     async def pump_output(self) -> None:
-        while data := await self._command.read(self._command.stdout):
+        while data := await self._output.read(self._command.stdout):
             await self._stream.write(data)
-        await self._command.wait()
+        await self._output.wait()
 
     async def feed_input(self) -> None:
         while (data := await self._stream.read()) is not None:
@@ -77,8 +85,8 @@ class _PlainSession:
 class _FramedSession:
     """Frames that say which stream they belong to, and a last one with the exit code."""
 
-    def __init__(self, stream: Stream, command: Command) -> None:
-        self._stream, self._command = stream, command
+    def __init__(self, stream: Stream, command: Command, output: Output) -> None:
+        self._stream, self._command, self._output = stream, command, output
         # What comes while the host has not taken the last packet travels together, as with adbd.
         self._frames = bytearray()
         self._sending = asyncio.Lock()
@@ -89,7 +97,10 @@ class _FramedSession:
             pumps.create_task(self._pump(self._command.stdout, _STDOUT))
             if self._command.stderr >= 0:
                 pumps.create_task(self._pump(self._command.stderr, _STDERR))
-        await self._write(_EXIT, bytes([await self._command.wait() & 0xFF]))
+        code = await self._output.wait()
+        if words := self._output.last_words():
+            await self._write(_STDERR, words)
+        await self._write(_EXIT, bytes([code & 0xFF]))
 
     async def feed_input(self) -> None:
         received = bytearray()
@@ -118,7 +129,7 @@ class _FramedSession:
                 self._command.resize(int(rows) & 0xFFFF, int(columns) & 0xFFFF)
 
     async def _pump(self, number: int, kind: int) -> None:
-        while data := await self._command.read(number):
+        while data := await self._output.read(number):
             await self._write(kind, data)
 
     async def _write(self, kind: int, data: bytes) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING
 
-from farm.virtual.wire import CLSE, CNXN, MAX_PAYLOAD, OKAY, OPEN, VERSION, WRTE, Link, Packet, ProtocolError
+from farm.virtual.wire import AUTH, CLSE, CNXN, MAX_PAYLOAD, OKAY, OPEN, VERSION, WRTE, Link, Packet, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +21,9 @@ _MOST_STREAMS = 512
 # The protocol allows one. adb 36 sends the rest of a stream that it closes, about one more, without waiting.
 _MOST_UNREAD = 8
 _MOST_SERVICE_BYTES = 1 << 16
+# Kinds of AUTH packets, and the size of what the host is to sign.
+_AUTH_TOKEN, _AUTH_SIGNATURE = 1, 2
+_TOKEN_BYTES = 20
 
 
 class StreamClosedError(Exception):
@@ -103,11 +107,19 @@ FindService = Callable[[str], Service | None]
 class Connection:
     """One adb server that is connected: its streams, and the services that they lead to."""
 
-    def __init__(self, link: Link, properties: Mapping[str, str], features: str, find: FindService) -> None:
+    def __init__(
+        self,
+        link: Link,
+        properties: Mapping[str, str],
+        features: str,
+        find: FindService,
+        trusts: Callable[[], bool] = lambda: True,
+    ) -> None:
         banner = "".join(f"{name}={value};" for name, value in properties.items())
         self._banner = f"device::{banner}features={features}".encode()
-        self._link, self._find = link, find
+        self._link, self._find, self._trusts = link, find, trusts
         self._online = False
+        self._asked = False
         self._streams: dict[int, Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._last = 0
@@ -127,13 +139,37 @@ class Connection:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def reset_on_close(self) -> None:
+        """Let its end reach the adb server as a reset."""
+        self._link.reset_on_close()
+
+    def trust(self) -> None:
+        """Let in the adb server, if it was kept out: its user has accepted it."""
+        if self._asked and not self._online:
+            self._start(self._welcome())
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _welcome(self) -> None:
+        self._online = True
+        await self._link.write(CNXN, VERSION, MAX_PAYLOAD, self._banner)
+
     async def _handle(self, packet: Packet) -> None:
         if packet.command == CNXN:
             if packet.arg0 < VERSION:
                 raise ProtocolError("the adb server is too old")
             self._link.max_payload = max(1, min(packet.arg1, MAX_PAYLOAD))
-            await self._link.write(CNXN, VERSION, MAX_PAYLOAD, self._banner)
-            self._online = True
+            self._asked = True
+            if self._trusts():
+                await self._welcome()
+            else:
+                await self._link.write(AUTH, _AUTH_TOKEN, 0, os.urandom(_TOKEN_BYTES))
+        elif packet.command == AUTH and packet.arg0 == _AUTH_SIGNATURE and not self._online:
+            # Not by a key that it knows. The host tries its next one; its public key, after the last, waits for a user.
+            await self._link.write(AUTH, _AUTH_TOKEN, 0, os.urandom(_TOKEN_BYTES))
         elif packet.command == OPEN and self._online:
             await self._open(packet)
         elif stream := self._streams.get(packet.arg1):
@@ -156,9 +192,7 @@ class Connection:
         number = self._last
         stream = self._streams[number] = Stream(self._link, number, packet.arg0)
         await self._link.write(OKAY, number, packet.arg0)
-        task = asyncio.create_task(self._run(number, stream, service))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._start(self._run(number, stream, service))
 
     async def _run(self, number: int, stream: Stream, service: Service) -> None:
         try:

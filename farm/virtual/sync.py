@@ -1,7 +1,7 @@
 """The device's end of adb's sync protocol: stat, list, upload and download below the device's root."""
 
 # Names on a device are bytes, which pathlib does not take.
-# ruff: noqa: PTH101, PTH103, PTH104, PTH108, PTH118, PTH120, PTH123, PTH211
+# ruff: noqa: PTH118
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from farm.devices.sync_protocol import (
     STAT_V2,
     DataFrames,
 )
+from farm.virtual.faults import FaultKind
+from farm.virtual.tools import IMPOSSIBLE_NAMES
+from farm.virtual.transfers import Upload, download, meets
 from farm.virtual.wire import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from typing import BinaryIO
 
+    from farm.virtual.injection import Injection
     from farm.virtual.streams import Stream
     from farm.virtual.tree import DeviceTree
 
@@ -38,8 +41,8 @@ _U32 = 0xFFFFFFFF
 class SyncSession:
     """One sync stream, from its first request to QUIT."""
 
-    def __init__(self, stream: Stream, tree: DeviceTree) -> None:
-        self._stream, self._tree = stream, tree
+    def __init__(self, stream: Stream, tree: DeviceTree, faults: Injection) -> None:
+        self._stream, self._tree, self._faults = stream, tree, faults
         self._in = memoryview(b"")
         self._out = bytearray()
         self._frames = DataFrames()
@@ -70,7 +73,8 @@ class SyncSession:
         mode = size = modified = 0
         with contextlib.suppress(OSError):
             found = os.lstat(self._tree.resolve(path, follow=False))
-            mode, size, modified = found.st_mode, found.st_size & _U32, int(found.st_mtime) & _U32
+            mode, size = found.st_mode, found.st_size & _U32
+            modified = int(found.st_mtime) + self._faults.skew_s & _U32
         await self._reply(STAT_V1.pack(b"STAT", mode, size, modified))
 
     async def _stat_v2(self, path: bytes) -> None:
@@ -81,25 +85,33 @@ class SyncSession:
 
     def _describe(self, path: bytes, *, follow: bool) -> tuple[int, ...]:
         try:
-            return _record(os.lstat(self._tree.resolve(path, follow=follow)))
+            return _record(os.lstat(self._tree.resolve(path, follow=follow)), self._faults.skew_s)
         except OSError as error:
             return (error.errno or errno.EIO, *(0,) * 10)
 
     async def _list_v1(self, path: bytes) -> None:
         def pack(found: os.stat_result, length: int) -> bytes:
-            return ENTRY_V1.pack(
-                b"DENT", found.st_mode & _U32, found.st_size & _U32, int(found.st_mtime) & _U32, length
-            )
+            modified = int(found.st_mtime) + self._faults.skew_s & _U32
+            return ENTRY_V1.pack(b"DENT", found.st_mode & _U32, found.st_size & _U32, modified, length)
 
         await self._list(path, pack)
         await self._reply(ENTRY_V1.pack(b"DONE", *(0,) * 4))
 
     async def _list_v2(self, path: bytes) -> None:
-        await self._list(path, lambda found, length: ENTRY_V2.pack(b"DNT2", *_record(found), length))
+        skew = self._faults.skew_s
+        await self._list(path, lambda found, length: ENTRY_V2.pack(b"DNT2", *_record(found, skew), length))
         await self._reply(ENTRY_V2.pack(b"DONE", *(0,) * 12))
 
     async def _list(self, path: bytes, pack: Callable[[os.stat_result, int], bytes]) -> None:
         batch = bytearray()
+        fault = meets(self._faults, "list", path)
+        if fault is not None and fault.kind == FaultKind.ENDLESS_OUTPUT:
+            await self._list_endlessly(pack)
+        elif fault is not None:
+            await self._faults.hit(fault)
+        if self._faults.hostile:
+            found = os.lstat(self._tree.root)
+            batch += b"".join(pack(found, len(name)) + name for name in IMPOSSIBLE_NAMES)
         # A folder that cannot be read is empty for adb, which asks for its stat first.
         with contextlib.suppress(OSError):
             folder = self._tree.resolve(path)
@@ -111,54 +123,31 @@ class SyncSession:
                     batch.clear()
         await self._reply(batch)
 
+    async def _list_endlessly(self, pack: Callable[[os.stat_result, int], bytes]) -> None:
+        found = os.lstat(self._tree.root)
+        number = 0
+        while True:
+            names = (b"%d" % (number + n) for n in range(1000))
+            await self._reply(b"".join(pack(found, len(name)) + name for name in names))
+            number += 1000
+
     async def _send(self, argument: bytes) -> None:
         path, _, said = argument.rpartition(b",")
-        mode = int(said) if said.isdigit() else 0o644
-        upload = self._tree.new_upload()
-        problem = ""
-        file: BinaryIO | None = None
+        upload = Upload(self._tree, self._faults, path, int(said) if said.isdigit() else 0o644)
         try:
-            try:
-                file = open(upload, "xb")  # noqa: SIM115 - closed below
-            except OSError as error:
-                problem = error.strerror or type(error).__name__
             # After a failure the host still sends the rest, and reads the answer only then.
             while (message := await self._message())[0] == b"DATA":
                 async for piece in self._pieces(message[1]):
-                    if file is not None and not problem:
-                        problem = _problem(file.write, piece)
+                    await upload.add(piece)
             if message[0] != b"DONE":
                 raise ProtocolError(f"{message[0]!r} inside of a file")
-            if file is not None and not problem:
-                problem = _problem(file.close) or _problem(self._publish, upload, path, mode, message[1])
+            await upload.finish(message[1])
         finally:
-            if file is not None:
-                with contextlib.suppress(OSError):
-                    file.close()
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(upload)
-        if problem:
-            await self._fail(problem)
+            upload.close()
+        if upload.problem:
+            await self._fail(upload.problem)
         else:
             await self._reply(MESSAGE.pack(b"OKAY", 0))
-
-    def _publish(self, upload: bytes, path: bytes, mode: int, modified: int) -> None:
-        """Let the whole upload take its place. Raises OSError."""
-        if stat.S_ISLNK(mode):
-            with open(upload, "rb") as file:
-                link = file.read(PATH_BYTES).rstrip(b"\0")
-            real = self._tree.resolve(os.path.join(os.path.dirname(path), link))
-            os.unlink(upload)
-            os.symlink(real if link.startswith(b"/") else link, upload)
-        else:
-            os.chmod(upload, mode & 0o777)
-            os.utime(upload, (modified, modified))
-        place = self._tree.resolve(path, follow=False)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        # As adbd does. Some file systems write a whole file out when it takes the place of another.
-        with contextlib.suppress(OSError):
-            os.unlink(place)
-        os.rename(upload, place)
 
     async def _receive(self, path: bytes) -> None:
         try:
@@ -170,8 +159,13 @@ class SyncSession:
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 await self._fail("open failed: not a regular file")
                 return
-            while data := self._frames.read(number):
-                await self._reply(data)
+            if fault := meets(self._faults, "pull", path):
+                async for piece in download(number, fault, self._faults):
+                    await self._reply(MESSAGE.pack(b"DATA", len(piece)) + piece)
+                    await self._flush()
+            else:
+                while data := self._frames.read(number):
+                    await self._reply(data)
             await self._reply(MESSAGE.pack(b"DONE", 0))
         finally:
             os.close(number)
@@ -221,17 +215,8 @@ class SyncSession:
             yield piece
 
 
-def _record(found: os.stat_result) -> tuple[int, ...]:
-    """Return the fields of a v2 stat record, from the error on."""
-    times = (int(found.st_atime), int(found.st_mtime), int(found.st_ctime))
+def _record(found: os.stat_result, skew_s: int) -> tuple[int, ...]:
+    """Return the fields of a v2 stat record, from the error on, by a clock that is off by `skew_s`."""
+    times = (int(seconds) + skew_s for seconds in (found.st_atime, found.st_mtime, found.st_ctime))
     owner = (found.st_uid, found.st_gid)
     return (0, found.st_dev, found.st_ino, found.st_mode, found.st_nlink, *owner, found.st_size, *times)
-
-
-def _problem(step: Callable[..., object], *arguments: object) -> str:
-    """Do a step and return what went wrong with the file system, in one line; empty when nothing did."""
-    try:
-        step(*arguments)
-    except OSError as error:
-        return error.strerror or type(error).__name__
-    return ""

@@ -11,7 +11,18 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.virtual.faults import LOG
 from farm.virtual.root import BUILDS, build_properties
+from farm.virtual.tools import (
+    BATTERY,
+    BOOT_ID,
+    FAULTY_TOOLS,
+    HEALTHY_CELSIUS,
+    HEALTHY_LEVEL,
+    THERMAL,
+    TOOLS,
+    battery,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,42 +31,17 @@ if TYPE_CHECKING:
 _SAFE_ROOT = re.compile(r"/[A-Za-z0-9/._+,@-]+")
 
 # The folders that a command may name, which are elsewhere on this machine. Only as whole words of a path.
-_MAPPED = re.compile(rb"(?<![\w./-])(/data/local/tmp|/system/bin)(?![\w.-])")
+_MAPPED = re.compile(
+    rb"(?<![\w./-])(/data/local/tmp|/system/bin|/sys/class/thermal|/proc/sys/kernel/random/boot_id)(?![\w.-])"
+)
 
 _FOLDERS = ("data/local/tmp", "sdcard", "system/bin")
 _INCOMING = b".incoming"
+# In the root folder, and no file of the device.
+_HIDDEN = frozenset({_INCOMING, LOG.encode()})
 
-_GETPROP = """#!/bin/sh
-# getprop, as on Android: all properties, or the one that is named, or its default.
-file="${0%/bin/getprop}/build.prop"
-if [ $# -eq 0 ]; then
-    exec sed 's/^\\([^=]*\\)=\\(.*\\)$/[\\1]: [\\2]/' "$file"
-fi
-while IFS= read -r line; do
-    case $line in "$1="*)
-        printf '%s\\n' "${line#*=}"
-        exit
-    esac
-done <"$file"
-printf '%s\\n' "${2-}"
-"""
-
-
-# What toybox says of adbd's two users; of whom else, this machine does.
-_ID = """#!/bin/sh
-# id, as on Android: the user that adbd says its commands run as.
-if [ "$("${0%/id}/getprop" service.adb.root)" = 1 ]; then
-    number=0 name=root
-else
-    number=2000 name=shell
-fi
-case "$*" in
-    -u | -g | -G) echo "$number" ;;
-    -un | -gn | -Gn) echo "$name" ;;
-    "") echo "uid=$number($name) gid=$number($name) groups=$number($name)" ;;
-    *) PATH=/usr/bin:/bin exec id "$@" ;;
-esac
-"""
+BOOT_ID_PROPERTY = "farm.boot_id"
+"""Where `getprop` says which start of the device this is: its /proc is this machine's."""
 
 
 class DeviceTree:
@@ -78,22 +64,44 @@ class DeviceTree:
         for name in os.listdir(self._incoming):
             os.unlink(os.path.join(self._incoming, name))
         self.properties = dict(properties)
-        self._write_properties()
-        for command, script in (("getprop", _GETPROP), ("id", _ID)):
-            tool = Path(path, "system/bin", command)
-            tool.write_text(script, encoding="utf-8")
-            tool.chmod(0o755)
+        for command, script in TOOLS.items():
+            self.write(f"system/bin/{command}", script, mode=0o755)
+        for command in FAULTY_TOOLS:
+            self.remove(f"system/bin/{command}")
+        self.set_body(HEALTHY_LEVEL, HEALTHY_CELSIUS)
+        self.begin_life()
 
-    def set_property(self, name: str, value: str) -> None:
-        """Let `getprop` say something else, at once and whole."""
-        self.properties[name] = value
-        self._write_properties()
+    def set_property(self, name: str, value: str | None) -> None:
+        """Let `getprop` say something else, at once and whole; None: that there is no such property."""
+        self.properties.pop(name, None)
+        if value is not None:
+            self.properties[name] = value
+        self.write("system/build.prop", "".join(f"{key}={said}\n" for key, said in self.properties.items()))
 
-    def _write_properties(self) -> None:
-        lines = "".join(f"{name}={value}\n" for name, value in self.properties.items())
-        new = Path(os.fsdecode(self.new_upload()))
-        new.write_text(lines, encoding="utf-8")
-        new.replace(Path(os.fsdecode(self.root), "system/build.prop"))
+    def begin_life(self) -> None:
+        """Let the device be one that has just started: another boot id."""
+        random = os.urandom(16).hex()
+        boot_id = "-".join((random[:8], random[8:12], random[12:16], random[16:20], random[20:]))
+        self.write(BOOT_ID, f"{boot_id}\n")
+        self.set_property(BOOT_ID_PROPERTY, boot_id)
+
+    def set_body(self, level: int, celsius: int) -> None:
+        """Let the battery have `level` percent, and it and the processor be so warm."""
+        self.write(BATTERY, battery(level, celsius))
+        self.write(f"{THERMAL}/type", "cpu-0-0\n")
+        self.write(f"{THERMAL}/temp", f"{celsius * 1000}\n")
+
+    def write(self, name: str, text: str, *, mode: int = 0o644) -> None:
+        """Make a file of the device, a path relative to its root, at once and whole."""
+        place, new = Path(os.fsdecode(self.root), name), Path(os.fsdecode(self.new_upload()))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(text, encoding="utf-8")
+        new.chmod(mode)
+        new.replace(place)
+
+    def remove(self, name: str) -> None:
+        """Remove a file of the device, if it is there."""
+        Path(os.fsdecode(self.root), name).unlink(missing_ok=True)
 
     def resolve(self, path: bytes, *, follow: bool = True) -> bytes:
         """Return where `path` of the device is here; `follow` a link in its last place. Raises OSError outside."""
@@ -105,13 +113,13 @@ class DeviceTree:
         real = _real(wanted) if whole else os.path.join(_real(folder), name)
         if real != self.root and not real.startswith(self.root + b"/"):
             raise PermissionError(errno.EACCES, "the path leads out of the device")
-        if real == self._incoming or real.startswith(self._incoming + b"/"):
+        if real[len(self.root) + 1 :].partition(b"/")[0] in _HIDDEN:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         return real
 
     def names(self, folder: bytes) -> list[bytes]:
         """Return what is in a folder that `resolve` gave, `.` and `..` with it, as adbd does."""
-        inside = [name for name in os.listdir(folder) if folder != self.root or name != _INCOMING]
+        inside = [name for name in os.listdir(folder) if folder != self.root or name not in _HIDDEN]
         return [b".", b"..", *sorted(inside)]
 
     def new_upload(self) -> bytes:

@@ -7,11 +7,9 @@ complement) and the payload. Source: protocol.txt of AOSP's packages/modules/adb
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    import socket
+from typing import NamedTuple
 
 # From this version on (2017) nobody computes or checks the payload's checksum.
 VERSION = 0x01000001
@@ -19,8 +17,8 @@ MAX_PAYLOAD = 1 << 20
 
 _HEADER = struct.Struct("<6I")
 
-CNXN, OPEN, OKAY, WRTE, CLSE = (
-    int.from_bytes(name, "little") for name in (b"CNXN", b"OPEN", b"OKAY", b"WRTE", b"CLSE")
+CNXN, AUTH, OPEN, OKAY, WRTE, CLSE = (
+    int.from_bytes(name, "little") for name in (b"CNXN", b"AUTH", b"OPEN", b"OKAY", b"WRTE", b"CLSE")
 )
 
 
@@ -37,12 +35,45 @@ class Packet(NamedTuple):
     payload: bytearray
 
 
+class Pace:
+    """What holds back the links of a device: a speed, or a stop."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        """Whether there is anything to wait for at all."""
+        self._bytes_per_s = 0
+        self._moving = asyncio.Event()
+        self._moving.set()
+
+    def stall(self) -> None:
+        """Let nothing pass."""
+        self._moving.clear()
+        self.busy = True
+
+    def resume(self) -> None:
+        """Let what waits pass."""
+        self._moving.set()
+        self.busy = self._bytes_per_s > 0
+
+    def limit(self, bytes_per_s: int) -> None:
+        """Let so much pass, 0 for everything."""
+        self._bytes_per_s = bytes_per_s
+        self.busy = bytes_per_s > 0 or not self._moving.is_set()
+
+    async def wait(self, size: int) -> None:
+        """Return when `size` bytes may have passed."""
+        if self._bytes_per_s:
+            await asyncio.sleep(size / self._bytes_per_s)
+        await self._moving.wait()
+
+
 class Link:
     """Reads and writes whole packets. Everything that a device says or hears passes here."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, pace: Pace) -> None:
         connection.setblocking(False)
-        self._socket = connection
+        self._socket, self._pace = connection, pace
+        self._sender: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._writing = asyncio.Lock()
         self._header = bytearray(_HEADER.size)
@@ -59,6 +90,8 @@ class Link:
         payload = bytearray(size)
         if size and not await self._fill(payload):
             return None
+        if self._pace.busy:
+            await self._pace.wait(size)
         return Packet(command, arg0, arg1, payload)
 
     async def write(self, command: int, arg0: int, arg1: int, payload: bytes | memoryview = b"") -> None:
@@ -66,6 +99,8 @@ class Link:
         header = _HEADER.pack(command, arg0, arg1, len(payload), 0, command ^ 0xFFFFFFFF)
         await self._writing.acquire()
         try:
+            if self._pace.busy:
+                await self._pace.wait(len(payload))
             sent = self._socket.sendmsg((header, payload))
         except BlockingIOError:
             sent = 0
@@ -76,7 +111,8 @@ class Link:
             self._writing.release()
         else:
             # Half a packet would spoil every stream, so a caller that is cancelled does not stop it.
-            await asyncio.shield(self._loop.create_task(self._send_rest(header, memoryview(payload), sent)))
+            self._sender = self._loop.create_task(self._send_rest(header, memoryview(payload), sent))
+            await asyncio.shield(self._sender)
 
     async def _send_rest(self, header: bytes, payload: memoryview, sent: int) -> None:
         try:
@@ -98,5 +134,13 @@ class Link:
         return True
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up. A packet that was being sent stays half."""
+        if self._sender is not None and not self._sender.done():
+            # The loop would look for a descriptor that soon belongs to another.
+            self._loop.remove_writer(self._socket)
+            self._sender.cancel()
         self._socket.close()
+
+    def reset_on_close(self) -> None:
+        """Let the end of this link reach the peer as a reset, and not as an end in order."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

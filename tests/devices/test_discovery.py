@@ -73,12 +73,12 @@ def test_adbs_listing() -> None:
         "127.0.0.1:40002        device product:virtual-$(reboot) model:V device:v transport_id:5\n"
     )
     assert _attached(listing) == [
-        ("R5CT10ABCDE", "device"),
-        ("0a388e93", "unauthorized"),
-        ("192.168.1.7:5555", "offline"),
-        ("????????????", "no permissions"),
-        ("virtual-SM8650-0", "device"),
-        ("127.0.0.1:40002", "device"),
+        ("R5CT10ABCDE", "device", "R5CT10ABCDE"),
+        ("0a388e93", "unauthorized", "0a388e93"),
+        ("192.168.1.7:5555", "offline", "192.168.1.7:5555"),
+        ("????????????", "no permissions", "????????????"),
+        ("virtual-SM8650-0", "device", "127.0.0.1:40001"),
+        ("127.0.0.1:40002", "device", "127.0.0.1:40002"),
     ]
 
 

@@ -19,24 +19,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from farm.devices.device import Device
+
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[str, AdbServer, Supervisor]]]:
+def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[Device, AdbServer, Supervisor]]]:
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path / "adb")
 
-        def start(build: str) -> tuple[str, AdbServer, Supervisor]:
+        def start(build: str) -> tuple[Device, AdbServer, Supervisor]:
             [device] = boot(supervisor, server, ["SM8850"], tmp_path, build=build)
-            return device.serial, server, supervisor
+            return device, server, supervisor
 
         yield start
 
 
 def test_adbd_of_a_userdebug_build_becomes_root_and_the_device_comes_back(
-    start: Callable[[str], tuple[str, AdbServer, Supervisor]],
+    start: Callable[[str], tuple[Device, AdbServer, Supervisor]],
 ) -> None:
-    serial, server, _ = start("userdebug")
-    transport = AdbTransport(serial, server.port)
+    device, server, _ = start("userdebug")
+    transport = AdbTransport(device.serial, server.port)
     ended: list[Exception] = []
     started = threading.Event()
 
@@ -53,39 +55,39 @@ def test_adbd_of_a_userdebug_build_becomes_root_and_the_device_comes_back(
     meanwhile.start()
     assert started.wait(30)
     assert user_id(transport) == 2000
-    assert ensure_root(serial, server.port) is True
+    assert ensure_root(device) is True
     assert user_id(transport) == 0
     assert transport.run(["getprop", "service.adb.root"], timeout_s=10).stdout == b"1\n"
     meanwhile.join(60)
     # What ran before has ended: adbd really went away.
     assert "the connection ended before the program did" in str(ended)
-    assert ensure_root(serial, server.port) is False
+    assert ensure_root(device) is False
     # `adb root` of others finds it so as well.
-    with AdbHost(server.port).open(serial, "root:", timeout_s=10) as stream:
+    with AdbHost(server.port).open(device.serial, "root:", timeout_s=10) as stream:
         assert stream.recv(100) == b"adbd is already running as root\n"
 
 
 def test_a_device_that_is_root_from_the_start_is_left_alone(
-    start: Callable[[str], tuple[str, AdbServer, Supervisor]],
+    start: Callable[[str], tuple[Device, AdbServer, Supervisor]],
 ) -> None:
-    serial, server, _ = start("rooted-already")
-    assert ensure_root(serial, server.port) is False
-    assert AdbTransport(serial, server.port).run(["id"], timeout_s=10).stdout.startswith(b"uid=0(root) ")
+    device, server, _ = start("rooted-already")
+    assert ensure_root(device) is False
+    assert AdbTransport(device.serial, server.port).run(["id"], timeout_s=10).stdout.startswith(b"uid=0(root) ")
 
 
 def test_a_production_build_is_refused_with_what_adbd_says(
-    start: Callable[[str], tuple[str, AdbServer, Supervisor]],
+    start: Callable[[str], tuple[Device, AdbServer, Supervisor]],
 ) -> None:
-    serial, server, _ = start("user")
+    device, server, _ = start("user")
     with pytest.raises(DeviceError, match=r"adbd cannot run as root in production builds.*userdebug or eng"):
-        ensure_root(serial, server.port)
-    assert AdbTransport(serial, server.port).run(["getprop", "ro.debuggable"], timeout_s=10).stdout == b"0\n"
+        ensure_root(device)
+    assert AdbTransport(device.serial, server.port).run(["getprop", "ro.debuggable"], timeout_s=10).stdout == b"0\n"
 
 
 def test_a_device_that_does_not_come_back_is_said_so(
-    start: Callable[[str], tuple[str, AdbServer, Supervisor]], monkeypatch: pytest.MonkeyPatch
+    start: Callable[[str], tuple[Device, AdbServer, Supervisor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serial, server, supervisor = start("userdebug")
+    device, _, supervisor = start("userdebug")
 
     def dies(_host: AdbHost, serial: str) -> str:
         supervisor.find(serial).terminate()
@@ -93,14 +95,14 @@ def test_a_device_that_does_not_come_back_is_said_so(
 
     monkeypatch.setattr("farm.devices.root._ask_for_root", dies)
     with pytest.raises(DeviceTimeoutError, match="asked to start anew as root, and 0.5 s later it is not there"):
-        ensure_root(serial, server.port, timeout_s=0.5)
+        ensure_root(device, timeout_s=0.5)
 
 
 def test_a_device_that_says_nothing_sensible_about_its_user_is_an_error(
-    start: Callable[[str], tuple[str, AdbServer, Supervisor]], tmp_path: Path
+    start: Callable[[str], tuple[Device, AdbServer, Supervisor]], tmp_path: Path
 ) -> None:
-    serial, server, _ = start("userdebug")
-    (tmp_path / serial / "system/bin/id").write_text("#!/bin/sh\nprintf '0\\033[31m; rm'\n")
+    device, _, _ = start("userdebug")
+    (tmp_path / device.serial / "system/bin/id").write_text("#!/bin/sh\nprintf '0\\033[31m; rm'\n")
     with pytest.raises(DeviceError, match="does not say which user") as caught:
-        ensure_root(serial, server.port)
+        ensure_root(device)
     assert "\033" not in str(caught.value)

@@ -10,16 +10,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from attached import attach
 from farm_home import FarmHome, processes_of
 
 from farm.build.debug_protocol import Reply
 from farm.config import load_config
-from farm.engine.debug import DebugRequest, _Debug, _Place, debug
+from farm.engine.debug import DebugRequest, debug
 from farm.engine.debug_job import find_job
-from farm.engine.fleet import allocate
 from farm.errors import UsageError
 from farm.layers import Step
-from farm.profiles import find_soc
 from farm.results.attempt import Stage, Verdict
 from farm.store.store import open_store
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from farm.processes import Supervisor
     from farm.store.view import RunView
 
 SUITE = """
@@ -113,21 +111,16 @@ def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite
     assert not list((home.cache / "virtual").glob("debug-*"))
 
 
-def test_an_attached_device_is_a_third_way_to_compute_every_layer(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a virtual device in the place of the attached one: what it computes is what the simulator does."""
-
-    def attached(self: Any, supervisor: Supervisor, storage: Path) -> Any:
-        (storage / "attached").mkdir()
-        soc = find_soc(self._job.target.soc)
-        fleet = allocate(self._config, [soc], 2, "htp", supervisor, storage / "attached")
-        return _Place(fleet.devices[1], fleet.runtimes[soc.name])
-
-    monkeypatch.setattr(_Debug, "_attached", attached)
-    job = find_job(load_config(), f"{suite}/broken[SM8650-htp-8a8w]")
-    outcome = debug(load_config(), DebugRequest(job=job, virtual=False), say=lambda _text: None)
-    assert outcome.devices == {"simulator": "virtual-SM8650-0", "device": "virtual-SM8650-1"}
+def test_an_attached_device_is_a_third_way_to_compute_every_layer(
+    suite: Path, home: FarmHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a virtual device that is attached as a phone is: what it computes is what the simulator does."""
+    with attach(home, tmp_path / "bench", ["SM8650"]) as attached:
+        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(attached.port))
+        outcome = debug_broken(suite)
+    assert outcome.devices == {"simulator": "virtual-SM8650-0", "device": "virtual-SM8650-0"}
     assert outcome.attempt is not None
-    assert outcome.attempt.device == "virtual-SM8650-1"
+    assert outcome.attempt.device == "virtual-SM8650-0"
     rows = {(row.layer, row.step): row for row in outcome.attempt.layers}
     by_step = [{layer for layer, step in rows if step == wanted} for wanted in (Step.COMPILER, Step.DEVICE)]
     assert by_step[0] == by_step[1] != set()
@@ -213,3 +206,8 @@ def test_what_is_not_compiled_is_recorded_with_its_reason_and_its_exit_code(
     [attempt] = view.jobs[0].attempts
     assert (returned, view.exit_code) == (code, code)
     assert (attempt.verdict, attempt.stage, attempt.reason) == (verdict, Stage.BUILD, reply.reason)
+
+
+def debug_broken(suite: Path) -> Any:
+    job = find_job(load_config(), f"{suite}/broken[SM8650-htp-8a8w]")
+    return debug(load_config(), DebugRequest(job=job, virtual=False), say=lambda _text: None)

@@ -1,22 +1,60 @@
-"""kill -9 of one part while a run works: the rest carries on, nothing that was finished is lost or left over."""
+"""kill -9 of one process while a run works, at any moment, and the run resumed: the same results, nothing left over."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import random
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from farm_home import FarmHome, processes_of, wait_for_no_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
-RUN = ("run", "--soc", "SM8650", "--virtual", "2", "--suite", "smoke")
+VICTIMS = {
+    "controller": "farm.cli.main run",
+    "worker": "exec(eval(sys.stdin.readline()))",
+    "builder": "farm.build.builder",
+    "adb server": "server nodaemon",
+    "runner": "--serve",
+    "virtual device": "farm.virtual",
+}
+# A moment of every process in the default run, ten with -m whole.
+MOMENTS = [
+    pytest.param(victim, moment, id=f"{victim}-{moment}", marks=[pytest.mark.whole] if moment else [])
+    for victim in VICTIMS
+    for moment in range(10)
+]
+RUN = ("run", "--soc", "SM8650", "--virtual", "2", "--suite", "./mine", "--iterations", "60")
+CASES = ("add", "mul", "sub", "maximum", "minimum", "neg")
+SUITE = """
+[suite]
+name = "mine"
+description = "a few quick jobs"
+[suite.tolerance.8a8w.fp32]
+sqnr_db = 20.0
+"""
+CASE = """
+[case.{name}]
+module = "torch.nn:Hardtanh"
+kwargs = {{ min_val = -{limit}, max_val = {limit} }}
+inputs = [{{ shape = [1, 3, 16, 16] }}]
+"""
+
+
+def write_suite(home: FarmHome, new: float | None = None) -> None:
+    """A suite of compiled cases, and one that nobody has compiled yet."""
+    folder = home.cwd / "mine"
+    folder.mkdir(exist_ok=True)
+    limits = {name: 1.0 + n / 10 for n, name in enumerate(CASES)} | ({"new": new} if new is not None else {})
+    cases = [CASE.format(name=name, limit=limit) for name, limit in limits.items()]
+    (folder / "suite.toml").write_text(SUITE + "".join(cases))
 
 
 def attempts(home: FarmHome) -> list[tuple[int, str]]:
@@ -27,52 +65,65 @@ def attempts(home: FarmHome) -> list[tuple[int, str]]:
         return []
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"never: {what}")
-        time.sleep(0.05)
+def results(view: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What must not depend on who was killed: verdicts and exact numbers of every job."""
+    found = {}
+    for job in view["jobs"]:
+        last = job["attempts"][-1]
+        exact = {m["metric"]: m["samples"] for m in last["measurements"] if m["exact"]}
+        found[job["case"]] = {"verdict": last["verdict"], "sqnr": [c["sqnr_db"] for c in last["comparisons"]], **exact}
+    return found
 
 
-@pytest.fixture
-def compiled(home: FarmHome) -> FarmHome:
-    """The bundles are there, so that what follows is about running."""
-    done = home.farm(*RUN, timeout_s=300)
+@pytest.fixture(scope="module")
+def undisturbed(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    home = FarmHome(farm_cache, folder / "state", folder)
+    write_suite(home)
+    done = home.farm(*RUN, "--json", timeout_s=300)
     assert done.returncode == 0, done.stderr
-    (home.state / "farm.db").unlink()
-    return home
+    return results(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize(
-    ("victim", "exit_codes"),
-    [("exec(eval(sys.stdin.readline()))", {0}), ("--serve", {0}), ("farm.virtual", {4}), ("server nodaemon", {4})],
-    ids=["worker", "runner", "virtual device", "adb server"],
-)
-def test_the_run_ends_by_itself_and_keeps_what_was_finished(
-    compiled: FarmHome, victim: str, exit_codes: set[int]
+def find(home: FarmHome, victim: str, seconds: float) -> int | None:
+    """Wait for a process of the run and return its id; None when the run is over."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for pid, command in processes_of(home).items():
+            if VICTIMS[victim] in command:
+                return pid
+        time.sleep(0.02)
+    return None
+
+
+@pytest.mark.parametrize(("victim", "moment"), MOMENTS)
+def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
+    home: FarmHome, undisturbed: dict[str, dict[str, Any]], victim: str, moment: int
 ) -> None:
-    home = compiled
-    process = subprocess.Popen(
-        [sys.executable, "-m", "farm.cli.main", *RUN, "--iterations", "300"],
-        env=home.env, cwd=home.cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        until(lambda: attempts(home), "a first attempt")
+    seed = f"{victim} {moment}"
+    chance = random.Random(seed)
+    # Never compiled in this cache, for the builder to be there.
+    write_suite(home, 2.0 + chance.random() if victim == "builder" else None)
+    with home.running(*RUN) as process:
+        find(home, victim, 60)
+        time.sleep(chance.uniform(0.0, 3.0))
         finished = attempts(home)
-        pids = [pid for pid, command in processes_of(home).items() if victim in command]
-        assert pids, processes_of(home)
-        os.kill(pids[0], signal.SIGKILL)
-        said = process.stdout.read().decode()
-        code = process.wait(120)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    ended = attempts(home)
-    assert code in exit_codes, said
-    assert ended[: len(finished)] == finished
-    assert {verdict for _, verdict in ended} <= {"passed", "infra"}, said
-    assert "Traceback" not in said
+        if (pid := find(home, victim, 0.1)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        said = process.communicate(timeout=240)[0]
+    assert "Traceback" not in said, said
+    assert wait_for_no_process(home) == {}
+    assert attempts(home)[: len(finished)] == finished
+    with sqlite3.connect(home.state / "farm.db") as connection:
+        if not connection.execute("select count(*) from run").fetchone()[0]:
+            # Killed before it had begun: there is nothing to resume, and nothing is lost.
+            return
+    resumed = home.farm("run", "--resume", "latest", "--json", timeout_s=240)
+    assert resumed.returncode == 0, said + resumed.stderr
+    got = results(json.loads(resumed.stdout))
+    if victim == "builder":
+        assert got.pop("new")["verdict"] == "passed"
+    assert got == undisturbed, said
+    assert {verdict for _, verdict in attempts(home)} <= {"passed", "infra"}
     assert wait_for_no_process(home) == {}

@@ -7,7 +7,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAIN = ("run", "--soc", "SM8650", "--virtual", "2")
+# Of the main job, enough of every kind, the cases of the suite smoke with them; all of it is for -m whole.
+SOME = "linear or conv2d or matmul or add or gelu or softmax or layer_norm or max_pool2d or argmax or topk or where"
 
 OPS = """
 import os, signal, time, torch
@@ -84,17 +85,29 @@ def shared(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHo
 
 @pytest.fixture(scope="module")
 def main_job(shared: FarmHome) -> dict[str, Any]:
-    """The README's first command, from whatever the cache has."""
-    done = shared.farm(*MAIN, "--suite", "quantized_ops", "--json", timeout_s=1500)
+    """The README's first command, on a part of its cases, from whatever the cache has."""
+    done = shared.farm(*MAIN, "--suite", "quantized_ops", "-k", SOME, "--json", timeout_s=1500)
     assert done.returncode == 0, done.stderr[-4000:]
     view: dict[str, Any] = json.loads(done.stdout)
     view["stderr"] = done.stderr
     return view
 
 
-def test_every_operator_is_compiled_and_executed(main_job: dict[str, Any]) -> None:
-    operators = {job["case"] for job in main_job["jobs"] if job["precision"] == "8a8w"}
-    assert len(operators) >= 60
+@pytest.mark.whole
+def test_every_operator_is_compiled_and_executed(home: FarmHome) -> None:
+    done = home.farm(*MAIN, "--suite", "quantized_ops", "--json", timeout_s=1500)
+    assert done.returncode == 0, done.stderr[-4000:]
+    view = json.loads(done.stdout)
+    assert len({job["case"] for job in view["jobs"] if job["precision"] == "8a8w"}) >= 60
+    check_main_job(view)
+
+
+def test_operators_are_compiled_and_executed(main_job: dict[str, Any]) -> None:
+    assert len(main_job["jobs"]) >= 20
+    check_main_job(main_job)
+
+
+def check_main_job(main_job: dict[str, Any]) -> None:
     for job in main_job["jobs"]:
         [attempt] = job["attempts"]
         assert attempt["verdict"] == "passed" or attempt["known_issue"], (job["id"], attempt["reason"])
@@ -106,14 +119,13 @@ def test_every_operator_is_compiled_and_executed(main_job: dict[str, Any]) -> No
         assert attempt["device"].startswith("virtual-SM8650-")
     devices = {device["serial"]: device for device in main_job["devices"]}
     assert len(devices) == 2
-    assert all(device["kind"] == "virtual" and device["jobs"] > 10 for device in devices.values())
-    assert "all compiled" not in main_job["stderr"] or len(main_job["jobs"]) > 0
+    assert all(device["kind"] == "virtual" and device["jobs"] > 5 for device in devices.values())
 
 
 def test_again_nothing_is_compiled_and_the_exact_numbers_are_the_same(
     shared: FarmHome, main_job: dict[str, Any]
 ) -> None:
-    done = shared.farm(*MAIN, "--suite", "quantized_ops", "--json", timeout_s=300)
+    done = shared.farm(*MAIN, "--suite", "quantized_ops", "-k", SOME, "--json", timeout_s=300)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "all compiled already" in done.stderr
     again = json.loads(done.stdout)
@@ -195,13 +207,16 @@ def test_a_run_of_known_issues_alone_is_green(
     assert json.loads(done.stdout)["summary"]["verdict_line"]
 
 
-def test_other_socs_work_the_same_in_one_run_each_on_its_own_devices(home: FarmHome) -> None:
+@pytest.mark.parametrize(
+    ("cases", "count"), [("conv2d or add", 2), pytest.param("smoke", 8, marks=pytest.mark.whole)], ids=["some", "all"]
+)
+def test_other_socs_work_the_same_in_one_run_each_on_its_own_devices(home: FarmHome, cases: str, count: int) -> None:
     socs = ("SM8350", "SM8750", "QCS9100")
     chosen = [word for soc in socs for word in ("--soc", soc)]
-    done = home.farm("run", *chosen, "--suite", "smoke", "--virtual", "1", "--json", timeout_s=300)
+    done = home.farm("run", *chosen, "--suite", "smoke", "-k", cases, "--virtual", "1", "--json", timeout_s=300)
     assert done.returncode == 0, done.stderr[-4000:]
     view = json.loads(done.stdout)
-    assert [job["attempts"][-1]["verdict"] for job in view["jobs"]] == ["passed"] * 24
+    assert [job["attempts"][-1]["verdict"] for job in view["jobs"]] == ["passed"] * count * 3
     assert {job["soc"] for job in view["jobs"]} == set(socs)
     for job in view["jobs"]:
         assert job["attempts"][-1]["device"] == f"virtual-{job['soc']}-0"
@@ -230,42 +245,33 @@ def test_any_case_runs_on_the_cpu_as_a_baseline(home: FarmHome) -> None:
 
 
 @pytest.fixture
-def slow_run(home: FarmHome) -> Iterator[subprocess.Popen[bytes]]:
+def slow_run(home: FarmHome) -> Iterator[subprocess.Popen[str]]:
     """A run with a job that passed and one that compiles for ten minutes."""
     folder = home.cwd / "mine"
     folder.mkdir()
     slow = SUITE[: SUITE.index("[case.does")] + '[case.slow]\nmodule = ".ops:Slow"\ninputs = [{ shape = [4] }]\n'
     (folder / "suite.toml").write_text(slow)
     (folder / "ops.py").write_text(OPS)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "farm.cli.main", *MAIN, "--suite", "./mine"],
-        env=home.env, cwd=home.cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            with tables(home) as connection:
-                if connection.execute("select count(*) from attempt").fetchone()[0] == 1:
-                    break
-        except sqlite3.Error:
-            pass
-        time.sleep(0.1)
-    else:
-        pytest.fail("the first job did not end")
-    yield process
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    with home.running(*MAIN, "--suite", "./mine") as process:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            try:
+                with tables(home) as connection:
+                    if connection.execute("select count(*) from attempt").fetchone()[0] == 1:
+                        break
+            except sqlite3.Error:
+                pass
+            time.sleep(0.1)
+        else:
+            pytest.fail("the first job did not end")
+        yield process
 
 
-def test_ctrl_c_reports_what_there_is_and_leaves_nothing(home: FarmHome, slow_run: subprocess.Popen[bytes]) -> None:
+def test_ctrl_c_reports_what_there_is_and_leaves_nothing(home: FarmHome, slow_run: subprocess.Popen[str]) -> None:
     os.killpg(slow_run.pid, signal.SIGINT)
     assert slow_run.wait(60) == 130
     assert slow_run.stdout is not None
-    said = slow_run.stdout.read().decode()
+    said = slow_run.stdout.read()
     assert "1 passed" in said
     assert "Traceback" not in said
     assert wait_for_no_process(home) == {}
@@ -274,7 +280,7 @@ def test_ctrl_c_reports_what_there_is_and_leaves_nothing(home: FarmHome, slow_ru
 
 
 def test_kill_9_loses_nothing_that_was_finished_and_leaves_nothing(
-    home: FarmHome, slow_run: subprocess.Popen[bytes]
+    home: FarmHome, slow_run: subprocess.Popen[str]
 ) -> None:
     slow_run.send_signal(signal.SIGKILL)
     slow_run.wait()

@@ -38,6 +38,7 @@ def work(number: int, flags: dict[str, str]) -> None:
     if what == "crash" or (what == "crash-in-company" and number):
         os.kill(os.getpid(), signal.SIGSEGV)
     if what == "hang":
+        Path("hangs").touch()
         time.sleep(600)
     if what == "late":
         fail(number, "execute", 9, last=True)

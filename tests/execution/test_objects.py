@@ -16,7 +16,7 @@ from watched_transport import Watched
 from farm.devices.adb import AdbTransport
 from farm.devices.adb_server import start_adb_server
 from farm.errors import DeviceError
-from farm.execution.objects import DEVICE_ROOT, ObjectStore
+from farm.execution.objects import ObjectStore
 from farm.execution.session import DeviceSession, RunnerOptions
 from farm.processes import Supervisor
 from farm.virtual.boot import boot
@@ -95,7 +95,7 @@ def test_a_workspace_links_to_objects(
     session = DeviceSession(transport, runtime, "links", transport.serial)
     bundle = make_bundle(b"good")
     workspace = session.stage(bundle)
-    link = storage / workspace.folder.relative_to(DEVICE_ROOT) / "model.pte"
+    link = storage / workspace.folder.relative_to(transport.storage) / "model.pte"
     assert link.is_symlink()
     assert link.resolve() == (storage / "objects" / bundle.manifest.files["model.pte"]).resolve()
     nested = link.parent.parent / "runtime/real/libstub.so"
@@ -153,7 +153,7 @@ def test_an_interrupted_push_is_never_taken_for_complete(
     half = bundle.model.read_bytes()[:50]
     # What a session leaves that was killed in the middle of a push, and another with the same name after it.
     for folder in ("run-other-1", f"run-half-{os.getpid()}"):
-        AdbTransport.push(transport, {DEVICE_ROOT / folder / "incoming" / sha256: half})
+        AdbTransport.push(transport, {transport.storage / folder / "incoming" / sha256: half})
     session, problems = run_once(transport, runtime, [bundle], tmp_path, "half")
     assert problems == [""]
     session.close()
@@ -162,7 +162,7 @@ def test_an_interrupted_push_is_never_taken_for_complete(
 def test_a_file_that_changes_on_its_way_is_told_and_not_kept(transport: Watched, storage: Path, tmp_path: Path) -> None:
     [(sha256, path)] = local(tmp_path, "changing.bin", unique(1000)).items()
     path.write_bytes(b"something else")
-    store = ObjectStore(transport, DEVICE_ROOT / "run-changing")
+    store = ObjectStore(transport, transport.storage / "run-changing")
     with pytest.raises(DeviceError, match=r"changing\.bin arrives damaged, twice"):
         store.ensure({sha256: path})
     assert not (storage / "objects" / sha256).exists()
@@ -175,7 +175,7 @@ def test_what_killed_sessions_left_goes_after_a_day(transport: Watched, storage:
         (folder / "1").mkdir(parents=True)
     two_days_ago = time.time() - 2 * 86400
     os.utime(old, (two_days_ago, two_days_ago))
-    ObjectStore(transport, DEVICE_ROOT / "run-now").survey()
+    ObjectStore(transport, transport.storage / "run-now").survey()
     assert not old.exists()
     assert young.exists()
 
@@ -184,7 +184,7 @@ def test_strange_files_among_the_objects_are_no_objects(transport: Watched, stor
     (storage / "objects").mkdir(parents=True, exist_ok=True)
     for name in ("objects", "a b", "x" * 64, "-rf", "new\nline"):
         (storage / "objects" / name).write_bytes(b"strange")
-    store = ObjectStore(transport, DEVICE_ROOT / "run-strange")
+    store = ObjectStore(transport, transport.storage / "run-strange")
     wanted = local(tmp_path, "wanted", unique(10))
     assert store.ensure(wanted) == 10
     assert store.verify(list(wanted))
@@ -218,13 +218,13 @@ def test_the_least_recently_used_objects_make_room(
     files = [local(tmp_path, f"model{n}", unique(6 * MIB)) for n in range(4)]
     names = [next(iter(file)) for file in files]
     for number in range(3):
-        ObjectStore(transport, DEVICE_ROOT / "run-a").ensure(files[number])
+        ObjectStore(transport, transport.storage / "run-a").ensure(files[number])
     now = time.time()
     for name, hours in zip(names[:3], (3, 5, 1), strict=True):
         os.utime(storage / "objects" / name, (now - hours * 3600,) * 2)
     # The oldest is wanted again, which makes it the youngest; of the others one is linked by a running session.
-    ObjectStore(transport, DEVICE_ROOT / "run-b").survey([names[1]])
-    ObjectStore(transport, DEVICE_ROOT / "run-c").ensure(files[3])
+    ObjectStore(transport, transport.storage / "run-b").survey([names[1]])
+    ObjectStore(transport, transport.storage / "run-c").ensure(files[3])
     kept = {path.name for path in (storage / "objects").iterdir()}
     assert kept == {names[1], names[2], names[3]}
 
@@ -236,12 +236,12 @@ def test_what_a_session_links_to_stays(
     transport, storage = small_disk
     files = [local(tmp_path, f"model{n}", unique(8 * MIB)) for n in range(3)]
     names = [next(iter(file)) for file in files]
-    ObjectStore(transport, DEVICE_ROOT / "run-a").ensure({**files[0], **files[1]})
+    ObjectStore(transport, transport.storage / "run-a").ensure({**files[0], **files[1]})
     workspace = storage / "run-live-1/1"
     workspace.mkdir(parents=True)
     (workspace / "model.pte").symlink_to(f"../../objects/{names[0]}")
     os.utime(storage / "objects" / names[0], (0, 0))
-    ObjectStore(transport, DEVICE_ROOT / "run-b").ensure(files[2])
+    ObjectStore(transport, transport.storage / "run-b").ensure(files[2])
     assert {path.name for path in (storage / "objects").iterdir()} == {names[0], names[2]}
 
 
@@ -251,7 +251,7 @@ def test_a_device_without_room_is_told_before_anything_is_pushed(
     monkeypatch.setattr("farm.execution.objects.RESERVE_BYTES", MIB)
     transport, storage = small_disk
     with pytest.raises(DeviceError, match="has no room: 30 MiB and a reserve of 1 MiB are needed, . MiB are lacking"):
-        ObjectStore(transport, DEVICE_ROOT / "run-a").ensure(local(tmp_path, "huge", bytes(30 * MIB)))
+        ObjectStore(transport, transport.storage / "run-a").ensure(local(tmp_path, "huge", bytes(30 * MIB)))
     assert transport.pushed == {}
     assert list((storage / "objects").iterdir()) == []
 
@@ -286,7 +286,7 @@ def test_a_runtime_that_changed_is_another(
     session, problems = run_once(transport, newer, [make_bundle(b"good")], tmp_path, "new")
     assert problems == [""]
     assert session.pushed_bytes == 5000
-    folder = DEVICE_ROOT / f"run-new-{os.getpid()}" / "runtime/real/libstub.so"
+    folder = transport.storage / f"run-new-{os.getpid()}" / "runtime/real/libstub.so"
     out = tmp_path / "read"
     transport.pull({PurePosixPath(folder): out}, max_bytes=10_000)
     assert out.read_bytes() == library.read_bytes()

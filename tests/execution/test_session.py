@@ -13,7 +13,6 @@ import pytest
 
 from farm.devices.adb import AdbTransport
 from farm.devices.adb_server import start_adb_server
-from farm.execution.objects import DEVICE_ROOT
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE
 from farm.execution.session import DeviceSession, RunnerOptions
 from farm.processes import Supervisor
@@ -84,9 +83,9 @@ def test_one_process_takes_many_jobs_and_nothing_is_left_of_it(
     assert processes[0]
     assert not any(processes[1:])
     name = f"run-r-{os.getpid()}"
-    assert len(transport.listed(DEVICE_ROOT / name)) < 30, "a suite must not fill the device"
+    assert len(transport.listed(transport.storage / name)) < 30, "a suite must not fill the device"
     session.close()
-    assert name not in transport.listed(DEVICE_ROOT)
+    assert name not in transport.listed(transport.storage)
     assert wait_for_end(processes[0])
 
 

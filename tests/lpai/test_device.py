@@ -16,10 +16,10 @@ from farm.build.pool import BuilderPool
 from farm.build.protocol import Reply, Request
 from farm.config import load_config
 from farm.devices.adb import AdbTransport
-from farm.devices.root import user_id
-from farm.engine.fleet import Fleet, allocate
+from farm.devices.root import ensure_root, user_id
+from farm.engine.fleet import Fleet, virtual_fleet
 from farm.engine.toolchain import prepare
-from farm.errors import DeviceError
+from farm.errors import NoDeviceError
 from farm.execution.session import DeviceSession, RunnerOptions
 from farm.options import runtime_flags
 from farm.processes import Supervisor
@@ -86,19 +86,20 @@ def give_devices(
 
         def give(build: str) -> Fleet:
             monkeypatch.setattr(boot_module, "boot", partial(start, build=build))
-            return allocate(load_config(), [find_soc("SM8850")], 1, "lpai", supervisor, tmp_path / "devices")
+            return virtual_fleet(load_config(), [find_soc("SM8850")], 1, "lpai", supervisor, tmp_path / "devices")
 
         yield give
 
 
-def test_a_userdebug_device_is_root_when_it_is_given(give_devices: Callable[[str], Fleet]) -> None:
+def test_a_userdebug_device_can_be_root(give_devices: Callable[[str], Fleet]) -> None:
     fleet = give_devices("userdebug")
-    assert fleet.runtimes["SM8850"].needs_root
+    assert fleet.runtimes["virtual-SM8850-0"].needs_root
+    assert ensure_root(fleet.devices[0])
     assert user_id(AdbTransport(fleet.devices[0].serial, fleet.devices[0].address.port)) == 0
 
 
 def test_a_device_with_a_production_build_is_refused(give_devices: Callable[[str], Fleet]) -> None:
-    with pytest.raises(DeviceError, match=r"virtual-SM8850-0: root is needed.*cannot run as root in production builds"):
+    with pytest.raises(NoDeviceError, match=r"virtual-SM8850-0.*root is needed.*production build"):
         give_devices("user")
 
 
@@ -107,7 +108,8 @@ def test_files_and_options_arrive(
 ) -> None:
     fleet = give_devices("userdebug")
     [device] = fleet.devices
-    runtime = fleet.runtimes["SM8850"]
+    ensure_root(device)
+    runtime = fleet.runtimes[device.serial]
     session = DeviceSession(AdbTransport(device.serial, device.address.port), runtime, "run", device.serial)
     try:
         stub_sdk.forget()

@@ -55,10 +55,14 @@ def test_two_option_sets_all_the_way(home: FarmHome, stub_sdk: StubSdk) -> None:
     # A process of the runner for each set of run-time options; what was compiled in is the same for both.
     runner = stub_sdk.told("farm_runner")
     assert [line for line in runner if "fps" in line] == [
+        "graph_set_config fps=1 ftrt_ratio=10 client_perf_type=1",  # of the canary
         "graph_set_config fps=5 ftrt_ratio=10 client_perf_type=1",
         "graph_set_config fps=10 ftrt_ratio=10 client_perf_type=1",
     ]
-    assert {line for line in runner if "affinity" in line} == {"graph_set_config affinity=1 core_selection=1"}
+    assert {line for line in runner if "affinity" in line} == {
+        "graph_set_config affinity=1 core_selection=0",  # of the canary
+        "graph_set_config affinity=1 core_selection=1",
+    }
     # The device is this machine: x86 is 0, V6 is 6.
     assert {line for line in runner if "backend_create" in line} == {"backend_create target=0 hardware=6"}
     assert wait_for_no_process(home) == {}

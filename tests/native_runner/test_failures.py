@@ -43,8 +43,8 @@ def test_a_truncated_model(conv: Any, size: int) -> None:
     [
         b"",
         b"\x7fELF" + bytes(100_000),
-        random.Random(0).randbytes(100_000),  # noqa: S311
-        bytes(4) + b"ET12" + random.Random(1).randbytes(100_000),  # noqa: S311
+        random.Random(0).randbytes(100_000),
+        bytes(4) + b"ET12" + random.Random(1).randbytes(100_000),
     ],
     ids=["empty", "elf", "random", "random with the identifier of a program"],
 )
@@ -67,7 +67,7 @@ def test_a_model_for_another_soc_does_not_crash(conv: Any, models: Path) -> None
 
 def test_bytes_of_a_program_that_changed_are_no_success_without_outputs(conv: Any) -> None:
     good = (conv.folder / "model.pte").read_bytes()
-    chance = random.Random(2)  # noqa: S311
+    chance = random.Random(2)
     for _ in range(8):
         bad = bytearray(good)
         bad[chance.randrange(64, 1024)] ^= 1 << chance.randrange(8)

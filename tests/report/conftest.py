@@ -162,7 +162,7 @@ def special(  # noqa: PLR0911 - a table of cases
 
 def example() -> RunView:
     """Return a run of 101 jobs. Example data."""
-    rng = random.Random(7)  # noqa: S311 - example data
+    rng = random.Random(7)
     jobs = []
     for soc in SOCS:
         device = f"virtual-{soc}-0"
@@ -280,7 +280,7 @@ def hostile() -> RunView:
 
 def large(jobs: int = 2000) -> RunView:
     """Return a run as large as a night: every job measured, a few per cent failing with long logs. Example data."""
-    rng = random.Random(3)  # noqa: S311 - example data
+    rng = random.Random(3)
     views = []
     socs = ("SM8550", "SM8650", "SM8750", "SM8850")
     precisions = ("8a8w", "16a8w", "16a4w", "fp16a8w")

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from farm.results.attempt import Attempt, Direction, Stage, Verdict
+from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict
 from farm.results.judge import build_failure
 from farm.suites import KnownIssue, Limits, Tolerance
 
@@ -184,6 +184,53 @@ def test_more_work_than_there_was_time_is_refused(execution: Execution) -> None:
     attempt = execution.judge()
     assert ending(attempt) == ("infra", "pull")
     assert "claims 2.0 s of work, and the runner ran for 0.5 s" in attempt.reason
+
+
+@pytest.mark.parametrize(
+    ("raw", "cause"),
+    [
+        ({"exit_code": 139}, Cause.CRASH),
+        ({"exit_code": 3}, Cause.CRASH),
+        ({"exit_code": 142}, Cause.HANG),
+        ({"exit_code": None, "timed_out": True}, Cause.HANG),
+        ({"exit_code": None}, Cause.CONNECTION),
+        ({"exit_code": 127, "stderr": "sh: farm_runner: not found"}, Cause.NONE),
+        ({"exit_code": 0}, Cause.NONE),
+        ({"error": "offline", "error_stage": "push", "error_cause": "gone"}, Cause.GONE),
+        ({"error": "full", "error_stage": "push", "error_cause": "space"}, Cause.SPACE),
+        ({"error": "odd", "error_stage": "pull"}, Cause.NONE),
+    ],
+)
+def test_an_ending_without_a_report_has_a_cause(execution: Execution, raw: dict[str, Any], cause: Cause) -> None:
+    execution.raw |= raw
+    assert execution.judge(write_report=False).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("stage", "exit_code", "message", "cause"),
+    [
+        ("load", 4, "no kernel", Cause.REFUSED),
+        ("execute", 6, "no kernel", Cause.REFUSED),
+        ("execute", 9, "not finished after 300000 ms", Cause.HANG),
+        ("load", 9, "not finished after 300000 ms", Cause.HANG),
+        ("outputs", 7, "output_0_0.raw: No space left on device", Cause.SPACE),
+        ("inputs", 5, "input_0_0.raw has 3 bytes", Cause.NONE),
+    ],
+)
+def test_an_error_of_the_runner_has_a_cause(
+    execution: Execution, stage: str, exit_code: int, message: str, cause: Cause
+) -> None:
+    execution.fail(stage, message)
+    execution.report["exit_code"] = exit_code
+    assert execution.judge().cause is cause
+
+
+def test_what_outputs_and_builds_end_with_has_a_cause(execution: Execution) -> None:
+    assert execution.judge().cause is Cause.NONE
+    execution.set_output(0, 0, execution.output(0, 0) * np.float32(2))
+    assert execution.judge().cause is Cause.NUMERICS
+    assert build_failure(execution.job, "it does not lower").cause is Cause.COMPILE
+    assert build_failure(execution.job, "the builder was killed", infra=True).cause is Cause.BUILDER
 
 
 # Outputs.

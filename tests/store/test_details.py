@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import create_engine, inspect, select
+from sqlalchemy import MetaData, create_engine, select
 
 from farm.errors import StoreError, UnknownNameError, UsageError
 from farm.layers import Step
@@ -112,28 +112,37 @@ def test_the_newest_attempt_with_a_profile_is_found(store: Store, make: type[Mak
         store.profiles("quantized_ops/rellu")
 
 
-def test_a_store_of_the_first_revision_is_brought_up_to_date(address: str, make: type[Make]) -> None:
+@pytest.mark.parametrize("revision", ["0001", "0002"])
+def test_a_store_of_an_older_revision_is_brought_up_to_date(address: str, make: type[Make], revision: str) -> None:
     config = Config()
     config.set_main_option("script_location", "farm.store:migrations")
     engine = engine_of(address)
     job = make.job()
-    attempt = make.attempt(job, comparisons=(make.comparison(),), notes=("old",))
+    attempt = make.attempt(job, measurements=(), notes=("old",))
     with engine.begin() as connection:
         config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
+        command.upgrade(config, revision)
+        old = MetaData()
+        old.reflect(connection)
         connection.execute(schema.fingerprint.insert(), {"hash": "f" * 64, "facts": {"executorch": "1.5.0"}})
         run = {"command": "farm run", "user_name": "u", "host": "h", "fingerprint_hash": "f" * 64}
         connection.execute(schema.run.insert(), {"id": "old", **run, "started_ms": 1, "finished_ms": 2, "exit_code": 0})
         job_ids, case_ids = rows.insert_jobs(connection, [job], {job.id: "v" * 64})
         planned = {"run_id": "old", "job_id": job_ids[job.id], "case_id": case_ids[job.id], "position": 0}
         connection.execute(schema.run_job.insert(), planned)
-        rows.insert_attempt(connection, "old", attempt, make.device(), [])
-        assert "op_profile" not in inspect(connection).get_table_names()
+        facts = {name: getattr(attempt, name) for name in rows.ATTEMPT_COLUMNS if name in old.tables["attempt"].c}
+        device_id = rows.insert_device(connection, "old", make.device())
+        run_job_id = connection.execute(select(schema.run_job.c.id)).scalar_one()
+        known: dict[str, object] = {"run_job_id": run_job_id, "device_id": device_id, "recorded_ms": 3}
+        connection.execute(old.tables["attempt"].insert(), {**facts, **known})
+        assert "lease" not in old.tables
 
     with pytest.raises(StoreError, match="older farm"):
         open_store(address, readonly=True)
     with open_store(address) as store:
-        assert store.run_view("old").jobs[0].attempts == (attempt,)
+        view = store.run_view("old")
+        assert view.jobs[0].attempts == (attempt,)
+        assert (view.priority, view.jobs[0].options, store.leases.all()) == ("person", {}, [])
         again = store.begin_run(RunRecord("farm run", "u", "h", {}))
         store.plan_jobs(again, [job])
         later = msgspec.structs.replace(attempt, operators=OPERATORS, layers=LAYERS)

@@ -1,0 +1,128 @@
+"""Thousands of jobs on dozens of devices that fail all the time: does every job end with the right verdict, once?
+
+    python bench/soak.py [--devices 32] [--jobs 5000] [--fault-rate 0.05] [--seed 1]
+
+The runner is a stub that sleeps 50 ms; virtual devices, adb server, workers, leases and store are the real thing
+(bench/stub_farm.py). Among the jobs are some whose code is to blame: wrong numbers, crashes, hangs, refusals. The last
+line is JSON: `verdicts`; `wrong_blame`, jobs that failed through the farm's fault, or did not although their code is to
+blame; `lost`, jobs without a verdict; `duplicated`, jobs with more than one; `orphans`, processes and leases that are
+left; `faults` that struck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from stub_farm import EXPECTED, make_stub_farm
+from stub_run import StubRun, run_stub_farm
+
+from farm.processes import Supervisor
+from farm.results.attempt import Verdict
+
+PLANTED = {"wrong": 60, "crash": 20, "hang": 10, "refused": 30}
+# For 5000 jobs; fewer have fewer.
+_OF = 5000
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Return the command lines of the living processes that have to do with `folder`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environment = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in command + environment and int(process.name) != _own_id():
+            found.append(command.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def _own_id() -> int:
+    return int(Path("/proc/self").readlink().name)
+
+
+def judge(done: StubRun, behaviours: dict[str, str]) -> dict[str, list[str]]:
+    """Return the jobs that did not end as they should, by what went wrong."""
+    wrong: dict[str, list[str]] = {"wrong_blame": [], "lost": [], "duplicated": []}
+    for job in done.view.jobs:
+        expected, _ = EXPECTED[behaviours[job.id]]
+        if not job.attempts:
+            wrong["lost"].append(job.id)
+            continue
+        # Infra is no verdict about the code: another attempt may follow, and none after any other.
+        final = [attempt for attempt in job.attempts if attempt.verdict is not Verdict.INFRA]
+        if len(final) > 1 or (final and job.attempts[-1] is not final[0]):
+            wrong["duplicated"].append(job.id)
+        if final and final[-1].verdict is not expected:
+            wrong["wrong_blame"].append(f"{job.id}: {final[-1].verdict} for {final[-1].reason}")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, default=32)
+    parser.add_argument("--jobs", type=int, default=_OF)
+    parser.add_argument("--latency-ms", type=int, default=50)
+    parser.add_argument("--fault-rate", type=float, default=0.05)
+    parser.add_argument("--fault-kinds", default="", help="with commas; all for none")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    print("THE RUNNER IS A STUB that sleeps; virtual devices, adb server, workers, leases and store are the real thing")
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="farm-soak-") as name:
+        folder = Path(name)
+        with Supervisor() as supervisor:
+            farm = make_stub_farm(
+                folder,
+                devices=arguments.devices,
+                jobs=arguments.jobs,
+                latency_ms=arguments.latency_ms,
+                planted={word: max(1, count * arguments.jobs // _OF) for word, count in PLANTED.items()},
+                supervisor=supervisor,
+                fault_rate=arguments.fault_rate,
+                fault_seed=arguments.seed,
+                fault_kinds=tuple(filter(None, arguments.fault_kinds.split(","))),
+            )
+            done = run_stub_farm(farm, folder, timeout_s=2.0, every=500)
+            faults = farm.fired()
+        left = processes_of(folder)
+    wrong = judge(done, farm.behaviours)
+    verdicts = Counter(str(job.attempts[-1].verdict) for job in done.view.jobs if job.attempts)
+    tries = Counter(len({attempt.device for attempt in job.attempts}) for job in done.view.jobs)
+    causes = Counter(str(a.cause) for job in done.view.jobs for a in job.attempts if a.verdict is Verdict.INFRA)
+    notes = Counter(note.partition(" ")[2].partition(":")[0] for note in done.front.notes)
+    for note in done.front.notes:
+        if "not used any more" in note or "cannot be minded" in note:
+            print(note)
+    print(f"{time.perf_counter() - started:.0f} s, pytest status {done.status}")
+    print(f"devices that tried a job: {dict(tries)}")
+    print(f"causes of infra attempts: {dict(causes)}")
+    print(f"faults: {dict(faults)}")
+    print(f"notes: {dict(notes.most_common(8))}")
+    for what, jobs in wrong.items():
+        for job in jobs[:10]:
+            print(f"{what}: {job}")
+    for what in (*left, *(f"lease of {lease.device}" for lease in done.leases)):
+        print(f"left over: {what}")
+    print(
+        json.dumps(
+            {
+                "jobs": arguments.jobs,
+                "verdicts": dict(verdicts),
+                **{what: len(jobs) for what, jobs in wrong.items()},
+                "orphans": len(left) + len(done.leases),
+                "faults": sum(faults.values()),
+            }
+        )
+    )
+    return 1 if any(wrong.values()) or left or done.leases else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""A farm without a compiler and without a simulator: virtual devices whose runner is a stub that sleeps.
+
+For benchmarks that are about the farm: what it does with thousands of jobs, dozens of devices and planted failures.
+Everything but the runner (stub_runner.c) and the bundles, whose programs are words for it, is the real thing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.build.bundle import INPUTS, MANIFEST, MODEL, REFERENCES, Manifest, TensorSpec, sha256_of
+from farm.build.cache import BundleCache
+from farm.devices.adb_server import AdbServer, start_adb_server
+from farm.engine.canary import canary_jobs
+from farm.engine.plan import PlannedJob
+from farm.results.attempt import Stage, Verdict
+from farm.runtime.runtime import Runtime
+from farm.suites import Case, InputSpec, Job, Limits, Target, Tolerance
+from farm.virtual.boot import boot
+from farm.virtual.faults import fired
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from farm.devices.device import Device
+    from farm.processes import Supervisor
+
+SOC = "SM8650"
+SUITE = "stub"
+FINE = "pass"
+EXPECTED = {
+    FINE: (Verdict.PASSED, Stage.DONE),
+    "wrong": (Verdict.FAILED, Stage.NUMERICS),
+    "crash": (Verdict.FAILED, Stage.EXECUTE),
+    "hang": (Verdict.FAILED, Stage.EXECUTE),
+    "refused": (Verdict.FAILED, Stage.LOAD),
+}
+"""What the stub can be told to do with a job, and what has to be said of it: its code is to blame for all but the
+first."""
+
+_SOURCE = Path(__file__).with_name("stub_runner.c")
+_ELEMENTS = 16
+_TARGET = Target(SOC, "htp", "8a8w")
+_EXACT = Limits(sqnr_db=60.0)
+_TOLERANCE = {_TARGET.precision: Tolerance(fp32=_EXACT, quantized=_EXACT)}
+# A canary is not what is measured.
+_CANARY_MS = 1
+
+
+@dataclass(frozen=True)
+class StubFarm:
+    """What a RunPlan is made of; ends with its supervisor."""
+
+    cache_root: Path
+    jobs: tuple[PlannedJob, ...]
+    canaries: tuple[PlannedJob, ...]
+    devices: tuple[Device, ...]
+    runtimes: dict[str, Runtime]
+    """By the device's serial."""
+    behaviours: dict[str, str]
+    """By job id: one of EXPECTED."""
+    latency_ms: int
+    """How long a job keeps its device at least."""
+    server: AdbServer
+    roots: dict[str, Path]
+    """Folder of each virtual device by its serial, where faults are asked for: farm/virtual/faults.py."""
+
+    def fired(self) -> Counter[str]:
+        """Return how often each kind of fault struck so far."""
+        return Counter(fault["kind"] for root in self.roots.values() for fault in fired(root))
+
+
+def make_stub_farm(
+    folder: Path,
+    *,
+    devices: int,
+    jobs: int,
+    latency_ms: int,
+    planted: Mapping[str, int],
+    supervisor: Supervisor,
+    fault_rate: float = 0.0,
+    fault_seed: int = 0,
+    fault_kinds: Sequence[str] = (),
+) -> StubFarm:
+    """Return a farm with `devices` virtual devices that are up, and `jobs` jobs whose bundles are in a cache.
+
+    `planted` says how many of the jobs do something else than to pass, by the names of EXPECTED; `fault_seed` spreads
+    them among the others as well. Everything is below `folder`, which has to be one that a virtual device can be in.
+    Raises InfraError, and CalledProcessError without a C compiler.
+    """
+    runtime = stub_runtime(folder)
+    cache = BundleCache(folder / "cache")
+    words = [name for name, count in planted.items() for _ in range(count)]
+    words += [FINE] * (jobs - len(words))
+    random.Random(fault_seed).shuffle(words)
+    keys = {word: make_bundle(cache, f"{word} {latency_ms}") for word in set(words)}
+    named = [(Job(_case(f"{word}_{number:05}"), _TARGET), word) for number, word in enumerate(words)]
+    canary_key = make_bundle(cache, f"{FINE} {_CANARY_MS}")
+    server = start_adb_server(supervisor, folder / "adb")
+    booted = boot(
+        supervisor,
+        server,
+        [SOC] * devices,
+        folder / "devices",
+        fault_rate=fault_rate,
+        fault_seed=fault_seed,
+        fault_kinds=fault_kinds,
+    )
+    planned = tuple(PlannedJob(job, keys[word], cached=True) for job, word in named)
+    return StubFarm(
+        cache_root=cache.root,
+        jobs=planned,
+        canaries=tuple(
+            PlannedJob(job, canary_key, cached=True) for job in canary_jobs(tuple(one.job for one in planned))
+        ),
+        devices=tuple(booted),
+        runtimes={device.serial: runtime for device in booted},
+        behaviours={job.id: word for job, word in named},
+        latency_ms=latency_ms,
+        server=server,
+        roots={device.serial: folder / "devices" / device.serial for device in booted},
+    )
+
+
+def stub_runtime(folder: Path) -> Runtime:
+    """Compile the stub into `folder` and return it as the runtime of a virtual device."""
+    folder.mkdir(parents=True, exist_ok=True)
+    runner = folder / "stub_runner"
+    subprocess.run(["cc", "-O2", "-o", str(runner), str(_SOURCE)], check=True)
+    sha256 = sha256_of(runner)
+    digest = hashlib.sha256(f"{runner.name}\0{sha256}\0".encode()).hexdigest()
+    return Runtime(
+        {runner.name: runner}, digest, runner.name, {"runner": sha256}, "simulator", hashes={runner.name: sha256}
+    )
+
+
+def make_bundle(cache: BundleCache, words: str) -> str:
+    """Return the key of a bundle whose program is `words`, and whose references are its input."""
+    key = hashlib.sha256(f"stub {words}".encode()).hexdigest()
+
+    def fill(folder: Path) -> None:
+        tensor = struct.pack(f"<{_ELEMENTS}f", *range(1, _ELEMENTS + 1))
+        contents = {MODEL: f"{words}\n".encode(), f"{INPUTS}/input_0_0.raw": tensor}
+        contents |= {f"reference_{kind}/output_0_0.raw": tensor for kind in REFERENCES}
+        for name, data in contents.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+        spec = TensorSpec((_ELEMENTS,), "float32")
+        manifest = Manifest(
+            key=key,
+            job_id=f"{SUITE}/{words.split(maxsplit=1)[0]}[{_TARGET}]",
+            soc=SOC,
+            backend=_TARGET.backend,
+            precision=_TARGET.precision,
+            samples=1,
+            inputs=(spec,),
+            outputs=(spec,),
+            pte_bytes=len(contents[MODEL]),
+            delegates={"QnnBackend": 1},
+            delegated_ops=1,
+            fallback_ops={},
+            seconds={},
+            versions={},
+            files={name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
+        )
+        (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+
+    return cache.build(key, fill).manifest.key
+
+
+def _case(name: str) -> Case:
+    return Case(
+        suite=SUITE,
+        name=name,
+        module="stub:Stub",
+        inputs=(InputSpec((_ELEMENTS,)),),
+        precisions=(_TARGET.precision,),
+        tolerances=_TOLERANCE,
+    )

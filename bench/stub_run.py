@@ -1,0 +1,127 @@
+"""Runs the jobs of a stub farm as `farm run` would, leases and workers and store, for soak.py and utilization.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farm.config import HealthConfig, load_config
+from farm.engine.controller import Controller
+from farm.engine.custody import Custody, LeaseTerms
+from farm.engine.plan import RunPlan
+from farm.engine.profile import Profile
+from farm.engine.session import execute
+from farm.identity import user_name
+from farm.leases import Priority
+from farm.store.records import RunRecord
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from stub_farm import StubFarm
+
+    from farm.leases import Lease
+    from farm.store.view import RunView
+
+
+@dataclass
+class Quiet:
+    """A front end that keeps what it is told."""
+
+    notes: list[str] = field(default_factory=list)
+    ended: list[dict[str, Any]] = field(default_factory=list)
+    repeated: list[dict[str, Any]] = field(default_factory=list)
+    every: int = 0
+    """Say how far it is after so many jobs; never for 0."""
+
+    def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
+        del jobs, to_build, devices
+
+    def build_started(self, job_id: str) -> None:
+        del job_id
+
+    def build_ended(self, job_id: str, reply: object) -> None:
+        del job_id, reply
+
+    def devices(self, running: dict[str, str]) -> None:
+        del running
+
+    def job_ended(self, shown: dict[str, Any]) -> None:
+        self.ended.append(shown)
+        if self.every and len(self.ended) % self.every == 0:
+            print(f"{len(self.ended)} jobs have ended, {len(self.repeated)} went to another device", file=sys.stderr)
+
+    def job_repeated(self, shown: dict[str, Any]) -> None:
+        self.repeated.append(shown)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@dataclass(frozen=True)
+class StubRun:
+    """How it ended."""
+
+    view: RunView
+    status: int
+    """pytest's."""
+    leases: list[Lease]
+    """That are left."""
+    front: Quiet
+
+
+def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float, every: int = 0) -> StubRun:
+    """Run every job of `farm` with its store and its state in `folder`."""
+    os.environ["FARM_STATE_DIR"], os.environ["FARM_CACHE_DIR"] = str(folder / "state"), str(folder / "cache")
+    config = load_config(folder=folder)
+    front = Quiet(every=every)
+    # Devices that others could use as well: each needs a lease.
+    devices = tuple(msgspec.structs.replace(device, host=socket.gethostname()) for device in farm.devices)
+    with open_store(config.store_url) as store:
+        run_id = store.begin_run(RunRecord("bench", user_name(), socket.gethostname(), {"runner": "stub"}))
+        store.plan_jobs(run_id, [planned.job for planned in farm.jobs])
+        plan = RunPlan(
+            run_id=run_id,
+            folder=config.state_dir / "runs" / run_id,
+            cache_root=farm.cache_root,
+            jobs=farm.jobs,
+            devices=devices,
+            runtimes=farm.runtimes,
+            iterations=1,
+            warm_up=0,
+            timeout_s=timeout_s,
+            artifact_root=config.state_dir / "artifacts",
+            profile=Profile.OFF,
+            canaries=farm.canaries,
+            leased=True,
+            health=HealthConfig(gate_wait_s=2.0),
+        )
+        plan.prepare_folder()
+        for device in devices:
+            store.record_device(run_id, device)
+        terms = LeaseTerms(ttl_s=30.0, priority=Priority.PERSON, purpose="bench", most=None)
+        custody = Custody(devices, store, terms, front.note)
+        try:
+            custody.acquire()
+            custody.begin(plan.folder)
+            controller = Controller(plan, front, lambda attempt: store.record_attempt(run_id, attempt), custody)
+            status = execute(plan, (), config, controller)
+        finally:
+            custody.close()
+        store.finish_run(run_id, status)
+        return StubRun(store.run_view(run_id), status, store.leases.all(), front)
+
+
+def spans(view: RunView) -> Iterator[tuple[str, float, float]]:
+    """Yield device, start and end of every attempt, in seconds."""
+    for job in view.jobs:
+        for attempt in job.attempts:
+            begin = attempt.started_ms / 1000
+            yield attempt.device, begin, begin + attempt.seconds

@@ -1,0 +1,134 @@
+"""What happened to a device -> whether it is fit to be given jobs. Pure: docs/health.md."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FAILURES_IN_A_ROW = 5
+"""So many, with no job finished in between, put a device into quarantine."""
+
+
+class Health(StrEnum):
+    """Whether a device is fit to be given jobs."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    """Something went wrong on it: it has to pass a canary before the next job."""
+    QUARANTINED = "quarantined"
+    """It is given no job until a person releases it."""
+
+
+class Event(StrEnum):
+    """What can happen to a device that says something about its health."""
+
+    JOB_DONE = "job_done"
+    """A job came to a verdict on it that is not infra, passed or failed: the device did its part."""
+    INFRA = "infra"
+    """An attempt on it was infra."""
+    OUTVOTED = "outvoted"
+    """A job that had ended the runner here passed on another device."""
+    CANARY_OK = "canary_ok"
+    CANARY_FAILED = "canary_failed"
+    RECOVERED = "recovered"
+    """The recovery ladder ended with a device that answers."""
+    GAVE_UP = "gave_up"
+    """The recovery ladder ended without."""
+    RELEASED = "released"
+    """A person took it out of quarantine."""
+
+
+class HealthMark(msgspec.Struct, frozen=True):
+    """One event of a device."""
+
+    event: Event
+    cause: str = ""
+    """Of an infra attempt: a value of `farm.results.attempt.Cause`."""
+    reason: str = ""
+
+
+# Causes of infra attempts that are no device's fault.
+BLAMELESS_CAUSES = frozenset({"adb_server", "lease", "worker", "builder", "compile"})
+# Those that may be the job's as well, as long as no other device has tried it: a suite full of programs that crash must
+# not put every device into quarantine.
+OPEN_CAUSES = frozenset({"crash", "hang"})
+
+
+def is_doubtful(mark: HealthMark) -> bool:
+    """Tell whether a device has to show by a canary, after this event, that it works."""
+    return mark.event is Event.OUTVOTED or (mark.event is Event.INFRA and mark.cause not in BLAMELESS_CAUSES)
+
+
+def counts(mark: HealthMark) -> bool:
+    """Tell whether an event brings the device nearer to quarantine."""
+    return is_doubtful(mark) and not (mark.event is Event.INFRA and mark.cause in OPEN_CAUSES)
+
+
+def next_health(state: Health, recent: Sequence[HealthMark], mark: HealthMark) -> tuple[Health, str]:
+    """Return what a device is after `mark`, and why, in one line; the reason is empty for a healthy one.
+
+    `recent` are its events before, oldest first; a dozen is enough. The reason is empty as well where a state stays
+    what it was: then the earlier reason holds.
+    """
+    if mark.event is Event.RELEASED:
+        return Health.SUSPECT, "released from quarantine: a canary has to pass first"
+    if state is not Health.QUARANTINED:
+        if problem := _quarantine(recent, mark):
+            return Health.QUARANTINED, _because(problem, mark)
+        if problem := _doubt(mark):
+            return Health.SUSPECT, _because(problem, mark)
+        if mark.event in {Event.CANARY_OK, Event.JOB_DONE}:
+            return Health.HEALTHY, ""
+    return state, ""
+
+
+def _quarantine(recent: Sequence[HealthMark], mark: HealthMark) -> str:
+    """Return why `mark` puts a device into quarantine, empty when it does not."""
+    if mark.event is Event.GAVE_UP:
+        return "it could not be brought back"
+    if mark.event is Event.CANARY_FAILED and _ladder_was_climbed(recent):
+        return "its canary fails, also after recovery"
+    row = _failures_in_a_row((*recent, mark))
+    if counts(mark) and row >= FAILURES_IN_A_ROW:
+        return f"{row} failures in a row, no job finished in between; the last"
+    return ""
+
+
+def _doubt(mark: HealthMark) -> str:
+    """Return why `mark` makes a device suspect, empty when it does not."""
+    if mark.event is Event.CANARY_FAILED:
+        return "its canary fails"
+    return "a job did not come to its end" if is_doubtful(mark) else ""
+
+
+def _failures_in_a_row(marks: Sequence[HealthMark]) -> int:
+    """Return how many failures there were since a job was done; a canary that passes proves too little to forget them.
+
+    A person who releases a device begins anew.
+    """
+    row = 0
+    for mark in reversed(marks):
+        if mark.event in {Event.JOB_DONE, Event.RELEASED}:
+            break
+        row += counts(mark)
+    return row
+
+
+def _ladder_was_climbed(recent: Sequence[HealthMark]) -> bool:
+    """Tell whether a recovery has come since the device was last known to be well, or was released."""
+    for mark in reversed(recent):
+        if mark.event is Event.RECOVERED:
+            return True
+        if mark.event in {Event.CANARY_OK, Event.JOB_DONE, Event.RELEASED}:
+            return False
+    return False
+
+
+def _because(what: str, mark: HealthMark) -> str:
+    said = " ".join(part for part in (f"({mark.cause})" if mark.cause else "", mark.reason) if part)
+    return f"{what}: {said}" if said else what

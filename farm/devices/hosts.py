@@ -1,0 +1,92 @@
+"""The adb servers that devices hang behind: this machine's ordinary one, and those of other machines."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from farm.devices.adb_host import AdbHost
+from farm.devices.device import SshAddress
+from farm.errors import InfraError
+
+if TYPE_CHECKING:
+    from farm.config_devices import HostConfig, SshLogin
+    from farm.processes import Child, Supervisor
+
+# A slow board's key exchange, and a server that has to be started there.
+_TUNNEL_SECONDS = 75.0
+_LINE_BYTES = 16 * 1024
+
+
+class _Ready(msgspec.Struct):
+    """What a tunnel says once: farm.devices.tunnel.Ready, without the libraries that it needs."""
+
+    port: int = 0
+    error: str = ""
+
+
+def ssh_address(login: SshLogin, storage: str = "") -> SshAddress:
+    """Return the address of what farm.toml says."""
+    return SshAddress(login.host, login.user, login.port, login.key_file, login.known_hosts, storage)
+
+
+def reach_server(host: HostConfig, supervisor: Supervisor) -> AdbHost:
+    """Return the adb server of `host`; a tunnel to it is a child of `supervisor` and ends with that.
+
+    Asked again, it is the tunnel of before. Raises InfraError that says why the server cannot be reached.
+    """
+    if host.ssh is None:
+        return AdbHost(host.adb.port, host.adb.host)
+    with _lock:
+        tunnels = _tunnels.setdefault(supervisor, {})
+        tunnel = tunnels.get(host)
+    if tunnel is None or tunnel.child.process.poll() is not None:
+        tunnel = _open(host, host.ssh, supervisor)
+        with _lock:
+            tunnels[host] = tunnel
+    return AdbHost(tunnel.port)
+
+
+class _Tunnel(NamedTuple):
+    child: Child
+    port: int
+
+
+_lock = threading.Lock()
+_tunnels: weakref.WeakKeyDictionary[Supervisor, dict[HostConfig, _Tunnel]] = weakref.WeakKeyDictionary()
+
+
+def _open(host: HostConfig, login: SshLogin, supervisor: Supervisor) -> _Tunnel:
+    name = f"tunnel to {host.name}"
+    argv: list[str | Path] = [sys.executable, "-m", "farm.devices.tunnel"]
+    argv += ["--adb-host", host.adb.host, "--adb-port", str(host.adb.port)]
+    argv.append(msgspec.json.encode(ssh_address(login)).decode())
+    # With this environment: the agent's socket is named in it.
+    package = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    child = supervisor.spawn(argv, name=name, env={**os.environ, "PYTHONPATH": path}, stdout_pipe=True)
+    pipe = child.process.stdout
+    deadline = time.monotonic() + _TUNNEL_SECONDS
+    line = b""
+    while pipe is not None and not line.endswith(b"\n") and len(line) < _LINE_BYTES:
+        readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        data = os.read(pipe.fileno(), _LINE_BYTES) if readable else b""
+        if not data:
+            break
+        line += data
+    try:
+        ready = msgspec.json.decode(line, type=_Ready)
+    except msgspec.DecodeError:
+        ready = _Ready(error=f"nothing was heard of it in {_TUNNEL_SECONDS:g} s")
+    if not ready.port:
+        child.terminate()
+        raise InfraError(f"no tunnel to {host.name}: {ready.error}")
+    return _Tunnel(child, ready.port)

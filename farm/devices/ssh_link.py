@@ -1,0 +1,272 @@
+"""One SSH connection to a machine, made when it is needed and made anew after it died."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import paramiko
+
+from farm.devices.device import LOOPBACK
+from farm.devices.text import clean_text
+from farm.errors import DeviceError, DeviceGoneError, DeviceTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farm.devices.device import SshAddress
+
+_CONNECT_SECONDS = 10.0
+# A small board that is busy takes seconds for its part of the key exchange.
+_AUTH_SECONDS = 20.0
+_OPEN_SECONDS = 15.0
+_KEEPALIVE_SECONDS = 10
+# A connection on which nothing was acknowledged for so long is dead; keep-alives see to it that something is sent.
+_DEAD_MS = 30_000
+_FULL_SECONDS = 0.05
+# To find out whether a device is still there.
+_AGAIN_SECONDS = 5.0
+
+# OpenSSH allows 10 (MaxSessions); what is beyond ours ends programs.
+SESSIONS = 8
+
+_SYSTEM_HOSTS = Path("/etc/ssh/ssh_known_hosts")
+
+# What goes wrong is raised as an error of ours; without a handler, Python prints paramiko's tracebacks.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+class ForwardRefusedError(DeviceError):
+    """The machine is there, and nothing listens where its sshd was to connect to, or it may not."""
+
+
+class SshLink:
+    """The connection to `address`, for any number of threads. `serial` is whom errors are about."""
+
+    def __init__(self, serial: str, address: SshAddress) -> None:
+        self._serial, self._address = serial, address
+        self._client: paramiko.SSHClient | None = None
+        self._lock = threading.RLock()
+        self._sessions = threading.BoundedSemaphore(SESSIONS)
+        self._in_use = 0
+        self._closing = False
+
+    def take(self, timeout_s: float) -> None:
+        """Wait until one more program may run over this connection. Raises DeviceTimeoutError."""
+        if not self._sessions.acquire(timeout=timeout_s):
+            problem = f"{SESSIONS} programs run over its connection already, and none ended in {timeout_s:g} s"
+            raise DeviceTimeoutError(self._serial, problem)
+        with self._lock:
+            self._in_use += 1
+            self._closing = False
+
+    def give_back(self) -> None:
+        """Say that a program is over."""
+        with self._lock:
+            self._in_use -= 1
+            if self._closing and not self._in_use:
+                self._drop()
+        self._sessions.release()
+
+    def execute(
+        self,
+        command: bytes,
+        *,
+        timeout_s: float = _OPEN_SECONDS,
+        connect_s: float = _CONNECT_SECONDS,
+        argv: Sequence[str] = (),
+    ) -> paramiko.Channel:
+        """Have the login shell there run `command` and return its streams; it is started once. Raises DeviceError.
+
+        `connect_s` is for reaching the machine, when the connection has to be made.
+        """
+        channel = self._open(lambda transport: transport.open_session(timeout=timeout_s), timeout_s, connect_s, argv)
+        # The answer to the next request is waited for without end.
+        timer = threading.Timer(timeout_s, channel.close)
+        timer.daemon = True
+        timer.start()
+        try:
+            channel.exec_command(command)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            channel.close()
+            raise self._unopened(channel.get_transport(), error, timeout_s, argv) from None
+        except BaseException:
+            channel.close()
+            raise
+        finally:
+            timer.cancel()
+        return channel
+
+    def forward(self, host: str, port: int, *, timeout_s: float = _OPEN_SECONDS) -> paramiko.Channel:
+        """Return a stream to `host`:`port` as the machine sees it.
+
+        Raises ForwardRefusedError when sshd is there and does not connect, DeviceError otherwise.
+        """
+        argv = (f"connect to {host}:{port}",)
+
+        def connect(transport: paramiko.Transport) -> paramiko.Channel:
+            try:
+                return transport.open_channel("direct-tcpip", (host, port), (LOOPBACK, 0), timeout=timeout_s)
+            except paramiko.ChannelException as error:
+                problem = f"sshd does not connect: {clean_text(error.text)}"
+                raise ForwardRefusedError(self._serial, problem, argv=argv) from None
+
+        return self._open(connect, timeout_s, _CONNECT_SECONDS, argv)
+
+    def blame(self, problem: str, *, argv: Sequence[str] = (), stderr: str = "") -> DeviceError:
+        """Return the error for a stream that broke: DeviceGoneError when the machine does not answer any more."""
+        try:
+            self._connected(_AGAIN_SECONDS)
+        except DeviceError as error:
+            why = str(error).removeprefix(f"{self._serial}: ")
+            return DeviceGoneError(self._serial, f"{problem}, and now: {why}", argv=argv, stderr=stderr)
+        return DeviceError(self._serial, problem, argv=argv, stderr=stderr)
+
+    def close(self) -> None:
+        """Hang up, at once or when the last program is over. May be called again, and so may every other method."""
+        with self._lock:
+            if self._in_use:
+                self._closing = True
+            else:
+                self._drop()
+
+    def _open(
+        self,
+        opening: Callable[[paramiko.Transport], paramiko.Channel],
+        timeout_s: float,
+        connect_s: float,
+        argv: Sequence[str],
+    ) -> paramiko.Channel:
+        deadline = time.monotonic() + timeout_s
+        again = False
+        while True:
+            transport, made = self._connected(connect_s)
+            try:
+                return opening(transport)
+            except paramiko.ChannelException as error:
+                # sshd counts a session until all of it has ended, which is after we hung up.
+                if time.monotonic() >= deadline:
+                    raise DeviceError(self._serial, f"sshd refuses: {clean_text(error.text)}", argv=argv) from None
+                time.sleep(_FULL_SECONDS)
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                # It may have died long ago.
+                if transport.is_active() or again or made:
+                    raise self._unopened(transport, error, timeout_s, argv) from None
+                again = True
+
+    def _unopened(
+        self, transport: paramiko.Transport, error: Exception, timeout_s: float, argv: Sequence[str]
+    ) -> DeviceError:
+        reason = clean_text(str(error)) or "it ended"
+        if transport.is_active():
+            problem = f"opened no stream in {timeout_s:g} s ({reason}): is it hanging?"
+            return DeviceTimeoutError(self._serial, problem, argv=argv)
+        return self.blame(f"the connection broke: {reason}", argv=argv)
+
+    def _connected(self, timeout_s: float) -> tuple[paramiko.Transport, bool]:
+        """Return the connection, and whether it was made just now."""
+        with self._lock:
+            transport = self._client.get_transport() if self._client is not None else None
+            if transport is not None and transport.is_active():
+                return transport, False
+            self._drop()
+            self._client = self._connect(timeout_s)
+            transport = self._client.get_transport()
+            if transport is None:
+                raise DeviceGoneError(self._serial, "the connection ended as soon as it was made")
+            return transport, True
+
+    def _drop(self) -> None:
+        client, self._client, self._closing = self._client, None, False
+        if client is not None:
+            client.close()
+
+    def _connect(self, timeout_s: float) -> paramiko.SSHClient:
+        address = self._address
+        if address.key_file and not Path(address.key_file).is_file():
+            raise DeviceError(self._serial, f"there is no key file {address.key_file}")
+        stream = self._reach(timeout_s)
+        client = paramiko.SSHClient()
+        client.set_missing_host_key_policy(paramiko.RejectPolicy())
+        try:
+            self._load_known_hosts(client)
+            client.connect(
+                address.host,
+                address.port,
+                address.user,
+                sock=stream,
+                key_filename=address.key_file or None,
+                look_for_keys=not address.key_file,
+                timeout=_AUTH_SECONDS,
+                banner_timeout=_AUTH_SECONDS,
+                auth_timeout=_AUTH_SECONDS,
+                channel_timeout=_OPEN_SECONDS,
+            )
+            transport = client.get_transport()
+            if transport is not None:
+                transport.set_keepalive(_KEEPALIVE_SECONDS)
+        except BaseException as error:
+            client.close()
+            stream.close()
+            if not isinstance(error, (paramiko.SSHException, EOFError, OSError)):
+                raise
+            raise self._refusal(error) from None
+        return client
+
+    def _reach(self, timeout_s: float) -> socket.socket:
+        host, port = self._address.host, self._address.port
+        try:
+            stream = socket.create_connection((host, port), timeout=timeout_s)
+        except TimeoutError:
+            raise DeviceGoneError(self._serial, f"{host} cannot be reached: no answer in {timeout_s:g} s") from None
+        except OSError as error:
+            reason = error.strerror or str(error)
+            problem = f"no SSH server can be reached at {host}, port {port}: {reason}"
+            raise DeviceGoneError(self._serial, problem) from None
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_MS)
+        return stream
+
+    def _known_hosts(self) -> Path:
+        named = self._address.known_hosts
+        return Path(named) if named else Path.home() / ".ssh/known_hosts"
+
+    def _load_known_hosts(self, client: paramiko.SSHClient) -> None:
+        files = [self._known_hosts()] + ([] if self._address.known_hosts else [_SYSTEM_HOSTS])
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                client.load_system_host_keys(str(file))
+
+    def _refusal(self, error: Exception) -> DeviceError:
+        address, file = self._address, self._known_hosts()
+        name = address.host if address.port == 22 else f"[{address.host}]:{address.port}"
+        if isinstance(error, paramiko.BadHostKeyException):
+            return DeviceError(
+                self._serial,
+                f"its host key is not the one that {file} has for {name}: somebody may be in between. Only if it was "
+                f"set up anew: ssh-keygen -R '{name}' -f {file}, and add its new key",
+            )
+        if isinstance(error, paramiko.PasswordRequiredException):
+            problem = f"the key {address.key_file or 'of this user'} has a passphrase: unlock it with ssh-add"
+            return DeviceError(self._serial, problem)
+        reason = clean_text(str(error)) or "it hung up"
+        # paramiko has no type for an account without any key.
+        if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in reason:
+            tried = f"the key {address.key_file}" if address.key_file else "the keys of this user and its agent"
+            return DeviceError(
+                self._serial,
+                f"it does not let {address.user} in with {tried}: add the public key to its authorized_keys",
+            )
+        if "not found in known_hosts" in reason:
+            return DeviceError(
+                self._serial,
+                f"its host key is not in {file}: run 'ssh-keyscan -p {address.port} {address.host}', compare the "
+                "fingerprint ('... | ssh-keygen -lf -') with what the machine itself shows, and add the line",
+            )
+        return DeviceGoneError(self._serial, f"no SSH connection to {name}: {reason}")

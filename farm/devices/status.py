@@ -1,0 +1,159 @@
+"""How a device is right now: charge, temperature, room, since when it is up; read in one round trip."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from farm.devices.text import clean_text
+from farm.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.devices.transport import Transport
+
+# dumpsys waits for the service, which answers at once unless the device is in trouble.
+STATUS_SECONDS = 20.0
+_ANSWER_BYTES = 64 * 1024
+
+# What a sensor in a device can show; what is beyond is one that is switched off or counts in another unit.
+_COLDEST, _HOTTEST = -40.0, 125.0
+_MOST_BYTES = 1 << 60
+_MOST_SECONDS = 3e9
+# A clock that was never set starts in 1970.
+_MOST_OFFSET_MS = 100 * 366 * 86_400_000
+
+_BOOT_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+_NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
+
+# $1: farm's folder, which need not be there yet. A virtual device has a boot of its own, not its machine's.
+_COMMON = """
+echo "time=$(date +%s.%N)"
+echo "uid=$(id -u)"
+read -r uptime rest </proc/uptime && echo "uptime=$uptime"
+boot=
+if command -v getprop >/dev/null; then boot=$(getprop farm.boot_id); fi
+if [ -z "$boot" ]; then boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null); fi
+if [ -z "$boot" ] && command -v getprop >/dev/null; then boot=$(getprop ro.boottime.init); fi
+echo "boot=$boot"
+folder=$1
+while [ -n "$folder" ] && [ ! -d "$folder" ]; do folder=${folder%/*}; done
+echo "free=$(df -kP "$folder/" 2>/dev/null | tail -n 1)"
+for zone in /sys/class/thermal/thermal_zone*/temp; do echo "zone=$(cat "$zone" 2>/dev/null)"; done
+"""
+_ANDROID = "dumpsys battery 2>/dev/null | sed 's/^/battery=/'"
+_LINUX = """
+for supply in /sys/class/power_supply/*; do
+    if [ "$(cat "$supply/type" 2>/dev/null)" = Battery ]; then
+        echo "battery=level: $(cat "$supply/capacity" 2>/dev/null)"
+        echo "battery=temperature: $(cat "$supply/temp" 2>/dev/null)"
+        break
+    fi
+done
+"""
+
+
+class DeviceStatus(msgspec.Struct, frozen=True):
+    """A device at one moment. None: it does not tell, or tells what cannot be."""
+
+    root: bool
+    """Commands run as root."""
+    battery_percent: int | None
+    """None without a battery, too."""
+    temperature_c: float | None
+    """Of the battery, which is what throttles a phone in the end; of the hottest sensor where there is no battery."""
+    free_bytes: int | None
+    """Room where farm keeps its files."""
+    boot_id: str
+    """Another one after every start; empty when it does not tell."""
+    uptime_s: float | None
+    clock_offset_ms: int | None
+    """How far its clock is ahead of this machine's."""
+
+
+def read_status(transport: Transport, *, os: Literal["android", "linux"]) -> DeviceStatus:
+    """Ask a device how it is. Raises DeviceError."""
+    script = _COMMON + (_ANDROID if os == "android" else _LINUX)
+    argv = ["sh", "-c", script, "sh", str(transport.storage)]
+    before_ms = time.time() * 1000
+    done = transport.run(argv, timeout_s=STATUS_SECONDS, max_output=_ANSWER_BYTES)
+    after_ms = time.time() * 1000
+    said = [clean_text(line) for line in done.stdout.split(b"\n")]
+    if not any(line.startswith("uid=") for line in said):
+        stderr = done.stderr.decode(errors="replace")
+        raise DeviceError(transport.serial, "does not say how it is", code=done.code, stderr=stderr)
+    return parse_status(said, (before_ms + after_ms) / 2)
+
+
+def parse_status(lines: Sequence[str], now_ms: float) -> DeviceStatus:
+    """Return what a device's answer means, `name=value` by line; `now_ms` is this machine's epoch then. Pure."""
+    said: dict[str, str] = {}
+    battery: dict[str, str] = {}
+    zones: list[float] = []
+    for line in lines:
+        name, _, value = line.partition("=")
+        if name == "zone":
+            zones += _zone(value)
+        elif name == "battery":
+            key, _, rest = value.partition(":")
+            battery.setdefault(key.strip(), rest.strip())
+        else:
+            said.setdefault(name, value.strip())
+    boot = said.get("boot", "")
+    percent, celsius = _battery(battery)
+    return DeviceStatus(
+        root=said.get("uid") == "0",
+        battery_percent=percent,
+        temperature_c=celsius if celsius is not None else max(zones, default=None),
+        free_bytes=_free_bytes(said.get("free", "")),
+        boot_id=boot if _BOOT_ID.fullmatch(boot) else "",
+        uptime_s=_number(said.get("uptime", ""), 0, _MOST_SECONDS),
+        clock_offset_ms=_offset_ms(said.get("time", ""), now_ms),
+    )
+
+
+def _battery(said: dict[str, str]) -> tuple[int | None, float | None]:
+    """Return percent and degrees. A board without a battery has a service that invents one, and says so."""
+    if said.get("present", "true") != "true":
+        return None, None
+    level, scale = _number(said.get("level", ""), 0, 1e6), _number(said.get("scale", "100"), 1, 1e6)
+    percent = round(level * 100 / scale) if level is not None and scale else None
+    tenths = _number(said.get("temperature", ""), _COLDEST * 10, _HOTTEST * 10)
+    return percent if percent is not None and percent <= 100 else None, tenths / 10 if tenths is not None else None
+
+
+def _zone(said: str) -> list[float]:
+    """Return a sensor's degrees, in a list; nothing for one that is off. Some drivers do not count thousandths."""
+    value = _number(said, _COLDEST * 1000, _HOTTEST * 1000)
+    if value is None or value == 0:
+        return []
+    celsius = value / 1000 if abs(value) >= 1000 else value
+    return [celsius] if _COLDEST < celsius <= _HOTTEST else []
+
+
+def _free_bytes(said: str) -> int | None:
+    # Of `df -kP`: file system, size, used, available, share, place.
+    words = said.split()
+    kilobytes = _number(words[3], 0, _MOST_BYTES / 1024) if len(words) >= 6 else None
+    return int(kilobytes) * 1024 if kilobytes is not None else None
+
+
+def _offset_ms(said: str, now_ms: float) -> int | None:
+    # A date that knows no nanoseconds is right to half a second.
+    seconds, _, fraction = said.partition(".")
+    value = _number(f"{seconds}.{fraction}" if fraction.isdecimal() else f"{seconds}.5", 0, 1e12)
+    if value is None:
+        return None
+    offset = round(value * 1000 - now_ms)
+    return offset if abs(offset) <= _MOST_OFFSET_MS else None
+
+
+def _number(said: str, least: float, most: float) -> float | None:
+    if not said.isascii() or not _NUMBER.fullmatch(said):
+        return None
+    value = float(said)
+    return value if least <= value <= most else None

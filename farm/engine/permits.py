@@ -1,0 +1,41 @@
+"""Whether a worker may use its device now: the controller says so in a file for each, which the worker reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Permit(msgspec.Struct, frozen=True):
+    """What the controller says about one device of the plan."""
+
+    go: bool
+    """A job may begin on it."""
+    fence: int = 0
+    """Of the lease; 0 for a device that is this run's alone, without one."""
+    mend: bool = False
+    """No job may begin on it before it is well again, and somebody waits for that."""
+    others: tuple[str, ...] = ()
+    """Serials of other devices of its SoC that may try a job that failed here."""
+
+
+def leave_permit(run_folder: Path, device: int, permit: Permit) -> None:
+    """Tell the worker of a device; `device` is its number in the plan."""
+    file = _file(run_folder, device)
+    file.parent.mkdir(exist_ok=True)
+    part = file.with_suffix(".part")
+    part.write_bytes(msgspec.json.encode(permit))
+    part.rename(file)
+
+
+def read_permit(run_folder: Path, device: int) -> Permit:
+    """Return what the controller said last. Raises FileNotFoundError before it said anything."""
+    return msgspec.json.decode(_file(run_folder, device).read_bytes(), type=Permit)
+
+
+def _file(run_folder: Path, device: int) -> Path:
+    return run_folder / "permits" / f"{device}.json"

@@ -1,0 +1,89 @@
+"""What a run was asked to do, kept beside it, so that one that did not come to its end can be finished."""
+
+from __future__ import annotations
+
+import fcntl
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.build.source import source_digest
+from farm.errors import UsageError
+from farm.results.attempt import Verdict
+from farm.suites import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from farm.engine.run import RunRequest
+    from farm.store.view import RunView
+
+_FILE, _LOCK = "intent.json", "lock"
+
+
+def leave_intent(folder: Path, request: RunRequest, jobs: Sequence[Job]) -> None:
+    """Write down what a run is to do, once."""
+    file = folder / _FILE
+    if file.exists():
+        return
+    part = file.with_suffix(".part")
+    intent = {"request": request, "jobs": jobs, "sources": _sources(jobs)}
+    part.write_bytes(msgspec.json.encode(intent, enc_hook=str))
+    part.rename(file)
+
+
+def read_intent(folder: Path) -> tuple[RunRequest, tuple[Job, ...]]:
+    """Return what the run in `folder` is to do.
+
+    Raises UsageError when it was never written down here, or when the code of its cases has changed since.
+    """
+    from farm.engine.run import RunRequest
+
+    try:
+        data = msgspec.json.decode((folder / _FILE).read_bytes(), type=dict[str, msgspec.Raw])
+    except FileNotFoundError:
+        raise UsageError(
+            f"{folder}: there is nothing to resume: the run was on another machine, or of another command"
+        ) from None
+    request = msgspec.json.decode(data["request"], type=RunRequest)
+    jobs = msgspec.json.decode(data["jobs"], type=tuple[Job, ...], dec_hook=lambda kind, text: kind(text))
+    then, now = msgspec.json.decode(data["sources"], type=dict[str, str]), _sources(jobs)
+    if changed := sorted(name for name in then if now.get(name) != then[name]):
+        raise UsageError(
+            f"run {folder.name} cannot be resumed: the code of {', '.join(changed)} has changed since: start anew"
+        )
+    return request, jobs
+
+
+def _sources(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the hash of the code of each module that the cases of `jobs` come from."""
+    cases = {f"{job.case.folder}: {job.case.module.partition(':')[0]}": job.case for job in jobs}
+    return {name: source_digest(case) for name, case in cases.items()}
+
+
+def missing_jobs(view: RunView, jobs: Sequence[Job]) -> tuple[Job, ...]:
+    """Return those of `jobs` without a verdict about the code: not tried, or only the farm was to blame. Pure."""
+    decided = {job.id for job in view.jobs if job.attempts and job.attempts[-1].verdict is not Verdict.INFRA}
+    return tuple(job for job in jobs if job.id not in decided)
+
+
+def require_same(then: Mapping[str, str], now: Mapping[str, str], run_id: str) -> None:
+    """Raise UsageError when numbers made now would not be comparable with those that the run has."""
+    changed = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
+    if changed:
+        told = ", ".join(f"{name} ({then.get(name, 'nothing')}, now {now.get(name, 'nothing')})" for name in changed)
+        raise UsageError(f"run {run_id} cannot be resumed, as its numbers would not be comparable: {told}: start anew")
+
+
+@contextmanager
+def in_progress(folder: Path) -> Iterator[None]:
+    """Keep others from working at the same run. Raises UsageError while somebody does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"run {folder.name} is still running: wait for it, or stop it with Ctrl-C") from None
+        yield

@@ -1,0 +1,49 @@
+"""Whether a device is still there, and has not started anew since it was first asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.devices.recovery import TELL_BOOT
+from farm.devices.text import clean_text
+from farm.errors import AdbServerError, DeviceError, DeviceGoneError
+from farm.execution.trouble import LostError
+
+if TYPE_CHECKING:
+    from farm.devices.transport import Transport
+
+# A device that is busy with a job may take some seconds to start a shell.
+_ASK_SECONDS = 15.0
+_ANSWER_BYTES = 4096
+
+
+class Presence:
+    """The presence of one device. Several threads may use it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._boot = ""
+
+    def learn(self, said: bytes) -> None:
+        """Note what TELL_BOOT printed, the first time."""
+        self._boot = self._boot or clean_text(said)
+
+    def demand(self) -> None:
+        """Raise LostError for a device that does not answer or has started anew, AdbServerError for its adb server."""
+        serial = self._transport.serial
+        try:
+            boot = self._ask()
+        except AdbServerError:
+            raise
+        except DeviceGoneError:
+            raise LostError(serial, "it is not there any more") from None
+        except DeviceError:
+            raise LostError(serial, "it does not answer any more") from None
+        before, self._boot = self._boot, boot or self._boot
+        if before and boot and before != boot:
+            raise LostError(serial, "it was rebooted")
+
+    def _ask(self) -> str:
+        """Return the identity of the device's start, empty where it tells none. Raises DeviceError."""
+        done = self._transport.run(["sh", "-c", TELL_BOOT], timeout_s=_ASK_SECONDS, max_output=_ANSWER_BYTES)
+        return clean_text(done.stdout)

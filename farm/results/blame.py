@@ -1,0 +1,173 @@
+"""What every device said about a job -> who is to blame: the code under test, or the farm. Pure: docs/blame.md."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.results.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+MOST_DEVICES = 3
+"""On so many devices a job is tried at most, whatever they say."""
+
+# So many devices that went away under one job are no accident any more.
+_KILLED_DEVICES = 2
+
+_CODE = {Cause.COMPILE, Cause.NUMERICS, Cause.REFUSED}
+# What ended the runner may be the job or the device: only another device can tell.
+_ENDED = {Cause.CRASH: "crashed", Cause.HANG: "hung"}
+# Another device would not change it.
+_NO_DEVICE = {Cause.BUILDER}
+
+
+class Blame(StrEnum):
+    """Whose fault an attempt is."""
+
+    NOBODY = "nobody"
+    """It passed, or was skipped."""
+    CODE = "code"
+    FARM = "farm"
+    """A device, its connection, or farm itself."""
+    UNDECIDED = "undecided"
+    """One device alone cannot tell: it does not count against the code."""
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """What one device said about a job; of a job that was run again alone there, what that said."""
+
+    device: str
+    """Its id; empty where none was needed."""
+    verdict: Verdict
+    cause: Cause
+    stage: Stage
+    reason: str
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What follows from all that devices said about a job so far."""
+
+    blame: Blame
+    repeat: bool
+    """Try it once more, on a device that has not tried it."""
+    evidence: str
+    """One line that says what the blame rests on; empty where the last attempt says all."""
+
+
+def tried(attempt: Attempt) -> Tried:
+    """Return what `attempt` adds to the history of its job."""
+    return Tried(attempt.device, attempt.verdict, attempt.cause, attempt.stage, attempt.reason)
+
+
+def damaged(attempt: Attempt, what: str) -> Attempt:
+    """Return an attempt whose numbers mean nothing: `what` says which files were not what they ought to be."""
+    reason = f"{what}: its numbers mean nothing ({attempt.reason})"
+    return _blameless(msgspec.structs.replace(attempt, cause=Cause.DAMAGE, reason=one_line(reason)))
+
+
+def classify(history: Sequence[Tried], *, others: int) -> Decision:
+    """Return who is to blame for the last of `history`, all attempts of one job, oldest first, one of each device.
+
+    `others`: how many healthy devices of its SoC have not tried it.
+    """
+    last, earlier = history[-1], history[:-1]
+    more = others > 0 and len(_devices(history)) < MOST_DEVICES
+    if last.verdict in {Verdict.PASSED, Verdict.SKIPPED}:
+        return Decision(Blame.NOBODY, repeat=False, evidence=_others_said(earlier))
+    if (proof := _proof(history, more=more)) is not None:
+        return Decision(Blame.CODE, repeat=False, evidence=proof)
+    if last.cause is Cause.GONE and (killed := _killed(history)):
+        evidence = f"the job may be killing devices: {killed} went away while they ran it"
+        return Decision(Blame.FARM, repeat=False, evidence=evidence)
+    if any(one.cause in _ENDED for one in history):
+        return Decision(Blame.UNDECIDED, repeat=more, evidence=_undecided(history, repeat=more))
+    return Decision(Blame.FARM, repeat=more and last.cause not in _NO_DEVICE, evidence=_others_said(earlier))
+
+
+def _proof(history: Sequence[Tried], *, more: bool) -> str | None:
+    """Return what shows that the code is to blame for the last attempt, None when it is not; `more` may try it."""
+    last, earlier = history[-1], history[:-1]
+    if last.cause not in _ENDED:
+        at_once = last.cause in _CODE or last.verdict is Verdict.FAILED
+        return _others_said(earlier) if at_once else None
+    if len({one.device for one in history if one.cause in _ENDED}) > 1:
+        return _listed(history)
+    return "no other device has tried it" if not more and len(_devices(history)) <= 1 else None
+
+
+def _devices(history: Iterable[Tried]) -> set[str]:
+    return {one.device for one in history if one.device}
+
+
+def settle(attempt: Attempt, history: Sequence[Tried], *, others: int) -> Attempt:
+    """Return `attempt` as it is recorded: infra unless the code is to blame for it, with what other devices said.
+
+    `history` and `others` are those of `classify`; the last of `history` is this attempt. Raises ValueError when it
+    is not.
+    """
+    if not history or (history[-1].device, history[-1].cause) != (attempt.device, attempt.cause):
+        raise ValueError(f"the last of the history has to be the attempt itself, on {attempt.device or 'no device'}")
+    decision = classify(history, others=others)
+    if decision.blame in {Blame.FARM, Blame.UNDECIDED}:
+        attempt = _blameless(attempt)
+    if not decision.evidence:
+        return attempt
+    evidence = one_line(decision.evidence)
+    if attempt.cause is Cause.GONE and not decision.repeat and _killed(history):
+        # It has to be seen where only the reason is shown.
+        return msgspec.structs.replace(attempt, reason=one_line(f"{evidence}; {attempt.reason}"))
+    return msgspec.structs.replace(attempt, notes=(*attempt.notes, evidence))
+
+
+def _blameless(attempt: Attempt) -> Attempt:
+    return msgspec.structs.replace(
+        attempt, verdict=Verdict.INFRA, known_issue="", comparisons=(), measurements=(), operators=()
+    )
+
+
+def _killed(history: Iterable[Tried]) -> str:
+    devices = list(dict.fromkeys(one.device for one in history if one.cause is Cause.GONE))
+    return _joined(devices) if len(devices) >= _KILLED_DEVICES else ""
+
+
+def _undecided(history: Sequence[Tried], *, repeat: bool) -> str:
+    if repeat:
+        return f"{_listed(history)}: another device has to tell whether it is the job or the device"
+    return f"{_listed(history)}: it stays open whether it is the job or the device"
+
+
+def _others_said(earlier: Sequence[Tried]) -> str:
+    return f"before, on other devices: {_listed(earlier)}" if earlier else ""
+
+
+def _listed(history: Sequence[Tried]) -> str:
+    """Return what happened where: `crashed on X and on Y, gone on Z`."""
+    places: dict[str, list[str]] = {}
+    for one in history:
+        what = _ENDED.get(one.cause) or _WORDS.get(one.cause) or str(one.verdict)
+        places.setdefault(what, []).append(f"on {one.device or 'no device'}")
+    return ", ".join(f"{what} {_joined(where)}" for what, where in places.items())
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+_WORDS = {
+    Cause.COMPILE: "not compiled",
+    Cause.NUMERICS: "wrong numbers",
+    Cause.REFUSED: "refused",
+    Cause.CONNECTION: "connection lost",
+    Cause.GONE: "device gone",
+    Cause.ADB_SERVER: "no adb server",
+    Cause.SPACE: "no space",
+    Cause.DAMAGE: "files damaged",
+    Cause.BUILDER: "not built",
+    Cause.LEASE: "lease lost",
+    Cause.WORKER: "worker died",
+}

@@ -1,0 +1,140 @@
+"""Programs and files of Android that farm asks a device for, as far as a virtual device has them: scripts and texts."""
+
+from __future__ import annotations
+
+import sys
+
+_GETPROP = """#!/bin/sh
+# getprop, as on Android: all properties, or the one that is named, or its default.
+file="${0%/bin/getprop}/build.prop"
+if [ $# -eq 0 ]; then
+    exec sed 's/^\\([^=]*\\)=\\(.*\\)$/[\\1]: [\\2]/' "$file"
+fi
+while IFS= read -r line; do
+    case $line in "$1="*)
+        printf '%s\\n' "${line#*=}"
+        exit
+    esac
+done <"$file"
+printf '%s\\n' "${2-}"
+"""
+
+# What toybox says of adbd's two users; of whom else, this machine does.
+_ID = """#!/bin/sh
+# id, as on Android: the user that adbd says its commands run as.
+if [ "$("${0%/id}/getprop" service.adb.root)" = 1 ]; then
+    number=0 name=root
+else
+    number=2000 name=shell
+fi
+case "$*" in
+    -u | -g | -G) echo "$number" ;;
+    -un | -gn | -Gn) echo "$name" ;;
+    "") echo "uid=$number($name) gid=$number($name) groups=$number($name)" ;;
+    *) PATH=/usr/bin:/bin exec id "$@" ;;
+esac
+"""
+
+_DUMPSYS = """#!/bin/sh
+# dumpsys, as on Android, of which there is the battery alone.
+if [ "${1-}" = battery ]; then
+    exec cat "${0%/bin/dumpsys}/battery"
+fi
+echo "Can't find service: ${1-}" >&2
+"""
+
+TOOLS = {"getprop": _GETPROP, "id": _ID, "dumpsys": _DUMPSYS}
+"""Scripts that are always in /system/bin."""
+
+_DF = """#!/bin/sh
+# df of a device whose storage is full, or nearly: every file system has so many bytes left.
+left="$("${0%/df}/getprop" farm.free_bytes)"
+PATH=/usr/bin:/bin df "$@" | while IFS= read -r line; do
+    case $line in
+        [Ff]ilesystem*) printf '%s\\n' "$line" ;;
+        *) set -- $line; echo "$1 $2 $2 $((left / 1024)) 100% $6" ;;
+    esac
+done
+"""
+
+_DATE = """#!/bin/sh
+# date of a device whose clock is wrong.
+for word; do
+    case $word in -d* | -r* | -s* | --date* | --reference* | --set*) PATH=/usr/bin:/bin exec date "$@" ;; esac
+done
+now="$(PATH=/usr/bin:/bin date +%s.%N)"
+skew="$("${0%/date}/getprop" farm.clock_skew_s)"
+PATH=/usr/bin:/bin exec date -d "@$((${now%.*} + skew)).${now#*.}" "$@"
+"""
+
+# Times of files are kept as they are, and shown off by the skew: then `touch` and `find -mmin` agree with `date`.
+_STAT = f"""#!{sys.executable} -IS
+# stat of a device whose clock is wrong.
+import os, re, subprocess, sys
+bin = os.path.dirname(sys.argv[0])
+with open(os.path.join(os.path.dirname(bin), "build.prop"), "rb") as file:
+    skew = int(re.search(rb"^farm.clock_skew_s=(-?\\d+)$", file.read(), re.M)[1])
+words = [os.fsencode(word) for word in sys.argv[1:]]
+for number, word in enumerate(words):
+    if number and words[number - 1] == b"-c" or word.startswith((b"-c", b"--format=", b"--printf=")):
+        words[number] = re.sub(rb"%([XYZ])", lambda found: b"\\1" + found[0] + b"\\1", word)
+done = subprocess.run([b"/usr/bin/stat", *words], stdout=subprocess.PIPE)
+shown = re.sub(b"\\1([0-9]+)\\1", lambda found: b"%d" % (int(found[1]) + skew), done.stdout)
+sys.stdout.buffer.write(shown)
+sys.exit(done.returncode)
+"""
+
+FAULTY_TOOLS = {"df": _DF, "date": _DATE, "stat": _STAT}
+"""Scripts that are there while a fault is in force: this machine's own would tell the truth."""
+
+BATTERY = "system/battery"
+THERMAL = "sys/class/thermal/thermal_zone0"
+BOOT_ID = "proc/sys/kernel/random/boot_id"
+
+HEALTHY_LEVEL = 100
+HEALTHY_CELSIUS = 25
+
+
+def battery(level: int, celsius: int) -> str:
+    """Return what `dumpsys battery` says, of Android 15: percent, and tenths of a degree."""
+    return f"""Current Battery Service state:
+  AC powered: false
+  USB powered: true
+  Wireless powered: false
+  Dock powered: false
+  Max charging current: 500000
+  Max charging voltage: 5000000
+  Charge counter: {level * 39000}
+  status: 2
+  health: {3 if celsius >= 50 else 2}
+  present: true
+  level: {level}
+  scale: 100
+  voltage: 4300
+  temperature: {celsius * 10}
+  technology: Li-ion
+"""
+
+
+HOSTILE_NAMES = (
+    b"-rf",
+    b"$(reboot)",
+    b"`reboot`",
+    b"; reboot #",
+    b"a b",
+    b"'\"",
+    b"*",
+    b"\x1b[31mred\x1b[0m",
+    "\N{RIGHT-TO-LEFT OVERRIDE}gnp.exe".encode(),
+    b"\xff\xfe",
+    b"x" * 255,
+    # Looks like a line of a listing of its own: size, time and the name of an object.
+    b"1 1 x\n5 1 " + b"a" * 64,
+)
+"""Names that a file can have and hardly any program expects."""
+
+IMPOSSIBLE_NAMES = (b"../../outside", b"/data/outside")
+"""Names that no file has, and that a device can list all the same."""
+
+HOSTILE_FOLDERS = ("data/local/tmp", "data/local/tmp/farm", "data/local/tmp/farm/objects")
+"""Where files with HOSTILE_NAMES are put, so far as these are there."""

@@ -1,0 +1,75 @@
+"""Virtual devices behind an adb server that stays: for farm they are attached, as phones are, and shared."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from farm_home import FarmHome
+
+from farm.devices.adb_server import start_adb_server
+from farm.processes import Supervisor
+from farm.virtual.boot import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from farm.devices.device import Device
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Devices that every `farm` of a home sees."""
+
+    home: FarmHome
+    devices: list[Device]
+    folder: Path
+    port: int
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"ANDROID_ADB_SERVER_PORT": str(self.port)}
+
+    def root(self, number: int) -> Path:
+        """The folder that holds the files of a device."""
+        return self.folder / "devices" / self.devices[number].serial
+
+    def farm(self, *arguments: str, timeout_s: float = 120, user: str = "") -> subprocess.CompletedProcess[str]:
+        """Run `farm`, as another user where one is named."""
+        return self.home.farm(*arguments, timeout_s=timeout_s, env=self._env(user))
+
+    def json(self, *arguments: str, user: str = "") -> dict[str, Any]:
+        done = self.farm(*arguments, "--json", user=user)
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    @contextlib.contextmanager
+    def running(self, *arguments: str, user: str = "") -> Iterator[subprocess.Popen[str]]:
+        """Run `farm` meanwhile, as `FarmHome.running`."""
+        with self.home.running(*arguments, env=self._env(user)) as process:
+            yield process
+
+    def _env(self, user: str) -> Mapping[str, str]:
+        return {**self.env, **({"LOGNAME": user, "USER": user} if user else {})}
+
+
+@contextlib.contextmanager
+def attach(home: FarmHome, folder: Path, socs: list[str]) -> Iterator[Attached]:
+    """Boot virtual devices that no run has started."""
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, folder / "adb")
+        yield Attached(home, boot(supervisor, server, socs, folder / "devices"), folder, server.port)
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
+    """Wait until something is so. Raises AssertionError when it never is."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.05)

@@ -1,0 +1,203 @@
+"""`farm lease`, `farm release` and `farm shell`, on virtual devices behind a real adb server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.devices.adb_server import start_adb_server
+from farm.leases import Priority
+from farm.processes import Supervisor
+from farm.store.registry import HealthEvent
+from farm.store.store import Store, open_store
+from farm.virtual.boot import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from farm_home import FarmHome
+
+FIRST, SECOND = "virtual-SM8650-0", "virtual-SM8650-1"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment that finds two virtual devices where a user's own adb server would be."""
+    root = tmp_path_factory.mktemp("lease")
+    with Supervisor() as supervisor:
+        adb = start_adb_server(supervisor, root / "adb")
+        boot(supervisor, adb, ["SM8650", "SM8650"], root)
+        yield {"ANDROID_ADB_SERVER_PORT": str(adb.port)}
+
+
+class User:
+    """Somebody who calls `farm`."""
+
+    def __init__(self, home: FarmHome, server: Mapping[str, str], name: str) -> None:
+        self.name, self._home = name, home
+        self.env = {**home.env, **server, **({"LOGNAME": name} if name else {})}
+
+    def farm(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self._home.farm(*words, env=self.env)
+
+    def says(self, *words: str) -> str:
+        done = self.farm(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def is_refused(self, *words: str, code: int) -> str:
+        done = self.farm(*words)
+        assert done.returncode == code, (done.stdout, done.stderr)
+        assert done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "farm.cli.main", *words],
+            env=self.env,
+            cwd=self._home.cwd,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.fixture
+def ada(home: FarmHome, server: Mapping[str, str]) -> User:
+    return User(home, server, "ada")
+
+
+@pytest.fixture
+def bob(home: FarmHome, server: Mapping[str, str]) -> User:
+    return User(home, server, "bob")
+
+
+@pytest.fixture
+def store(home: FarmHome) -> Iterator[Store]:
+    home.state.mkdir(exist_ok=True)
+    with open_store(home.state / "farm.db") as opened:
+        yield opened
+
+
+def nightly(store: Store, device: str) -> None:
+    token = store.leases.request(
+        [device], count=1, user="ci", host="bench", pid=7, purpose="farm run", priority=Priority.NIGHTLY, ttl_s=60
+    )
+    assert store.leases.poll(token, ttl_s=60)
+
+
+def test_a_device_is_reserved_used_and_given_back(ada: User, bob: User, store: Store) -> None:
+    said = ada.says("lease", "sm8650", "--for", "2h")
+    assert f"{FIRST} (SM8650, virtual) is yours until " in said
+    assert f"farm shell {FIRST}" in said
+    assert f"farm release {FIRST}" in said
+
+    said = bob.is_refused("lease", FIRST, "--no-wait", code=4)
+    assert f"{FIRST} is reserved for ada until " in said
+    assert "wait for it with --wait 10m" in said
+    assert f"{FIRST} is reserved for ada" in bob.is_refused("shell", FIRST, "--", "true", code=4)
+    assert "name a device or an SoC" in bob.is_refused("shell", "--", "true", code=2)
+    second = json.loads(bob.says("lease", "SM8650", "--json"))
+    assert (second["schema"], second["id"], second["user"]) == (1, SECOND, "bob")
+    assert second["device"]["soc"] == "SM8650"
+
+    # Her own commands get in, without a name as well, and hand on what the command says.
+    done = ada.farm("shell", "--", "sh", "-c", "echo $0; getprop ro.soc.model; exit 7", "a b")
+    assert (done.returncode, done.stdout.splitlines()) == (7, ["a b", "SM8650"]), done.stderr
+    (mine, _) = store.leases.all()
+    assert (mine.reserved_for, mine.token) == ("ada", "")
+
+    assert f"{SECOND} is reserved for bob until" in ada.is_refused("release", SECOND, code=2)
+    assert ada.says("release") == f"{FIRST} is given back\n"
+    assert "no device is reserved for you" in ada.is_refused("release", code=2)
+    assert f"{FIRST} is free already" in ada.is_refused("release", FIRST, code=2)
+    assert ada.says("release", SECOND, "--force") == f"{SECOND} is given back\n"
+    assert store.leases.all() == []
+
+
+def test_several_are_given_back_by_name_or_all_at_once(ada: User, store: Store) -> None:
+    ada.says("lease", "SM8650")
+    ada.says("lease", "SM8650")
+    assert "every SM8650 is yours already" in ada.is_refused("lease", "SM8650", code=4)
+    before = {lease.device: lease.reserved_until_ms for lease in store.leases.all()}
+    ada.says("lease", FIRST, "--for", "3d")
+    after = {lease.device: lease.reserved_until_ms for lease in store.leases.all()}
+    assert after[FIRST] > before[FIRST] + 2 * 86_400_000
+    assert after[SECOND] == before[SECOND]
+    assert f"name one of {FIRST}, {SECOND}, or give --all" in ada.is_refused("release", code=2)
+    assert ada.says("release", "--all").count("is given back") == 2
+
+
+def test_who_has_it_is_said_and_a_person_who_waits_gets_it(ada: User, store: Store) -> None:
+    nightly(store, FIRST)
+    said = ada.is_refused("lease", FIRST, "--no-wait", code=4)
+    assert f"{FIRST} is used by ci since " in said
+    assert "for 'farm run' (process 7 on bench)" in said
+    assert "give --force" in ada.is_refused("release", FIRST, code=2)
+    waiting = ada.start("lease", FIRST, "--wait", "2m")
+    assert waiting.stderr is not None
+    assert "waiting: " in waiting.stderr.readline()
+    leases = store.leases.all()
+    assert store.leases.renew(leases, ttl_s=60).wanted == {FIRST}
+    store.leases.release(leases)
+    output, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0
+    assert f"{FIRST} (SM8650, virtual) is yours" in output
+
+
+def test_what_cannot_be_leased_is_refused_with_what_to_do(ada: User, store: Store) -> None:
+    assert "no SM8750 is attached: 'farm devices'" in ada.is_refused("lease", "SM8750", code=4)
+    assert "did you mean 'virtual-SM8650-0'" in ada.is_refused("lease", "virtual-SM8650-00", code=2)
+    done = ada.farm("lease", "SM8650", "--for", "soon")
+    assert done.returncode == 2
+    assert "such as 90s, 10m, 1.5h or 2d" in done.stderr
+    store.registry.set_service(FIRST, False, "cracked screen", "bob")
+    said = ada.is_refused("lease", FIRST, code=4)
+    assert f"{FIRST} is out of service (cracked screen): 'farm device in {FIRST}' puts it back" in said
+    store.registry.record_health(HealthEvent(SECOND, "canary", "quarantined", "3 crashes in a row"))
+    said = ada.is_refused("lease", "SM8650", code=4)
+    assert f"{SECOND} is quarantined (3 crashes in a row): 'farm device show {SECOND}'" in said
+    assert "cracked screen" in said
+
+
+def test_a_shell_ends_when_its_lease_is_taken_away(ada: User, bob: User, store: Store) -> None:
+    shell = ada.start("shell", FIRST, "--", "sh", "-c", "echo here; sleep 300")
+    assert shell.stdout is not None
+    assert shell.stdout.readline() == "here\n"
+    (lease,) = store.leases.all()
+    assert (lease.user, lease.pid, lease.purpose.partition(" --")[0]) == ("ada", shell.pid, "farm shell")
+    assert bob.says("release", FIRST, "--force") == f"{FIRST} is given back\n"
+    _, errors = shell.communicate(timeout=60)
+    assert shell.returncode == 4
+    assert f"{FIRST} was given to somebody else: the shell was ended" in errors
+    assert store.leases.all() == []
+
+
+def test_a_shell_in_a_terminal_is_one_on_the_device(ada: User, store: Store) -> None:
+    master, slave = os.openpty()
+    shell = subprocess.Popen(
+        [sys.executable, "-m", "farm.cli.main", "shell", FIRST],
+        env=ada.env,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    )
+    os.close(slave)
+    said = b""
+    try:
+        os.write(master, b"echo $((6 * 7)) $(getprop ro.soc.model); exit 3\n")
+        while b"42 SM8650" not in said and (more := os.read(master, 4096)):
+            said += more
+        assert shell.wait(timeout=60) == 3
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(master)
+    assert store.leases.all() == []

@@ -1,0 +1,122 @@
+"""Virtual devices that stay: what `farm virtual` says and does, at a real adb server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from farm_home import wait_for_no_process
+
+from farm.devices.adb_server import start_adb_server
+from farm.processes import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from farm_home import FarmHome
+
+    from farm.devices.adb_server import AdbServer
+
+SERIAL = "virtual-SM8650-0"
+
+
+@pytest.fixture
+def server(home: FarmHome) -> Iterator[AdbServer]:
+    """The user's ordinary adb server."""
+    with Supervisor() as supervisor:
+        yield start_adb_server(supervisor, home.cwd / "adb")
+
+
+@contextlib.contextmanager
+def up(home: FarmHome, server: AdbServer, *words: str) -> Iterator[list[str]]:
+    """The lines that it prints once the devices are there."""
+    environment = {"ANDROID_ADB_SERVER_PORT": str(server.port)}
+    with home.running("virtual", "up", "--soc", "SM8650", *words, env=environment) as process:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while not lines or not lines[-1].startswith("Ctrl-C"):
+            line = process.stdout.readline()
+            assert line, lines
+            lines.append(line.rstrip("\n"))
+        yield lines
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
+
+
+def adb(server: AdbServer, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(server.adb), *words],
+        env={**os.environ, **server.environment()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_devices_stay_fail_on_request_and_leave_nothing(home: FarmHome, server: AdbServer) -> None:
+    with up(home, server, "-n", "2") as said:
+        assert [line.split()[0] for line in said[:2]] == [SERIAL, "virtual-SM8650-1"]
+        assert f"adb -s product:{SERIAL} shell" in "\n".join(said)
+        shell = ("-s", f"product:{SERIAL}", "shell", "echo well")
+        assert adb(server, *shell).stdout == "well\n"
+
+        done = home.farm("virtual", "fault", SERIAL, "exit_code", "--code", "7", "--match", "^echo")
+        assert (done.returncode, done.stdout) == (0, "")
+        assert [adb(server, *shell).returncode for _ in range(2)] == [7, 0]
+        assert "exit_code       shell   echo well" in home.farm("virtual", "faults", SERIAL).stdout
+        struck = json.loads(home.farm("virtual", "faults", SERIAL, "--json").stdout)
+        assert [(one["kind"], one["operation"]) for one in struck["struck"]] == [("exit_code", "shell")]
+
+        assert "until cleared" in home.farm("virtual", "fault", SERIAL, "wrong_soc").stderr
+        soc = ("-s", f"product:{SERIAL}", "shell", "getprop ro.soc.model")
+        assert adb(server, *soc).stdout == "SM8550\n"
+        assert home.farm("virtual", "clear", SERIAL).returncode == 0
+        assert adb(server, *soc).stdout == "SM8650\n"
+
+        again = home.farm("virtual", "up", "--soc", "SM8650", env={"ANDROID_ADB_SERVER_PORT": str(server.port)})
+        assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+        assert "is up already" in again.stderr
+        elsewhere = ("--folder", str(home.cwd / "other"))
+        words = ("virtual", "up", "--soc", "SM8650", *elsewhere)
+        other = home.farm(*words, env={"ANDROID_ADB_SERVER_PORT": str(server.port)})
+        assert (other.returncode, other.stderr.count("\n")) == (2, 1)
+        assert "is attached to the adb server" in other.stderr
+
+        for words, said_of in (
+            (("virtual-SM8650-9", "stall"), "did you mean 'virtual-SM8650-"),
+            ((SERIAL, "stal"), "did you mean 'stall'"),
+            ((SERIAL, "stall", "--seconds", "-1"), "seconds"),
+            ((SERIAL, "exit_code", "--match", "("), "regular expression"),
+        ):
+            wrong = home.farm("virtual", "fault", *words)
+            assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1), wrong.stderr
+            assert said_of in wrong.stderr
+    assert adb(server, "devices").stdout.split("\n")[1] == ""
+    assert wait_for_no_process(home) == {}
+    gone = home.farm("virtual", "fault", SERIAL, "stall")
+    assert gone.returncode == 2
+    assert "farm virtual up" in gone.stderr
+
+
+def test_with_a_server_of_their_own_and_random_faults(home: FarmHome, server: AdbServer) -> None:
+    words = ("--own-server", "--fault-rate", "1", "--fault-kinds", "exit_code")
+    with up(home, server, *words) as said:
+        [port] = [line.rpartition("=")[2] for line in said if "ANDROID_ADB_SERVER_PORT" in line]
+        assert adb(server, "devices").stdout.split("\n")[1] == ""
+        command = [str(server.adb), "-P", port, "-s", f"product:{SERIAL}", "shell", "true"]
+        assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode != 0
+    assert wait_for_no_process(home) == {}
+
+
+def test_faults_are_listed(home: FarmHome) -> None:
+    listed = home.farm("virtual", "faults").stdout
+    assert "drop_push" in listed
+    assert max(map(len, listed.splitlines())) <= 80
+    told = json.loads(home.farm("virtual", "faults", "--json").stdout)
+    assert len(told["faults"]) == len(listed.splitlines())

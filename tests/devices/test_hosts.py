@@ -1,0 +1,245 @@
+"""Everything that is attached, through a real adb server, a real sshd and a real tunnel."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from ssh_server import SshServer
+
+from farm.config import load_config
+from farm.devices.adb_server import find_adb
+from farm.devices.connect import open_transport
+from farm.devices.discovery import Scan, identify_again, scan_all
+from farm.devices.hosts import reach_server
+from farm.devices.identity import read_soc
+from farm.devices.status import read_status
+from farm.errors import InfraError
+from farm.processes import Supervisor
+from farm.virtual.boot import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Bench
+
+HERE = socket.gethostname()
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
+    with Supervisor() as supervisor:
+        server = SshServer(supervisor, tmp_path_factory.mktemp("board"), "QCS9100", "board-7").start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def look(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Scan]]:
+    """Look for devices with such a farm.toml; the ordinary adb server is the bench's."""
+    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(bench.server.port))
+    with Supervisor() as supervisor:
+
+        def look(toml: str) -> Scan:
+            (tmp_path / "farm.toml").write_text(toml)
+            return scan_all(load_config(tmp_path / "farm.toml"), supervisor)
+
+        yield look
+
+
+def login(server: SshServer) -> str:
+    return (
+        f'ssh = "{getpass.getuser()}@127.0.0.1:{server.port}"\n'
+        f'key_file = "{server.folder}/user_key"\nknown_hosts = "{server.known_hosts}"\n'
+    )
+
+
+def unusable(scan: Scan) -> dict[str, tuple[str, str]]:
+    return {one.serial: (one.state, one.reason) for one in scan.unusable}
+
+
+def test_without_a_word_in_farm_toml_the_ordinary_server_is_asked(look: Callable[[str], Scan]) -> None:
+    found = look("")
+    assert [(one.id, one.soc, one.host, one.os) for one in found.devices] == [
+        (f"virtual-SM8650-0@{HERE}", "SM8650", HERE, "android"),
+        (f"virtual-SM8750-0@{HERE}", "SM8750", HERE, "android"),
+    ]
+    assert found.unusable == ()
+
+
+def test_devices_of_every_kind_are_found_and_described(look: Callable[[str], Scan], board: SshServer) -> None:
+    found = look(
+        f'[[device]]\nserial = "virtual-SM8650-0"\nname = "left"\nlabels = ["lab", "hot"]\nsoc = "sm8650"\n'
+        f'[[device]]\n{login(board)}storage = "{board.folder}/kept/here"\nname = "board"\n'
+    )
+    assert unusable(found) == {}
+    assert {one.serial: (one.name, one.labels) for one in found.devices} == {
+        "virtual-SM8650-0": ("left", ("lab", "hot")),
+        "virtual-SM8750-0": ("", ()),
+        "board-7": ("board", ()),
+    }
+    device = next(one for one in found.devices if one.serial == "board-7")
+    assert (device.soc, device.os, device.host) == ("QCS9100", "linux", "127.0.0.1")
+    assert device.build
+    # What it is asked for again, it says again; and it can be worked with.
+    assert identify_again(device) == msgspec.structs.replace(device, name="", labels=())
+    transport = open_transport(device)
+    assert str(transport.storage) == f"{board.folder}/kept/here"
+    assert stat.S_IMODE(Path(transport.storage).stat().st_mode) == 0o700
+    transport.push({transport.storage / "file": b"x"})
+    status = read_status(transport, os=device.os)
+    assert status.free_bytes is not None
+    transport.close()
+
+
+def test_what_cannot_be_reached_is_said_and_ends_nothing(look: Callable[[str], Scan], board: SshServer) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        nobody = taken.getsockname()[1]
+        found = look(
+            f'[[host]]\nname = "direct"\nadb = "127.0.0.1:{nobody}"\n'
+            f'[[host]]\nname = "tunnelled"\nssh = "me@127.0.0.1:{nobody}"\n'
+            f'[[host]]\nname = "strange"\n{login(board)}adb = "127.0.0.2:{nobody}"\n'
+            f'[[device]]\nssh = "me@127.0.0.1:{nobody}"\n'
+            f'[[device]]\nconnect = "127.0.0.1:{nobody}"\n'
+            f'[[device]]\n{login(board)}soc = "QCM6490"\n'
+            '[[device]]\nserial = "virtual-SM8750-0"\nin_service = false\nnote = "its fan is loud"\n'
+        )
+    assert [one.serial for one in found.devices] == ["virtual-SM8650-0"]
+    said = unusable(found)
+    assert {state for state, _ in (said["direct"], said["tunnelled"], said["strange"])} == {"absent"}
+    assert "no adb server listens" in said["direct"][1]
+    assert "no tunnel to tunnelled" in said["tunnelled"][1]
+    assert "Connection refused" in said["tunnelled"][1]
+    assert f"no adb server answers at 127.0.0.2:{nobody}" in said["strange"][1]
+    assert said["board-7"] == ("mismatch", "is a QCS9100, and farm.toml expects a QCM6490")
+    assert said["virtual-SM8750-0"] == ("out", "out of service in farm.toml: its fan is loud")
+    # The ssh device and the one to be attached have the same place.
+    assert "absent" in said[f"127.0.0.1:{nobody}"]
+
+
+def test_this_machine_is_a_device_only_when_it_says_which(
+    look: Callable[[str], Scan], board: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = f'[[device]]\nlocal = true\nstorage = "{tmp_path}/mine"\n'
+    if not Path("/sys/devices/soc0").exists():
+        state, reason = unusable(look(toml))["localhost"]
+        assert state == "absent"
+        assert "does not say which SoC it has" in reason
+    monkeypatch.setenv("PATH", f"{board.tools}:{os.environ['PATH']}")
+    device = next(one for one in look(toml).devices if one.serial == "board-7")
+    assert (device.soc, device.os, device.host) == ("QCS9100", "linux", HERE)
+    # The same board by another way is not a second device; only of virtual ones each machine has its own.
+    board.tree.set_property("ro.farm.virtual", "0")
+    try:
+        both = look(f"{toml}[[device]]\n{login(board)}")
+    finally:
+        board.tree.set_property("ro.farm.virtual", "1")
+    assert [one.serial for one in both.devices if one.soc == "QCS9100"] == ["board-7"]
+    state, reason = unusable(both)[f"127.0.0.1:{board.port}"]
+    assert state == "mismatch"
+    assert "says that it is board-7" in reason
+
+
+def test_storage_of_somebody_else_is_not_used(look: Callable[[str], Scan], board: SshServer, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    place = f"127.0.0.1:{board.port}"
+    _, reason = unusable(look(f'[[device]]\n{login(board)}storage = "{tmp_path}/file/below"\n'))[place]
+    assert "farm cannot keep its files" in reason
+    assert "Not a directory" in reason
+    if os.geteuid() == 0:
+        (tmp_path / "theirs").mkdir(mode=0o777)
+        os.chown(tmp_path / "theirs", 12345, 12345)
+        _, reason = unusable(look(f'[[device]]\n{login(board)}storage = "{tmp_path}/theirs"\n'))[place]
+        assert "not this user's own" in reason
+
+
+def test_a_device_on_the_network_is_attached(bench: Bench, tmp_path: Path, look: Callable[[str], Scan]) -> None:
+    with Supervisor() as supervisor:
+        from farm.devices.adb_host import AdbHost
+        from farm.devices.adb_server import start_adb_server
+
+        other = start_adb_server(supervisor, tmp_path / "other")
+        boot(supervisor, other, ["SM8850"], tmp_path / "remote")
+        listed = AdbHost(other.port).query("host:devices-l").split()[0]
+        AdbHost(other.port).query(f"host:disconnect:{listed}")
+        toml = f'[[device]]\nconnect = "{listed}"\nname = "wireless"\n'
+        for _ in range(2):
+            device = next(one for one in look(toml).devices if one.name == "wireless")
+            assert (device.serial, device.soc) == ("virtual-SM8850-0", "SM8850")
+            assert device.address.port == bench.server.port
+        AdbHost(bench.server.port).query(f"host:disconnect:{listed}")
+
+
+def test_an_adb_server_of_another_machine_through_a_tunnel(
+    look: Callable[[str], Scan], board: SshServer, tmp_path: Path
+) -> None:
+    """Nothing there but sshd and adb: the server is started there, on a port that nobody uses."""
+    adb = board.tools / "adb"
+    started = tmp_path / "started"
+    with Supervisor() as supervisor, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        far = int(free.getsockname()[1])
+        free.close()
+        environment = "ADB_MDNS=0 ADB_USB=0 ADB_EMU=0"
+        adb.write_text(f'#!/bin/sh\necho "$@" >>{started}\nHOME={tmp_path} {environment} exec {find_adb()} "$@"\n')
+        adb.chmod(0o755)
+        toml = f'[[host]]\nname = "attic"\n{login(board)}adb = "127.0.0.1:{far}"\n'
+        try:
+            assert unusable(look(toml)) == {}
+            assert started.read_text() == f"-P {far} start-server\n"
+            from farm.devices.adb_server import AdbServer
+
+            boot(supervisor, AdbServer(far, find_adb()), ["SM8450"], tmp_path / "attic")
+            device = next(one for one in look(toml).devices if one.host == "attic")
+            # The server was there already, and so was the tunnel.
+            assert started.read_text() == f"-P {far} start-server\n"
+            assert device.id == "virtual-SM8450-0@attic"
+            assert device.address.port != far
+            transport = open_transport(device)
+            data = os.urandom(3 << 20)
+            transport.push({transport.storage / "file": data})
+            transport.pull({transport.storage / "file": tmp_path / "back"}, max_bytes=len(data))
+            assert (tmp_path / "back").read_bytes() == data
+            assert transport.run(["cat"], stdin=data, timeout_s=30).stdout == data
+            # Its ssh connection may die; the tunnel finds a new one.
+            board.stop()
+            board.start()
+            assert transport.run(["echo", "again"], timeout_s=30).stdout == b"again\n"
+            transport.close()
+        finally:
+            os.system(f"HOME={tmp_path} {find_adb()} -P {far} kill-server >/dev/null 2>&1")  # noqa: S605
+            adb.unlink()
+
+
+def test_a_tunnel_ends_with_its_supervisor_and_refuses_what_sshd_refuses(board: SshServer, tmp_path: Path) -> None:
+    (tmp_path / "farm.toml").write_text(f'[[host]]\nname = "attic"\n{login(board)}')
+    (host,) = load_config(tmp_path / "farm.toml").hosts
+    with Supervisor() as supervisor:
+        # No adb is there: sshd's shell does not find it.
+        if Path("/usr/bin/adb").exists() or Path("/usr/local/bin/adb").exists():
+            pytest.skip("this machine has an adb of its own")
+        with pytest.raises(InfraError, match=r"no tunnel to attic: .*start-server.*127"):
+            reach_server(host, supervisor)
+
+
+@pytest.mark.parametrize(
+    ("said", "soc"),
+    [
+        ({"ro.soc.model": "SM8650-AC", "machine": "other"}, "SM8650"),
+        ({"machine": "QCS9100"}, "QCS9100"),
+        ({"machine": "Some Board, Rev 2", "compatible": "qcom,qcs9100-ride qcom,qcs9100 qcom,sa8775p"}, "QCS9100"),
+        ({"compatible": "qcom,qcs6490-rb3gen2 qcom,qcm6490"}, "QCM6490"),
+        ({"compatible": "raspberrypi,4-model-b brcm,bcm2711"}, ""),
+        ({"compatible": "evil,sm8650"}, ""),
+        ({}, ""),
+    ],
+)
+def test_where_the_soc_is_read_from(said: dict[str, str], soc: str) -> None:
+    assert read_soc(said) == soc

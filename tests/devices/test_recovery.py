@@ -1,0 +1,167 @@
+"""Devices that went away are brought back through a real adb server, step by step, or given up with a reason."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from farm.devices.adb_host import AdbHost
+from farm.devices.adb_server import AdbServer, find_adb, start_adb_server
+from farm.devices.connect import open_transport
+from farm.devices.device import Device, LocalAddress
+from farm.devices.recovery import TELL_BOOT, Step, StepResult, recover, tcp_address
+from farm.processes import Supervisor
+from farm.virtual.boot import boot
+from farm.virtual.faults import Fault, FaultKind, clear, inject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+# As farm's own servers are started: nothing of this machine is looked for.
+QUIET = {"ADB_MDNS": "0", "ADB_USB": "0", "ADB_EMU": "0", "ADB_REJECT_KILL_SERVER": "1"}
+
+
+class Patient(NamedTuple):
+    device: Device
+    root: Path
+    server: AdbServer
+    address: str
+    """What adb calls it."""
+
+    def boot_id(self) -> bytes:
+        transport = open_transport(self.device)
+        try:
+            return transport.run(["sh", "-c", TELL_BOOT], timeout_s=10).stdout
+        finally:
+            transport.close()
+
+
+@pytest.fixture(scope="module")
+def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
+    folder = tmp_path_factory.mktemp("patient")
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, folder / "adb")
+        [device] = boot(supervisor, server, ["SM8650"], folder)
+        address = tcp_address(AdbHost(server.port), device.serial)
+        yield Patient(device, folder / device.serial, server, address)
+
+
+@pytest.fixture
+def patient(booted: Patient) -> Iterator[Patient]:
+    yield booted
+    clear(booted.root)
+    assert recover(booted.device, address=booted.address).ok
+
+
+def words(steps: tuple[StepResult, ...]) -> list[tuple[Step, bool]]:
+    return [(step.step, not step.problem) for step in steps]
+
+
+def test_a_device_that_is_well_takes_one_step(patient: Patient) -> None:
+    logged: list[StepResult] = []
+    recovery = recover(patient.device, log=logged.append)
+    assert recovery.ok
+    assert words(recovery.steps) == [(Step.RECONNECT, True)]
+    assert logged == list(recovery.steps)
+
+
+def test_a_device_that_was_away_is_connected_again(patient: Patient) -> None:
+    before = patient.boot_id()
+    inject(patient.root, Fault(FaultKind.OFFLINE, seconds=1))
+    recovery = recover(patient.device)
+    assert words(recovery.steps) == [(Step.RECONNECT, True)], recovery
+    assert patient.boot_id() == before
+
+
+def test_one_that_adb_has_forgotten_is_found_by_its_address(patient: Patient) -> None:
+    host = AdbHost(patient.server.port)
+    host.query(f"host:disconnect:{patient.address}")
+    assert tcp_address(host, patient.device.serial) == ""
+    recovery = recover(patient.device, address=patient.address)
+    assert words(recovery.steps) == [(Step.RECONNECT, True)], recovery
+
+
+def test_one_that_answers_and_does_not_work_is_rebooted(patient: Patient) -> None:
+    before = patient.boot_id()
+
+    def works() -> str:
+        return "its canary fails" if patient.boot_id() == before else ""
+
+    recovery = recover(patient.device, works=works)
+    assert recovery.ok
+    assert words(recovery.steps) == [(Step.RECONNECT, False), (Step.RESTART, False), (Step.REBOOT, True)]
+    assert [step.problem for step in recovery.steps] == ["its canary fails", "its canary fails", ""]
+
+
+def test_one_that_does_not_come_back_is_given_up_after_the_last_step(patient: Patient) -> None:
+    inject(patient.root, Fault(FaultKind.OFFLINE, seconds=60))
+    recovery = recover(patient.device, timeout_s=0.5)
+    assert words(recovery.steps) == [(step, False) for step in Step]
+    assert "it cannot be rebooted" in recovery.problem
+    recovery = recover(patient.device, max_step=Step.RECONNECT, timeout_s=0.5)
+    assert words(recovery.steps) == [(Step.RECONNECT, False)]
+    assert recovery.problem
+
+
+def test_another_device_in_its_place_is_not_used_and_not_rebooted(patient: Patient) -> None:
+    inject(patient.root, Fault(FaultKind.WRONG_SOC, text="SM8750"))
+    before = patient.boot_id()
+    recovery = recover(patient.device, timeout_s=0.5)
+    assert words(recovery.steps) == [(Step.RECONNECT, False), (Step.RESTART, False)]
+    assert recovery.problem == (
+        "another device answers in its place: virtual-SM8650-0 (virtual SM8750), "
+        "it was virtual-SM8650-0 (virtual SM8650)"
+    )
+    assert patient.boot_id() == before
+
+
+def test_it_can_be_stopped(patient: Patient) -> None:
+    assert recover(patient.device, stop=lambda: True).steps == ()
+    inject(patient.root, Fault(FaultKind.OFFLINE, seconds=60))
+    answers = iter([False])
+    recovery = recover(patient.device, stop=lambda: next(answers, True))
+    assert words(recovery.steps) == [(Step.RECONNECT, False)]
+    assert recovery.problem.startswith("stopped")
+
+
+def serve(supervisor: Supervisor, folder: Path, port: int) -> AdbServer:
+    """Start an adb server as farm starts its own, on a socket that listens already, and that can be had again."""
+    with socket.socket() as listener:
+        # On both, else connections of a server that died keep its port busy for a minute.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        number, adb = listener.fileno(), find_adb()
+        environment = {"PATH": os.defpath, "HOME": str(folder), "TMPDIR": str(folder), **QUIET}
+        argv = [adb, "-L", f"acceptfd:{number}", "server", "nodaemon"]
+        child = supervisor.spawn(argv, name="adb server", env=environment, pass_fds=(number,))
+        return AdbServer(listener.getsockname()[1], adb, folder, child)
+
+
+def test_a_server_that_died_is_started_again(tmp_path: Path) -> None:
+    with Supervisor() as supervisor:
+        server = serve(supervisor, tmp_path, 0)
+        [device] = boot(supervisor, server, ["SM8650"], tmp_path)
+        address = tcp_address(AdbHost(server.port), device.serial)
+        server.stop()
+        lost = recover(device, timeout_s=0.5, max_step=Step.RECONNECT, address=address)
+        assert "no adb server listens" in lost.problem
+        started: list[AdbServer] = []
+        recovery = recover(
+            device, start_server=lambda: started.append(serve(supervisor, tmp_path, server.port)), address=address
+        )
+        assert words(recovery.steps) == [(Step.RECONNECT, True)], recovery
+        assert len(started) == 1
+
+
+def test_this_machine_is_not_rebooted(tmp_path: Path) -> None:
+    device = Device("here", "SM8650", "hardware", "", LocalAddress(str(tmp_path)), "", "linux")
+    recovery = recover(device, works=lambda: "its canary fails", timeout_s=0.1)
+    assert not recovery.ok
+    if len(recovery.steps) == len(Step):
+        assert recovery.problem == "it cannot be rebooted: it is this machine"

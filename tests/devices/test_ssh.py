@@ -1,0 +1,231 @@
+"""What is special about SSH: who is let in, who is believed, and what outlives a connection."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from ssh_server import SshServer, alive, descendants
+
+from farm.devices.ssh import SshTransport
+from farm.devices.ssh_link import SESSIONS
+from farm.errors import DeviceError, DeviceGoneError, DeviceSpaceError, DeviceTimeoutError
+from farm.processes import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from farm.devices.device import SshAddress
+
+SECONDS = 30.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SshServer]:
+    with Supervisor() as supervisor:
+        server = SshServer(supervisor, tmp_path / "sshd").start()
+        yield server
+        server.stop()
+
+
+def refusal(address: SshAddress) -> DeviceError:
+    transport = SshTransport("board", address)
+    with pytest.raises(DeviceError) as caught:
+        transport.run(["true"], timeout_s=SECONDS)
+    transport.close()
+    return caught.value
+
+
+def test_a_host_key_that_nobody_wrote_down_is_refused_and_nothing_is_written(server: SshServer, tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    for content in (None, "", "other.example ssh-ed25519 AAAA\n"):
+        if content is not None:
+            known.write_text(content)
+        error = refusal(msgspec.structs.replace(server.address, known_hosts=str(known)))
+        assert f"its host key is not in {known}" in str(error)
+        assert f"ssh-keyscan -p {server.port} 127.0.0.1" in str(error)
+    assert known.read_text() == "other.example ssh-ed25519 AAAA\n"
+
+
+def test_another_host_key_than_before_is_refused(server: SshServer) -> None:
+    other = (server.folder / "other_key.pub").read_text()
+    server.known_hosts.write_text(f"[127.0.0.1]:{server.port} {other}")
+    error = refusal(server.address)
+    assert "somebody may be in between" in str(error)
+    assert f"ssh-keygen -R '[127.0.0.1]:{server.port}'" in str(error)
+
+
+def test_hashed_names_of_hosts_are_understood(server: SshServer) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(server.known_hosts)], check=True, capture_output=True)
+    assert "127.0.0.1" not in server.known_hosts.read_text()
+    transport = SshTransport("board", server.address)
+    assert transport.run(["true"], timeout_s=SECONDS).code == 0
+    transport.close()
+
+
+def test_keys_that_do_not_open_it(server: SshServer, tmp_path: Path) -> None:
+    error = refusal(msgspec.structs.replace(server.address, key_file=str(server.folder / "other_key")))
+    assert "other_key: add the public key to its authorized_keys" in str(error)
+    assert "no key file" in str(refusal(msgspec.structs.replace(server.address, key_file=str(tmp_path / "gone"))))
+    locked = server.folder / "locked_key"
+    shutil.copy(server.folder / "user_key", locked)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(locked)], check=True, capture_output=True)
+    assert "ssh-add" in str(refusal(msgspec.structs.replace(server.address, key_file=str(locked))))
+
+
+def test_the_agents_keys_are_used(server: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with Supervisor() as supervisor:
+        sock = tmp_path / "agent"
+        agent = supervisor.spawn(["ssh-agent", "-D", "-a", sock], name="ssh-agent")
+        while not sock.exists():
+            assert agent.process.poll() is None
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
+        address = msgspec.structs.replace(server.address, key_file="")
+        assert "the keys of this user and its agent" in str(refusal(address))
+        subprocess.run(["ssh-add", "-q", str(server.folder / "user_key")], check=True, capture_output=True)
+        transport = SshTransport("board", address)
+        assert transport.run(["true"], timeout_s=SECONDS).code == 0
+        transport.close()
+
+
+def test_nobody_listens_and_somebody_else_does(server: SshServer) -> None:
+    server.stop()
+    assert isinstance(refusal(server.address), DeviceGoneError)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", server.port))
+        other.listen()
+        # Whoever it is, it hangs up without a banner.
+        thread = threading.Thread(target=lambda: other.accept()[0].close())
+        thread.start()
+        error = refusal(server.address)
+        thread.join()
+    assert isinstance(error, DeviceGoneError)
+    assert "no SSH connection to" in str(error)
+
+
+def test_a_connection_that_died_is_made_anew(server: SshServer, tmp_path: Path) -> None:
+    transport = SshTransport("board", server.address)
+    for use in (
+        lambda: transport.run(["true"], timeout_s=SECONDS),
+        lambda: transport.push({transport.storage / "file": b"x"}),
+        lambda: transport.pull({transport.storage / "file": tmp_path / "file"}, max_bytes=9),
+    ):
+        use()
+        server.stop()
+        server.start()
+        use()
+    transport.close()
+
+
+def test_a_connection_that_breaks_while_the_device_is_there_is_not_its_end(server: SshServer) -> None:
+    transport = SshTransport("board", server.address)
+    process = transport.start(["sh", "-c", "echo $$; exec sleep 600"])
+    pid = int(process.receive(SECONDS).stdout)
+    server.stop()
+    server.start()
+    with pytest.raises(DeviceError, match="the connection ended before the program did") as caught:
+        process.receive(SECONDS)
+    assert type(caught.value) is DeviceError
+    # sshd left it alone; closing finds it over a new connection.
+    assert alive(pid)
+    process.close()
+    assert not alive(pid)
+    transport.close()
+
+
+def test_a_program_that_left_its_session_is_ended_as_well(server: SshServer) -> None:
+    transport = SshTransport("board", server.address)
+    process = transport.start(["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!; exec sleep 600"])
+    pid = int(process.receive(SECONDS).stdout)
+    process.close()
+    assert not alive(pid)
+    transport.close()
+
+
+def test_more_programs_than_sshd_allows_wait_for_each_other(server: SshServer) -> None:
+    transport = SshTransport("board", server.address)
+    running = [transport.start(["cat"]) for _ in range(SESSIONS)]
+    with pytest.raises(DeviceTimeoutError, match=f"{SESSIONS} programs run over its connection"):
+        transport.run(["true"], timeout_s=0.2)
+    running.pop().close()
+    assert transport.run(["true"], timeout_s=SECONDS).code == 0
+    for process in running:
+        process.close()
+    transport.close()
+
+
+def test_a_full_disk_is_said_so(server: SshServer) -> None:
+    tar = server.tools / "tar"
+    tar.write_text("#!/bin/sh\ncat >/dev/null\necho 'tar: a/file: Cannot write: No space left on device' >&2\nexit 2\n")
+    tar.chmod(0o755)
+    transport = SshTransport("board", server.address)
+    with pytest.raises(DeviceSpaceError, match="a/file: Cannot write: No space left"):
+        transport.push({transport.storage / "file": b"x"})
+    transport.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ("echo is 99999999999999999999", "answered|more than"),
+        ("echo is -1", "answered"),
+        ("echo is 5; printf 123", "ended too soon"),
+        ("echo is 3; printf 123; echo other", "changed while it was read"),
+        ("head -c 100000 /dev/zero", "does not end"),
+        ("true", "ended too soon"),
+    ],
+)
+def test_what_a_device_sends_is_not_believed(server: SshServer, tmp_path: Path, answer: str, problem: str) -> None:
+    shell = server.tools / "sh"
+    # The real one for everything but the command that sends files.
+    shell.write_text(
+        f'#!/bin/sh\ncase "$2" in *end=*wants*|*"end=\\$1"*) exec /bin/sh -c {answer!r} ;; esac\nexec /bin/sh "$@"\n'
+    )
+    transport = SshTransport("board", server.address)
+    transport.push({transport.storage / "file": b"123"})
+    shell.chmod(0o755)
+    with pytest.raises(DeviceError, match=problem):
+        transport.pull({transport.storage / "file": tmp_path / "file"}, max_bytes=1000)
+    assert not (tmp_path / "file").exists()
+    shell.unlink()
+    transport.close()
+
+
+def test_a_closed_transport_hangs_up_when_its_last_program_is_over(server: SshServer) -> None:
+    transport = SshTransport("board", server.address)
+    process = transport.start(["cat"])
+    transport.close()
+    process.send(b"still here\n")
+    assert process.receive(SECONDS).stdout == b"still here\n"
+    assert descendants(server.child.pid)
+    process.close()
+    deadline = time.monotonic() + SECONDS
+    while descendants(server.child.pid):
+        assert time.monotonic() < deadline, "it is still connected"
+        time.sleep(0.01)
+
+
+def test_a_server_that_hangs_is_a_timeout(server: SshServer) -> None:
+    transport = SshTransport("board", server.address)
+    transport.run(["true"], timeout_s=SECONDS)
+    connections = descendants(server.child.pid)
+    for pid in connections:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(DeviceTimeoutError, match=r"opened no stream in 0.5 s"):
+            transport.run(["true"], timeout_s=0.5)
+    finally:
+        for pid in connections:
+            os.kill(pid, signal.SIGCONT)
+    assert transport.run(["true"], timeout_s=SECONDS).code == 0
+    transport.close()

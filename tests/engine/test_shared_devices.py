@@ -1,0 +1,206 @@
+"""Devices that several users, or several runs, share, on real parts: virtual devices are attached as phones are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from attached import Attached, attach, until
+from farm_home import FarmHome, wait_for_no_process
+
+from farm.virtual.faults import Fault, inject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "add or gelu or softmax")
+LONG = (*RUN, "--iterations", "400")
+
+
+@pytest.fixture(scope="module")
+def compiled(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The bundles are there, so that what follows is about devices."""
+    folder = tmp_path_factory.mktemp("compiled")
+    done = FarmHome(farm_cache, folder / "state", folder).farm(*RUN, "--virtual", "1", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def pair(home: FarmHome, tmp_path: Path) -> Iterator[Attached]:
+    with attach(home, tmp_path, ["SM8650", "SM8650"]) as attached:
+        yield attached
+
+
+@pytest.fixture
+def single(home: FarmHome, tmp_path: Path) -> Iterator[Attached]:
+    with attach(home, tmp_path, ["SM8650"]) as attached:
+        yield attached
+
+
+def verdicts(home: FarmHome) -> list[str]:
+    try:
+        with sqlite3.connect(f"file:{home.state / 'farm.db'}?mode=ro", uri=True) as connection:
+            return [row[0] for row in connection.execute("select verdict from attempt order by id")]
+    except sqlite3.Error:
+        return []
+
+
+def leases(attached: Attached) -> dict[str, str]:
+    return {row["serial"]: row["holder"] for row in attached.json("devices")["devices"]}
+
+
+def test_attached_virtual_devices_run_jobs_and_are_given_back(pair: Attached) -> None:
+    done = pair.farm(*RUN, "--json")
+    assert done.returncode == 0, done.stderr
+    view = json.loads(done.stdout)
+    assert {job["attempts"][-1]["verdict"] for job in view["jobs"]} == {"passed"}
+    assert {device["kind"] for device in view["devices"]} == {"virtual"}
+    assert set(leases(pair).values()) == {""}
+    shown = pair.farm("device", "show", "virtual-SM8650-0")
+    assert re.search(r"canary_ok +healthy +\d+\.\d{3} ms", shown.stdout), shown.stdout
+    assert wait_for_no_process(pair.home) == {}
+
+
+def test_devices_tells_everything_of_each(pair: Attached) -> None:
+    rows = pair.json("devices")["devices"]
+    assert [row["serial"] for row in rows] == ["virtual-SM8650-0", "virtual-SM8650-1"]
+    for row in rows:
+        assert (row["soc"], row["kind"], row["state"], row["health"]) == ("SM8650", "virtual", "ready", "healthy")
+        assert {"htp", "gpu", "xnnpack"} <= set(row["backends"])
+        assert row["root"] is False
+        assert 0 < row["battery_percent"] <= 100
+        assert 0 < row["temperature_c"] < 60
+        assert row["free_bytes"] > 0
+        assert row["last_seen_ms"] > 0
+    text = pair.farm("devices").stdout
+    assert all(len(line) <= 80 for line in text.splitlines()), text
+    assert "battery" in text
+    assert "now" in text
+
+
+def test_names_labels_and_service_are_remembered_and_obeyed(pair: Attached) -> None:
+    pair.farm("devices")
+    assert pair.farm("device", "name", "virtual-SM8650-0", "desk").returncode == 0
+    assert pair.farm("device", "label", "desk", "fast").returncode == 0
+    assert pair.farm("device", "out", "virtual-SM8650-1", "--note", "its screen is broken").returncode == 0
+    [desk, other] = pair.json("devices")["devices"]
+    assert (desk["name"], desk["labels"]) == ("desk", ["fast"])
+    assert (other["state"], other["reason"]) == ("out", "its screen is broken")
+    done = pair.farm(*RUN, "--json")
+    assert {job["attempts"][-1]["device"] for job in json.loads(done.stdout)["jobs"]} == {"virtual-SM8650-0"}
+    refused = pair.farm(*RUN, "--device", "virtual-SM8650-1")
+    assert refused.returncode == 4
+    assert "out of service: its screen is broken" in refused.stderr
+    assert pair.farm(*RUN, "--label", "slow").returncode == 4
+    assert pair.farm("device", "name", "virtual-SM8650-1", "desk").returncode == 2
+    assert "did you mean" in pair.farm("device", "show", "virtual-SM8650-O").stderr
+
+
+def test_a_wrong_soc_and_an_unauthorized_device_are_refused_with_the_reason(pair: Attached) -> None:
+    inject(pair.root(0), Fault("wrong_soc", text="SM8750", times=0))
+    inject(pair.root(1), Fault("unauthorized", times=0))
+    done = pair.farm(*RUN)
+    assert done.returncode == 4
+    assert "SM8750" in done.stderr
+    assert "unauthorized" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_two_runs_share_devices_and_never_hold_one_together(pair: Attached) -> None:
+    with pair.running(*LONG, "--json", user="ann") as one, pair.running(*LONG, "--json", user="bob") as two:
+        outputs = [process.communicate(timeout=240)[0] for process in (one, two)]
+        assert [process.returncode for process in (one, two)] == [0, 0], outputs
+    spans: dict[str, list[tuple[int, float]]] = {}
+    with sqlite3.connect(pair.home.state / "farm.db") as connection:
+        query = (
+            "select device.serial, run.user_name, min(attempt.started_ms), max(attempt.recorded_ms) from attempt "
+            "join run_job on run_job.id = attempt.run_job_id join run on run.id = run_job.run_id "
+            "join device on device.id = attempt.device_id group by 1, 2"
+        )
+        for serial, _, begin, end in connection.execute(query):
+            spans.setdefault(serial, []).append((begin, end))
+    assert spans
+    assert set(leases(pair).values()) == {""}
+
+
+def test_a_person_gets_a_device_from_a_nightly_run_which_goes_on_with_it_later(single: Attached) -> None:
+    with single.running(*LONG, "--nightly", user="night") as nightly:
+        until(lambda: verdicts(single.home), "a first job of the nightly run")
+        before = len(verdicts(single.home))
+        lease = single.farm("lease", "SM8650", "--for", "10m", "--json", user="ann")
+        assert lease.returncode == 0, lease.stderr
+        during = len(verdicts(single.home))
+        assert during - before <= 2
+        assert leases(single) == {"virtual-SM8650-0": "ann"}
+        time.sleep(1)
+        assert len(verdicts(single.home)) <= during
+        assert single.farm("release", user="ann").returncode == 0
+        said = nightly.communicate(timeout=240)[0]
+        assert nightly.returncode == 0, said
+    assert "is given to somebody who waits for it" in said
+    assert verdicts(single.home) == ["passed"] * 3
+
+
+def test_whoever_has_reserved_a_device_may_use_it_and_others_wait(single: Attached) -> None:
+    assert single.farm("lease", "virtual-SM8650-0", user="ann").returncode == 0
+    with single.running(*RUN, user="bob") as waiting:
+        until(lambda: "bob" in json.dumps(run_users(single.home)), "bob's run")
+        assert single.farm(*RUN, user="ann").returncode == 0
+        assert waiting.poll() is None
+        assert single.farm("release", user="ann").returncode == 0
+        said = waiting.communicate(timeout=120)[0]
+        assert waiting.returncode == 0, said
+    assert "waiting for a SM8650: virtual-SM8650-0" in said
+    assert "is with ann" in said
+
+
+def run_users(home: FarmHome) -> list[str]:
+    with sqlite3.connect(f"file:{home.state / 'farm.db'}?mode=ro", uri=True) as connection:
+        return [row[0] for row in connection.execute("select user_name from run")]
+
+
+def test_a_killed_run_leaves_no_device_locked_and_is_resumed(pair: Attached) -> None:
+    with pair.running(*LONG) as process:
+        until(lambda: verdicts(pair.home), "a first job")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    finished = verdicts(pair.home)
+    assert wait_for_no_process(pair.home) == {}
+    done = pair.farm("run", "--resume", "latest", "--json", timeout_s=240)
+    assert done.returncode == 0, done.stderr
+    view = json.loads(done.stdout)
+    assert [job["attempts"][-1]["verdict"] for job in view["jobs"]] == ["passed"] * 3
+    assert sum(len(job["attempts"]) for job in view["jobs"]) == 3
+    assert verdicts(pair.home)[: len(finished)] == finished
+    assert f"{len(finished)} of 3 jobs are finished" in done.stderr
+    assert set(leases(pair).values()) == {""}
+
+
+def test_a_job_whose_device_goes_away_is_run_by_another(pair: Attached) -> None:
+    with pair.running(*LONG, "--json") as process:
+        until(lambda: verdicts(pair.home), "a first job")
+        inject(pair.root(0), Fault("offline", seconds=3600))
+        out = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, out
+    assert set(verdicts(pair.home)) <= {"passed", "infra"}
+    health = {row["serial"]: row["health"] for row in pair.json("devices")["devices"]}
+    assert health["virtual-SM8650-0"] == "quarantined"
+    assert health["virtual-SM8650-1"] == "healthy"
+
+
+def test_an_overheated_device_waits_and_then_says_so(single: Attached) -> None:
+    config = single.home.cwd / "farm.toml"
+    config.write_text("[health]\ngate_wait_s = 1.0\n")
+    inject(single.root(0), Fault("overheated", times=0))
+    view = json.loads(single.farm(*RUN, "--json").stdout)
+    notes = [note for job in view["jobs"] for note in job["attempts"][-1]["notes"]]
+    assert any("limit" in note for note in notes), notes

@@ -1,0 +1,250 @@
+"""Devices that fail in the middle of an execution: what the result says was the cause, over a real adb server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from watched_transport import Watched
+
+from farm.devices.adb_server import start_adb_server
+from farm.devices.recovery import recover
+from farm.execution.session import DeviceSession, RunnerOptions
+from farm.processes import Supervisor
+from farm.virtual.boot import boot
+from farm.virtual.faults import Fault, FaultKind, clear, inject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from farm.build.bundle import Bundle
+    from farm.devices.device import Device
+    from farm.execution.raw import RawResult
+    from farm.runtime.runtime import Runtime
+
+OPTIONS = RunnerOptions(timeout_s=30)
+
+
+class Weak(NamedTuple):
+    """A device that does what it is told to fail at."""
+
+    device: Device
+    root: Path
+    supervisor: Supervisor
+
+
+@pytest.fixture(scope="module")
+def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weak]:
+    folder = tmp_path_factory.mktemp("weak")
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, folder / "adb")
+        [device] = boot(supervisor, server, ["SM8650"], folder)
+        yield Weak(device, folder / device.serial, supervisor)
+
+
+@pytest.fixture
+def weak(booted: Weak) -> Iterator[Weak]:
+    yield booted
+    clear(booted.root)
+    assert recover(booted.device).ok
+
+
+@pytest.fixture
+def session(weak: Weak, runtime: Runtime) -> Iterator[DeviceSession]:
+    transport = Watched(weak.device.serial, weak.device.address.port)
+    session = DeviceSession(transport, runtime, "r", weak.device.serial)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def run(session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path) -> Callable[..., RawResult]:
+    numbers = iter(range(100))
+
+    def run(model: bytes, inputs: list[bytes] | None = None, options: RunnerOptions = OPTIONS) -> RawResult:
+        bundle = make_bundle(model, inputs)
+        return session.execute("s/c", session.stage(bundle), tmp_path / f"out{next(numbers)}", options)
+
+    return run
+
+
+def during(run: Callable[[], RawResult], weak: Weak, fault: Fault) -> RawResult:
+    """Let a fault strike once a job hangs on the device."""
+    storage = weak.root / "data/local/tmp/farm"
+    for left in storage.glob("run-*/*/hangs"):
+        left.unlink()
+
+    def strike() -> None:
+        deadline = time.monotonic() + 60
+        while not list(storage.glob("run-*/*/hangs")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        inject(weak.root, fault)
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    try:
+        return run()
+    finally:
+        striker.join()
+
+
+def ending(raw: RawResult) -> tuple[str, str, bool, bool]:
+    return raw.error_cause, raw.error_stage, raw.timed_out, raw.process_ended
+
+
+def test_a_device_that_goes_away_during_a_job_is_gone_at_once(run: Callable[..., RawResult], weak: Weak) -> None:
+    assert run(b"good").error == ""
+    raw = during(lambda: run(b"hang"), weak, Fault(FaultKind.OFFLINE, seconds=30))
+    assert ending(raw) == ("gone", "execute", False, False)
+    # What ended it was the connection, not the job's time.
+    assert "the connection ended before the program did" in raw.error
+    later = run(b"good")
+    assert (later.error_cause, later.error_stage) == ("gone", "push")
+
+
+def test_a_device_that_reboots_and_is_back_is_found_out(
+    run: Callable[..., RawResult], session: DeviceSession, weak: Weak, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(b"good").error == ""
+    demand = session._presence.demand
+
+    def demand_when_back() -> None:
+        assert recover(weak.device).ok
+        demand()
+
+    monkeypatch.setattr(session._presence, "demand", demand_when_back)
+    raw = during(lambda: run(b"hang"), weak, Fault(FaultKind.REBOOT, seconds=0.2))
+    assert ending(raw) == ("gone", "execute", False, False)
+    assert raw.error.endswith("it was rebooted")
+    # What was staged is still there, and the next job gets a runner.
+    assert run(b"good").error == ""
+
+
+def test_a_connection_that_breaks_while_the_device_stays_is_the_connection(
+    run: Callable[..., RawResult], weak: Weak
+) -> None:
+    assert run(b"good").error == ""
+    inject(weak.root, Fault(FaultKind.PARTIAL_OUTPUT, match="--serve"))
+    raw = run(b"good")
+    assert ending(raw) == ("connection", "execute", False, False)
+    assert run(b"good").error == ""
+
+
+def test_a_runner_that_dies_on_a_device_that_stays_crashed(run: Callable[..., RawResult]) -> None:
+    assert run(b"good").error == ""
+    raw = run(b"crash")
+    assert (raw.exit_code, *ending(raw)) == (139, "", "", False, True)
+
+
+def test_a_hang_counts_only_when_the_device_answers(
+    run: Callable[..., RawResult], weak: Weak, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farm.execution.session._GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("farm.execution.presence._ASK_SECONDS", 2.0)
+    short = RunnerOptions(timeout_s=1)
+    assert ending(run(b"hang", options=short)) == ("", "", True, True)
+    assert run(b"good").error == ""
+    raw = during(lambda: run(b"hang", options=short), weak, Fault(FaultKind.STALL, seconds=6))
+    assert ending(raw) == ("gone", "execute", False, False)
+    assert "it does not answer any more (the runner did not end in its time)" in raw.error
+
+
+def test_a_long_silence_is_no_reason_to_wait_for_a_device_that_is_dead(
+    run: Callable[..., RawResult], weak: Weak, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farm.execution.runner_process.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("farm.execution.presence._ASK_SECONDS", 2.0)
+    assert run(b"good").error == ""
+    raw = during(lambda: run(b"hang", options=RunnerOptions(timeout_s=3000)), weak, Fault(FaultKind.STALL, seconds=6))
+    assert ending(raw) == ("gone", "execute", False, False)
+    assert "it does not answer any more" in raw.error
+
+
+def test_an_adb_server_that_died_is_not_the_device(
+    runtime: Runtime, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, tmp_path / "adb")
+        [device] = boot(supervisor, server, ["SM8650"], tmp_path / "devices")
+        session = DeviceSession(Watched(device.serial, server.port), runtime, "r", device.serial)
+        good = make_bundle(b"good")
+        assert session.execute("s/c", session.stage(good), tmp_path / "a", OPTIONS).error == ""
+        staged = session.stage(good)
+        server.stop()
+        raw = session.execute("s/c", staged, tmp_path / "b", OPTIONS)
+        assert raw.error_cause == "adb_server"
+        assert session.stage(good).cause == "adb_server"
+        session.close()
+
+
+def test_a_full_device_gives_up_what_nobody_needs_and_then_says_that_it_is_full(
+    run: Callable[..., RawResult], session: DeviceSession, weak: Weak, make_bundle: Callable[..., Bundle]
+) -> None:
+    assert run(b"good").error == ""
+    session.prepare([make_bundle(b"good, and never used " * 50)])
+    objects = weak.root / "data/local/tmp/farm/objects"
+    before = set(objects.iterdir())
+    # df does not know of it, as where a quota is.
+    inject(weak.root, Fault(FaultKind.DISK_FULL, after_bytes=10))
+    (weak.root / "system/bin/df").unlink()
+    raw = run(b"good and new")
+    assert (raw.error_cause, raw.error_stage) == ("space", "push")
+    assert "No space left" in raw.error
+    assert before - set(objects.iterdir()), "what nobody links to made room"
+    clear(weak.root)
+    assert run(b"good and new").error == ""
+
+
+@pytest.mark.parametrize("inputs", [[b"12345678"], [b"large 89" * 10_000]])
+def test_outputs_that_arrive_changed_are_found(
+    run: Callable[..., RawResult], session: DeviceSession, weak: Weak, inputs: list[bytes]
+) -> None:
+    assert run(b"good", inputs).error == ""
+    assert session.find_damage() == ""
+    inject(weak.root, Fault(FaultKind.CORRUPT_PULL, after_bytes=3))
+    raw = run(b"good", inputs)
+    assert raw.error == ""
+    assert raw.output(0, 0).read_bytes() != inputs[0]
+    assert session.find_damage() == "output_0_0.raw did not arrive as the device has it"
+
+
+def test_a_small_input_that_arrives_changed_is_found(
+    run: Callable[..., RawResult], session: DeviceSession, weak: Weak
+) -> None:
+    assert run(b"good").error == ""
+    inject(weak.root, Fault(FaultKind.CORRUPT_PUSH, match="input_0_0"))
+    raw = run(b"good")
+    assert raw.output(0, 0).read_bytes() != b"12345678"
+    assert session.find_damage() == "files on the device were not what was pushed (input_0_0.raw)"
+
+
+def test_a_large_input_or_model_that_arrives_changed_is_pushed_again(
+    run: Callable[..., RawResult], session: DeviceSession, weak: Weak
+) -> None:
+    large = b"another8" * 10_000
+    inject(weak.root, Fault(FaultKind.CORRUPT_PUSH, match="incoming"))
+    raw = run(b"good but new", [large])
+    assert raw.error == ""
+    assert raw.output(0, 0).read_bytes() == large
+    assert session.find_damage() == ""
+
+
+def test_a_list_of_inputs_that_arrives_changed_costs_one_more_try(run: Callable[..., RawResult], weak: Weak) -> None:
+    assert run(b"good").error == ""
+    inject(weak.root, Fault(FaultKind.CORRUPT_PUSH, match="input_list"))
+    raw = run(b"good")
+    assert (raw.error, raw.exit_code) == ("", 0), raw.stderr
+    assert "damaged" in raw.notes[0]
+
+
+def test_what_cannot_be_looked_at_is_not_believed(
+    run: Callable[..., RawResult], session: DeviceSession, weak: Weak
+) -> None:
+    assert session.find_damage() == ""
+    assert run(b"good").error == ""
+    inject(weak.root, Fault(FaultKind.EXIT_CODE, match="sha256sum", times=0, text="cannot"))
+    assert "whether its files were damaged cannot be told" in session.find_damage()

@@ -1,0 +1,194 @@
+"""Who is to blame, over everything that up to three devices can say about a job."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import msgspec
+import pytest
+
+from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
+from farm.results.blame import MOST_DEVICES, Blame, Tried, classify, damaged, settle, tried
+
+JOB = "s/c[SM8650-htp-8a8w]"
+# As judge gives them: which verdict comes with which cause.
+FAILED = {Cause.COMPILE, Cause.NUMERICS, Cause.REFUSED, Cause.CRASH, Cause.HANG}
+AT_ONCE = (Cause.COMPILE, Cause.NUMERICS, Cause.REFUSED)
+ENDED = (Cause.CRASH, Cause.HANG)
+FARMS = (
+    Cause.NONE,
+    Cause.CONNECTION,
+    Cause.GONE,
+    Cause.ADB_SERVER,
+    Cause.SPACE,
+    Cause.DAMAGE,
+    Cause.LEASE,
+    Cause.WORKER,
+)
+REPEATED = (*ENDED, *FARMS)
+
+
+def attempt(cause: Cause | None, device: str = "a") -> Attempt:
+    """What judge says of one execution; None passed."""
+    if cause is None:
+        return Attempt(JOB, Verdict.PASSED, Stage.DONE, "", device=device)
+    verdict = Verdict.FAILED if cause in FAILED else Verdict.INFRA
+    measured = Measurement("pte_size", "bytes", Direction.LOWER, (1.0,), exact=True)
+    return Attempt(JOB, verdict, Stage.EXECUTE, f"{cause} it was", device=device, cause=cause, measurements=(measured,))
+
+
+def history(*causes: Cause | None) -> list[Tried]:
+    return [tried(attempt(cause, device)) for cause, device in zip(causes, "abcdef", strict=False)]
+
+
+def settled(*causes: Cause | None, others: int) -> Attempt:
+    return settle(attempt(causes[-1], "abcdef"[len(causes) - 1]), history(*causes), others=others)
+
+
+def histories() -> list[tuple[Cause | None, ...]]:
+    """Everything that can come before the last: an earlier attempt is one that was repeated."""
+    last = (None, *Cause)
+    return [
+        (*before, end) for length in range(MOST_DEVICES) for before in product(REPEATED, repeat=length) for end in last
+    ]
+
+
+@pytest.mark.parametrize("others", [0, 1, 5])
+def test_whatever_happened_the_rules_hold(others: int) -> None:
+    for causes in histories():
+        decision = classify(history(*causes), others=others)
+        last = causes[-1]
+        ended = [cause for cause in causes if cause in ENDED]
+        if last is None:
+            assert decision.blame is Blame.NOBODY, causes
+        elif last in AT_ONCE:
+            assert decision.blame is Blame.CODE, causes
+        elif last in ENDED:
+            assert (decision.blame is Blame.CODE) == (len(ended) > 1 or (len(causes) == 1 and not others)), causes
+        else:
+            assert decision.blame in {Blame.FARM, Blame.UNDECIDED}, causes
+        if decision.repeat:
+            assert others, "there has to be a device that it can be repeated on"
+            assert len(causes) < MOST_DEVICES, causes
+            assert decision.blame in {Blame.FARM, Blame.UNDECIDED}, causes
+        final = settled(*causes, others=others)
+        infra = decision.blame in {Blame.FARM, Blame.UNDECIDED}
+        assert (final.verdict is Verdict.INFRA) == infra, causes
+        assert final.verdict is not Verdict.FAILED or decision.blame is Blame.CODE, causes
+        assert final.cause is (last or Cause.NONE), causes
+        assert "\n" not in "".join((final.reason, *final.notes)), causes
+
+
+def test_the_order_in_which_devices_say_it_decides_nothing_about_the_code() -> None:
+    for causes in histories():
+        if len(causes) > 1 and all(cause in REPEATED for cause in causes):
+            blamed = {classify(history(*order), others=0).blame is Blame.CODE for order in (causes, causes[::-1])}
+            # A crash on a second device ends it, so a third is asked only before.
+            assert len(blamed) == 1 or len([cause for cause in causes if cause in ENDED]) > 1, causes
+
+
+@pytest.mark.parametrize("cause", AT_ONCE)
+def test_what_any_device_would_say_is_the_codes_fault_at_once(cause: Cause) -> None:
+    final = settled(cause, others=5)
+    assert (final.verdict, final.notes, final.reason) == (Verdict.FAILED, (), f"{cause} it was")
+
+
+@pytest.mark.parametrize("cause", ENDED)
+def test_what_ends_the_runner_on_one_device_says_nothing_yet(cause: Cause) -> None:
+    assert classify(history(cause), others=1).repeat
+    final = settled(cause, others=1)
+    assert final.verdict is Verdict.INFRA
+    assert final.measurements == ()
+    assert "on a: another device has to tell whether it is the job or the device" in final.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("causes", "evidence"),
+    [
+        ((Cause.CRASH, Cause.CRASH), "crashed on a and on b"),
+        ((Cause.HANG, Cause.HANG), "hung on a and on b"),
+        ((Cause.HANG, Cause.CRASH), "hung on a, crashed on b"),
+        ((Cause.CRASH, Cause.GONE, Cause.CRASH), "crashed on a and on c, device gone on b"),
+    ],
+)
+def test_what_ends_the_runner_on_two_devices_is_the_codes_fault(causes: tuple[Cause, ...], evidence: str) -> None:
+    final = settled(*causes, others=5)
+    assert (final.verdict, final.notes) == (Verdict.FAILED, (evidence,))
+    assert not classify(history(*causes), others=5).repeat
+
+
+@pytest.mark.parametrize("cause", ENDED)
+def test_without_another_device_it_is_the_codes_fault_and_says_that_nobody_else_has_tried(cause: Cause) -> None:
+    final = settled(cause, others=0)
+    assert (final.verdict, final.notes) == (Verdict.FAILED, ("no other device has tried it",))
+
+
+@pytest.mark.parametrize("causes", [(Cause.CRASH, Cause.GONE), (Cause.GONE, Cause.CRASH)])
+def test_it_stays_open_when_the_other_device_could_not_say(causes: tuple[Cause, ...]) -> None:
+    decision = classify(history(*causes), others=0)
+    assert (decision.blame, decision.repeat) == (Blame.UNDECIDED, False)
+    assert decision.evidence.endswith("it stays open whether it is the job or the device")
+
+
+@pytest.mark.parametrize("cause", FARMS)
+def test_what_the_farm_did_is_repeated_elsewhere_on_three_devices_at_most(cause: Cause) -> None:
+    repeats = [classify(history(*[cause] * count), others=9).repeat for count in (1, 2, 3)]
+    assert repeats == ([True, False, False] if cause is Cause.GONE else [True, True, False])
+    assert not classify(history(cause), others=0).repeat
+    assert settled(cause, others=9).verdict is Verdict.INFRA
+
+
+def test_another_device_does_not_help_a_builder_that_died() -> None:
+    decision = classify(history(Cause.BUILDER), others=9)
+    assert (decision.blame, decision.repeat) == (Blame.FARM, False)
+
+
+def test_a_job_that_kills_devices_is_stopped_and_named() -> None:
+    causes = (Cause.GONE, Cause.GONE)
+    assert classify(history(*causes), others=9) == (classify(history(*causes), others=0)), (
+        "it is not to meet a third device"
+    )
+    assert settled(*causes, others=9).reason == (
+        "the job may be killing devices: a and b went away while they ran it; gone it was"
+    )
+    assert classify(history(Cause.GONE, Cause.CONNECTION), others=9).repeat
+    same = [tried(attempt(Cause.GONE, "a")), tried(attempt(Cause.GONE, "a"))]
+    assert "killing" not in classify(same, others=0).evidence
+
+
+@pytest.mark.parametrize(
+    ("causes", "note"),
+    [
+        ((Cause.HANG, None), "before, on other devices: hung on a"),
+        ((Cause.CRASH, Cause.SPACE, None), "before, on other devices: crashed on a, no space on b"),
+        ((Cause.GONE, Cause.NUMERICS), "before, on other devices: device gone on a"),
+    ],
+)
+def test_a_verdict_says_what_other_devices_said_before(causes: tuple[Cause | None, ...], note: str) -> None:
+    final = settled(*causes, others=1)
+    assert final.notes == (note,)
+    assert final.verdict is (Verdict.PASSED if causes[-1] is None else Verdict.FAILED)
+
+
+def test_a_plain_pass_is_left_as_it_is() -> None:
+    assert settled(None, others=3) == attempt(None)
+
+
+def test_a_known_issue_covers_nothing_that_is_not_the_codes_fault() -> None:
+    known = msgspec.structs.replace(attempt(Cause.CRASH), known_issue="it crashes")
+    assert settle(known, [tried(known)], others=1).known_issue == ""
+    assert settle(known, [tried(known)], others=0).known_issue == "it crashes"
+
+
+def test_numbers_from_damaged_files_are_nobodys_failure() -> None:
+    wrong = attempt(Cause.NUMERICS)
+    assert damaged(wrong, "output_0_0.raw is not what the device has").verdict is Verdict.INFRA
+    spoilt = damaged(wrong, "output_0_0.raw is not what the device has")
+    assert (spoilt.cause, spoilt.measurements) == (Cause.DAMAGE, ())
+    assert spoilt.reason.startswith("output_0_0.raw is not what the device has: its numbers mean nothing")
+    assert classify([tried(spoilt)], others=1).repeat
+
+
+def test_a_history_that_does_not_end_with_the_attempt_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="the last of the history has to be the attempt itself, on b"):
+        settle(attempt(Cause.CRASH, "b"), history(Cause.CRASH), others=1)

@@ -1,0 +1,138 @@
+"""A real OpenSSH server on loopback, with keys of its own, behind which this machine is a device with an SoC."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from farm.devices.device import SshAddress
+from farm.processes import Child, Supervisor
+from farm.virtual.tree import DeviceTree, device_properties
+
+SECONDS = 20.0
+# Read before the tests take farm's variables out of the environment.
+REQUIRED = os.environ.get("FARM_REQUIRE_SSHD") == "1"
+
+
+class SshServer:
+    """Listens from `start` on; its port stays the same. What runs over it sees the `getprop` of a device."""
+
+    def __init__(self, supervisor: Supervisor, folder: Path, soc: str = "QCS9100", serial: str = "board-1") -> None:
+        program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+        if program is None:
+            if REQUIRED:
+                pytest.fail("FARM_REQUIRE_SSHD=1 and there is no sshd: install openssh-server")
+            pytest.skip("there is no sshd: install openssh-server")
+        self._supervisor, self._program, self._child = supervisor, program, None
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in ("host_key", "user_key", "other_key"):
+            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(folder / name)]
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        shutil.copy(folder / "user_key.pub", folder / "authorized_keys")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        key = (folder / "host_key.pub").read_text()
+        self.known_hosts = folder / "known_hosts"
+        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {key}")
+        self.tree = DeviceTree(folder / "device", device_properties(soc, serial, "1"))
+        self.tools = folder / "device/system/bin"
+        lines = [
+            f"Port {self.port}",
+            "ListenAddress 127.0.0.1",
+            f"HostKey {folder}/host_key",
+            f"AuthorizedKeysFile {folder}/authorized_keys",
+            f"PidFile {folder}/pid",
+            "StrictModes no",
+            "UsePAM no",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+            "Subsystem sftp internal-sftp",
+            # Its HOME as well: what this user has in ~/.bashrc is no part of the device.
+            f"SetEnv PATH={self.tools}:/usr/local/bin:/usr/bin:/bin HOME={folder}/device",
+        ]
+        (folder / "sshd_config").write_text("".join(f"{line}\n" for line in lines))
+
+    @property
+    def address(self) -> SshAddress:
+        return SshAddress(
+            "127.0.0.1",
+            getpass.getuser(),
+            self.port,
+            str(self.folder / "user_key"),
+            str(self.known_hosts),
+            str(self.folder / "storage"),
+        )
+
+    @property
+    def child(self) -> Child:
+        assert self._child is not None
+        return self._child
+
+    def start(self) -> SshServer:
+        if os.geteuid() == 0:
+            # As Debian's unit does before it starts one.
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        self._child = self._supervisor.spawn(
+            [self._program, "-D", "-e", "-f", self.folder / "sshd_config"],
+            name="sshd",
+            env={"PATH": os.defpath},
+            stderr=self.folder / "sshd.log",
+        )
+        deadline = time.monotonic() + SECONDS
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return self
+            assert self._child.process.poll() is None, self._child.log_tail()
+            assert time.monotonic() < deadline, "sshd does not listen"
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End it with every connection, which are in sessions of their own and show no environment.
+
+        What they started stays, as it does on a machine whose network was cut.
+        """
+        connections = [pid for pid in descendants(self.child.pid) if name_of(pid).startswith("sshd")]
+        self.child.terminate()
+        for pid in connections:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process runs; one that nobody waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
+
+
+def descendants(pid: int) -> list[int]:
+    """Return what a process started, and what that started."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for parent in found:
+        found += [child for child, its_parent in parents.items() if its_parent == parent]
+    return found[1:]

@@ -1,0 +1,460 @@
+"""Leases in the store: random interleavings against a model, on a clock that the test sets, and what users rely on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import delete, func, select
+
+from farm.errors import LeaseLostError
+from farm.leases import Lease, Priority, Request, grant, to_yield
+from farm.store import schema
+from farm.store.database import Database
+from farm.store.registry import HealthEvent, Seen
+from farm.store.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from conftest import Make
+    from sqlalchemy import Connection
+
+    from farm.store.leasing import Leases
+
+DEVICES = ("d1", "d2", "d3")
+TTL_S = 10.0
+WAITER_TTL_MS = 6_000
+START_MS = 1_790_000_000_000
+# Few enough to get into each other's way.
+_CROWD = 4
+
+
+@dataclass
+class SetClock:
+    now_ms: int = START_MS
+
+    def __call__(self, connection: Connection) -> int:
+        del connection
+        return self.now_ms
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+@pytest.fixture
+def store(address: str, clock: SetClock) -> Iterator[Store]:
+    with Store(Database(address), clock) as opened:
+        yield opened
+
+
+def ask(leases: Leases, *devices: str, user: str = "ada", count: int = 1, nightly: bool = False) -> str:
+    priority = Priority.NIGHTLY if nightly else Priority.PERSON
+    return leases.request(
+        devices, count=count, user=user, host="bench", pid=7, purpose="farm run", priority=priority, ttl_s=TTL_S
+    )
+
+
+def get(leases: Leases, device: str, user: str = "ada", *, nightly: bool = False) -> Lease:
+    (lease,) = leases.poll(ask(leases, device, user=user, nightly=nightly), ttl_s=TTL_S)
+    return lease
+
+
+@dataclass
+class Process:
+    """A process of the farm, and what it believes."""
+
+    token: str
+    user: str
+    priority: Priority
+    devices: tuple[str, ...]
+    wanted: int
+    since_ms: int
+    heard_ms: int
+    alive: bool = True
+    waits: bool = True
+    held: dict[str, Lease] = field(default_factory=dict)
+    ever: list[Lease] = field(default_factory=list)
+
+
+class Interleavings(RuleBasedStateMachine):
+    """Processes that come, wait, work, stop, die and go, in any order."""
+
+    def __init__(self, store: Store, clock: SetClock, make: type[Make]) -> None:
+        super().__init__()
+        self.store, self.clock, self.make = store, clock, make
+        self.leases = store.leases
+        self.processes: list[Process] = []
+        self.rows: dict[str, Lease] = {}
+        self.out: set[str] = set()
+        self.recorded = 0
+
+    @initialize()
+    def begin(self) -> None:
+        def clear(connection: Connection) -> None:
+            for table in (schema.lease, schema.waiter, schema.health_event, schema.device_state):
+                connection.execute(delete(table))
+
+        self.store._database.write(clear)
+        self.clock.now_ms = START_MS
+        self.job = self.make.job()
+        self.run_id = self.make.begin(self.store, self.job)
+
+    # What the model says.
+
+    def requests(self) -> list[Request]:
+        now_ms = self.clock.now_ms
+        return [
+            Request(one.token, one.devices, one.wanted, one.user, one.priority, one.since_ms)
+            for one in self.processes
+            if one.waits and one.wanted > 0 and one.heard_ms + WAITER_TTL_MS > now_ms
+        ]
+
+    def decide(self, decision: object) -> object:
+        usable = set(DEVICES) - self.out
+        return decision(self.requests(), usable, self.rows.values(), self.clock.now_ms)  # type: ignore[operator]
+
+    def is_live(self, lease: Lease) -> bool:
+        row = self.rows[lease.device]
+        return row.fence == lease.fence and row.is_held(self.clock.now_ms)
+
+    def some(self, data: st.DataObject) -> Process:
+        return data.draw(st.sampled_from([one for one in self.processes if one.alive][-_CROWD:]))
+
+    def anybody(self) -> bool:
+        return any(one.alive for one in self.processes)
+
+    # What may happen.
+
+    @rule(
+        user=st.sampled_from("abc"),
+        nightly=st.booleans(),
+        devices=st.sampled_from([DEVICES, DEVICES[::-1], *((device,) for device in DEVICES)]),
+        count=st.integers(1, 2),
+    )
+    def comes(self, user: str, nightly: bool, devices: tuple[str, ...], count: int) -> None:
+        # Who came in the same millisecond is told apart by his token, which is another in every example.
+        self.clock.now_ms += 1
+        token = ask(self.leases, *devices, user=user, count=count, nightly=nightly)
+        priority = Priority.NIGHTLY if nightly else Priority.PERSON
+        now_ms = self.clock.now_ms
+        self.processes.append(Process(token, user, priority, devices, count, now_ms, now_ms))
+        self.poll(self.processes[-1])
+
+    @precondition(anybody)
+    @rule(data=st.data())
+    def polls(self, data: st.DataObject) -> None:
+        self.poll(self.some(data))
+
+    def poll(self, process: Process) -> None:
+        if not process.waits:
+            with pytest.raises(LeaseLostError, match="ask anew"):
+                self.leases.poll(process.token, ttl_s=TTL_S)
+            return
+        before_ms, process.heard_ms = process.heard_ms, self.clock.now_ms
+        expected = {one.device for one in self.decide(grant) if one.request == process.token}  # type: ignore[attr-defined]
+        taken = self.leases.poll(process.token, ttl_s=TTL_S)
+        assert {lease.device for lease in taken} == expected
+        if not taken and self.clock.now_ms - before_ms < WAITER_TTL_MS / 2:
+            # Waiting cost no write, and so no heartbeat either.
+            process.heard_ms = before_ms
+        process.wanted -= len(taken)
+        for lease in taken:
+            row = self.rows.get(lease.device)
+            assert row is None or (not row.is_held(self.clock.now_ms) and lease.fence > row.fence)
+            assert (lease.token, lease.user) == (process.token, process.user)
+            self.rows[lease.device] = process.held[lease.device] = lease
+            process.ever.append(lease)
+
+    @precondition(anybody)
+    @rule(data=st.data())
+    def renews(self, data: st.DataObject) -> None:
+        process = self.some(data)
+        renewal = self.leases.renew(process.held.values(), ttl_s=TTL_S)
+        ours = {device for device, lease in process.held.items() if self.rows[device].fence == lease.fence}
+        ours = {device for device in ours if self.rows[device].token}
+        assert {lease.device for lease in renewal.kept} == ours
+        assert {lease.device for lease in renewal.lost} == process.held.keys() - ours
+        for lease in renewal.kept:
+            assert lease.expires_ms - self.clock.now_ms > TTL_S * 1000 * 0.6
+            self.rows[lease.device] = lease
+        process.held = {lease.device: lease for lease in renewal.kept}
+        assert renewal.wanted == self.decide(to_yield) & ours  # type: ignore[operator]
+        if data.draw(st.booleans(), "yields"):
+            self.give_back(process, renewal.wanted)
+
+    @precondition(anybody)
+    @rule(data=st.data())
+    def gives_back(self, data: st.DataObject) -> None:
+        process = self.some(data)
+        devices = data.draw(st.sets(st.sampled_from(sorted(process.held)))) if process.held else set()
+        self.give_back(process, devices)
+
+    def give_back(self, process: Process, devices: frozenset[str] | set[str]) -> None:
+        given = [process.held.pop(device) for device in sorted(devices)]
+        self.leases.release(given)
+        for lease in given:
+            row = self.rows[lease.device]
+            if row.fence == lease.fence:
+                self.rows[lease.device] = msgspec.structs.replace(row, token="", expires_ms=0)
+
+    @precondition(anybody)
+    @rule(data=st.data())
+    def stops_waiting(self, data: st.DataObject) -> None:
+        process = self.some(data)
+        self.leases.withdraw(process.token)
+        process.waits = False
+
+    @precondition(anybody)
+    @rule(data=st.data())
+    def dies(self, data: st.DataObject) -> None:
+        self.some(data).alive = False
+
+    @rule(seconds=st.sampled_from([0.001, 2.0, 4.0, 9.0, 11.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.now_ms += round(seconds * 1000)
+
+    @precondition(lambda self: any(one.ever for one in self.processes))
+    @rule(data=st.data())
+    def somebody_records(self, data: st.DataObject) -> None:
+        # With any lease it ever had, as one that slept would.
+        lease = data.draw(st.sampled_from([lease for one in self.processes for lease in one.ever][-_CROWD:]))
+        fence = (lease.device, lease.fence)
+        attempt = self.make.attempt(self.job, device="", started_ms=len(self.processes) * 1000 + self.clock.now_ms)
+        if self.is_live(lease):
+            self.store.record_attempt(self.run_id, attempt, fence=fence)
+        else:
+            before = self.attempts()
+            with pytest.raises(LeaseLostError, match=lease.device):
+                self.store.record_attempt(self.run_id, attempt, fence=fence)
+            assert self.attempts() == before
+
+    def attempts(self) -> int:
+        with self.store._database.reading() as connection:
+            return int(connection.execute(select(func.count()).select_from(schema.attempt)).scalar_one())
+
+    @rule(device=st.sampled_from(DEVICES), user=st.sampled_from("ab"), seconds=st.sampled_from([1.0, 20.0]))
+    def is_reserved(self, device: str, user: str, seconds: float) -> None:
+        now_ms = self.clock.now_ms
+        row = self.rows.get(device) or Lease(device, 0, "", "", "", 0, "", Priority.NIGHTLY, 0, 0)
+        owner = row.reserved_by(now_ms) or (row.user if row.is_held(now_ms) else user)
+        if owner != user:
+            with pytest.raises(LeaseLostError, match=f"{device} is {owner}'s"):
+                self.leases.reserve(device, user, seconds)
+            return
+        self.rows[device] = self.leases.reserve(device, user, seconds)
+        assert self.rows[device].reserved_until_ms == now_ms + seconds * 1000
+        assert self.rows[device].is_held(now_ms) == row.is_held(now_ms)
+
+    @rule(device=st.sampled_from(DEVICES), user=st.sampled_from("ab"))
+    def is_not_reserved_any_more(self, device: str, user: str) -> None:
+        row = self.rows.get(device)
+        was = row is not None and row.reserved_by(self.clock.now_ms) == user
+        assert self.leases.cancel(device, user) == was
+        if row is not None and was:
+            self.rows[device] = msgspec.structs.replace(row, reserved_for="", reserved_until_ms=0)
+
+    @rule(device=st.sampled_from(DEVICES), state=st.sampled_from(["healthy", "suspect", "quarantined"]))
+    def gets_well_or_ill(self, device: str, state: str) -> None:
+        self.store.registry.record_health(HealthEvent(device, "canary", state, "because"))
+        self.out = self.out - {device} | ({device} if state == "quarantined" else set())
+
+    @invariant()
+    def nobody_shares(self) -> None:
+        now_ms = self.clock.now_ms
+        believed = [lease.device for one in self.processes for lease in one.held.values() if lease.expires_ms > now_ms]
+        assert len(believed) == len(set(believed))
+        expected = {
+            row.device: (row.token, row.fence, row.expires_ms, row.reserved_by(now_ms))
+            if row.is_held(now_ms)
+            else ("", row.fence, row.expires_ms, row.reserved_by(now_ms))
+            for row in self.rows.values()
+            if row.is_held(now_ms) or row.reserved_by(now_ms)
+        }
+        found = {one.device: (one.token, one.fence, one.expires_ms, one.reserved_for) for one in self.leases.all()}
+        assert found == expected
+
+    def teardown(self) -> None:
+        """Everybody who waits is served in the end."""
+        for device in DEVICES:
+            self.gets_well_or_ill(device, "healthy")
+            for user in "ab":
+                self.is_not_reserved_any_more(device, user)
+        self.time_passes(TTL_S + 1)
+        waiting = [one for one in self.processes if one.alive and one.waits]
+        for _ in range(sum(one.wanted for one in waiting) + 1):
+            for process in waiting:
+                self.poll(process)
+            for process in waiting:
+                self.give_back(process, set(process.held))
+        assert [one for one in waiting if one.wanted > 0] == []
+
+
+def test_random_interleavings(address: str, make: type[Make]) -> None:
+    clock = SetClock()
+    sqlite = "://" not in address
+    few = settings(
+        max_examples=50 if sqlite else 6,
+        stateful_step_count=40 if sqlite else 25,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    with Store(Database(address), clock) as store:
+        run_state_machine_as_test(lambda: Interleavings(store, clock, make), settings=few)
+
+
+def test_a_free_device_is_given_at_once_and_says_who_has_it(store: Store, clock: SetClock) -> None:
+    lease = get(store.leases, "d1")
+    assert lease == Lease(
+        "d1", 1, lease.token, "ada", "bench", 7, "farm run", Priority.PERSON, clock.now_ms, clock.now_ms + 10_000
+    )
+    assert store.leases.all() == [lease]
+    assert store.leases.poll(ask(store.leases, "d1", user="bob"), ttl_s=TTL_S) == ()
+    store.leases.release([lease])
+    assert store.leases.all() == []
+
+
+def test_a_waiter_may_change_what_it_wants(store: Store) -> None:
+    held = get(store.leases, "d1", "bob")
+    token = ask(store.leases, "d1")
+    assert store.leases.poll(token, ttl_s=TTL_S) == ()
+    (taken,) = store.leases.poll(token, ttl_s=TTL_S, devices=["d1", "d2"])
+    assert taken.device == "d2"
+    store.leases.release([held])
+    assert store.leases.poll(token, ttl_s=TTL_S) == ()
+    (more,) = store.leases.poll(token, ttl_s=TTL_S, count=1)
+    assert more.device == "d1"
+
+
+def test_a_holder_that_slept_too_long_loses_it_and_ends_nothing_of_the_next(store: Store, clock: SetClock) -> None:
+    old = get(store.leases, "d1")
+    clock.now_ms += 10_000
+    new = get(store.leases, "d1", "bob")
+    assert new.fence > old.fence
+    renewal = store.leases.renew([old], ttl_s=TTL_S)
+    assert (renewal.kept, renewal.lost) == ((), (old,))
+    store.leases.release([old])
+    assert store.leases.all() == [new]
+
+
+def test_a_holder_that_slept_goes_on_where_nobody_came(store: Store, clock: SetClock) -> None:
+    lease = get(store.leases, "d1")
+    clock.now_ms += 3_600_000
+    assert store.leases.all() == []
+    (kept,) = store.leases.renew([lease], ttl_s=TTL_S).kept
+    assert (kept.fence, kept.expires_ms) == (lease.fence, clock.now_ms + 10_000)
+    assert store.leases.all() == [kept]
+
+
+def test_a_waiter_that_polls_is_not_forgotten_and_a_dead_one_is(store: Store, clock: SetClock) -> None:
+    held = get(store.leases, "d1")
+    first, second = ask(store.leases, "d1", user="bob"), ask(store.leases, "d1", user="eve")
+    for _ in range(8):
+        clock.now_ms += 2_000
+        assert store.leases.poll(first, ttl_s=TTL_S) == ()
+        (held,) = store.leases.renew([held], ttl_s=TTL_S).kept
+    store.leases.release([held])
+    clock.now_ms += 1
+    # The second waiter died: it came no more. The first goes before it as well as before a new one.
+    third = ask(store.leases, "d1", user="ada")
+    assert store.leases.poll(third, ttl_s=TTL_S) == ()
+    (lease,) = store.leases.poll(first, ttl_s=TTL_S)
+    store.leases.release([lease])
+    assert len(store.leases.poll(third, ttl_s=TTL_S)) == 1
+    assert store.leases.poll(second, ttl_s=TTL_S) == ()
+
+
+def test_a_nightly_run_learns_that_a_person_waits(store: Store) -> None:
+    leases = store.leases.poll(ask(store.leases, "d1", "d2", user="ci", count=2, nightly=True), ttl_s=TTL_S)
+    assert store.leases.renew(leases, ttl_s=TTL_S).wanted == frozenset()
+    token = ask(store.leases, "d2")
+    wanted = store.leases.renew(leases, ttl_s=TTL_S).wanted
+    assert wanted == {"d2"}
+    store.leases.release([lease for lease in leases if lease.device in wanted])
+    assert [lease.device for lease in store.leases.poll(token, ttl_s=TTL_S)] == ["d2"]
+    assert store.leases.renew(leases[:1], ttl_s=TTL_S).wanted == frozenset()
+
+
+def test_a_reserved_device_goes_to_processes_of_its_user_only(store: Store, clock: SetClock) -> None:
+    store.leases.reserve("d1", "ada", 60)
+    token = ask(store.leases, "d1", user="bob")
+    assert store.leases.poll(token, ttl_s=TTL_S) == ()
+    lease = get(store.leases, "d1", "ada")
+    with pytest.raises(LeaseLostError, match="d1 is ada's"):
+        store.leases.reserve("d1", "bob", 60)
+    store.leases.release([lease])
+    clock.now_ms += 60_000
+    assert len(store.leases.poll(token, ttl_s=TTL_S)) == 1
+
+
+def test_a_reservation_ends_a_lease_that_had_expired(store: Store, clock: SetClock) -> None:
+    late = get(store.leases, "d1", "bob")
+    clock.now_ms += 10_000
+    store.leases.reserve("d1", "ada", 60)
+    assert store.leases.renew([late], ttl_s=TTL_S).lost == (late,)
+
+
+def test_a_device_out_of_service_is_given_to_nobody(store: Store, make: type[Make]) -> None:
+    store.registry.see([Seen(make.device("d1"), "device", None)])
+    store.registry.set_service("d1", False, "cracked screen", "ada")
+    token = ask(store.leases, "d1")
+    assert store.leases.poll(token, ttl_s=TTL_S) == ()
+    store.registry.set_service("d1", True, "", "ada")
+    assert len(store.leases.poll(token, ttl_s=TTL_S)) == 1
+
+
+def test_an_attempt_is_recorded_with_a_live_lease_only(store: Store, clock: SetClock, make: type[Make]) -> None:
+    job = make.job()
+    run_id = make.begin(store, job)
+    lease = get(store.leases, "d1")
+    store.record_attempt(run_id, make.attempt(job, started_ms=1), fence=("d1", lease.fence))
+    clock.now_ms += 10_500
+    with pytest.raises(LeaseLostError, match=r"d1: the lease 1 expired 0.5 s ago: renew it, or ask anew"):
+        store.record_attempt(run_id, make.attempt(job, started_ms=2), fence=("d1", lease.fence))
+    get(store.leases, "d1", "bob")
+    with pytest.raises(LeaseLostError, match=r"d1: the lease 1 is over; it is bob's now: what it gave is not recorded"):
+        store.record_attempt(run_id, make.attempt(job, started_ms=3), fence=("d1", lease.fence))
+    with pytest.raises(LeaseLostError, match="d7: the lease 1 is over: what"):
+        store.record_attempt(run_id, make.attempt(job, started_ms=4), fence=("d7", 1))
+    assert [attempt.started_ms for attempt in store.run_view(run_id).jobs[0].attempts] == [1]
+
+
+def test_a_request_that_was_withdrawn_is_over(store: Store) -> None:
+    token = ask(store.leases, "d1")
+    store.leases.withdraw(token)
+    with pytest.raises(LeaseLostError, match="ask anew"):
+        store.leases.poll(token, ttl_s=TTL_S)
+
+
+def test_waiting_and_holding_write_only_now_and_then(sqlite_store: Store, tmp_path: Path) -> None:
+    leases = sqlite_store.leases
+    held = get(leases, "d1")
+    token = ask(leases, "d1", user="bob")
+    before = (tmp_path / "farm.db-wal").read_bytes()
+    for _ in range(20):
+        assert leases.poll(token, ttl_s=TTL_S) == ()
+        (held,) = leases.renew([held], ttl_s=TTL_S).kept
+    assert (tmp_path / "farm.db-wal").read_bytes() == before
+
+
+def test_the_clock_is_the_databases(address: str) -> None:
+    before_ms = time.time_ns() // 1_000_000
+    with open_store(address) as opened:
+        assert before_ms - 1 <= opened.leases.now_ms() <= time.time_ns() // 1_000_000 + 1
