@@ -28,12 +28,15 @@ from farm.errors import LeaseLostError
 from farm.leases import Lease, Priority
 from farm.store.store import Store, open_store
 
-POLL_S = 0.3
+# As farm lease looks, and as runs do.
+PERSON_LOOKS_S, RUN_LOOKS_S = 0.3, 0.8
 TTL_S = 10.0
 JOB_S = 0.2
 PERSONS = 4
 USERS = 12
 KILL_EVERY_S = 2.0
+# People and nightly runs do not all come in one moment.
+ARRIVE_S = 3.0
 
 
 class Referee:
@@ -116,7 +119,7 @@ def compete(address: str, folder: Path, number: int, devices: int, start: Start,
     with open_store(address) as store, (folder / f"log-{os.getpid()}").open("w", buffering=1) as log:
         warm_up(store)
         until = start.wait()
-        time.sleep(chance.random() * POLL_S)
+        time.sleep(chance.random() * ARRIVE_S)
         while time.monotonic() < until:
             asked = time.monotonic()
             lease = acquire(store, number, devices, until, person, chance)
@@ -134,9 +137,9 @@ def compete(address: str, folder: Path, number: int, devices: int, start: Start,
 
 
 def warm_up(store: Store) -> None:
-    """Do everything once, with a device that nobody else wants later."""
+    """Do everything once, with a device of its own: a statement is compiled when it is first used."""
     token = store.leases.request(
-        ["warm-up"], count=1, user="", host="", pid=0, purpose="", priority=Priority.NIGHTLY, ttl_s=TTL_S
+        [f"warm-up-{os.getpid()}"], count=1, user="", host="", pid=0, purpose="", priority=Priority.NIGHTLY, ttl_s=TTL_S
     )
     leases = store.leases.poll(token, ttl_s=TTL_S)
     store.leases.renew(leases, ttl_s=TTL_S)
@@ -162,7 +165,7 @@ def acquire(store: Store, number: int, devices: int, until: float, person: bool,
             taken = store.leases.poll(token, ttl_s=TTL_S)
             if taken:
                 return taken[0]
-            time.sleep(POLL_S * chance.uniform(0.7, 1.3))
+            time.sleep((PERSON_LOOKS_S if person else RUN_LOOKS_S) * chance.uniform(0.7, 1.3))
         return None
     finally:
         store.leases.withdraw(token)
@@ -201,12 +204,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="farm-leases-") as name:
         folder = Path(name)
         address = options.store or str(folder / "farm.db")
-        open_store(address).close()
+        with open_store(address) as store:
+            warm_up(store)
         killed = run(address, folder, options.processes, options.devices, options.seconds)
         # The dead are forgotten after their time to live.
-        time.sleep(TTL_S)
+        deadline = time.monotonic() + TTL_S + 1
         with open_store(address) as store:
-            left = len(store.leases.all())
+            while (left := len(store.leases.all())) and time.monotonic() < deadline:
+                time.sleep(PERSON_LOOKS_S)
         events = [json.loads(line) for log in folder.glob("log-*") for line in log.read_text().splitlines()]
     print(
         json.dumps(

@@ -24,9 +24,20 @@ REQUIRED = os.environ.get("FARM_REQUIRE_SSHD") == "1"
 
 
 class SshServer:
-    """Listens from `start` on; its port stays the same. What runs over it sees the `getprop` of a device."""
+    """Listens from `start` on; its port stays the same. What runs over it sees the `getprop` of a device.
 
-    def __init__(self, supervisor: Supervisor, folder: Path, soc: str = "QCS9100", serial: str = "board-1") -> None:
+    `sftp` is the command of its SFTP server.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        folder: Path,
+        soc: str = "QCS9100",
+        serial: str = "board-1",
+        *,
+        sftp: str = "internal-sftp",
+    ) -> None:
         program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
         if program is None:
             if REQUIRED:
@@ -57,7 +68,7 @@ class SshServer:
             "UsePAM no",
             "PasswordAuthentication no",
             "KbdInteractiveAuthentication no",
-            "Subsystem sftp internal-sftp",
+            *([f"Subsystem sftp {sftp}"] if sftp else []),
             # Its HOME as well: what this user has in ~/.bashrc is no part of the device.
             f"SetEnv PATH={self.tools}:/usr/local/bin:/usr/bin:/bin HOME={folder}/device",
         ]

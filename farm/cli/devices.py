@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 import time
 from typing import TYPE_CHECKING
 
@@ -100,10 +102,16 @@ def _listing(found: Sequence[DeviceRow]) -> Text:
         text.append(f"{row.state:<12}", style=_STYLES.get(row.state, "red"))
         text.append(f"{row.health:<12}", style=_HEALTH_STYLES.get(row.health, ""))
         text.append(_holder(row) or ("free" if row.state == "ready" else ""))
-        text.append(f"\n    {', '.join(_details(row))}", style="dim")
+        text.append(_wrapped(", ".join(_details(row))), style="dim")
         if row.reason or row.health_reason:
-            text.append(f"\n    {row.reason or row.health_reason}", style="yellow")
+            text.append(_wrapped(row.reason or row.health_reason), style="yellow")
     return text
+
+
+def _wrapped(text: str) -> str:
+    width = max(40, shutil.get_terminal_size().columns)
+    indent = "    "
+    return "\n" + textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _holder(row: DeviceRow) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 # The name that a virtual device has as serial and as product.
 VIRTUAL_PREFIX = "virtual-"
+
+_HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
 
 
 def adb_target(serial: str) -> str:
@@ -13,3 +17,8 @@ def adb_target(serial: str) -> str:
     product, and a virtual device's product is its serial.
     """
     return f"product:{serial}" if serial.startswith(VIRTUAL_PREFIX) else serial
+
+
+def network_address(adb_name: str) -> str:
+    """Return the `HOST:PORT` by which adb calls a device that `adb connect` attached; empty for every other."""
+    return adb_name if _HOST_PORT.fullmatch(adb_name) else ""

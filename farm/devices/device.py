@@ -16,6 +16,8 @@ class AdbAddress(msgspec.Struct, frozen=True, tag="adb"):
     """Of the adb server."""
     host: str = LOOPBACK
     """Where the adb server listens."""
+    attached_at: str = ""
+    """HOST:PORT that it was attached at by `adb connect`, for a server that has forgotten it."""
 
 
 class SshAddress(msgspec.Struct, frozen=True, tag="ssh"):

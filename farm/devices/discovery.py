@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from farm.devices.adb_names import VIRTUAL_PREFIX
+from farm.devices.adb_names import VIRTUAL_PREFIX, network_address
 from farm.devices.device import LOOPBACK, AdbAddress, Device, LocalAddress, Unusable
 from farm.devices.identity import NAME, identify_transport, place_of
 from farm.devices.text import clean_text
@@ -106,12 +106,12 @@ def scan(port: int, *, host: str = LOOPBACK, name: str = "") -> Scan:
     )
 
 
-def identify(serial: str, port: int, *, host: str = LOOPBACK, name: str = "") -> Device:
-    """Ask one device behind an adb server who it is, in one round trip. Raises DeviceError."""
+def identify(serial: str, port: int, *, host: str = LOOPBACK, name: str = "", attached_at: str = "") -> Device:
+    """Ask one device behind an adb server who it is, in one round trip: see scan, AdbAddress. Raises DeviceError."""
     from farm.devices.adb import AdbTransport
 
     transport = AdbTransport(serial, port, host=host)
-    return identify_transport(transport, AdbAddress(port, host), host=name)
+    return identify_transport(transport, AdbAddress(port, host, attached_at), host=name)
 
 
 def identify_again(device: Device) -> Device:
@@ -193,7 +193,9 @@ def _behind(server: AdbHost, name: str) -> list[_Found]:
     def ask(one: tuple[str, str]) -> _Found:
         serial, adb_name = one
         try:
-            return _Found(identify(serial, server.port, host=server.host, name=name), adb_name)
+            attached_at = network_address(adb_name)
+            device = identify(serial, server.port, host=server.host, name=name, attached_at=attached_at)
+            return _Found(device, adb_name)
         except DeviceError as error:
             return _Found(Unusable(serial, "device", _why(error, serial), name), adb_name)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from farm.devices.adb_names import adb_target
+from farm.devices.adb_names import adb_target, network_address
 from farm.devices.device import AdbAddress, SshAddress
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, InfraError
@@ -44,8 +43,6 @@ echo "$id"
 """
 # The second line is 1 where the system is up; where there is no getprop, it is as soon as a shell answers.
 _TELL_STATE = f"{TELL_BOOT}\nif type getprop >/dev/null 2>&1; then getprop sys.boot_completed; else echo 1; fi"
-
-_TCP = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -83,16 +80,14 @@ def recover(
     stop: Callable[[], bool] = lambda: False,
     start_server: Callable[[], None] | None = None,
     works: Callable[[], str] = lambda: "",
-    address: str = "",
 ) -> Recovery:
     """Take one step after the other, up to `max_step`, until `device` answers and is who it was; never raises for it.
 
     Each step has as long as STEP_SECONDS says, at most `timeout_s`, ends when `stop` says so, and is told to `log`.
     `start_server` starts the device's adb server where none listens, and returns when one does. `works` returns what
-    is still wrong with a device that answers, empty when nothing is. `address` is the HOST:PORT of a device that was
-    attached by `adb connect`, for an adb server that has forgotten it.
+    is still wrong with a device that answers, empty when nothing is.
     """
-    way = _way(device, start_server, address)
+    way = _way(device, start_server)
     steps: list[StepResult] = []
     for step in Step:
         if stop():
@@ -116,7 +111,7 @@ def tcp_address(host: AdbHost, serial: str) -> str:
     product = adb_target(serial).removeprefix("product:")
     for line in host.query("host:devices-l").splitlines():
         words = line.split()
-        if words and _TCP.fullmatch(words[0]) and (words[0] == serial or f"product:{product}" in words):
+        if words and network_address(words[0]) and (words[0] == serial or f"product:{product}" in words):
             return words[0]
     return ""
 
@@ -244,12 +239,10 @@ class _Usb:
 class _Adb:
     """An Android device behind an adb server that may have to be started first, which tells how it is attached."""
 
-    def __init__(
-        self, device: Device, server: AdbAddress, start_server: Callable[[], None] | None, address: str
-    ) -> None:
+    def __init__(self, device: Device, server: AdbAddress, start_server: Callable[[], None] | None) -> None:
         from farm.devices.adb_host import AdbHost
 
-        self._serial, self._start_server, self._address = device.serial, start_server, address
+        self._serial, self._start_server, self._address = device.serial, start_server, server.attached_at
         self._host = AdbHost(server.port, server.host)
 
     def reconnect(self) -> None:
@@ -324,9 +317,9 @@ class _Local:
         """Nothing."""
 
 
-def _way(device: Device, start_server: Callable[[], None] | None, address: str) -> _Way:
+def _way(device: Device, start_server: Callable[[], None] | None) -> _Way:
     if isinstance(device.address, AdbAddress):
-        return _Adb(device, device.address, start_server, address)
+        return _Adb(device, device.address, start_server)
     return _Ssh(device) if isinstance(device.address, SshAddress) else _Local()
 
 

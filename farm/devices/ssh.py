@@ -8,15 +8,15 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from farm.devices.conversation import communicate
-from farm.devices.ssh_files import UNPACK, Receiver, batches, drain, write_archive
+from farm.devices.sftp_stream import SftpStream
+from farm.devices.ssh_files import Files
 from farm.devices.ssh_link import SshLink
-from farm.devices.ssh_process import InputClosedError, SshProcess
-from farm.devices.text import clean_text, says_full
+from farm.devices.ssh_process import SshProcess
 from farm.devices.transport import OUTPUT_BYTES, shell_command
-from farm.errors import DeviceError, DeviceSpaceError
+from farm.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from farm.devices.device import SshAddress
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # A device that moves no byte of a file for so long is gone.
 STALL_SECONDS = 30.0
 _START_SECONDS = 30.0
-_REASON_BYTES = 4096
 
 
 class SshTransport:
@@ -71,43 +70,28 @@ class SshTransport:
 
     def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
         """Write files, all over one stream: see Transport. They get the time at which they arrive."""
-        if not files:
-            return
-        process = self._start(UNPACK, PurePosixPath("/"), None, self._stall_s)
-        try:
-            # Should tar have ended already, it says why.
-            with contextlib.suppress(InputClosedError):
-                write_archive(files, lambda data: process.write(data, self._stall_s), self._serial)
-            process.close_stdin()
-            code, said = drain(process, self._stall_s, _REASON_BYTES)
-            if code is None:
-                raise process.stalled(self._stall_s)
-        finally:
-            process.close()
-        if code != 0:
-            stderr = said.decode(errors="replace")
-            # The first line names the file, the last only says that there were errors.
-            reason = clean_text(next((line for line in stderr.splitlines() if line.strip()), "it said nothing"))
-            kind = DeviceSpaceError if says_full(stderr) else DeviceError
-            raise kind(self._serial, f"push failed: {reason}", argv=["tar", "-x"], code=code)
+        if files:
+            with self._files() as stream:
+                stream.push(files)
 
     def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:
         """Read files, all over one stream: see Transport."""
-        limits = {path: max_bytes[path] if isinstance(max_bytes, Mapping) else max_bytes for path in files}
-        for argv, end, paths in batches(limits, self._serial):
-            process = self._start(argv, None, None, self._stall_s)
-            try:
-                receiver = Receiver(process, self._serial, end, self._stall_s)
-                for path in paths:
-                    receiver.file(path, files[path], limits[path])
-                # Read to its end, so that it need not be ended by force.
-                drain(process, self._stall_s, _REASON_BYTES)
-            finally:
-                process.close()
+        if files:
+            limits = max_bytes if isinstance(max_bytes, Mapping) else dict.fromkeys(files, max_bytes)
+            with self._files() as stream:
+                stream.pull(files, limits)
 
     def close(self) -> None:
         """Hang up, once nothing runs over the connection."""
         self._link.close()
+
+    @contextlib.contextmanager
+    def _files(self) -> Iterator[Files]:
+        stream = SftpStream(self._link, self._serial, self._stall_s)
+        try:
+            yield Files(stream, self._serial)
+        finally:
+            stream.close()
 
     def _start(
         self, argv: Sequence[str], cwd: PurePosixPath | None, env: Mapping[str, str] | None, timeout_s: float

@@ -85,22 +85,19 @@ class SshLink:
 
         `connect_s` is for reaching the machine, when the connection has to be made.
         """
-        channel = self._open(lambda transport: transport.open_session(timeout=timeout_s), timeout_s, connect_s, argv)
-        # The answer to the next request is waited for without end.
-        timer = threading.Timer(timeout_s, channel.close)
-        timer.daemon = True
-        timer.start()
-        try:
-            channel.exec_command(command)
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            channel.close()
-            raise self._unopened(channel.get_transport(), error, timeout_s, argv) from None
-        except BaseException:
-            channel.close()
-            raise
-        finally:
-            timer.cancel()
-        return channel
+        return self._begin(
+            lambda channel: channel.exec_command(command), "runs no programs", timeout_s, connect_s, argv
+        )
+
+    def sftp(self, *, timeout_s: float = _OPEN_SECONDS) -> paramiko.Channel:
+        """Return a stream to the machine's SFTP server. Raises DeviceError."""
+        return self._begin(
+            lambda channel: channel.invoke_subsystem("sftp"),
+            "has no SFTP: install openssh-sftp-server there, and name it in sshd_config as 'Subsystem sftp'",
+            timeout_s,
+            _CONNECT_SECONDS,
+            ("sftp",),
+        )
 
     def forward(self, host: str, port: int, *, timeout_s: float = _OPEN_SECONDS) -> paramiko.Channel:
         """Return a stream to `host`:`port` as the machine sees it.
@@ -135,6 +132,40 @@ class SshLink:
             else:
                 self._drop()
 
+    def _begin(
+        self,
+        begin: Callable[[paramiko.Channel], None],
+        refused: str,
+        timeout_s: float,
+        connect_s: float,
+        argv: Sequence[str],
+    ) -> paramiko.Channel:
+        channel = self._open(lambda transport: transport.open_session(timeout=timeout_s), timeout_s, connect_s, argv)
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            channel.close()
+
+        # The answer to the next request is waited for without end.
+        timer = threading.Timer(timeout_s, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            begin(channel)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            channel.close()
+            transport = channel.get_transport()
+            if transport.is_active() and not late.is_set():
+                raise DeviceError(self._serial, f"its SSH server {refused}", argv=argv) from None
+            raise self._unopened(transport, error, timeout_s, argv) from None
+        except BaseException:
+            channel.close()
+            raise
+        finally:
+            timer.cancel()
+        return channel
+
     def _open(
         self,
         opening: Callable[[paramiko.Transport], paramiko.Channel],
@@ -148,12 +179,13 @@ class SshLink:
             transport, made = self._connected(connect_s)
             try:
                 return opening(transport)
-            except paramiko.ChannelException as error:
-                # sshd counts a session until all of it has ended, which is after we hung up.
-                if time.monotonic() >= deadline:
-                    raise DeviceError(self._serial, f"sshd refuses: {clean_text(error.text)}", argv=argv) from None
-                time.sleep(_FULL_SECONDS)
             except (paramiko.SSHException, EOFError, OSError) as error:
+                # sshd counts a session until all of it has ended, which is after we hung up.
+                if _is_refused(error):
+                    if time.monotonic() >= deadline:
+                        raise DeviceError(self._serial, f"sshd refuses: {clean_text(str(error))}", argv=argv) from None
+                    time.sleep(_FULL_SECONDS)
+                    continue
                 # It may have died long ago.
                 if transport.is_active() or again or made:
                     raise self._unopened(transport, error, timeout_s, argv) from None
@@ -270,3 +302,8 @@ class SshLink:
                 "fingerprint ('... | ssh-keygen -lf -') with what the machine itself shows, and add the line",
             )
         return DeviceGoneError(self._serial, f"no SSH connection to {name}: {reason}")
+
+
+def _is_refused(error: Exception) -> bool:
+    # Of two that are refused at the same moment, paramiko tells only one so.
+    return isinstance(error, paramiko.ChannelException) or str(error) == "Unable to open channel."

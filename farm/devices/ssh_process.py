@@ -18,7 +18,7 @@ import paramiko
 
 from farm.devices.conversation import TAIL_BYTES
 from farm.devices.transport import COMMAND_BYTES, Output
-from farm.errors import DeviceError, DeviceTimeoutError
+from farm.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,10 +47,6 @@ while [ $quiet -lt 2 ] && [ $round -lt 50 ]; do
     for path in $found; do path=${path#/proc/}; kill -KILL "${path%%/*}"; done 2>/dev/null
 done
 """
-
-
-class InputClosedError(Exception):
-    """The program does not read any more."""
 
 
 class SshProcess:
@@ -87,19 +83,6 @@ class SshProcess:
         """See Process."""
         self._no_more = True
         self._send()
-
-    def write(self, data: bytes | memoryview, stall_s: float) -> None:
-        """Send all of `data` before returning. Raises DeviceTimeoutError when nothing of it is taken for `stall_s`.
-
-        Raises InputClosedError when the program does not read any more: its exit code and its errors say why.
-        """
-        self._channel.settimeout(stall_s)
-        try:
-            self._channel.sendall(bytes(data))
-        except TimeoutError:
-            raise self.stalled(stall_s) from None
-        except (OSError, EOFError, paramiko.SSHException) as error:
-            raise InputClosedError(str(error)) from None
 
     def receive(self, timeout_s: float) -> Output:
         """See Process."""
@@ -138,11 +121,6 @@ class SshProcess:
         finally:
             self._channel.close()
             self._link.give_back()
-
-    def stalled(self, seconds: float) -> DeviceTimeoutError:
-        """Return the error of a device that moves no byte."""
-        problem = f"moved no byte of a file for {seconds:g} s: check its network and its storage"
-        return DeviceTimeoutError(self._serial, problem, argv=self._argv, stderr=self._tail.decode(errors="replace"))
 
     def _send(self) -> None:
         channel = self._channel

@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from farm.engine.permits import Permit, leave_permit
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 _LOOK_SECONDS = 0.25
+# Shorter is not worth a word.
+_PATIENCE_SECONDS = 1.0
 
 
 class LeaseTerms:
@@ -69,10 +72,10 @@ class Custody:
         if self._terms is None:
             return
         self._thread.start()
-        told = False
+        told_at = time.monotonic() + _PATIENCE_SECONDS
         while lacking := self._lacking():
-            if not told:
-                told = True
+            if time.monotonic() > told_at:
+                told_at = float("inf")
                 self._note(f"waiting for a {' and a '.join(lacking)}: {self._holders(lacking)}")
             self._came.wait(_LOOK_SECONDS)
             self._came.clear()

@@ -61,6 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         (config.stash[PLAN].workers / str(os.getpid())).touch()
+        # What it takes to run a job takes a second to import: now, as everybody waits for the last worker to begin.
+        import farm.engine.worker  # noqa: F401
 
 
 class JobFile(pytest.File):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -78,12 +79,20 @@ def require_same(then: Mapping[str, str], now: Mapping[str, str], run_id: str) -
 
 
 @contextmanager
-def in_progress(folder: Path) -> Iterator[None]:
-    """Keep others from working at the same run. Raises UsageError while somebody does."""
+def in_progress(folder: Path) -> Iterator[int]:
+    """Keep others from working at the same run; yield the process id of who did so last, 0 for nobody.
+
+    Raises UsageError while somebody does: who did so last is dead.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w") as file:
+    with (folder / _LOCK).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"run {folder.name} is still running: wait for it, or stop it with Ctrl-C") from None
-        yield
+        file.seek(0)
+        before = file.read()
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield int(before) if before.isdecimal() else 0

@@ -247,8 +247,9 @@ class _Run:
             run_id = self._begin(jobs, fingerprint)
         folder = self._config.state_dir / "runs" / run_id
         exit_code = InfraError.exit_code
-        with in_progress(folder):
+        with in_progress(folder) as before:
             try:
+                self._release_leases(before)
                 leave_intent(folder, self._request, jobs)
                 with own_folder(self._config.cache_dir / "virtual", run_id) as storage, Supervisor() as supervisor:
                     status = self._on_devices(jobs, run_id, folder, storage, tools, supervisor)
@@ -262,6 +263,14 @@ class _Run:
                 self._store.finish_run(run_id, exit_code)
         view = self._store.run_view(run_id)
         return RunOutcome(exit_code, view, write_report(view, folder / "report.html"))
+
+    def _release_leases(self, pid: int) -> None:
+        """Give back at once what a process had that is known to be dead; others have to wait until it expires."""
+        if pid:
+            host, user = socket.gethostname(), user_name()
+            self._store.leases.release(
+                lease for lease in self._store.leases.all() if (lease.host, lease.user, lease.pid) == (host, user, pid)
+            )
 
     def _begin(self, jobs: Sequence[Job], fingerprint: dict[str, str]) -> str:
         from farm.store.records import RunRecord

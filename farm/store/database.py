@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-# One wait for another writer. SQLite's waiting is not fair, so a writer may lose several in a row.
 BUSY_TIMEOUT_MS = 5_000
+# For other writers, in all. SQLite looks ever less often the longer it waits, so that of many writers the newest would
+# win: they wait for a short time again and again.
 PATIENCE_S = 60.0
+_ONE_WAIT_MS = 40
 
 # Any number, as long as every farm takes the same one: `pg_advisory_xact_lock` that migrations hold.
 _MIGRATION_LOCK = 0x6661726D
@@ -68,15 +70,12 @@ class Database:
         """
         if self.readonly:
             raise StoreError(f"{self.name}: the store was opened to read only")
-        deadline = time.monotonic() + PATIENCE_S
-        with self._in_words():
-            while True:
-                try:
-                    with self._writers.connect() as connection, connection.begin():
-                        return action(connection)
-                except DBAPIError as error:
-                    if not _is_contention(error) or time.monotonic() > deadline:
-                        raise
+
+        def once() -> _T:
+            with self._writers.connect() as connection, connection.begin():
+                return action(connection)
+
+        return self._patiently(once)
 
     def close(self) -> None:
         """Close every connection."""
@@ -131,7 +130,7 @@ class Database:
         if self.readonly:
             self._refuse_newer(revision)
             raise StoreError(f"{self.name}: the store is of an older farm: 'farm run' brings it up to date")
-        self._migrate()
+        self._patiently(self._migrate)
 
     def _revision(self, connection: Connection) -> str | None:
         """Return the revision of the schema, None for an empty database."""
@@ -153,7 +152,7 @@ class Database:
             )
 
     def _migrate(self) -> None:
-        with self._in_words(), self._writers.connect() as connection:
+        with self._writers.connect() as connection:
             if self._is_sqlite:
                 # A revision may copy a table and drop the original, which must not take what refers to it along.
                 connection.connection.driver_connection.execute("PRAGMA foreign_keys=OFF")  # type: ignore[union-attr]
@@ -186,6 +185,17 @@ class Database:
             ) from error
         if self._is_sqlite and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise StoreError(f"{self.name}: could not be brought up to date: rows refer to others that are not there")
+
+    def _patiently(self, once: Callable[[], _T]) -> _T:
+        """Call `once`, again when another writer was in its way, for a minute."""
+        deadline = time.monotonic() + PATIENCE_S
+        with self._in_words():
+            while True:
+                try:
+                    return once()
+                except DBAPIError as error:
+                    if not _is_contention(error) or time.monotonic() > deadline:
+                        raise
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:
@@ -227,8 +237,15 @@ _EXPECTED = "expected a path, sqlite:////absolute/path or postgresql://user@host
 
 def _begin(connection: Connection) -> None:
     # A writer that began as a reader could not wait for another writer: it would fail at once.
-    immediate = connection.get_execution_options().get(_WRITES)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+    if not connection.get_execution_options().get(_WRITES):
+        connection.exec_driver_sql("BEGIN")
+        return
+    driver: Any = connection.connection.driver_connection
+    driver.execute(f"PRAGMA busy_timeout={_ONE_WAIT_MS}")
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    finally:
+        driver.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, bindparam, delete, func, or_, select, text
 
 from farm.errors import LeaseLostError
 from farm.leases import Lease, Priority, Request, grant, to_yield
-from farm.store import rows, schema, values
+from farm.store import schema, values
 from farm.store.clock import clock_ms
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ _LEASE_LOCK = 0x6C656173
 _WAITER_TTL_MS = 6_000
 # A process that was stopped for less finds its request where it was.
 _FORGOTTEN_MS = 24 * 3600 * 1000
+
+_TAKEN_COLUMNS = ("fence", "token", "user_name", "host", "pid", "purpose", "priority", "acquired_ms", "expires_ms")
 
 # Made once: processes that wait ask them three times a second.
 _lease_row, _waiter_row, _state_row = schema.lease.c, schema.waiter.c, schema.device_state.c
@@ -54,6 +56,22 @@ _WAITING = select(
     _waiter_row.priority,
     _waiter_row.since_ms,
 ).where(_waiter_row.expires_ms > bindparam("now_ms"), _waiter_row.wanted > 0)
+_LEASE = select(schema.lease).where(_lease_row.device == bindparam("of"))
+_TAKE = (
+    update(schema.lease)
+    .where(_lease_row.device == bindparam("of"))
+    .values({name: bindparam(f"new_{name}") for name in _TAKEN_COLUMNS})
+)
+_GIVE_BACK = (
+    update(schema.lease)
+    .where(_lease_row.device == bindparam("of"), _lease_row.fence == bindparam("was"), _lease_row.token != "")
+    .values(token="", expires_ms=0)
+)
+_KEEP_PLACE = update(schema.waiter).where(_waiter_row.id == bindparam("of")).values(expires_ms=bindparam("alive_ms"))
+_SERVED = _KEEP_PLACE.values(wanted=bindparam("left"))
+_WITHDRAW = delete(schema.waiter).where(_waiter_row.id == bindparam("of"))
+_FORGET = delete(schema.waiter).where(_waiter_row.expires_ms < bindparam("long_ago_ms"))
+_BEGIN = schema.waiter.insert()
 # Who goes before me whatever the others have: the more urgent and the older of my own user, for the same devices.
 _AHEAD = select(func.sum(_waiter_row.wanted)).where(
     _waiter_row.expires_ms > bindparam("now_ms"),
@@ -103,7 +121,7 @@ class Leases:
 
         def insert(connection: Connection) -> str:
             now_ms = self._clock(connection)
-            connection.execute(delete(schema.waiter).where(schema.waiter.c.expires_ms < now_ms - _FORGOTTEN_MS))
+            connection.execute(_FORGET, {"long_ago_ms": now_ms - _FORGOTTEN_MS})
             row = {
                 "id": token,
                 "devices": _encode(devices),
@@ -116,7 +134,7 @@ class Leases:
                 "since_ms": now_ms,
                 "expires_ms": now_ms + _waiter_ms(ttl_s),
             }
-            connection.execute(schema.waiter.insert(), row)
+            connection.execute(_BEGIN, row)
             return token
 
         return self._database.write(insert)
@@ -150,9 +168,7 @@ class Leases:
 
     def withdraw(self, token: str) -> None:
         """Stop waiting; what was leased stays leased."""
-        self._database.write(
-            lambda connection: connection.execute(delete(schema.waiter).where(schema.waiter.c.id == token))
-        )
+        self._database.write(lambda connection: connection.execute(_WITHDRAW, {"of": token}))
 
     def renew(self, leases: Iterable[Lease], *, ttl_s: float) -> Renewal:
         """Keep leases alive for `ttl_s`, and learn which are lost and which are wanted by others.
@@ -185,7 +201,7 @@ class Leases:
         def give_back(connection: Connection) -> None:
             lock(connection)
             for lease in ours:
-                connection.execute(update(schema.lease).where(_is(lease)).values(token="", expires_ms=0))
+                connection.execute(_GIVE_BACK, {"of": lease.device, "was": lease.fence})
 
         self._database.write(give_back)
 
@@ -199,8 +215,7 @@ class Leases:
         def change(connection: Connection) -> Lease:
             lock(connection)
             now_ms = self._clock(connection)
-            row = _insert_lease(connection, device)
-            lease = _lease(row)
+            lease = _row_of(connection, device)
             other = lease.reserved_by(now_ms) or (lease.user if lease.is_held(now_ms) else user)
             if other != user:
                 raise LeaseLostError(f"{device} is {other}'s: it cannot be reserved for {user} now")
@@ -244,8 +259,8 @@ class Leases:
             return self._clock(connection)
 
     def _keep_place(self, connection: Connection, token: str, wishes: dict[str, Any], ttl_s: float) -> None:
-        alive = {**wishes, "expires_ms": self._clock(connection) + _waiter_ms(ttl_s)}
-        connection.execute(update(schema.waiter).where(schema.waiter.c.id == token).values(alive))
+        alive = {"of": token, "alive_ms": self._clock(connection) + _waiter_ms(ttl_s)}
+        connection.execute(_KEEP_PLACE.values(wishes) if wishes else _KEEP_PLACE, alive)
 
     def _take(self, connection: Connection, token: str, devices: Iterable[str], ttl_s: float) -> tuple[Lease, ...]:
         """Lease those of `devices` that are still to be had; who gets what was decided without a lock."""
@@ -254,10 +269,11 @@ class Leases:
         waiter = _waiter(connection, token)
         taken = []
         for device in list(devices)[: waiter.wanted]:
-            before = _lease(_insert_lease(connection, device))
+            before = _row_of(connection, device)
             if not before.is_held(now_ms) and before.reserved_by(now_ms) in ("", waiter.user_name):
                 taken.append(_take(connection, waiter, before, now_ms, _ms(ttl_s)))
-        self._keep_place(connection, token, {"wanted": waiter.wanted - len(taken)}, ttl_s)
+        served = {"of": token, "alive_ms": now_ms + _waiter_ms(ttl_s), "left": waiter.wanted - len(taken)}
+        connection.execute(_SERVED, served)
         return tuple(taken)
 
 
@@ -368,21 +384,30 @@ def _still_ours(connection: Connection, leases: Sequence[Lease]) -> tuple[tuple[
     return kept, tuple(lease for lease in leases if (lease.device, lease.fence) not in now)
 
 
-def _insert_lease(connection: Connection, device: str) -> Row[Any]:
+def _row_of(connection: Connection, device: str) -> Lease:
     """Return the row of a device, which is made when it has none."""
-    free = {"device": device, "fence": 0, "token": "", "user_name": "", "host": "", "pid": 0, "purpose": ""}
-    free |= dict.fromkeys(("priority", "acquired_ms", "expires_ms", "reserved_until_ms"), 0) | {"reserved_for": ""}
-    rows.insert_missing(connection, schema.lease, [free])
-    return connection.execute(select(schema.lease).where(schema.lease.c.device == device)).one()
+    row = connection.execute(_LEASE, {"of": device}).first()
+    if row is None:
+        free = {"device": device, "fence": 0, "token": "", "user_name": "", "host": "", "pid": 0, "purpose": ""}
+        free |= dict.fromkeys(("priority", "acquired_ms", "expires_ms", "reserved_until_ms"), 0) | {"reserved_for": ""}
+        connection.execute(schema.lease.insert(), free)
+        row = connection.execute(_LEASE, {"of": device}).one()
+    return _lease(row)
 
 
 def _take(connection: Connection, waiter: Row[Any], before: Lease, now_ms: int, ttl_ms: int) -> Lease:
-    taken = {
-        "fence": before.fence + 1,
-        "token": waiter.id,
-        **{name: waiter._mapping[name] for name in ("user_name", "host", "pid", "purpose", "priority")},  # noqa: SLF001
-        "acquired_ms": now_ms,
-        "expires_ms": now_ms + ttl_ms,
-    }
-    changed = update(schema.lease).where(schema.lease.c.device == before.device).values(taken)
-    return _lease(connection.execute(changed.returning(*schema.lease.c)).one())
+    taken = msgspec.structs.replace(
+        before,
+        fence=before.fence + 1,
+        token=waiter.id,
+        user=waiter.user_name,
+        host=waiter.host,
+        pid=waiter.pid,
+        purpose=waiter.purpose,
+        priority=Priority(waiter.priority),
+        acquired_ms=now_ms,
+        expires_ms=now_ms + ttl_ms,
+    )
+    facts = {**msgspec.structs.asdict(taken), "user_name": taken.user, "priority": int(taken.priority)}
+    connection.execute(_TAKE, {"of": taken.device, **{f"new_{name}": facts[name] for name in _TAKEN_COLUMNS}})
+    return taken

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.devices.adb_names import VIRTUAL_PREFIX
+from farm.devices.device import LOOPBACK
 from farm.devices.discovery import identify
 from farm.errors import InfraError
 from farm.profiles import find_soc
@@ -107,8 +108,8 @@ def _start(supervisor: Supervisor, serial: str, soc: str, root: Path, build: str
 
 def _attach(adb_server: AdbServer, child: Child) -> Device:
     ready = _wait_ready(child)
-    adb_server.connect("127.0.0.1", ready.port, timeout_s=_BOOT_SECONDS)
-    return identify(ready.serial, adb_server.port)
+    adb_server.connect(LOOPBACK, ready.port, timeout_s=_BOOT_SECONDS)
+    return identify(ready.serial, adb_server.port, attached_at=f"{LOOPBACK}:{ready.port}")
 
 
 def _wait_ready(child: Child) -> _Ready:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import select
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
     from farm_home import FarmHome
 
-FIRST, SECOND = "virtual-SM8650-0", "virtual-SM8650-1"
+FIRST, SECOND = (f"virtual-SM8650-{number}@{socket.gethostname()}" for number in range(2))
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +182,13 @@ def test_a_shell_ends_when_its_lease_is_taken_away(ada: User, bob: User, store: 
     assert store.leases.all() == []
 
 
+def read_until(terminal: int, pattern: str) -> None:
+    said = b""
+    while not re.search(pattern.encode(), said):
+        assert select.select([terminal], [], [], 60)[0], said
+        said += os.read(terminal, 4096)
+
+
 def test_a_shell_in_a_terminal_is_one_on_the_device(ada: User, store: Store) -> None:
     master, slave = os.openpty()
     shell = subprocess.Popen(
@@ -190,11 +200,11 @@ def test_a_shell_in_a_terminal_is_one_on_the_device(ada: User, store: Store) -> 
         start_new_session=True,
     )
     os.close(slave)
-    said = b""
     try:
+        # adb drops what was typed before it took over the terminal.
+        read_until(master, r"[$#] $")
         os.write(master, b"echo $((6 * 7)) $(getprop ro.soc.model); exit 3\n")
-        while b"42 SM8650" not in said and (more := os.read(master, 4096)):
-            said += more
+        read_until(master, "42 SM8650")
         assert shell.wait(timeout=60) == 3
     finally:
         shell.kill()

@@ -55,7 +55,7 @@ def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
 def patient(booted: Patient) -> Iterator[Patient]:
     yield booted
     clear(booted.root)
-    assert recover(booted.device, address=booted.address).ok
+    assert recover(booted.device).ok
 
 
 def words(steps: tuple[StepResult, ...]) -> list[tuple[Step, bool]]:
@@ -82,7 +82,7 @@ def test_one_that_adb_has_forgotten_is_found_by_its_address(patient: Patient) ->
     host = AdbHost(patient.server.port)
     host.query(f"host:disconnect:{patient.address}")
     assert tcp_address(host, patient.device.serial) == ""
-    recovery = recover(patient.device, address=patient.address)
+    recovery = recover(patient.device)
     assert words(recovery.steps) == [(Step.RECONNECT, True)], recovery
 
 
@@ -147,14 +147,11 @@ def test_a_server_that_died_is_started_again(tmp_path: Path) -> None:
     with Supervisor() as supervisor:
         server = serve(supervisor, tmp_path, 0)
         [device] = boot(supervisor, server, ["SM8650"], tmp_path)
-        address = tcp_address(AdbHost(server.port), device.serial)
         server.stop()
-        lost = recover(device, timeout_s=0.5, max_step=Step.RECONNECT, address=address)
+        lost = recover(device, timeout_s=0.5, max_step=Step.RECONNECT)
         assert "no adb server listens" in lost.problem
         started: list[AdbServer] = []
-        recovery = recover(
-            device, start_server=lambda: started.append(serve(supervisor, tmp_path, server.port)), address=address
-        )
+        recovery = recover(device, start_server=lambda: started.append(serve(supervisor, tmp_path, server.port)))
         assert words(recovery.steps) == [(Step.RECONNECT, True)], recovery
         assert len(started) == 1
 

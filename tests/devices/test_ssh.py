@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +25,6 @@ from farm.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from farm.devices.device import SshAddress
 
@@ -164,40 +166,121 @@ def test_more_programs_than_sshd_allows_wait_for_each_other(server: SshServer) -
     transport.close()
 
 
-def test_a_full_disk_is_said_so(server: SshServer) -> None:
-    tar = server.tools / "tar"
-    tar.write_text("#!/bin/sh\ncat >/dev/null\necho 'tar: a/file: Cannot write: No space left on device' >&2\nexit 2\n")
-    tar.chmod(0o755)
+def test_a_full_disk_is_said_so(tmp_path: Path) -> None:
+    server = shutil.which("sftp-server", path="/usr/lib/openssh:/usr/lib/ssh:/usr/libexec/openssh:/usr/libexec")
+    small = f"mount -t tmpfs -o size=1m farm {tmp_path}/full"
+    (tmp_path / "full").mkdir()
+    own = ["unshare", "-rm", "sh", "-c"]
+    if server is None or subprocess.run([*own, small], check=False, capture_output=True).returncode:
+        pytest.skip("needs an sftp-server of its own, and to mount something for it")
+    script = tmp_path / "sftp"
+    script.write_text(f"#!/bin/sh\nexec {shlex.join([*own, f'{small} && exec {server}'])}\n")
+    script.chmod(0o755)
+    with Supervisor() as supervisor:
+        board = SshServer(supervisor, tmp_path / "sshd", sftp=str(script)).start()
+        address = msgspec.structs.replace(board.address, storage=f"{tmp_path}/full/storage")
+        transport = SshTransport("board", address)
+        for size in (200_000, 5_000_000):
+            with pytest.raises(DeviceSpaceError, match="storage/.*: No space left on device"):
+                transport.push({transport.storage / str(n): bytes(size) for n in range(10)})
+        transport.push({transport.storage / "small": b"it still works"})
+        transport.close()
+        board.stop()
+
+
+def test_a_machine_without_sftp_is_told_apart(tmp_path: Path) -> None:
+    with Supervisor() as supervisor:
+        for number, (sftp, problem) in enumerate([("", "has no SFTP: install"), ("/gone", "SFTP server ended")]):
+            server = SshServer(supervisor, tmp_path / str(number), sftp=sftp).start()
+            transport = SshTransport("board", server.address)
+            with pytest.raises(DeviceError, match=problem) as caught:
+                transport.push({transport.storage / "file": b"x"})
+            assert type(caught.value) is DeviceError
+            assert transport.run(["true"], timeout_s=SECONDS).code == 0
+            transport.close()
+            server.stop()
+
+
+def test_a_pipe_is_not_waited_for(server: SshServer, tmp_path: Path) -> None:
     transport = SshTransport("board", server.address)
-    with pytest.raises(DeviceSpaceError, match="a/file: Cannot write: No space left"):
-        transport.push({transport.storage / "file": b"x"})
+    transport.push({transport.storage / "file": b"x"})
+    os.mkfifo(server.folder / "storage/pipe")
+    with pytest.raises(DeviceError, match="pipe: not a regular file"):
+        transport.pull({transport.storage / "pipe": tmp_path / "pipe"}, max_bytes=10)
     transport.close()
 
 
+def test_modes_are_the_same_whatever_the_umask(tmp_path: Path) -> None:
+    with Supervisor() as supervisor:
+        server = SshServer(supervisor, tmp_path / "sshd", sftp="internal-sftp -u 077").start()
+        program = tmp_path / "program"
+        program.write_bytes(b"x")
+        program.chmod(0o755)
+        transport = SshTransport("board", server.address)
+        transport.push({transport.storage / "program": program, transport.storage / "file": b"x"})
+        modes = [(server.folder / "storage" / name).stat().st_mode & 0o777 for name in ("program", "file")]
+        assert modes == [0o755, 0o644]
+        transport.close()
+        server.stop()
+
+
+def test_a_program_that_runs_is_replaced(server: SshServer, tmp_path: Path) -> None:
+    transport = SshTransport("board", server.address)
+    program = transport.storage / "program"
+    transport.push({program: Path("/bin/sleep").resolve()})
+    process = transport.start([str(program), "600"])
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\necho new\n")
+    script.chmod(0o755)
+    transport.push({program: script})
+    assert transport.run([str(program)], timeout_s=SECONDS).stdout == b"new\n"
+    assert process.receive(0).code is None
+    process.close()
+    transport.close()
+
+
+@pytest.fixture(scope="module")
+def liar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
+    """Its SFTP server does what the file `lie` says."""
+    folder = tmp_path_factory.mktemp("liar")
+    stub = [sys.executable, "-S", str(Path(__file__).with_name("sftp_stub.py")), str(folder / "lie")]
+    with Supervisor() as supervisor:
+        server = SshServer(supervisor, folder, sftp=shlex.join(stub)).start()
+        yield server
+        server.stop()
+
+
 @pytest.mark.parametrize(
-    ("answer", "problem"),
+    ("lie", "problem"),
     [
-        ("echo is 99999999999999999999", "answered|more than"),
-        ("echo is -1", "answered"),
-        ("echo is 5; printf 123", "ended too soon"),
-        ("echo is 3; printf 123; echo other", "changed while it was read"),
-        ("head -c 100000 /dev/zero", "does not end"),
-        ("true", "ended too soon"),
+        ("nothing", ""),
+        ("greeting", "a login script"),
+        ("version", "does not greet"),
+        ("endless packet", "a packet of 4294967295 bytes"),
+        ("other number", "answers what was not asked"),
+        ("huge", "more than the 1000 bytes"),
+        ("no size", "attributes without size"),
+        ("long string", "longer than its packet"),
+        ("wrong kind", "answered with bytes"),
+        ("too much", "changed while it was read"),
+        ("too little", "changed while it was read"),
+        ("empty data", "changed while it was read"),
+        ("ends", "SFTP server ended"),
+        ("silence", "moved no byte of a file for 0.3 s"),
     ],
 )
-def test_what_a_device_sends_is_not_believed(server: SshServer, tmp_path: Path, answer: str, problem: str) -> None:
-    shell = server.tools / "sh"
-    # The real one for everything but the command that sends files.
-    shell.write_text(
-        f'#!/bin/sh\ncase "$2" in *end=*wants*|*"end=\\$1"*) exec /bin/sh -c {answer!r} ;; esac\nexec /bin/sh "$@"\n'
-    )
-    transport = SshTransport("board", server.address)
-    transport.push({transport.storage / "file": b"123"})
-    shell.chmod(0o755)
-    with pytest.raises(DeviceError, match=problem):
-        transport.pull({transport.storage / "file": tmp_path / "file"}, max_bytes=1000)
-    assert not (tmp_path / "file").exists()
-    shell.unlink()
+def test_what_a_device_sends_is_not_believed(liar: SshServer, tmp_path: Path, lie: str, problem: str) -> None:
+    (liar.folder / "lie").write_text(lie)
+    transport = SshTransport("board", liar.address, stall_s=0.3 if lie == "silence" else SECONDS)
+    files = {transport.storage / "file": tmp_path / "file"}
+    if not problem:
+        transport.pull(files, max_bytes=1000)
+        assert (tmp_path / "file").read_bytes() == b"12345"
+    else:
+        with pytest.raises(DeviceError, match=problem) as caught:
+            transport.pull(files, max_bytes=1000)
+        assert isinstance(caught.value, DeviceTimeoutError) == (lie == "silence")
+        assert os.listdir(tmp_path) == []
     transport.close()
 
 

@@ -24,13 +24,14 @@ pytestmark = pytest.mark.usefixtures("compiled")
 
 RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "add or gelu or softmax")
 LONG = (*RUN, "--iterations", "400")
+ALL = ("run", "--soc", "SM8650", "--suite", "smoke")
 
 
 @pytest.fixture(scope="module")
 def compiled(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The bundles are there, so that what follows is about devices."""
     folder = tmp_path_factory.mktemp("compiled")
-    done = FarmHome(farm_cache, folder / "state", folder).farm(*RUN, "--virtual", "1", timeout_s=300)
+    done = FarmHome(farm_cache, folder / "state", folder).farm(*ALL, "--virtual", "1", timeout_s=300)
     assert done.returncode == 0, done.stderr
 
 
@@ -133,7 +134,7 @@ def test_two_runs_share_devices_and_never_hold_one_together(pair: Attached) -> N
 
 
 def test_a_person_gets_a_device_from_a_nightly_run_which_goes_on_with_it_later(single: Attached) -> None:
-    with single.running(*LONG, "--nightly", user="night") as nightly:
+    with single.running(*ALL, "--iterations", "200", "--nightly", user="night") as nightly:
         until(lambda: verdicts(single.home), "a first job of the nightly run")
         before = len(verdicts(single.home))
         lease = single.farm("lease", "SM8650", "--for", "10m", "--json", user="ann")
@@ -147,7 +148,7 @@ def test_a_person_gets_a_device_from_a_nightly_run_which_goes_on_with_it_later(s
         said = nightly.communicate(timeout=240)[0]
         assert nightly.returncode == 0, said
     assert "is given to somebody who waits for it" in said
-    assert verdicts(single.home) == ["passed"] * 3
+    assert verdicts(single.home) == ["passed"] * 8
 
 
 def test_whoever_has_reserved_a_device_may_use_it_and_others_wait(single: Attached) -> None:
@@ -173,8 +174,8 @@ def test_a_killed_run_leaves_no_device_locked_and_is_resumed(pair: Attached) -> 
         until(lambda: verdicts(pair.home), "a first job")
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    finished = verdicts(pair.home)
     assert wait_for_no_process(pair.home) == {}
+    finished = verdicts(pair.home)
     done = pair.farm("run", "--resume", "latest", "--json", timeout_s=240)
     assert done.returncode == 0, done.stderr
     view = json.loads(done.stdout)
@@ -182,6 +183,7 @@ def test_a_killed_run_leaves_no_device_locked_and_is_resumed(pair: Attached) -> 
     assert sum(len(job["attempts"]) for job in view["jobs"]) == 3
     assert verdicts(pair.home)[: len(finished)] == finished
     assert f"{len(finished)} of 3 jobs are finished" in done.stderr
+    assert "waiting" not in done.stderr, "it is known that the run that had the devices is dead"
     assert set(leases(pair).values()) == {""}
 
 
@@ -193,7 +195,7 @@ def test_a_job_whose_device_goes_away_is_run_by_another(pair: Attached) -> None:
     assert process.returncode == 0, out
     assert set(verdicts(pair.home)) <= {"passed", "infra"}
     health = {row["serial"]: row["health"] for row in pair.json("devices")["devices"]}
-    assert health["virtual-SM8650-0"] == "quarantined"
+    assert health["virtual-SM8650-0"] in ("suspect", "quarantined")
     assert health["virtual-SM8650-1"] == "healthy"
 
 

@@ -1,0 +1,21 @@
+"""Real processes that compete for devices and are killed meanwhile; bench/leases.py is the same with 200 of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_nobody_ever_shares_a_device(address: str) -> None:
+    bench = Path(__file__).parents[2] / "bench" / "leases.py"
+    words = ["--processes", "12", "--devices", "4", "--seconds", "6", "--store", address]
+    done = subprocess.run([sys.executable, bench, *words], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["double"], said["left"]) == (0, 0), said
+    # Everybody came to something in spite of the dead.
+    assert said["grants"] >= 8, said
+    assert said["person_grants"] >= 1, said
+    assert said["killed"] >= 1, said

@@ -1,0 +1,106 @@
+"""What the farm knows of devices between runs."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from farm.devices.status import DeviceStatus
+from farm.errors import UnknownNameError, UsageError
+from farm.store.registry import HealthEvent, Seen
+
+if TYPE_CHECKING:
+    from conftest import Make
+
+    from farm.store.store import Store
+
+STATUS = DeviceStatus(
+    root=True,
+    battery_percent=81,
+    temperature_c=31.5,
+    free_bytes=1 << 40,
+    boot_id="b",
+    uptime_s=60.0,
+    clock_offset_ms=-3,
+)
+
+
+def test_a_device_is_known_with_all_that_it_said(store: Store, make: type[Make]) -> None:
+    before_ms = time.time_ns() // 1_000_000
+    store.registry.see(
+        [Seen(make.device("phone-2", "hardware"), "device", STATUS), Seen(make.device(), "device", None)]
+    )
+    phone, virtual = store.registry.all()
+    assert (phone.id, phone.serial, phone.soc, phone.kind, phone.os) == (
+        "phone-2",
+        "phone-2",
+        "SM8650",
+        "hardware",
+        "android",
+    )
+    assert (phone.status, phone.state, phone.in_service, phone.health) == (STATUS, "device", True, "healthy")
+    assert before_ms - 1 <= phone.last_seen_ms <= time.time_ns() // 1_000_000 + 1
+    assert virtual.status is None
+
+
+def test_what_is_not_told_again_stays(store: Store, make: type[Make]) -> None:
+    device = make.device("phone-1", "hardware")
+    store.registry.see([Seen(device, "device", STATUS)])
+    store.registry.set_name("phone-1", "left", ["rack-1", "rooted"])
+    store.registry.set_service("phone-1", False, "cracked screen", "ada")
+    store.registry.record_health(HealthEvent("phone-1", "gone", "suspect", "it was not there"))
+    store.registry.see([Seen(device, "offline", None)])
+    (known,) = store.registry.all()
+    assert (known.name, known.labels, known.status, known.state) == ("left", ("rack-1", "rooted"), STATUS, "offline")
+    assert (known.in_service, known.service_note, known.service_user) == (False, "cracked screen", "ada")
+    assert (known.health, known.health_reason) == ("suspect", "it was not there")
+    # farm.toml wins.
+    store.registry.see([Seen(msgspec.structs.replace(device, name="right", labels=("a",)), "device", None)])
+    (known,) = store.registry.all()
+    assert (known.name, known.labels) == ("right", ("a",))
+
+
+def test_names_are_told_apart(store: Store, make: type[Make]) -> None:
+    store.registry.see([Seen(make.device("phone-1"), "device", None), Seen(make.device("phone-2"), "device", None)])
+    store.registry.set_name("phone-1", "left", [])
+    with pytest.raises(UsageError, match="phone-1 is called 'left' already"):
+        store.registry.set_name("phone-2", "left", [])
+    store.registry.set_name("phone-1", "left", ["again"])
+    with pytest.raises(UnknownNameError, match="did you mean 'phone-2'"):
+        store.registry.set_name("phone-22", "x", [])
+    with pytest.raises(UnknownNameError, match="unknown device"):
+        store.registry.set_service("nothing", True, "", "ada")
+
+
+def test_health_is_a_history_and_a_state(store: Store) -> None:
+    canary = HealthEvent("d", "canary", "healthy", "", {"temperature_c": 31.5, "build": "b"}, (1.5e6, 2e6), 5)
+    store.registry.record_health(canary)
+    store.registry.record_health(HealthEvent("d", "crash", "quarantined", "3 in a row", {"nan": math.nan}))
+    newest, oldest = store.registry.health_events("d", 9)
+    assert oldest == canary
+    assert (newest.event, newest.state, newest.detail, newest.latency_ns) == (
+        "crash",
+        "quarantined",
+        {"nan": "nan"},
+        (),
+    )
+    assert newest.time_ms > 1_790_000_000_000
+    assert len(store.registry.health_events("d", 1)) == 1
+    assert store.registry.health(["d", "e"]) == {"d": ("quarantined", "3 in a row"), "e": ("healthy", "")}
+    (known,) = store.registry.all()
+    assert (known.id, known.serial, known.last_seen_ms) == ("d", "", 0)
+
+
+def test_what_a_device_says_is_bounded(store: Store, make: type[Make]) -> None:
+    hostile = "x\0\udcff" * 5_000
+    device = msgspec.structs.replace(make.device(hostile), product=hostile, soc=hostile, labels=(hostile,) * 100)
+    store.registry.see([Seen(device, hostile, None)])
+    store.registry.record_health(HealthEvent(device.id, hostile, hostile, hostile, {hostile: hostile}))
+    (known,) = store.registry.all()
+    assert max(map(len, (known.id, known.serial, known.product, *known.labels))) == 256
+    assert (len(known.soc), len(known.health), len(known.health_reason), len(known.labels)) == (64, 16, 4_000, 32)
+    assert store.registry.health([device.id])[device.id][0] == known.health
