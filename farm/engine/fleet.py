@@ -88,7 +88,7 @@ def _require(socs: Sequence[str], devices: Sequence[Device], refused: Sequence[s
     lacking = sorted(set(socs) - {device.soc for device in devices})
     if lacking:
         raise NoDeviceError(
-            f"no device that can be used is a {' or a '.join(lacking)}: attached are "
+            f"no attached device is a {' or a '.join(lacking)} that can be used: attached are "
             f"{', '.join(refused) or 'none'}; attach one, or use the simulator with '--virtual 2'"
         )
 

@@ -42,9 +42,8 @@ def rerun_command(job: JobView, *, virtual: bool, run_command: str = "") -> str:
 
 
 def options_of(job: JobView) -> list[str]:
-    """Return the options in the job's name, `name=value`: neither holds a hyphen."""
-    stem = f"{job.suite}/{job.case}[{job.soc}-{job.backend}-{job.precision}"
-    return job.id.removeprefix(stem).removesuffix("]").split("-")[1:] if job.id.startswith(stem) else []
+    """Return the options of the job's target, `name=value`."""
+    return [f"{name}={value}" for name, value in job.options.items()]
 
 
 def _words(command: str) -> list[str]:

@@ -11,7 +11,8 @@ from farm.build.source import source_digest
 from farm.store import history, profiles, queries, rows, schema, values
 from farm.store.clock import clock_ms
 from farm.store.database import Database
-from farm.store.leasing import Leases, require_live
+from farm.store.lease_rows import require_live
+from farm.store.leasing import Leases
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -46,6 +46,12 @@ module = "torch.nn:Hardtanh"
 kwargs = {{ min_val = -{limit}, max_val = {limit} }}
 inputs = [{{ shape = [1, 3, 16, 16] }}]
 """
+STILLBORN = """\
+Traceback (most recent call last):
+  File "<string>", line 1, in <module>
+  File "<string>", line 5, in <module>
+BrokenPipeError: [Errno 32] Broken pipe
+"""
 
 
 def write_suite(home: FarmHome, new: float | None = None) -> None:
@@ -112,7 +118,8 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         said = process.communicate(timeout=240)[0]
-    assert "Traceback" not in said, said
+    # A process that starts as the controller dies finds its pipe closed before any code of farm is in it.
+    assert "Traceback" not in said.replace(STILLBORN, ""), said
     assert wait_for_no_process(home) == {}
     assert attempts(home)[: len(finished)] == finished
     with sqlite3.connect(home.state / "farm.db") as connection:

@@ -162,7 +162,7 @@ def test_the_rerun_command_selects_the_job_and_no_other(example_run: RunView) ->
 
 def test_the_rerun_command_stays_a_k_expression_with_options_and_hostile_names(hostile_run: RunView) -> None:
     name = "s/c[SM8650-gpu-fp16-htp_performance_mode=2]"
-    target = {"soc": "SM8650", "backend": "gpu", "precision": "fp16"}
+    target = {"soc": "SM8650", "backend": "gpu", "precision": "fp16", "options": {"htp_performance_mode": "2"}}
     view = msgspec.structs.replace(hostile_run.jobs[0], id=name, suite="s", case="c", **target)
     (summary,) = summarize(msgspec.structs.replace(hostile_run, jobs=(view,))).jobs
     argv = shlex.split(summary.rerun)
@@ -214,8 +214,8 @@ def test_a_matrix_has_every_job_once_and_only_the_targets_of_its_suite(example_r
 
 def test_backend_options_are_targets_of_their_own(run_of: Callable[..., RunView]) -> None:
     jobs = tuple(
-        JobView(f"s/c[SM8650-htp-8a8w{options}]", "s", "c", "SM8650", "htp", "8a8w", ())
-        for options in ("", "-htp_performance_mode=2")
+        JobView(f"s/c[SM8650-htp-8a8w{named}]", "s", "c", "SM8650", "htp", "8a8w", (), options=options)
+        for named, options in (("", {}), ("-htp_performance_mode=2", {"htp_performance_mode": "2"}))
     )
     (matrix,) = matrices(summarize(msgspec.structs.replace(run_of(), jobs=jobs)))
     assert [column.options for column in matrix.columns] == ["", "htp_performance_mode=2"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.errors import StoreError, UnknownNameError, UsageError
+from farm.leases import Priority
 from farm.results.attempt import OperatorProfile, Stage, Verdict
 from farm.store.records import RunRecord
 
@@ -201,14 +202,19 @@ def test_the_queries_in_the_documentation_run(sqlite_store: Store, make: type[Ma
         job, device="phone-1", verdict=Verdict.FAILED, reason="sqnr", stage=Stage.NUMERICS, operators=tuple(nodes)
     )
     sqlite_store.record_attempt(run_id, failed)
+    token = sqlite_store.leases.request(
+        ["phone-1"], count=1, user="ada", host="bench", pid=7, purpose="farm run", priority=Priority.PERSON, ttl_s=60
+    )
+    assert sqlite_store.leases.poll(token, ttl_s=60)
     document = (Path(__file__).parents[2] / "docs" / "store.md").read_text()
     queries = re.findall(r"```sql\n(.*?)```", document, re.DOTALL)
     connection = sqlite3.connect(tmp_path / "farm.db")
-    wrong, lacking, latency, cycles = (
+    wrong, lacking, latency, held, cycles = (
         connection.execute(query.replace("20261121-014501-4f7a12", run_id)).fetchall() for query in queries
     )
     connection.close()
     assert wrong == [(job.id, "failed", "numerics", "sqnr")]
+    assert [row[:3] for row in held] == [("phone-1", "ada", "farm run")]
     assert lacking == [(missing.id,)]
     assert cycles == [("aten_add_tensor", 2, 10.0), ("Input OpId_2", 1, 5.0)]
     assert [(row[0], row[3], row[4]) for row in latency] == [(run_id, 3, 2e-6)]
