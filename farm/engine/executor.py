@@ -63,8 +63,8 @@ class Executor:
     ) -> tuple[tuple[Attempt, ...], tuple[ArtifactRecord, ...]]:
         """Return what is to be recorded of a job, and the files that belong to the last attempt.
 
-        `following` is staged meanwhile. Where the job passed, and `may_begin` has nothing against it, it has begun when
-        this returns, so that the device need not wait for what is done here with the results.
+        `following` is staged meanwhile. Where the runner answered and `may_begin` has nothing against it, it begins as
+        soon as the outputs are here, so that the device need not wait for what is done with them.
         """
         job = planned.job
         try:
@@ -76,11 +76,10 @@ class Executor:
             return (build_failure(job, failed.reason, failed.log, planned.key, infra=failed.infra),), ()
         except (FarmError, OSError) as error:
             return (build_failure(job, str(error), "", planned.key, infra=True),), ()
+        if following is not None and _has_answer(ran) and self._may_overlap(following) and may_begin():
+            self._begun[following.job.id] = self._begin(following)
         first = self._judged(planned, ran)
         if not first.process_ended or self._plan.heap:
-            passed = first.attempt.verdict is Verdict.PASSED
-            if passed and following is not None and self._may_overlap(following) and may_begin():
-                self._begun[following.job.id] = self._begin(following)
             return (first.attempt,), first.artifacts
         session = self._station.session
         again = self._judged(planned, self._execute(planned, session.stage(ran.workspace.bundle), session, alone=True))
@@ -89,10 +88,14 @@ class Executor:
 
     def forget(self) -> None:
         """Let go of what was staged, and of what runs, once it has ended."""
-        for running in self._begun.values():
-            running.exception()
+        self._finish()
         self._begun.clear()
         self._staged.clear()
+
+    def _finish(self) -> None:
+        """Wait for what runs: it is kept."""
+        for running in self._begun.values():
+            running.exception()
 
     def shut(self) -> None:
         """Let go for good."""
@@ -131,7 +134,8 @@ class Executor:
             attempt = judge(job, ran.workspace.bundle, raw, operators=self._plan.profile.kept)
             if attempt.verdict is Verdict.FAILED and attempt.cause in (Cause.NUMERICS, Cause.REFUSED):
                 # What a file that is not what was pushed, or pulled, leads to says nothing about the code.
-                what = self._station.session.find_damage()
+                self._finish()
+                what = self._station.session.find_damage(ran.workspace.bundle, raw)
                 attempt = damaged(attempt, what) if what else attempt
             if note:
                 attempt = msgspec.structs.replace(attempt, notes=(*attempt.notes, note))
@@ -183,6 +187,10 @@ class Executor:
         if bundle.manifest.soc != self._device.soc:
             raise BundleError(f"the bundle is for {bundle.manifest.soc}, the device is a {self._device.soc}")
         return session.stage(bundle)
+
+
+def _has_answer(ran: _Ran) -> bool:
+    return ran.raw is not None and not ran.raw.error and not ran.raw.process_ended
 
 
 class _Ran(NamedTuple):

@@ -37,7 +37,6 @@ def collect(transport: Transport, execution: Execution, *, etdump: bool, debug: 
         for sample in range(min(manifest.samples, len(answer.inferences)))
         for index, spec in enumerate(manifest.outputs[: len(answer.outputs)])
     }
-    execution.outputs = tuple(execution.folder / name.name for name in sizes)
     if etdump:
         sizes[PurePosixPath(ETDUMP_FILE)] = _ETDUMP_BYTES
     if debug:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import msgspec
@@ -24,6 +24,8 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     serial: str
     """Serial of the device."""
+    workspace: PurePosixPath
+    """Folder on the device where it ran, which stays until its session ends or makes room."""
     folder: Path
     """Local folder with what was pulled: `output_{sample}_{index}.raw`, and RESULT_FILE, ETDUMP_FILE, DEBUG_FILE
     and HEAP_FILE where they were asked for and the device had them."""

@@ -28,8 +28,6 @@ class Execution:
         self.workspace, self.folder = workspace, folder
         self.ending: Ending | None = None
         self.notes: list[str] = []
-        self.outputs: tuple[Path, ...] = ()
-        """Files of outputs that were asked for."""
         self.heap = self.simulated = False
         self._job_id, self._serial = job_id, serial
         self._started_ms = time.time_ns() // 1_000_000
@@ -102,6 +100,7 @@ class Execution:
         return RawResult(
             job_id=self._job_id,
             serial=self._serial,
+            workspace=self.workspace.folder,
             folder=self.folder,
             started_ms=self._started_ms,
             exit_code=code,

@@ -199,22 +199,18 @@ class DeviceSession:
             self._hang_up()
             self._anchor = anchor
 
-    def find_damage(self) -> str:
-        """Return which files of the last execution are not what they ought to be, empty when all are.
+    def find_damage(self, bundle: Bundle, raw: RawResult) -> str:
+        """Return which files of an execution of `bundle` are not what they ought to be, empty when all are.
 
-        For an execution whose numbers are wrong: what it ran on the device, and the outputs in its local folder, are
-        hashed. Never raises: a device that cannot tell is as bad. Damaged objects are pushed again for the next one.
+        For one whose numbers are wrong, of the last ones of this session: what it ran on the device, and the outputs in
+        its local folder, are hashed. Never raises: a device that cannot tell is as bad. Damaged objects are pushed
+        again for the next one. No job may run meanwhile.
         """
-        execution = self._last
-        if execution is None:
-            return ""
-        workspace = execution.workspace
         try:
             # Not the runtime: all jobs would be wrong, and it is large.
-            if spoilt := self._damaged(workspace, ()):
+            if spoilt := self._damaged(bundle, raw.workspace, ()):
                 return f"files on the device were not what was pushed ({spoilt})"
-            pulled = hashes_of(path for path in execution.outputs if path.is_file())
-            changed = differing(self._transport, workspace.folder, pulled)
+            changed = differing(self._transport, raw.workspace, hashes_of(raw.folder.glob("output_*.raw")))
         except DeviceError as problem:
             return f"whether its files were damaged cannot be told: {problem}"
         return f"{', '.join(changed[:3])} did not arrive as the device has it" if changed else ""
@@ -278,7 +274,9 @@ class DeviceSession:
     def _execute(self, execution: Execution, options: RunnerOptions) -> None:
         execution.ending = self._run(execution.workspace, options)
         bundle = execution.workspace.bundle
-        if _may_be_damage(execution.ending) and self._damaged(execution.workspace, self._runtime.hashes.values()):
+        if _may_be_damage(execution.ending) and self._damaged(
+            bundle, execution.workspace.folder, self._runtime.hashes.values()
+        ):
             self._hang_up()
             execution.notes.append("files on the device were damaged; they were replaced and the job run again")
             self._done.append(execution.workspace.folder)
@@ -353,17 +351,17 @@ class DeviceSession:
         self._presence.learn(done.stdout)
         self._runtime_staged = True
 
-    def _damaged(self, workspace: Workspace, others: Iterable[str]) -> str:
-        """Hash again what an execution used, and `others`, and say what is damaged.
+    def _damaged(self, bundle: Bundle, folder: PurePosixPath, others: Iterable[str]) -> str:
+        """Hash again what an execution in `folder` used, and `others`, and say what is damaged.
 
         Damaged objects are gone from the device after that.
         """
-        layout = job_layout(workspace.bundle, workspace.folder)
+        layout = job_layout(bundle, folder)
         with self._staging:
             if not self._objects.verify([*others, *layout.objects]):
                 self._runtime_staged = False
                 return "whole files of the runtime or the job"
-            return ", ".join(differing(self._transport, workspace.folder, expected_content(layout.files))[:3])
+            return ", ".join(differing(self._transport, folder, expected_content(layout.files))[:3])
 
     def _retire(self) -> None:
         """Let go of the workspace of the last execution."""

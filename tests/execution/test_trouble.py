@@ -72,6 +72,12 @@ def run(session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Pa
     return run
 
 
+@pytest.fixture
+def damage(session: DeviceSession, make_bundle: Callable[..., Bundle]) -> Callable[..., str]:
+    """Say which files of an execution are damaged."""
+    return lambda raw, model, inputs=None: session.find_damage(make_bundle(model, inputs), raw)
+
+
 def during(run: Callable[[], RawResult], weak: Weak, fault: Fault) -> RawResult:
     """Let a fault strike once a job hangs on the device."""
     storage = weak.root / "data/local/tmp/farm"
@@ -201,36 +207,37 @@ def test_a_full_device_gives_up_what_nobody_needs_and_then_says_that_it_is_full(
 
 @pytest.mark.parametrize("inputs", [[b"12345678"], [b"large 89" * 10_000]])
 def test_outputs_that_arrive_changed_are_found(
-    run: Callable[..., RawResult], session: DeviceSession, weak: Weak, inputs: list[bytes]
+    run: Callable[..., RawResult], damage: Callable[..., str], weak: Weak, inputs: list[bytes]
 ) -> None:
-    assert run(b"good", inputs).error == ""
-    assert session.find_damage() == ""
+    raw = run(b"good", inputs)
+    assert raw.error == ""
+    assert damage(raw, b"good", inputs) == ""
     inject(weak.root, Fault(FaultKind.CORRUPT_PULL, after_bytes=3))
     raw = run(b"good", inputs)
     assert raw.error == ""
     assert raw.output(0, 0).read_bytes() != inputs[0]
-    assert session.find_damage() == "output_0_0.raw did not arrive as the device has it"
+    assert damage(raw, b"good", inputs) == "output_0_0.raw did not arrive as the device has it"
 
 
 def test_a_small_input_that_arrives_changed_is_found(
-    run: Callable[..., RawResult], session: DeviceSession, weak: Weak
+    run: Callable[..., RawResult], damage: Callable[..., str], weak: Weak
 ) -> None:
     assert run(b"good").error == ""
     inject(weak.root, Fault(FaultKind.CORRUPT_PUSH, match="input_0_0"))
     raw = run(b"good")
     assert raw.output(0, 0).read_bytes() != b"12345678"
-    assert session.find_damage() == "files on the device were not what was pushed (input_0_0.raw)"
+    assert damage(raw, b"good") == "files on the device were not what was pushed (input_0_0.raw)"
 
 
 def test_a_large_input_or_model_that_arrives_changed_is_pushed_again(
-    run: Callable[..., RawResult], session: DeviceSession, weak: Weak
+    run: Callable[..., RawResult], damage: Callable[..., str], weak: Weak
 ) -> None:
     large = b"another8" * 10_000
     inject(weak.root, Fault(FaultKind.CORRUPT_PUSH, match="incoming"))
     raw = run(b"good but new", [large])
     assert raw.error == ""
     assert raw.output(0, 0).read_bytes() == large
-    assert session.find_damage() == ""
+    assert damage(raw, b"good but new", [large]) == ""
 
 
 def test_a_list_of_inputs_that_arrives_changed_costs_one_more_try(run: Callable[..., RawResult], weak: Weak) -> None:
@@ -242,9 +249,9 @@ def test_a_list_of_inputs_that_arrives_changed_costs_one_more_try(run: Callable[
 
 
 def test_what_cannot_be_looked_at_is_not_believed(
-    run: Callable[..., RawResult], session: DeviceSession, weak: Weak
+    run: Callable[..., RawResult], damage: Callable[..., str], weak: Weak
 ) -> None:
-    assert session.find_damage() == ""
-    assert run(b"good").error == ""
+    raw = run(b"good")
+    assert raw.error == ""
     inject(weak.root, Fault(FaultKind.EXIT_CODE, match="sha256sum", times=0, text="cannot"))
-    assert "whether its files were damaged cannot be told" in session.find_damage()
+    assert "whether its files were damaged cannot be told" in damage(raw, b"good")

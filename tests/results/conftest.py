@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import flatbuffers
@@ -118,7 +118,14 @@ class Execution:
         if write_report:
             (self.folder / "result.json").write_text(json.dumps(self.report))
         bundle = Bundle(self.bundle_folder, self.manifest)
-        raw = RawResult(job_id=self.job.id, serial="emulator-5554", folder=self.folder, started_ms=1, **self.raw)
+        raw = RawResult(
+            job_id=self.job.id,
+            serial="emulator-5554",
+            workspace=PurePosixPath("/device"),
+            folder=self.folder,
+            started_ms=1,
+            **self.raw,
+        )
         return judge(self.job, bundle, raw)
 
     def on_the_cpu(self) -> None:
