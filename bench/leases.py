@@ -1,6 +1,6 @@
 """Many processes compete for few devices on one store: does anybody ever share one, and how fast does it change hands?
 
-    python bench/leases.py [--processes 200] [--devices 16] [--seconds 60] [--store URL]
+    python bench/leases.py [--processes 200] [--devices 16] [--seconds 60] [--store URL] [--quick]
 
 Ownership is checked by files that are made with O_EXCL, which know nothing of leases. Processes are killed all the
 while. The last line is JSON: `grants`; `double`, how often two living processes had one device; `p50_ms` and `p99_ms`
@@ -200,7 +200,10 @@ def main() -> None:
     parser.add_argument(
         "--store", default="", help="a store, which gets leases of devices 'device-N'; a new SQLite file"
     )
+    parser.add_argument("--quick", action="store_true", help="20 processes, 4 devices, 10 seconds")
     options = parser.parse_args()
+    if options.quick:
+        options.processes, options.devices, options.seconds = 20, 4, 10.0
     with tempfile.TemporaryDirectory(prefix="farm-leases-") as name:
         folder = Path(name)
         address = options.store or str(folder / "farm.db")

@@ -1,6 +1,6 @@
 """Thousands of jobs on dozens of devices that fail all the time: does every job end with the right verdict, once?
 
-    python bench/soak.py [--devices 32] [--jobs 5000] [--fault-rate 0.05] [--seed 1]
+    python bench/soak.py [--devices 32] [--jobs 5000] [--fault-rate 0.05] [--seed 1] [--quick]
 
 The runner is a stub that sleeps 50 ms; virtual devices, adb server, workers, leases and store are the real thing
 (bench/stub_farm.py). Among the jobs are some whose code is to blame: wrong numbers, crashes, hangs, refusals. The last
@@ -72,7 +72,10 @@ def main() -> int:
     parser.add_argument("--fault-rate", type=float, default=0.05)
     parser.add_argument("--fault-kinds", default="", help="with commas; all for none")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="4 devices, 200 jobs")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.devices, arguments.jobs = 4, 200
     print("THE RUNNER IS A STUB that sleeps; virtual devices, adb server, workers, leases and store are the real thing")
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="farm-soak-") as name:

@@ -111,7 +111,7 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float, every: int 
         try:
             custody.acquire()
             custody.begin(plan.folder)
-            controller = Controller(plan, front, lambda attempt: store.record_attempt(run_id, attempt), custody)
+            controller = Controller(plan, front, store, custody)
             status = execute(plan, (), config, controller)
         finally:
             custody.close()

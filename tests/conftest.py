@@ -20,7 +20,13 @@ def pytest_configure() -> None:
 def farm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty cache for the whole session; FARM_TEST_CACHE names one to keep between sessions."""
     kept = os.environ.get("FARM_TEST_CACHE")
-    return Path(kept) if kept else tmp_path_factory.mktemp("cache")
+    if kept:
+        return Path(kept)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return tmp_path_factory.mktemp("cache")
+    shared = tmp_path_factory.getbasetemp().parent / "cache"
+    shared.mkdir(exist_ok=True)
+    return shared
 
 
 @pytest.fixture

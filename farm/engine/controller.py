@@ -11,14 +11,14 @@ import pytest
 
 from farm.engine.plugin import REPEAT_KEY, REPORT_KEY, RETURNED_KEY, shown
 from farm.engine.scheduler import IDLE, DeviceScheduling
+from farm.errors import FarmError
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from farm.engine.custody import Custody
     from farm.engine.front import Front
     from farm.engine.plan import RunPlan
+    from farm.store.store import Store
 
 # A job whose worker process died is tried once more; dying again, it is not a third worker's turn.
 _WORKER_DEATHS = 2
@@ -28,8 +28,8 @@ _INTERNAL_CHARS = 2000
 class Controller:
     """A pytest plugin for the controller process only."""
 
-    def __init__(self, plan: RunPlan, front: Front, record: Callable[[Attempt], None], custody: Custody) -> None:
-        self._plan, self._front, self._record, self._custody = plan, front, record, custody
+    def __init__(self, plan: RunPlan, front: Front, store: Store, custody: Custody) -> None:
+        self._plan, self._front, self._store, self._custody = plan, front, store, custody
         self._number = {device.serial: number for number, device in enumerate(plan.devices)}
         self._told: dict[str, dict[str, Any]] = {}
         """What is known of jobs that another device is to try."""
@@ -67,6 +67,7 @@ class Controller:
         index = self._free.pop(0)
         self._device_of[node] = index
         node.workerinput["farm_device"] = index
+        node.workerinput["farm_controller"] = os.getpid()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -75,10 +76,19 @@ class Controller:
         if error:
             serial = self._plan.devices[self._device_of[node]].serial
             self._front.note(f"the worker of {serial} died ({error}); another takes its place")
+        else:
+            # There is nothing left to do for it: others may have the device.
+            self._custody.retire(self._device_of[node])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: DeviceScheduling) -> None:
         """Try a job whose worker died once more; the second time it is the farm's fault, with a record."""
+        finished = self._finished(crashitem)
+        if finished is not None:
+            # It died between writing the result down and telling of it.
+            report.outcome = "rerun"  # type: ignore[assignment]
+            self._front.job_ended(shown(finished))
+            return
         self._deaths[crashitem] = self._deaths.get(crashitem, 0) + 1
         if self._deaths[crashitem] < _WORKER_DEATHS:
             report.outcome = "rerun"  # type: ignore[assignment]
@@ -86,8 +96,21 @@ class Controller:
             return
         reason = f"the worker process died {_WORKER_DEATHS} times while it ran this job"
         attempt = Attempt(crashitem, Verdict.INFRA, Stage.EXECUTE, reason, cause=Cause.WORKER)
-        self._record(attempt)
+        try:
+            self._store.record_attempt(self._plan.run_id, attempt)
+        except FarmError as error:
+            self._front.note(f"{crashitem} has no result: {error}")
+            return
         self._front.job_ended(shown(attempt))
+
+    def _finished(self, job_id: str) -> Attempt | None:
+        """Return the last attempt of a job that has a verdict about its code."""
+        try:
+            jobs = self._store.run_view(self._plan.run_id).jobs
+        except FarmError:
+            return None
+        last = next((job.attempts[-1] for job in jobs if job.id == job_id and job.attempts), None)
+        return None if last is None or last.verdict is Verdict.INFRA else last
 
     def pytest_runtest_logstart(self) -> None:
         """Tell what every device does."""
@@ -130,7 +153,7 @@ class Controller:
         elif returned["mended"]:
             self._custody.heal(number)
         elif returned["off"]:
-            self._custody.let_go(number)
+            self._custody.let_go(number, returned["fence"])
         if job_id != IDLE and self._sched is not None:
             self._sched.repeat(job_id)
 

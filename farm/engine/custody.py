@@ -13,8 +13,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from farm.engine.permits import Permit, leave_permit
-from farm.errors import FarmError
+from farm.devices.health import Health
+from farm.engine.permits import Permit, leave_permit, now_s
+from farm.errors import FarmError, LeaseLostError, NoDeviceError
 from farm.identity import user_name
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.25
 # Shorter is not worth a word.
 _PATIENCE_SECONDS = 1.0
+# People put devices out of service, and runs quarantine them.
+_REGISTRY_SECONDS = 2.0
 
 
 class LeaseTerms:
@@ -48,12 +51,22 @@ class Custody:
         self._devices, self._store, self._terms, self._note = tuple(devices), store, terms, note
         self._number = {device.id: number for number, device in enumerate(self._devices)}
         self._leases: dict[int, Lease] = {}
+        self._until_s: dict[int, float] = {}
+        """When what is leased ends if it cannot be renewed, on the clock of permits."""
         self._leaving: set[int] = set()
         """Wanted by somebody else: their workers have been told."""
         self._ailing: set[int] = set()
-        self._retired: set[int] = set()
+        self._retired: dict[int, str] = {}
+        """Why a device is not used any more."""
         self._requests: dict[str, str] = {}
         """Token of what is waited for, by SoC."""
+        self._waiting_since: dict[str, float] = {}
+        """By SoC of which there is no device; infinite once that was told."""
+        self._asked_at = float("-inf")
+        self._complaint = ""
+        self._told: dict[int, Permit] = {}
+        self._scheduled: dict[int, tuple[bool, bool]] = {}
+        """What the scheduler was told of a device: whether it may be used, and whether it is ours."""
         self._folder: Path | None = None
         self._revive: Callable[[], bool] = lambda: False
         self._sched: DeviceScheduling | None = None
@@ -72,11 +85,14 @@ class Custody:
         if self._terms is None:
             return
         self._thread.start()
-        told_at = time.monotonic() + _PATIENCE_SECONDS
-        while lacking := self._lacking():
-            if time.monotonic() > told_at:
-                told_at = float("inf")
-                self._note(f"waiting for a {' and a '.join(lacking)}: {self._holders(lacking)}")
+        while True:
+            with self._lock:
+                gone = [soc for soc in self._socs() if self._retired.keys() >= set(self._numbers(soc))]
+                reasons = [f"{self._devices[n].serial}: {why}" for n, why in self._retired.items()]
+            if gone:
+                raise NoDeviceError(f"no {' and no '.join(gone)} is left to wait for: {'; '.join(reasons)}")
+            if not self._lacking():
+                return
             self._came.wait(_LOOK_SECONDS)
             self._came.clear()
 
@@ -89,7 +105,7 @@ class Custody:
         """Let workers begin that read their permits in a run's `folder`."""
         with self._lock:
             self._folder = folder
-            self._tell(range(len(self._devices)))
+            self._sync()
         if not self._thread.is_alive():
             self._thread.start()
 
@@ -97,9 +113,7 @@ class Custody:
         """Tell this scheduler from now on."""
         with self._lock:
             self._sched = sched
-            for number in range(len(self._devices)):
-                if not self._may_go(number):
-                    sched.pause(number)
+            self._sync()
 
     def finish_running(self) -> None:
         """Let nothing begin any more: safe in a signal handler."""
@@ -110,14 +124,18 @@ class Custody:
         """Whether nothing begins any more."""
         return self._stopped.is_set()
 
-    def let_go(self, number: int) -> None:
-        """Take back a device that its worker has let go of."""
+    def let_go(self, number: int, fence: int) -> None:
+        """Take back a device that its worker has let go of, which had it with `fence`."""
         with self._lock:
-            lease = self._leases.pop(number, None)
-            self._leaving.discard(number)
-            self._ailing.discard(number)
-        if lease is not None:
+            lease = self._leases.get(number)
+            ours = lease is not None and lease.fence == fence
+            wanted = ours and number in self._leaving
+            if ours or lease is None:
+                self._forget(number)
+            self._sync()
+        if ours and lease is not None:
             self._release([lease])
+        if wanted:
             self._note(f"{self._devices[number].serial} is given to somebody who waits for it")
 
     def ail(self, number: int, problem: str) -> None:
@@ -126,7 +144,7 @@ class Custody:
             if number in self._retired or number in self._ailing:
                 return
             self._ailing.add(number)
-            self._change([number])
+            self._sync()
         self._note(f"{self._devices[number].serial} is being brought back: {problem}")
 
     def heal(self, number: int) -> None:
@@ -134,22 +152,23 @@ class Custody:
         with self._lock:
             if number in self._ailing:
                 self._ailing.discard(number)
-                self._change([number])
+                self._sync()
                 self._note(f"{self._devices[number].serial} is back")
 
-    def retire(self, number: int, reason: str) -> None:
-        """Give up a device for the rest of the run."""
+    def retire(self, number: int, reason: str = "") -> None:
+        """Use a device no more for the rest of the run; without a reason when there is nothing left to do for it."""
         with self._lock:
             if number in self._retired:
                 return
-            self._retired.add(number)
-            lease = self._leases.pop(number, None)
-            self._tell(range(len(self._devices)))
+            self._retired[number] = reason
+            lease = self._forget(number)
+            self._sync()
             if self._sched is not None:
                 self._sched.retire(number)
         if lease is not None:
             self._release([lease])
-        self._note(f"{self._devices[number].serial} is not used any more: {reason}")
+        if reason:
+            self._note(f"{self._devices[number].serial} is not used any more: {reason}")
 
     def close(self) -> None:
         """Give every device back."""
@@ -163,31 +182,33 @@ class Custody:
         self._leases.clear()
 
     def _mind(self) -> None:
-        last = ""
         while not self._ending.is_set():
-            try:
-                if self._revive():
-                    self._note("the adb server had died and was started again")
-                if self._stopped.is_set():
-                    self._stop()
-                elif self._ailing and self._sched is not None and self._sched.tests_finished:
-                    # Nobody waits for them any more.
-                    with self._lock:
-                        self._tell(tuple(self._ailing))
-                if self._terms is not None:
-                    self._look()
-            except FarmError as error:
-                if str(error) != last:
-                    last = str(error)
-                    self._note(f"devices cannot be minded: {last}")
+            for act in (self._keep_server, self._look, self._stop, self._tell):
+                try:
+                    act()
+                except Exception as error:  # noqa: BLE001 - without this thread every lease is lost
+                    self._complain(error)
             self._came.set()
             self._ending.wait(_LOOK_SECONDS)
 
+    def _complain(self, error: Exception) -> None:
+        """Say what is wrong, once as long as it is the same."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            self._note(f"devices cannot be minded: {error}")
+
+    def _keep_server(self) -> None:
+        if self._revive():
+            self._note("the adb server had died and was started again")
+
     def _stop(self) -> None:
         with self._lock:
-            self._tell(range(len(self._devices)))
-            if self._sched is not None:
+            if self._stopped.is_set() and self._sched is not None:
                 self._sched.stop()
+
+    def _tell(self) -> None:
+        with self._lock:
+            self._sync()
 
     def _look(self) -> None:
         """Renew what is ours, hand over what is wanted, take what is granted."""
@@ -197,99 +218,148 @@ class Custody:
         with self._lock:
             held = dict(self._leases)
         if held:
+            until_s = now_s() + terms.ttl_s
             renewal = self._store.leases.renew(list(held.values()), ttl_s=terms.ttl_s)
-            wanted = {self._number[device] for device in renewal.wanted}
-            lost = {self._number[lease.device] for lease in renewal.lost}
             with self._lock:
-                kept = {self._number[lease.device]: lease for lease in renewal.kept}
-                self._leases |= {number: kept[number] for number in kept.keys() & self._leases.keys()}
-                for number in lost & self._leases.keys():
-                    del self._leases[number]
-                    self._leaving.discard(number)
-                    self._note(f"{self._devices[number].serial} is not ours any more: its lease was lost")
-                leaving = (wanted & self._leases.keys()) - self._leaving
-                self._leaving |= leaving
-                self._change(lost | leaving)
-        self._ask()
+                for lease in renewal.kept:
+                    number = self._number[lease.device]
+                    if number in self._leases and lease.expires_ms != self._leases[number].expires_ms:
+                        self._leases[number], self._until_s[number] = lease, until_s
+                for lease in renewal.lost:
+                    number = self._number[lease.device]
+                    if number in self._leases and self._leases[number].fence == lease.fence:
+                        self._forget(number)
+                        self._note(f"{self._devices[number].serial} is not ours any more: its lease was lost")
+                self._leaving |= {self._number[device] for device in renewal.wanted} & self._leases.keys()
+        self._drop_unusable()
+        for soc in self._socs():
+            self._ask(soc, terms)
+        self._tell_waiting()
 
-    def _ask(self) -> None:
-        """Wait for the devices that are not ours, and take those that became so."""
-        terms = self._terms
-        if terms is None:
+    def _ask(self, soc: str, terms: LeaseTerms) -> None:
+        """Wait for the devices of an SoC that are not ours, and take those that became so."""
+        numbers = self._numbers(soc)
+        with self._lock:
+            lacking = [n for n in numbers if n not in self._leases and n not in self._retired]
+            room = (len(numbers) if terms.most is None else terms.most) - len(self._leases.keys() & set(numbers))
+        wishes = [self._devices[number].id for number in lacking]
+        count = min(len(wishes), room) if not self._stopped.is_set() else 0
+        if count <= 0:
+            if soc in self._requests:
+                self._store.leases.withdraw(self._requests.pop(soc))
             return
-        for soc in dict.fromkeys(device.soc for device in self._devices):
-            numbers = [number for number, device in enumerate(self._devices) if device.soc == soc]
-            with self._lock:
-                lacking = [n for n in numbers if n not in self._leases and n not in self._retired]
-                room = (len(numbers) if terms.most is None else terms.most) - len(self._leases.keys() & set(numbers))
-            wishes = [self._devices[number].id for number in lacking]
-            count = min(len(wishes), room) if not self._stopped.is_set() else 0
-            token = self._requests.get(soc)
-            if count <= 0:
-                if token is not None:
-                    self._store.leases.withdraw(self._requests.pop(soc))
-                continue
-            if token is None:
-                token = self._requests[soc] = self._store.leases.request(
-                    wishes,
-                    count=count,
-                    user=user_name(),
-                    host=socket.gethostname(),
-                    pid=os.getpid(),
-                    purpose=terms.purpose,
-                    priority=terms.priority,
-                    ttl_s=terms.ttl_s,
-                )
-            granted = self._store.leases.poll(token, ttl_s=terms.ttl_s, devices=wishes, count=count)
-            if granted:
-                with self._lock:
-                    numbers_granted = {self._number[lease.device]: lease for lease in granted}
-                    self._leases |= numbers_granted
-                    self._change(numbers_granted)
+        if soc not in self._requests:
+            self._requests[soc] = self._store.leases.request(
+                wishes,
+                count=count,
+                user=user_name(),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                purpose=terms.purpose,
+                priority=terms.priority,
+                ttl_s=terms.ttl_s,
+            )
+        until_s = now_s() + terms.ttl_s
+        try:
+            granted = self._store.leases.poll(self._requests[soc], ttl_s=terms.ttl_s, devices=wishes, count=count)
+        except LeaseLostError:
+            # Forgotten, as after a long stop: asked anew the next time.
+            del self._requests[soc]
+            return
+        with self._lock:
+            for lease in granted:
+                number = self._number[lease.device]
+                self._leases[number], self._until_s[number] = lease, until_s
 
-    def _change(self, numbers: Iterable[int]) -> None:
-        """Tell workers and scheduler of devices that came or went."""
-        numbers = tuple(numbers)
-        if not numbers:
+    def _drop_unusable(self) -> None:
+        """Give up devices that are not ours and that nobody is given any more, now and then."""
+        if time.monotonic() < self._asked_at + _REGISTRY_SECONDS:
             return
-        self._tell(numbers)
-        if self._sched is None:
+        self._asked_at = time.monotonic()
+        with self._lock:
+            lacking = {self._devices[n].id: n for n in range(len(self._devices)) if n not in self._leases}
+        if not lacking:
             return
-        for number in numbers:
-            if self._may_go(number):
-                self._sched.resume(number)
-            else:
-                self._sched.pause(number)
+        for known in self._store.registry.all():
+            if known.id in lacking and not known.in_service:
+                self.retire(lacking[known.id], f"it was put out of service: {known.service_note or 'without a note'}")
+            elif known.id in lacking and known.health == Health.QUARANTINED:
+                self.retire(lacking[known.id], f"it is quarantined: {known.health_reason}")
 
-    def _tell(self, numbers: Iterable[int]) -> None:
+    def _tell_waiting(self) -> None:
+        """Say once, each time, that there is no device for what is left to do."""
+        with self._lock:
+            lacking = [] if self._stopped.is_set() or self._is_over else self._lacking()
+        now = time.monotonic()
+        self._waiting_since = {soc: self._waiting_since.get(soc, now) for soc in lacking}
+        if told := [soc for soc, since in self._waiting_since.items() if now > since + _PATIENCE_SECONDS]:
+            self._waiting_since |= dict.fromkeys(told, float("inf"))
+            self._note(f"waiting for a {' and a '.join(told)}: {self._holders(told)}")
+
+    def _sync(self) -> None:
+        """Let workers and scheduler know what holds now of every device."""
         if self._folder is None:
             return
-        for number in numbers:
-            soc = self._devices[number].soc
-            others = tuple(
-                device.serial
-                for other, device in enumerate(self._devices)
-                if other != number and device.soc == soc and other not in self._retired
-            )
-            fence = self._leases[number].fence if number in self._leases else 0
-            leave_permit(self._folder, number, Permit(self._may_go(number), fence, self._is_worth(number), others))
+        for number in range(len(self._devices)):
+            permit = self._permit(number)
+            if permit != self._told.get(number):
+                try:
+                    leave_permit(self._folder, number, permit)
+                    self._told[number] = permit
+                except OSError as error:
+                    # Its old one is over soon; meanwhile it is tried again.
+                    self._complain(error)
+            state = permit.go, self._is_ours(number)
+            if self._sched is None or state == self._scheduled.get(number, (True, True)):
+                continue
+            self._scheduled[number] = state
+            if permit.go:
+                self._sched.resume(number)
+            else:
+                self._sched.pause(number, away=not self._is_ours(number))
 
-    def _may_go(self, number: int) -> bool:
-        if self._stopped.is_set() or number in self._retired | self._leaving | self._ailing:
+    def _permit(self, number: int) -> Permit:
+        others = tuple(
+            self._devices[other].serial
+            for other in self._numbers(self._devices[number].soc)
+            if other != number and self._is_ours(other)
+        )
+        lease, go = self._leases.get(number), self._may_go(number)
+        # An ailing device is mended while it is ours and there is anything left to do.
+        mend = number in self._ailing and self._is_ours(number) and not self._stopped.is_set() and not self._is_over
+        return Permit(go, lease.fence if lease else 0, self._until_s.get(number), mend, others)
+
+    def _is_ours(self, number: int) -> bool:
+        """Tell whether a device is there for this run, well or not."""
+        if number in self._retired or number in self._leaving:
             return False
         return self._terms is None or number in self._leases
 
-    def _is_worth(self, number: int) -> bool:
-        """Tell whether an ailing device is to be mended: while it is ours, and there is anything left to do."""
-        if number not in self._ailing or self._stopped.is_set() or number in self._retired or number in self._leaving:
-            return False
-        over = self._sched is not None and self._sched.tests_finished
-        return not over and (self._terms is None or number in self._leases)
+    @property
+    def _is_over(self) -> bool:
+        return self._sched is not None and self._sched.tests_finished
+
+    def _forget(self, number: int) -> Lease | None:
+        """Return the lease of a device that is not ours any more."""
+        self._leaving.discard(number)
+        self._ailing.discard(number)
+        self._until_s.pop(number, None)
+        return self._leases.pop(number, None)
+
+    def _may_go(self, number: int) -> bool:
+        return self._is_ours(number) and number not in self._ailing and not self._stopped.is_set()
+
+    def _socs(self) -> list[str]:
+        return list(dict.fromkeys(device.soc for device in self._devices))
+
+    def _numbers(self, soc: str) -> list[int]:
+        return [number for number, device in enumerate(self._devices) if device.soc == soc]
 
     def _lacking(self) -> list[str]:
-        """Return the SoCs of which there is no device yet."""
-        socs = dict.fromkeys(device.soc for device in self._devices)
-        return [soc for soc in socs if not any(self._devices[number].soc == soc for number in self._leases)]
+        """Return the SoCs of which there is no device, although there could be."""
+        with self._lock:
+            could_be = {soc: set(self._numbers(soc)) - self._retired.keys() for soc in self._socs()}
+            return [soc for soc, numbers in could_be.items() if numbers and not numbers & self._leases.keys()]
 
     def _holders(self, socs: Sequence[str]) -> str:
         """Return who has the devices of some SoCs."""

@@ -98,7 +98,8 @@ class Executor:
             running.exception()
 
     def shut(self) -> None:
-        """Let go for good."""
+        """Let go for good; what still runs is broken off."""
+        self._station.break_off()
         self.forget()
         self._thread.shutdown()
 

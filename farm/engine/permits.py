@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,10 +18,23 @@ class Permit(msgspec.Struct, frozen=True):
     """A job may begin on it."""
     fence: int = 0
     """Of the lease; 0 for a device that is this run's alone, without one."""
+    until_s: float | None = None
+    """When the lease ends if nobody renews it, on the clock of `now_s`: a controller that is cut off from the store, or
+    was stopped, cannot say so. None for no lease."""
     mend: bool = False
     """No job may begin on it before it is well again, and somebody waits for that."""
     others: tuple[str, ...] = ()
-    """Serials of other devices of its SoC that may try a job that failed here."""
+    """Serials of other devices of its SoC that are ours and may try a job that failed here."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the lease has ended for all that is known here."""
+        return self.until_s is not None and now_s() >= self.until_s
+
+
+def now_s() -> float:
+    """Return the time on a clock that all processes of this machine share, and that goes on while it sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def leave_permit(run_folder: Path, device: int, permit: Permit) -> None:

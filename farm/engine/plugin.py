@@ -190,5 +190,6 @@ def _worker(config: pytest.Config) -> Worker:
         from farm.engine.worker import Worker
 
         index = int(config.workerinput["farm_device"])  # type: ignore[attr-defined]
-        config.stash[_WORKER] = Worker(config.stash[PLAN], index)
+        controller = int(config.workerinput["farm_controller"])  # type: ignore[attr-defined]
+        config.stash[_WORKER] = Worker(config.stash[PLAN], index, controller)
     return config.stash[_WORKER]

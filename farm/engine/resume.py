@@ -44,13 +44,19 @@ def read_intent(folder: Path) -> tuple[RunRequest, tuple[Job, ...]]:
 
     try:
         data = msgspec.json.decode((folder / _FILE).read_bytes(), type=dict[str, msgspec.Raw])
+        request = msgspec.json.decode(data["request"], type=RunRequest)
+        jobs = msgspec.json.decode(data["jobs"], type=tuple[Job, ...], dec_hook=lambda kind, text: kind(text))
+        then = msgspec.json.decode(data["sources"], type=dict[str, str])
     except FileNotFoundError:
         raise UsageError(
             f"{folder}: there is nothing to resume: the run was on another machine, or of another command"
         ) from None
-    request = msgspec.json.decode(data["request"], type=RunRequest)
-    jobs = msgspec.json.decode(data["jobs"], type=tuple[Job, ...], dec_hook=lambda kind, text: kind(text))
-    then, now = msgspec.json.decode(data["sources"], type=dict[str, str]), _sources(jobs)
+    except (msgspec.DecodeError, KeyError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"run {folder.name} cannot be resumed: what it was to do was written by another version of farm ({error}): "
+            "start anew"
+        ) from None
+    now = _sources(jobs)
     if changed := sorted(name for name in then if now.get(name) != then[name]):
         raise UsageError(
             f"run {folder.name} cannot be resumed: the code of {', '.join(changed)} has changed since: start anew"

@@ -209,7 +209,7 @@ def resume(config: Config, ref: str, front: Front) -> RunOutcome:
     Raises UnknownNameError for a run that is not there, UsageError for one that still runs, or that cannot be continued
     as what its numbers depend on has changed since.
     """
-    from farm.engine.resume import missing_jobs, read_intent
+    from farm.engine.resume import in_progress, missing_jobs, read_intent
     from farm.store.store import open_store
 
     with Patience() as patience, open_store(config.store_url) as store:
@@ -220,7 +220,11 @@ def resume(config: Config, ref: str, front: Front) -> RunOutcome:
         view = store.run_view(run_id)
         missing = missing_jobs(view, jobs)
         front.note(f"run {run_id}: {len(jobs) - len(missing)} of {len(jobs)} jobs are finished")
-        if not missing and view.exit_code is not None:
+        if not missing:
+            if view.exit_code is None:
+                with in_progress(folder):
+                    store.finish_run(run_id, exit_code_of(view))
+                view = store.run_view(run_id)
             return RunOutcome(exit_code_of(view), view, write_report(view, folder / "report.html"))
         return _Run(config, request, front, store, patience).execute(missing, run_id)
 
@@ -266,7 +270,8 @@ class _Run:
 
     def _release_leases(self, pid: int) -> None:
         """Give back at once what a process had that is known to be dead; others have to wait until it expires."""
-        if pid:
+        # One that lives is another with the same number.
+        if pid and not Path(f"/proc/{pid}").exists():
             host, user = socket.gethostname(), user_name()
             self._store.leases.release(
                 lease for lease in self._store.leases.all() if (lease.host, lease.user, lease.pid) == (host, user, pid)
@@ -318,9 +323,7 @@ class _Run:
             with builders(self._config, run_plan, tools, supervisor, self._front, self._store) as to_build:
                 self._front.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
                 custody.begin(folder)
-                controller = Controller(
-                    run_plan, self._front, lambda attempt: self._store.record_attempt(run_id, attempt), custody
-                )
+                controller = Controller(run_plan, self._front, self._store, custody)
                 with self._patience.asking(custody.finish_running):
                     status = execute(run_plan, self._request.pytest_arguments, self._config, controller)
                 if controller.interrupted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -85,6 +86,8 @@ class DeviceScheduling:
         """By item; the idle one has none."""
         self._avoid: dict[int, frozenset[int]] = {}
         self._paused: set[int] = set()
+        self._away: set[int] = set()
+        """Paused, and nobody knows for how long."""
         self._retired: set[int] = set()
         self._stopped = False
         self._lock = threading.RLock()
@@ -102,7 +105,7 @@ class DeviceScheduling:
     @property
     def tests_finished(self) -> bool:
         """True when no job is left, neither here nor with a worker."""
-        return self.collection_is_completed and not self.has_pending
+        return (self.collection_is_completed or self._stopped) and not self.has_pending
 
     @property
     def has_pending(self) -> bool:
@@ -154,7 +157,8 @@ class DeviceScheduling:
             self._items = next(iter(self._collections.values()))
             self._idle = self._items.index(IDLE)
             self._soc = ["" if item == IDLE else self._soc_of_item(item) for item in self._items]
-            self._pending = [index for index in range(len(self._items)) if index != self._idle]
+            everything = range(len(self._items)) if not self._stopped else ()
+            self._pending = [index for index in everything if index != self._idle]
         self._hand_out()
 
     @_locked
@@ -173,9 +177,14 @@ class DeviceScheduling:
             self._abandon()
 
     @_locked
-    def pause(self, device: int) -> None:
-        """Give a device no more items, and let its worker notice at once."""
+    def pause(self, device: int, *, away: bool = False) -> None:
+        """Give a device no more items, and let its worker notice at once.
+
+        One that is `away` may not come back: an item that was tried elsewhere does not wait for it.
+        """
         self._paused.add(device)
+        (self._away.add if away else self._away.discard)(device)
+        self._abandon()
         for node in self._given:
             if self._device_of_node(node) == device and not node.shutting_down and self._items is not None:
                 # One that does it, and the next, without which that would wait.
@@ -186,6 +195,7 @@ class DeviceScheduling:
     def resume(self, device: int) -> None:
         """Give a device items again."""
         self._paused.discard(device)
+        self._away.discard(device)
         self._hand_out()
 
     @_locked
@@ -213,7 +223,9 @@ class DeviceScheduling:
 
     def _send(self, node: WorkerController, index: int) -> None:
         self._given[node].append(index)
-        node.send_runtest_some([index])
+        # One that has just died is about to be taken away, with what it was given.
+        with contextlib.suppress(OSError):
+            node.send_runtest_some([index])
 
     def _hand_out(self) -> None:
         if self._items is None:
@@ -246,7 +258,10 @@ class DeviceScheduling:
     def _abandon(self) -> None:
         """Let go of items for which no device is left."""
         for index in list(self._pending):
-            if self._items is not None and not any(self._could_have(d, index) for d in range(len(self._socs))):
+            # What nobody has tried yet waits for whatever may come.
+            away = self._away if self._avoid.get(index) else set()
+            left = (device for device in range(len(self._socs)) if device not in away)
+            if self._items is not None and not any(self._could_have(device, index) for device in left):
                 self._pending.remove(index)
                 self._abandoned(self._items[index])
 

@@ -165,6 +165,11 @@ class Station:
             self._status_at = time.monotonic()
         return note
 
+    def break_off(self) -> None:
+        """Let nobody wait for what runs."""
+        if self._session is not None:
+            self._session.break_off()
+
     def close(self) -> None:
         """Leave the device as it was found."""
         self._end_session()

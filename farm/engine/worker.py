@@ -6,7 +6,8 @@ import hashlib
 import os
 import shutil
 import signal
-from typing import TYPE_CHECKING, NamedTuple
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -15,7 +16,7 @@ from farm.engine.executor import Executor
 from farm.engine.permits import Permit, read_permit
 from farm.engine.session import STORE_VARIABLE
 from farm.engine.station import Station
-from farm.errors import LeaseLostError
+from farm.errors import LeaseLostError, StoreError
 from farm.execution.evidence import collect_evidence
 from farm.results.attempt import Attempt, Cause, Verdict
 from farm.results.blame import Tried, classify, settle, tried
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
     from farm.engine.plan import PlannedJob, RunPlan
     from farm.store.records import ArtifactRecord
+
+# As long as a database server takes to start again.
+_STORE_SECONDS = 30.0
 
 
 class Done(NamedTuple):
@@ -40,6 +44,8 @@ class Returned(NamedTuple):
     """A job that was not begun, as the device may not be used."""
 
     device: str
+    fence: int = 0
+    """Of the lease that it is about."""
     off: bool = False
     """Nothing of ours is on the device any more."""
     ailing: str = ""
@@ -48,7 +54,7 @@ class Returned(NamedTuple):
     given_up: str = ""
     """Why the device is of no use to this run."""
 
-    def shown(self) -> dict[str, str | bool]:
+    def shown(self) -> dict[str, str | int | bool]:
         """Return it for a report."""
         return self._asdict()
 
@@ -56,10 +62,11 @@ class Returned(NamedTuple):
 class Worker:
     """One device, one store connection."""
 
-    def __init__(self, plan: RunPlan, number: int) -> None:
-        self._plan, self._number = plan, number
+    def __init__(self, plan: RunPlan, number: int, controller: int) -> None:
+        """`controller` is the id of the process that gives permits: none of them holds when it is gone."""
+        self._plan, self._number, self._controller = plan, number, controller
         self._device = plan.devices[number]
-        self._controller = os.getppid()
+        self._store_is_broken = False
         self._store = open_store(os.environ[STORE_VARIABLE])
         self._station = Station(plan, number, self._store, self._unwanted)
         self._executor = Executor(plan, self._station)
@@ -84,7 +91,7 @@ class Worker:
         """Wait until a job can begin; or return why it cannot, here and now."""
         if not may_go:
             # What is to be mended is mended when no job is kept waiting by it.
-            return Returned(self._device.serial) if self._permit.mend else self._off()
+            return self._returned() if self._permit.mend else self._off()
         self._station.await_canary()
         built = self._executor.is_built(planned)
         if not built and await_reply(self._plan.folder, planned.key, self._unwanted) is None:
@@ -95,7 +102,7 @@ class Worker:
         if not problem:
             return None
         self._executor.forget()
-        return self._given_up(problem) if self._station.given_up else Returned(self._device.serial, ailing=problem)
+        return self._given_up(problem) if self._station.given_up else self._returned(ailing=problem)
 
     def look(self) -> Returned | None:
         """Mend the device, or let go of it, where the controller says so, and return what came of it."""
@@ -106,7 +113,7 @@ class Worker:
         problem = self._station.mend()
         if self._unwanted():
             return self._off()
-        return self._given_up(problem) if problem else Returned(self._device.serial, mended=True)
+        return self._given_up(problem) if problem else self._returned(mended=True)
 
     def close(self) -> None:
         """Leave the device as it was found."""
@@ -122,31 +129,36 @@ class Worker:
         if permit.fence != self._permit.fence and self._station.is_open:
             self._let_go()
         self._permit = permit
-        return permit.go
+        return permit.go and not permit.is_over and not self._is_orphan
 
     def _may_go_on(self) -> bool:
         permit = read_permit(self._plan.folder, self._number)
-        return permit.go and permit.fence == self._permit.fence
+        return permit.go and not permit.is_over and permit.fence == self._permit.fence and not self._is_orphan
 
     def _unwanted(self) -> bool:
-        if os.getppid() != self._controller:
-            return True
         permit = read_permit(self._plan.folder, self._number)
-        return not (permit.go or permit.mend)
+        return permit.is_over or not (permit.go or permit.mend) or self._is_orphan
+
+    @property
+    def _is_orphan(self) -> bool:
+        return os.getppid() != self._controller
 
     def _not_begun(self) -> Returned:
-        if os.getppid() != self._controller:
+        if self._is_orphan:
             # Killed: nothing is to be recorded of a job that nobody waits for, and this process ends as well.
             raise KeyboardInterrupt
         return self._off()
 
     def _off(self) -> Returned:
         self._let_go()
-        return Returned(self._device.serial, off=True)
+        return self._returned(off=True)
 
     def _given_up(self, problem: str) -> Returned:
         self._let_go()
-        return Returned(self._device.serial, given_up=problem)
+        return self._returned(given_up=problem)
+
+    def _returned(self, **facts: Any) -> Returned:
+        return Returned(self._device.serial, self._permit.fence, **facts)
 
     def _let_go(self) -> None:
         self._executor.forget()
@@ -155,16 +167,32 @@ class Worker:
     def _run(self, planned: PlannedJob, following: PlannedJob | None) -> Done:
         attempts, artifacts = self._executor.run(planned, following, self._may_go_on)
         last = attempts[-1]
-        if last.verdict is Verdict.INFRA and os.getppid() != self._controller:
+        if last.verdict is Verdict.INFRA and self._is_orphan:
             # The devices went with the controller: that says nothing about this job.
             raise KeyboardInterrupt
         last, avoid = self._blame(last)
         artifacts = (*artifacts, *self._evidence(last))
-        fence = (self._device.id, self._permit.fence) if self._permit.fence else None
         for attempt in attempts[:-1]:
-            self._store.record_attempt(self._plan.run_id, attempt, fence=fence)
-        self._store.record_attempt(self._plan.run_id, last, artifacts=artifacts, fence=fence)
+            self._record(attempt)
+        self._record(last, artifacts)
         return Done(last, avoid)
+
+    def _record(self, attempt: Attempt, artifacts: tuple[ArtifactRecord, ...] = ()) -> None:
+        """Record an attempt, also where the store is away for a while. Raises LeaseLostError, StoreError."""
+        fence = (self._device.id, self._permit.fence) if self._permit.fence else None
+        deadline = time.monotonic() + _STORE_SECONDS
+        while True:
+            try:
+                self._store.record_attempt(self._plan.run_id, attempt, artifacts=artifacts, fence=fence)
+            except StoreError:
+                # Once it was waited for in vain, as with a full disk, the next job need not wait as long.
+                if self._store_is_broken or time.monotonic() > deadline:
+                    self._store_is_broken = True
+                    raise
+                time.sleep(1.0)
+            else:
+                self._store_is_broken = False
+                return
 
     def _evidence(self, last: Attempt) -> tuple[ArtifactRecord, ...]:
         """Keep what the logs say of a job that ended the runner, or after which the device was not the same."""

@@ -12,6 +12,7 @@ from farm.devices.text import clean_text
 from farm.errors import DeviceError
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import PurePosixPath
 
@@ -24,6 +25,8 @@ _LAST_WORDS_SECONDS = 0.5
 # A runner is silent while a job runs. After so long the device is asked whether it is still there: a connection that is
 # dead may not say so, and a short job is not disturbed.
 SILENCE_SECONDS = 30.0
+# What is broken off need not end sooner.
+_SLICE_SECONDS = 1.0
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -65,16 +68,23 @@ class RunnerProcess:
     """One process on a device, which takes one job after the other. Belongs to one thread."""
 
     def __init__(
-        self, transport: Transport, argv: Sequence[str], *, cwd: PurePosixPath, env: Mapping[str, str]
+        self,
+        transport: Transport,
+        argv: Sequence[str],
+        *,
+        cwd: PurePosixPath,
+        env: Mapping[str, str],
+        broken_off: threading.Event,
     ) -> None:
-        """Start it. Raises DeviceError."""
+        """Start it. `broken_off`, which another thread may set, ends its jobs with an error. Raises DeviceError."""
         self._serial = transport.serial
         self._process = transport.start(argv, cwd=cwd, env=env)
         self.jobs = 0
         """How many it was given."""
         self._unread = bytearray()
         self._log = _Log()
-        self._silent = False
+        self._silent_since = time.monotonic()
+        self._broken_off = broken_off
 
     def run(self, words: Sequence[str], timeout_s: float, demand: Callable[[], None]) -> Ending:
         """Give it one job, as flags, and wait for its end.
@@ -86,16 +96,20 @@ class RunnerProcess:
         number = self.jobs
         self.jobs += 1
         self._log.clear()
+        self._silent_since = time.monotonic()
         self._process.send(shlex.join(words).encode("utf-8", errors="surrogateescape") + b"\n")
         begins, ends = (f"farm_runner: job {number} {what}\n".encode() for what in ("begins", "ends"))
         deadline = time.monotonic() + timeout_s
         found: tuple[Answer, bytes] | None = None
         code: int | None = None
         while found is None and code is None and (left := deadline - time.monotonic()) > 0:
-            code = self._receive(min(left, SILENCE_SECONDS))
+            code = self._receive(min(left, _SLICE_SECONDS))
             found = self._answer(number)
-            if self._silent and left > SILENCE_SECONDS:
+            if self._broken_off.is_set():
+                raise DeviceError(self._serial, "the job was broken off")
+            if time.monotonic() > self._silent_since + SILENCE_SECONDS:
                 demand()
+                self._silent_since = time.monotonic()
         began = begins in self._log
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while found and code is None and ends not in self._log and (left := deadline - time.monotonic()) > 0:
@@ -109,7 +123,8 @@ class RunnerProcess:
 
     def _receive(self, timeout_s: float) -> int | None:
         output = self._process.receive(timeout_s)
-        self._silent = not output.stdout and not output.stderr and output.code is None
+        if output.stdout or output.stderr or output.code is not None:
+            self._silent_since = time.monotonic()
         self._log.add(output.stderr)
         self._unread += output.stdout
         if len(self._unread) > _ANSWER_BYTES:

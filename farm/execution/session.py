@@ -114,6 +114,7 @@ class DeviceSession:
         self._runtime_staged = False
         self._runner: RunnerProcess | None = None
         self._runner_flags: dict[str, str] = {}
+        self._broken_off = threading.Event()
 
     @property
     def serial(self) -> str:
@@ -198,6 +199,10 @@ class DeviceSession:
         finally:
             self._hang_up()
             self._anchor = anchor
+
+    def break_off(self) -> None:
+        """Let executions, also one that runs in another thread, end with an error: nobody waits for them any more."""
+        self._broken_off.set()
 
     def find_damage(self, bundle: Bundle, raw: RawResult) -> str:
         """Return which files of an execution of `bundle` are not what they ought to be, empty when all are.
@@ -331,6 +336,7 @@ class DeviceSession:
                 [str(self._runtime_folder / self._runtime.runner), "--serve", *_words(flags)],
                 cwd=self._folder,
                 env={"LD_LIBRARY_PATH": folder, "ADSP_LIBRARY_PATH": folder},
+                broken_off=self._broken_off,
             )
             self._runner_flags = flags
         return self._runner

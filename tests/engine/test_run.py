@@ -292,3 +292,14 @@ def test_kill_9_loses_nothing_that_was_finished_and_leaves_nothing(
     shown = home.farm("report", "latest")
     assert shown.returncode == 0
     assert "1 passed" in shown.stdout
+
+
+def test_a_run_that_was_killed_when_all_was_done_is_finished_by_resuming_it(home: FarmHome) -> None:
+    done = home.farm(*MAIN, "--suite", "smoke", "-k", "gelu", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    with sqlite3.connect(home.state / "farm.db") as connection:
+        connection.execute("update run set exit_code = null, finished_ms = null")
+    resumed = home.farm("run", "--resume", "latest")
+    assert (resumed.returncode, "1 of 1 jobs are finished" in resumed.stderr) == (0, True), resumed.stderr
+    with tables(home) as connection:
+        assert connection.execute("select exit_code, finished_ms is not null from run").fetchall() == [(0, 1)]

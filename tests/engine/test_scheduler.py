@@ -225,6 +225,30 @@ def test_a_device_that_is_given_up_leaves_its_work_to_others() -> None:
     assert world.sched.tests_finished
 
 
+def test_a_job_that_was_tried_does_not_wait_for_a_device_that_is_away() -> None:
+    told: list[str] = []
+    world = World(["A:0", "A:1"], [Node("A"), Node("A")])
+    world.sched._abandoned = told.append
+    world.sched.pause(1, away=True)
+    world.before_end["A:0"] = lambda _: world.sched.repeat("A:0", [0])
+    world.before_end["A:1"] = lambda _: world.sched.repeat("A:1")
+    world.finish()
+    assert told == ["A:0"]
+    assert world.sched.tests_finished
+
+
+def test_stopping_before_the_jobs_are_known_ends_the_session() -> None:
+    sched = DeviceScheduling(lambda _: "A", lambda _: 0, ["A"])
+    node: Any = Node("A")
+    sched.add_node(node)
+    sched.stop()
+    assert sched.tests_finished
+    sched.add_node_collection(node, ["A:0", IDLE])
+    sched.schedule()
+    assert node.sent == []
+    assert sched.tests_finished
+
+
 def test_without_any_device_left_the_session_ends() -> None:
     told: list[str] = []
     world = World(["A:0", "A:1", "A:2"], [Node("A")])

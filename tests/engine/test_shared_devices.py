@@ -199,6 +199,24 @@ def test_a_job_whose_device_goes_away_is_run_by_another(pair: Attached) -> None:
     assert health["virtual-SM8650-1"] == "healthy"
 
 
+def test_a_second_ctrl_c_breaks_off_what_runs_and_leaves_the_device_as_it_was(single: Attached) -> None:
+    with single.running(*RUN, "-k", "conv2d", "--iterations", "100000") as process:
+        folders = single.root(0) / "data/local/tmp/farm"
+        # The first is the canary's.
+        until(lambda: list(folders.glob("run-*/2/input_list.txt")), "a job on the device")
+        until(lambda: "canary_ok" in single.farm("device", "show", "virtual-SM8650-0").stdout, "the canary")
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout is not None
+        until(lambda: "finishing the running jobs" in process.stdout.readline(), "an answer to the first")
+        os.killpg(process.pid, signal.SIGINT)
+        assert "Traceback" not in process.stdout.read()
+        assert process.wait(60) == 130
+    assert list(folders.glob("run-*")) == []
+    assert wait_for_no_process(single.home) == {}
+    assert verdicts(single.home) == []
+    assert set(leases(single).values()) == {""}
+
+
 def test_an_overheated_device_waits_and_then_says_so(single: Attached) -> None:
     config = single.home.cwd / "farm.toml"
     config.write_text("[health]\ngate_wait_s = 1.0\n")
