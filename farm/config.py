@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,10 @@ from farm.config_devices import (
 from farm.errors import ConfigError, UsageError
 
 FILE_NAME = "farm.toml"
+
+# A week.
+_MOST_BUILD_SECONDS = 604_800
+_STORE = re.compile(r"sqlite:///[^\0]+|postgres(ql)?(\+\w+)?://\S+")
 
 __all__ = ["Config", "DeviceConfig", "HealthConfig", "HostConfig", "LeaseConfig", "load_config"]
 
@@ -114,6 +119,13 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     builders = table.build.builders if table.build.builders is not None else _usable_cores()
     if builders < 1:
         raise ConfigError(path or FILE_NAME, "build.builders", f"is {builders}, expected at least 1")
+    if not 1 <= table.build.timeout_s <= _MOST_BUILD_SECONDS:
+        problem = f"is {table.build.timeout_s:g}, expected 1 to {_MOST_BUILD_SECONDS} seconds"
+        raise ConfigError(path or FILE_NAME, "build.timeout_s", problem)
+    if table.store is not None and not _STORE.fullmatch(table.store):
+        # Not shown: it may hold a password.
+        problem = "is no address of a store: expected 'sqlite:///FILE' or 'postgresql://user@host/database'"
+        raise ConfigError(path or FILE_NAME, "store", problem)
     attached = DeviceTables(path or Path(FILE_NAME), lambda value: _beside(base, value))
     cache_dir = _from_environment("FARM_CACHE_DIR") or _beside(base, table.paths.cache)
     state_dir = _from_environment("FARM_STATE_DIR") or _beside(base, table.paths.state)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.errors import ConfigError
+from farm.errors import ConfigError, UnknownNameError
+from farm.profiles import find_soc, load_socs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +75,7 @@ class DeviceConfig(msgspec.Struct, frozen=True):
     note: str = ""
     """Why it is not in service, or what else is to be known."""
     soc: str = ""
-    """What it is expected to be: another one is refused. It is always asked."""
+    """What it is expected to be, as its profile is called: another one is refused. It is always asked."""
 
 
 class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,17 +134,20 @@ class DeviceTables:
         return tuple(self._host(table, f"host[{number}]", names) for number, table in enumerate(tables))
 
     def devices(self, tables: Sequence[DeviceTable]) -> tuple[DeviceConfig, ...]:
-        """Return the devices, each named at most once."""
+        """Return the devices, each named at most once, and none as another is called by itself."""
         names: set[str] = set()
         places: set[object] = set()
+        serials = {table.serial: number for number, table in enumerate(tables)}
         found = []
         for number, table in enumerate(tables):
             key = f"device[{number}]"
             device = self._device(table, key, names)
-            place = (
-                device.serial or device.connect or device.local or (device.ssh and (device.ssh.host, device.ssh.port))
-            )
+            # adb calls a device that it is connected to by its address: the same may be named in two ways.
+            by_adb = device.serial or (device.connect and str(device.connect))
+            place = by_adb or device.local or (device.ssh and (device.ssh.host, device.ssh.port))
             self._expect(place not in places, key, "is the same device as one before")
+            others = serials.get(device.name, number) != number
+            self._expect(not others, f"{key}.name", f"{device.name!r} is another one's serial: choose another name")
             places.add(place)
             found.append(device)
         return tuple(found)
@@ -179,12 +183,16 @@ class DeviceTables:
             self._expect(_SERIAL.fullmatch(table.serial), f"{key}.serial", "expected a serial without blanks")
         if table.name:
             self._name(f"{key}.name", table.name, names)
+            is_soc = table.name.upper() in load_socs()
+            self._expect(not is_soc, f"{key}.name", f"{table.name!r} is an SoC, which devices are asked for by as well")
         for label in table.labels:
             self._expect(_NAME.fullmatch(label), f"{key}.labels", f"{label!r}: expected letters, digits, '.', '_', '-'")
         if table.storage:
             self._expect(way in ("ssh", "local"), f"{key}.storage", "adb has a folder of its own: leave it out")
-            absolute = table.storage.startswith("/") and "\0" not in table.storage and table.storage.strip("/") != ""
-            self._expect(absolute, f"{key}.storage", f"{table.storage!r}: expected an absolute path")
+            absolute = table.storage.startswith("/") and table.storage.strip("/") != ""
+            usable = absolute and table.storage.isprintable() and ".." not in table.storage.split("/")
+            self._expect(usable, f"{key}.storage", f"{table.storage!r}: expected an absolute path without '..'")
+        self._expect(table.note.isprintable(), f"{key}.note", f"{table.note!r}: expected one line of plain text")
         return DeviceConfig(
             serial=table.serial or "",
             ssh=self._login(key, table),
@@ -195,8 +203,15 @@ class DeviceTables:
             labels=table.labels,
             in_service=table.in_service,
             note=table.note,
-            soc=table.soc,
+            soc=self._soc(f"{key}.soc", table.soc),
         )
+
+    def _soc(self, key: str, said: str) -> str:
+        """Return an SoC as its profile is called, nothing for nothing."""
+        try:
+            return find_soc(said).name if said else ""
+        except UnknownNameError as error:
+            raise ConfigError(self._path, key, str(error)) from None
 
     def _login(self, key: str, table: HostTable | DeviceTable) -> SshLogin | None:
         if not table.ssh:

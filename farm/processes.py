@@ -6,9 +6,11 @@ import atexit
 import contextlib
 import os
 import secrets
+import select
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, BinaryIO
 
 from farm import reaper
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _TAIL_BYTES = 4096
+_LINE_BYTES = 16 * 1024
 
 
 class Child:
@@ -52,6 +55,22 @@ class Child:
             yield overdue
         finally:
             timer.cancel()
+
+    def first_line(self, timeout_s: float) -> bytes:
+        """Return the first line that it writes to its standard output, a pipe: what a server says once it is ready.
+
+        Without its end when it is over 16 KiB, or did not come in time, or the process ended before.
+        """
+        pipe = self.process.stdout
+        deadline = time.monotonic() + timeout_s
+        line = b""
+        while pipe is not None and not line.endswith(b"\n") and len(line) < _LINE_BYTES:
+            readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(pipe.fileno(), _LINE_BYTES) if readable else b""
+            if not data:
+                break
+            line += data
+        return line
 
     def log_tail(self) -> str:
         """Return the last few KiB of its standard error, empty unless that went into a file."""
@@ -103,11 +122,14 @@ class Supervisor:
         stderr: Path | None = None,
         stderr_pipe: bool = False,
         pass_fds: Sequence[int] = (),
+        foreground: bool = False,
     ) -> Child:
         """Start a process in a session of its own.
 
         `env` is its whole environment, that of this process when None. Standard streams lead nowhere unless they are
-        pipes, `child.process.stdin`, `.stdout` and `.stderr`; `stderr` is a file that is made anew.
+        pipes, `child.process.stdin`, `.stdout` and `.stderr`; `stderr` is a file that is made anew. With `foreground`
+        it stays in this process group and has these standard streams, for a program that is to have the terminal; of
+        what it starts, only what keeps its environment ends with it.
         Raises MissingToolError when the program is not there, InfraError when it cannot be started.
         """
         words = [str(word) for word in argv]
@@ -116,20 +138,21 @@ class Supervisor:
             if self._closed:
                 raise InfraError(f"{name} cannot be started: farm is ending")
             _link.tell("watch", group)
+            nowhere = None if foreground else subprocess.DEVNULL
             try:
                 with contextlib.ExitStack() as stack:
-                    errors = subprocess.PIPE if stderr_pipe else subprocess.DEVNULL
+                    errors = subprocess.PIPE if stderr_pipe else nowhere
                     if stderr is not None:
                         errors = stack.enter_context(_new_file(stderr)).fileno()
                     process = subprocess.Popen(
                         words,
                         env={**(os.environ if env is None else env), reaper.MARK: group.mark},
                         cwd=cwd,
-                        stdin=subprocess.PIPE if stdin_pipe else subprocess.DEVNULL,
-                        stdout=subprocess.PIPE if stdout_pipe else subprocess.DEVNULL,
+                        stdin=subprocess.PIPE if stdin_pipe else nowhere,
+                        stdout=subprocess.PIPE if stdout_pipe else nowhere,
                         stderr=errors,
                         pass_fds=tuple(pass_fds),
-                        start_new_session=True,
+                        start_new_session=not foreground,
                     )
             except OSError as error:
                 _link.tell("drop", group)

@@ -87,6 +87,26 @@ def test_every_folder_of_others_may_be_told_in_both_ways(
         ("[health]\nmin_battery_percent = 200\n", "health.min_battery_percent: is 200, expected 0 to 100"),
         ("[health]\nmax_temperature_c = nan\n", "health.max_temperature_c"),
         ("[leases]\nttl_s = 0\n", "leases.ttl_s: is 0, expected 2 to 3600"),
+        ("[build]\ntimeout_s = -1\n", "build.timeout_s: is -1, expected 1 to 604800 seconds"),
+        ("[build]\ntimeout_s = nan\n", "build.timeout_s: is nan, expected 1"),
+        ("[build]\ntimeout_s = inf\n", "build.timeout_s: is inf, expected 1"),
+        ("store = 'nonsense'\n", "store: is no address of a store: expected 'sqlite:///FILE' or 'postgresql://"),
+        ("store = ''\n", "store: is no address"),
+        ("store = 'mysql://me:secret@host/farm'\n", "store: is no address"),
+        ("[[device]]\nserial = 'a'\nsoc = 'SM8651'\n", r"device\[0\].soc: unknown SoC 'SM8651': did you mean 'SM8650'"),
+        ("[[device]]\nserial = 'a'\nsoc = \"\\u001b[31m\"\n", r"device\[0\].soc: unknown SoC '\\x1b\[31m'"),
+        ("[[device]]\nserial = 'a'\nname = 'sm8650'\n", r"device\[0\].name: 'sm8650' is an SoC, which devices are"),
+        (
+            "[[device]]\nserial = 'a'\nname = 'b'\n[[device]]\nserial = 'b'\n",
+            r"device\[0\].name: 'b' is another one's serial: choose another name",
+        ),
+        (
+            "[[device]]\nconnect = 'phone:5555'\n[[device]]\nserial = 'phone:5555'\n",
+            r"device\[1\]: is the same device as one before",
+        ),
+        ("[[device]]\nlocal = true\nstorage = '/opt/../etc'\n", r"device\[0\].storage: '/opt/../etc': .* without '..'"),
+        ('[[device]]\nlocal = true\nstorage = "/opt/\\u001b"\n', r"device\[0\].storage: '/opt/\\x1b'"),
+        ("[[device]]\nserial = 'a'\nnote = \"\\u001b]0;x\"\n", r"device\[0\].note: '\\x1b\]0;x': expected one line of"),
     ],
 )
 def test_a_broken_file_names_itself_and_the_key(tmp_path: Path, text: str, says: str) -> None:
@@ -95,6 +115,21 @@ def test_a_broken_file_names_itself_and_the_key(tmp_path: Path, text: str, says:
     with pytest.raises(ConfigError, match=says) as caught:
         load_config(path)
     assert str(path) in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert "secret" not in str(caught.value)
+
+
+def test_a_device_may_be_named_as_its_own_serial_and_its_soc_in_any_case(tmp_path: Path) -> None:
+    path = tmp_path / "farm.toml"
+    path.write_text("[[device]]\nserial = 'left'\nname = 'left'\nsoc = 'sm8650'\n")
+    assert load_config(path).devices == (DeviceConfig(serial="left", name="left", soc="SM8650"),)
+
+
+@pytest.mark.parametrize("url", ["sqlite:////data/farm.db", "postgresql://me:secret@host/farm", "postgres://host/farm"])
+def test_a_store_has_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.delenv("FARM_STORE", raising=False)
+    (tmp_path / "farm.toml").write_text(f"store = '{url}'\n")
+    assert load_config(tmp_path / "farm.toml").store_url == url
 
 
 def test_hosts_and_devices(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def command() -> None:
 def name_command(*, device: str, name: str, config_file: Path | None) -> None:
     """Give a device a name; an empty one takes it away. One in farm.toml wins."""
     with _device(config_file, device) as (store, known):
-        store.registry.set_name(known.id, name, known.labels)
+        store.registry.set_name(known.id, name, None)
         click.echo(f"{known.id} is called {name!r}" if name else f"{known.id} has no name")
 
 
@@ -45,11 +45,11 @@ def name_command(*, device: str, name: str, config_file: Path | None) -> None:
 def label_command(*, device: str, labels: tuple[str, ...], config_file: Path | None) -> None:
     """Replace the labels of a device; without any, they are taken away."""
     with _device(config_file, device) as (store, known):
-        store.registry.set_name(known.id, known.name, labels)
+        store.registry.set_name(known.id, None, labels)
         click.echo(f"{known.id} has the labels {', '.join(labels)}" if labels else f"{known.id} has no labels")
 
 
-@command.command("out")
+@command.command("out", short_help="Take a device out of service.")
 @click.argument("device")
 @click.option("--note", default="", help="Why, for those who look for it.")
 @config_option
@@ -66,7 +66,7 @@ def in_command(*, device: str, config_file: Path | None) -> None:
     _set_service(config_file, device, "", in_service=True)
 
 
-@command.command("release")
+@command.command("release", short_help="Give a device in quarantine another chance.")
 @click.argument("device")
 @config_option
 def release_command(*, device: str, config_file: Path | None) -> None:
@@ -102,8 +102,12 @@ def show_command(*, device: str, limit: int, as_json: bool, config_file: Path | 
             print_json({"device": known, "events": events})
             return
         click.echo(f"{known.id}: {known.soc} {known.kind}, {known.health}")
+        called = [f"called {known.name}"] if known.name else []
+        called += [f"labels {', '.join(known.labels)}"] if known.labels else []
+        if called:
+            click.echo(f"  {', '.join(called)}")
         if known.health_reason:
-            click.echo(f"  {known.health_reason}")
+            click.echo(f"  {_line(known.health_reason)}")
         if not known.in_service:
             by = f" by {known.service_user}" if known.service_user else ""
             click.echo(f"  out of service{by}{f': {known.service_note}' if known.service_note else ''}")
@@ -118,7 +122,11 @@ def _print_events(events: Sequence[HealthEvent]) -> None:
     for event in reversed(events):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(event.time_ms / 1000))
         canary = f"{statistics.median(event.latency_ns) / 1e6:.3f} ms" if event.latency_ns else ""
-        click.echo(f"{when:<17}{event.event:<15}{event.state:<13}{canary:<12}{event.reason}".rstrip())
+        click.echo(f"{when:<17}{event.event:<15}{event.state:<13}{canary:<12}{_line(event.reason)}".rstrip())
+
+
+def _line(said: str) -> str:
+    return " ".join(said.split())
 
 
 def _set_service(config_file: Path | None, device: str, note: str, *, in_service: bool) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _WATCH_SECONDS = 2.0
 _STYLES = {"ready": "green", "absent": "dim", "out": "yellow", "quarantined": "bold red"}
+_INDENT = "    "
+_NARROWEST = 40
 _HEALTH_STYLES = {"suspect": "yellow", "quarantined": "bold red"}
 
 
@@ -48,16 +50,16 @@ def command(*, names: tuple[str, ...], watch: bool, as_json: bool, config_file: 
             return find_rows(survey(config, store, supervisor), names)
 
         if watch:
-            _watch(look, as_json=as_json)
+            _watch(look, names, as_json=as_json)
         elif as_json:
             from farm.cli.output import print_json
 
             print_json({"devices": look()})
         else:
-            _console().print(_listing(look()), soft_wrap=True)
+            _console().print(_listing(look(), names, _width()), soft_wrap=True)
 
 
-def _watch(look: Callable[[], list[DeviceRow]], *, as_json: bool) -> None:
+def _watch(look: Callable[[], list[DeviceRow]], names: Sequence[str], *, as_json: bool) -> None:
     """Show until Ctrl-C, which is how it ends."""
     import contextlib
     import sys
@@ -69,13 +71,21 @@ def _watch(look: Callable[[], list[DeviceRow]], *, as_json: bool) -> None:
         if as_json or not sys.stdout.isatty():
             while True:
                 found = look()
-                line = msgspec.json.encode({"schema": 1, "devices": found}).decode() if as_json else _listing(found)
-                click.echo(line)
+                if as_json:
+                    click.echo(msgspec.json.encode({"schema": 1, "devices": found}).decode())
+                else:
+                    click.echo(f"{time.strftime('%H:%M:%S')}\n{_listing(found, names, _width())}\n")
                 time.sleep(_WATCH_SECONDS)
-        with Live(console=_console(), auto_refresh=False) as live:
+        # Nothing is cut silently: what is shown is made to fit.
+        with Live(console=_console(), auto_refresh=False, vertical_overflow="crop") as live:
             while True:
-                live.update(_listing(look()), refresh=True)
+                found = look()
+                live.update(_listing(found, names, _width(), shutil.get_terminal_size().lines - 1), refresh=True)
                 time.sleep(_WATCH_SECONDS)
+
+
+def _width() -> int:
+    return max(_NARROWEST, shutil.get_terminal_size().columns)
 
 
 def _console() -> Console:
@@ -84,34 +94,80 @@ def _console() -> Console:
     return Console(highlight=False)
 
 
-def _listing(found: Sequence[DeviceRow]) -> Text:
-    """Return two lines for each device, and a third for what is wrong with it; 80 columns hold them."""
+def _listing(found: Sequence[DeviceRow], names: Sequence[str], width: int, height: int = 0) -> Text:
+    """Return two lines for each device, and a third for what is wrong with it, all within `width` columns.
+
+    With a `height` it has no more lines than that: only the first of each device, and of too many devices some.
+    """
     from rich.text import Text
 
-    text = Text()
     if not found:
-        text.append(
-            "no device is attached: connect one by USB, name one in farm.toml, or try 'farm virtual up --soc SM8650'"
-        )
-    width = max((len(row.name or row.serial) for row in found), default=0)
-    for number, row in enumerate(found):
-        if number:
-            text.append("\n")
-        text.append((row.name or row.serial).ljust(width), style="bold")
-        text.append(f"  {row.soc or '?':<8}{row.kind:<9}")
-        text.append(f"{row.state:<12}", style=_STYLES.get(row.state, "red"))
-        text.append(f"{row.health:<12}", style=_HEALTH_STYLES.get(row.health, ""))
-        text.append(_holder(row) or ("free" if row.state == "ready" else ""))
-        text.append(_wrapped(", ".join(_details(row))), style="dim")
-        if row.reason or row.health_reason:
-            text.append(_wrapped(row.reason or row.health_reason), style="yellow")
-    return text
+        said = f"no {' or '.join(names)} is attached" if names else "no device is attached"
+        hint = "connect one by USB, name one in farm.toml, or try 'farm virtual up --soc SM8650'"
+        return Text(_wrapped(f"{said}: {hint}", width, indent=""))
+    heads = _heads(found, width)
+    blocks = [[*head, *_body(row, width)] for head, row in zip(heads, found, strict=True)]
+    if height and sum(map(len, blocks)) > height:
+        blocks, left_out = list(heads), 0
+        while sum(map(len, blocks)) + bool(left_out) > height and blocks:
+            blocks.pop()
+            left_out += 1
+        if left_out:
+            blocks.append([Text(f"and {left_out} more: 'farm devices' without --watch shows them"[:width], "dim")])
+    return Text("\n").join(line for block in blocks for line in block)
 
 
-def _wrapped(text: str) -> str:
-    width = max(40, shutil.get_terminal_size().columns)
-    indent = "    "
-    return "\n" + textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+def _heads(found: Sequence[DeviceRow], width: int) -> list[list[Text]]:
+    """Return what each device is and how it is: columns, or over several lines each where these are too wide."""
+    from rich.text import Text
+
+    rows = [_cells(row) for row in found]
+    widths = [max(len(cell) for cell, _ in column) for column in zip(*rows, strict=True)]
+    fits = sum(widths) + 2 * (len(widths) - 1) <= width
+    heads = []
+    for cells in rows:
+        lines = [Text()]
+        for (cell, style), wide in zip(cells, widths, strict=True):
+            if not cell and not fits:
+                continue
+            if not fits and lines[-1].cell_len + len(cell) > width:
+                lines.append(Text(_INDENT))
+            # What is too long for a line of its own is cut: `--json` has all of it.
+            shown = cell[: width - lines[-1].cell_len]
+            lines[-1].append(shown, style)
+            lines[-1].append(" " * (2 + (wide - len(shown) if fits else 0)))
+        for line in lines:
+            line.rstrip()
+        heads.append([line for line in lines if line.cell_len])
+    return heads
+
+
+def _cells(row: DeviceRow) -> list[tuple[str, str]]:
+    """Return the columns of a device with their styles."""
+    # Of a device that was never asked nothing is known.
+    health = row.health if row.soc else ""
+    return [
+        (row.name or row.serial, "bold"),
+        (row.soc or "?", ""),
+        (row.kind, ""),
+        (row.state, _STYLES.get(row.state, "red")),
+        (health, _HEALTH_STYLES.get(health, "")),
+        (_holder(row) or ("free" if row.state == "ready" else ""), ""),
+    ]
+
+
+def _body(row: DeviceRow, width: int) -> list[Text]:
+    from rich.text import Text
+
+    reason = row.reason or row.health_reason
+    return [
+        *(Text(line, "dim") for line in _wrapped(", ".join(_details(row)), width).splitlines()),
+        *(Text(line, "yellow") for line in _wrapped(reason, width).splitlines()),
+    ]
+
+
+def _wrapped(text: str, width: int, indent: str = _INDENT) -> str:
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _holder(row: DeviceRow) -> str:

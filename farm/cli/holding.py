@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.devices.text import clean_text
 from farm.errors import NoDeviceError, UnknownNameError
 from farm.identity import user_name
 from farm.leases import Priority
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.3
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_SAID_CHARACTERS = 500
 _LONGEST_S = 30 * 86400
 
 
@@ -124,7 +126,8 @@ def describe(lease: Lease) -> str:
         purpose = f" for {lease.purpose!r}" if lease.purpose else ""
         where = f"process {lease.pid} on {lease.host}"
         parts.append(f"is used by {lease.user} since {clock_time(lease.acquired_ms)}{purpose} ({where})")
-    return f"{lease.device} {' and '.join(parts)}"
+    # Others' programs wrote it into the store.
+    return clean_text(f"{lease.device} {' and '.join(parts)}", _SAID_CHARACTERS)
 
 
 def clock_time(time_ms: int) -> str:

@@ -28,7 +28,7 @@ from farm.cli.options import config_option
     callback=duration,
     default="10m",
     show_default=True,
-    help="Longest to wait for one.",
+    help="How long to wait for one at most.",
 )
 @click.option("--no-wait", is_flag=True, help="Do not wait, say who has it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -39,11 +39,12 @@ def command(
     """Reserve a device for yourself: only your commands may use it until then.
 
     A SOC gives one more device each time; of a DEVICE that you have, the time
-    is changed, and counts from now.
+    is changed, and counts from now. farm release gives it back earlier.
     """
     from farm.cli.holding import acquire, clock_time, find_devices, reserved_by_me
     from farm.cli.output import print_json
     from farm.config import load_config
+    from farm.engine.survey import resolve_device
     from farm.errors import NoDeviceError
     from farm.identity import user_name
     from farm.processes import Supervisor
@@ -71,11 +72,16 @@ def command(
             store.leases.release([lease])
             device = next(one for one in devices if one.id == lease.device)
             until_ms = next(one.reserved_until_ms for one in reserved_by_me(store) if one.device == device.id)
+        name = resolve_device(store, device.id).name or device.id
     if as_json:
         print_json({"device": device, "id": device.id, "user": user_name(), "until_ms": until_ms})
         return
-    name = device.name or device.id
     click.echo(f"{name} ({device.soc}, {device.kind}) is yours until {clock_time(until_ms)}")
-    click.echo(f"  farm shell {name}      a shell on it")
-    click.echo(f"  farm run --soc {device.soc} ...  uses it, as all your commands may")
-    click.echo(f"  farm release {name}    gives it back")
+    hints = {
+        f"farm shell {name}": "a shell on it",
+        f"farm run --soc {device.soc} ...": "uses it, as all your commands may",
+        f"farm release {name}": "gives it back",
+    }
+    width = max(map(len, hints))
+    for command_line, meaning in hints.items():
+        click.echo(f"  {command_line.ljust(width)}  {meaning}")

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 @click.command("release")
 @click.argument("device", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every device that is reserved for you.")
-@click.option("--force", is_flag=True, help="Also what is another's, or in use: its command stops using it.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also what is another's, or in use: a shell is ended, a run lets go of it after its running job.",
+)
 @config_option
 def command(*, device: str | None, everything: bool, force: bool, config_file: Path | None) -> None:
     """Give a device back: DEVICE, or the only one that you have."""
@@ -57,6 +61,7 @@ def _find(store: Store, device: str) -> Lease:
 
 def _release(store: Store, lease: Lease, *, force: bool) -> None:
     from farm.cli.holding import describe
+    from farm.devices.text import clean_text
     from farm.errors import UsageError
     from farm.identity import user_name
 
@@ -68,5 +73,11 @@ def _release(store: Store, lease: Lease, *, force: bool) -> None:
         store.leases.cancel(lease.device, lease.reserved_for)
     if lease.token and force:
         store.leases.release([lease])
-    in_use = f"; {lease.user} uses it still, for {lease.purpose!r}" if lease.token and not force else ""
-    click.echo(f"{lease.device} is given back{in_use}")
+    after = ""
+    if lease.token and not force:
+        after = f"; {lease.user} uses it still, for {lease.purpose!r}"
+    elif lease.token and lease.purpose.startswith("farm shell"):
+        after = f"; the shell of {lease.user} is being ended"
+    elif lease.token:
+        after = f"; {lease.purpose!r} of {lease.user} stops using it after its running job"
+    click.echo(clean_text(f"{lease.device} is given back{after}", 400))

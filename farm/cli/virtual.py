@@ -45,7 +45,7 @@ def command() -> None:
     """
 
 
-@command.command("up")
+@command.command("up", short_help="Start virtual devices, and stay until Ctrl-C.")
 @config_option
 @_folder_option
 @click.option("--soc", "socs", multiple=True, required=True, metavar="SOC", help="SoC that they have; may be repeated.")
@@ -132,22 +132,18 @@ def _stay(supervisor: Supervisor, devices: Sequence[Device]) -> None:
 
 
 def _attached(server: AdbServer) -> dict[str, str]:
-    """Return what adb calls every attached device, by its product."""
+    """Return what adb calls every attached device, by what farm calls it."""
     from farm.devices.adb_host import AdbHost
 
-    found: dict[str, str] = {}
-    for line in AdbHost(server.port).query("host:devices-l").splitlines():
-        words = line.split()
-        found |= {word.removeprefix("product:"): words[0] for word in words if word.startswith("product:")}
-    return found
+    return {one.serial: one.adb_name for one in AdbHost(server.port).attached()}
 
 
 def _refuse_attached(server: AdbServer, socs: Sequence[str]) -> None:
     """Raise UsageError where a device of that name hangs on the server: adb could not tell them apart."""
-    for product, address in _attached(server).items():
-        if product.startswith(tuple(f"virtual-{soc}-" for soc in socs)):
+    for serial, address in _attached(server).items():
+        if serial.startswith(tuple(f"virtual-{soc}-" for soc in socs)):
             raise UsageError(
-                f"{product} is attached to the adb server on port {server.port} already: end it, or detach it with "
+                f"{serial} is attached to the adb server on port {server.port} already: end it, or detach it with "
                 f"'adb disconnect {address}', or start yours with --own-server"
             )
 

@@ -149,7 +149,7 @@ class AdbTransport:
                 return
         opened = self._host.open(self._serial, "sync:", timeout_s=self._stall_s)
         try:
-            self._transfer(SyncStream(opened, self._serial), transfer)
+            self._transfer(SyncStream(opened, self._serial, self._stall_s), transfer)
         except HungUpError as error:
             raise self._host.blame(self._serial, str(error).removeprefix(f"{self._serial}: ")) from None
 

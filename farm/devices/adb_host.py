@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import adbutils
 from adbutils.errors import AdbConnectionError, AdbError, AdbTimeout
 
-from farm.devices.adb_names import adb_target
+from farm.devices.adb_names import NAME, VIRTUAL_PREFIX, adb_target, network_address
 from farm.devices.device import LOOPBACK
 from farm.devices.text import clean_text
 from farm.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
@@ -22,6 +22,8 @@ SERVER_SECONDS = 10.0
 # The length of a request to the server is four hexadecimal digits.
 REQUEST_BYTES = 0xFFFF
 _STATE_SECONDS = 5.0
+# More are not attached to one machine; a server that lists more is not believed.
+_MOST_DEVICES = 256
 
 # What an adb server answers for a device that is not, or no more, behind it. Source: transport.cpp of AOSP's
 # packages/modules/adb.
@@ -40,6 +42,22 @@ def acknowledge(stream: socket.socket) -> None:
     that it was asked not to, so this is for after every read.
     """
     stream.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+
+
+class Attached(NamedTuple):
+    """A device that an adb server knows."""
+
+    serial: str
+    """What farm calls it: see adb_target."""
+    state: str
+    """adb's word: `device` for one that is ready."""
+    adb_name: str
+    """What the server calls it: `HOST:PORT` for one that `adb connect` attached, else its serial."""
+
+    @property
+    def network_address(self) -> str:
+        """The `HOST:PORT` that it was attached at; empty for one on a cable."""
+        return network_address(self.adb_name)
 
 
 class _HungUpError(AdbError):  # type: ignore[misc]
@@ -110,6 +128,17 @@ class AdbHost:
 
         return self._answer(request, timeout_s, ask)
 
+    def attached(self) -> list[Attached]:
+        """Return every device that the server knows, ready or not. Raises InfraError."""
+        return parse_listing(self.query("host:devices-l"))
+
+    def network_address(self, serial: str) -> str:
+        """Return the `HOST:PORT` of a device that was attached by `adb connect`, offline or not; else nothing.
+
+        Raises InfraError.
+        """
+        return next((one.network_address for one in self.attached() if one.serial == serial), "")
+
     def wait_for(self, address: str, *, timeout_s: float = SERVER_SECONDS) -> None:
         """Return when the device that adb calls `address` is in state `device`. Raises InfraError in its absence."""
         request = f"wait for {address}"
@@ -177,3 +206,17 @@ class AdbHost:
         if self.host == LOOPBACK:
             return f"no adb server listens on {self.place}: start one with 'adb start-server'"
         return f"no adb server listens on {self.place}: start one there, or name the machine's ssh in farm.toml"
+
+
+def parse_listing(listing: str) -> list[Attached]:
+    """Return what the answer to `host:devices-l` lists; a virtual device's serial is its product. Pure."""
+    attached = []
+    for line in listing.splitlines()[:_MOST_DEVICES]:
+        name, _, rest = line.partition(" ")
+        rest = rest.strip()
+        # The one state of two words, followed by an explanation.
+        state = "no permissions" if rest.startswith("no permissions") else clean_text(rest.split(" ")[0])
+        product = next((word.removeprefix("product:") for word in rest.split() if word.startswith("product:")), "")
+        is_virtual = product.startswith(VIRTUAL_PREFIX) and NAME.fullmatch(product)
+        attached.append(Attached(clean_text(product if is_virtual else name), state, clean_text(name)))
+    return attached

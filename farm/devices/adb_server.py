@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.config_devices import Endpoint
 from farm.devices.device import LOOPBACK
 from farm.errors import InfraError, MissingToolError
 
@@ -51,7 +52,7 @@ class AdbServer:
         from farm.devices.adb_host import AdbHost
         from farm.devices.text import clean_text
 
-        address = f"{host}:{port}"
+        address = str(Endpoint(host, port))
         server = AdbHost(self.port, self.host)
         answer = server.query(f"host:connect:{address}", timeout_s=timeout_s)
         if not answer.startswith(("connected to ", "already connected to ")):

@@ -63,7 +63,8 @@ class ShellProcess:
                     self._send()
                 if event & ~select.POLLOUT:
                     self._read(output)
-            if not events and left <= 0:
+            # Also when something came: it may have been nothing that this waits for.
+            if left <= 0:
                 break
         stdout, stderr = (b"".join(output[kind]) for kind in (_STDOUT, _STDERR))
         self._tail = (self._tail + stderr[-TAIL_BYTES:])[-TAIL_BYTES:]
@@ -109,7 +110,7 @@ class ShellProcess:
                 break
             payload = bytes(memoryview(self._received)[start : start + size])
             position = start + size
-            if kind in output:
+            if kind in output and payload:
                 output[kind].append(payload)
             elif kind == _EXIT and payload:
                 self._code = payload[0]

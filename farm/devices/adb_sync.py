@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from farm.devices.adb_host import acknowledge
 from farm.devices.local_files import local_errors, replacing
+from farm.devices.pace import Pace
 from farm.devices.sync_protocol import DATA_BYTES, MESSAGE, PATH_BYTES, DataFrames
 from farm.devices.text import clean_text, says_full
 from farm.devices.transport import Link
@@ -29,8 +30,11 @@ _BUFFER = 1 << 20
 class SyncStream:
     """One stream to a device's sync service, for any number of transfers; after an error it is of no use."""
 
-    def __init__(self, stream: socket.socket, serial: str) -> None:
-        self._stream, self._serial = stream, serial
+    def __init__(self, stream: socket.socket, serial: str, stall_s: float) -> None:
+        """`stall_s` is how long the device may move nothing."""
+        stream.settimeout(stall_s)
+        self._stream, self._serial, self._stall_s = stream, serial, stall_s
+        self._pace = Pace(serial, 0, stall_s)
         self._out = bytearray()
         self._buffer = memoryview(bytearray(_BUFFER))
         self._in = self._buffer[:0]
@@ -46,6 +50,7 @@ class SyncStream:
 
         A link that the device does not make is a LinkRefusedError.
         """
+        self._pace = Pace(self._serial, len(files), self._stall_s)
         pending: deque[PurePosixPath] = deque()
         self._links = {path for path, source in files.items() if isinstance(source, Link)}
         try:
@@ -67,6 +72,7 @@ class SyncStream:
 
     def pull(self, files: Mapping[PurePosixPath, Path], limits: Mapping[PurePosixPath, int]) -> None:
         """Read every file. Raises DeviceError for one that is missing or larger than its limit."""
+        self._pace = Pace(self._serial, len(files), self._stall_s)
         asked: deque[PurePosixPath] = deque()
         for path in files:
             self._request(b"RECV", _name(path, self._serial))
@@ -119,6 +125,9 @@ class SyncStream:
             left = limit
             while kind == b"DATA":
                 left -= size
+                if not size:
+                    # adbd sends none: without end they would be no byte too many, and no stall.
+                    raise DeviceError(self._serial, f"pull of {path}: sent a part of 0 bytes, which adb never does")
                 if size > DATA_BYTES or left < 0:
                     raise DeviceError(self._serial, f"pull of {path}: it has more than the {limit} bytes it may have")
                 for piece in self._pieces(size):
@@ -160,6 +169,7 @@ class SyncStream:
             raise self._stalled() from None
         except OSError as error:
             raise HungUpError(self._serial, f"the connection broke during a push: {error.strerror}") from None
+        self._pace.moved(len(data))
 
     def _receive(self) -> int:
         try:
@@ -171,13 +181,12 @@ class SyncStream:
             raise HungUpError(self._serial, f"the connection broke while files moved: {error.strerror}") from None
         if not count:
             raise HungUpError(self._serial, "the connection ended while files moved")
+        self._pace.moved(count)
         return count
 
     def _stalled(self) -> DeviceTimeoutError:
-        seconds = self._stream.gettimeout() or 0.0
-        return DeviceTimeoutError(
-            self._serial, f"moved no byte of a file for {seconds:g} s: check its cable and its storage"
-        )
+        problem = f"moved no byte of a file for {self._stall_s:g} s: check its cable and its storage"
+        return DeviceTimeoutError(self._serial, problem)
 
     def _pieces(self, size: int) -> Iterator[memoryview]:
         """Return the next `size` bytes, each piece valid until the next."""

@@ -63,6 +63,8 @@ class Device(msgspec.Struct, frozen=True):
     name: str = ""
     """What its owner calls it, in farm.toml or by `farm device name`."""
     labels: tuple[str, ...] = ()
+    serialno: str = ""
+    """The serial that it tells itself, whatever adb calls it; empty when it tells none. Another one: another device."""
 
     @property
     def id(self) -> str:

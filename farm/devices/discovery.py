@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from farm.devices.adb_names import VIRTUAL_PREFIX, network_address
 from farm.devices.device import LOOPBACK, AdbAddress, Device, LocalAddress, Unusable
-from farm.devices.identity import NAME, identify_transport, place_of
+from farm.devices.identity import identify_transport, place_of
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, InfraError, MissingToolError
 
@@ -19,13 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from farm.config import Config, DeviceConfig, HostConfig
-    from farm.devices.adb_host import AdbHost
+    from farm.devices.adb_host import AdbHost, Attached
+    from farm.devices.adb_server import AdbServer
     from farm.devices.device import Address
     from farm.processes import Supervisor
 
-# More are not attached to one machine; a server that lists more is not believed.
-_MOST_DEVICES = 256
-# Hosts are asked at the same time; most of it is waiting for their networks.
+# Hosts, and devices, are asked at the same time; most of it is waiting for their networks.
 _MOST_AT_ONCE = 16
 
 _REASONS = {
@@ -70,7 +68,7 @@ def scan_all(config: Config, supervisor: Supervisor) -> Scan:
     labels and expectations of farm.toml are filled in and kept to.
     """
     asked: list[Callable[[], list[_Found]]] = [lambda: _ordinary(config.devices)]
-    asked += [lambda host=host: _beyond(host, supervisor) for host in config.hosts]  # type: ignore[misc]
+    asked += [lambda host=host: _beyond(host, config.devices, supervisor) for host in config.hosts]  # type: ignore[misc]
     asked += [lambda one=one: _alone(one) for one in config.devices if one.ssh or one.local]  # type: ignore[misc]
     with ThreadPoolExecutor(max_workers=min(_MOST_AT_ONCE, len(asked))) as pool:
         found = [one for answers in pool.map(lambda ask: ask(), asked) for one in answers]
@@ -83,8 +81,7 @@ def scan_all(config: Config, supervisor: Supervisor) -> Scan:
         elif device.id not in seen:
             seen[device.id] = device
         elif seen[device.id].address != device.address:
-            problem = f"says that it is {device.serial}, as {place_of(seen[device.id].address)} does: name one of them"
-            unusable.append(Unusable(place_of(device.address), MISMATCH, problem, device.host))
+            unusable.append(_twin(device, seen[device.id]))
     return _sorted(seen.values(), unusable)
 
 
@@ -100,7 +97,7 @@ def scan(port: int, *, host: str = LOOPBACK, name: str = "") -> Scan:
     """
     from farm.devices.adb_host import AdbHost
 
-    found = [one.device for one in _behind(AdbHost(port, host), name)]
+    found = [one.device for one in _behind(AdbHost(port, host), name, ())]
     return _sorted(
         [one for one in found if isinstance(one, Device)], [one for one in found if isinstance(one, Unusable)]
     )
@@ -133,31 +130,44 @@ def _ordinary(configured: Sequence[DeviceConfig]) -> list[_Found]:
     name = socket.gethostname()
     try:
         server = ordinary_server(start=True)
-        listed = {address for _, _, address in _attached(AdbHost(server.port).query("host:devices-l"))}
+        host = AdbHost(server.port)
+        problems = _connect(server, host.attached(), configured, name)
+        found = _behind(host, name, configured)
     except (InfraError, MissingToolError) as error:
-        return [_Found(Unusable("adb", ABSENT, clean_text(str(error)), name))]
-    problems = []
-    for one in configured:
-        if one.connect is not None and str(one.connect) not in listed:
-            try:
-                server.connect(one.connect.host, one.connect.port)
-            except InfraError as error:
-                reason = _REASONS["unauthorized"] if "authenticate" in str(error) else clean_text(str(error))
-                problems.append(_Found(Unusable(str(one.connect), ABSENT, reason, name), said=one))
-    try:
-        found = _behind(AdbHost(server.port), name)
-    except InfraError as error:
         return [_Found(Unusable("adb", ABSENT, clean_text(str(error)), name))]
     there = {one.adb_name for one in found}
     return found + [one for one in problems if one.device.serial not in there]
 
 
-def _beyond(host: HostConfig, supervisor: Supervisor) -> list[_Found]:
+def _connect(
+    server: AdbServer, listed: Iterable[Attached], configured: Sequence[DeviceConfig], name: str
+) -> list[_Found]:
+    """Attach what farm.toml wants attached and `listed` lacks, all at the same time; return what cannot be."""
+    known = {one.adb_name for one in listed}
+
+    def connect(one: DeviceConfig) -> list[_Found]:
+        place = str(one.connect)
+        if one.connect is None or place in known:
+            return []
+        if not one.in_service:
+            return [_Found(_out(place, name, one), said=one)]
+        try:
+            server.connect(one.connect.host, one.connect.port)
+        except InfraError as error:
+            reason = _REASONS["unauthorized"] if "authenticate" in str(error) else clean_text(str(error))
+            return [_Found(Unusable(place, ABSENT, reason, name), said=one)]
+        return []
+
+    with ThreadPoolExecutor(max_workers=_MOST_AT_ONCE) as pool:
+        return [one for problems in pool.map(connect, configured) for one in problems]
+
+
+def _beyond(host: HostConfig, configured: Sequence[DeviceConfig], supervisor: Supervisor) -> list[_Found]:
     """Return what another machine's adb server has."""
     from farm.devices.hosts import reach_server
 
     try:
-        return _behind(reach_server(host, supervisor), host.name)
+        return _behind(reach_server(host, supervisor), host.name, configured)
     except InfraError as error:
         return [_Found(Unusable(host.name, ABSENT, clean_text(str(error), 400), host.name))]
 
@@ -172,6 +182,8 @@ def _alone(said: DeviceConfig) -> list[_Found]:
     if said.ssh is not None:
         address, host = ssh_address(said.ssh, said.storage), said.ssh.host
     place = place_of(address)
+    if not said.in_service:
+        return [_Found(_out(place, host, said), said=said)]
     transport = transport_to(place, address)
     try:
         return [_Found(identify_transport(transport, address, host=host), said=said)]
@@ -181,62 +193,56 @@ def _alone(said: DeviceConfig) -> list[_Found]:
         transport.close()
 
 
-def _behind(server: AdbHost, name: str) -> list[_Found]:
-    listed = _attached(server.query("host:devices-l"))
-    found = [
-        _Found(Unusable(serial, state, _REASONS.get(state, f"adb says {state!r}: replug it"), name), adb_name)
-        for serial, state, adb_name in listed
-        if state != "device"
-    ]
-    ready = [(serial, adb_name) for serial, state, adb_name in listed if state == "device"]
+def _behind(server: AdbHost, name: str, configured: Sequence[DeviceConfig]) -> list[_Found]:
+    """Return what one adb server has. What is out of service, by `configured`, is not asked."""
 
-    def ask(one: tuple[str, str]) -> _Found:
-        serial, adb_name = one
+    def ask(one: Attached) -> _Found:
+        said = _entry(configured, one.serial, one.adb_name)
+        if said is not None and not said.in_service:
+            return _Found(_out(one.serial, name, said), one.adb_name)
+        if one.state != "device":
+            reason = _REASONS.get(one.state, f"adb says {one.state!r}: replug it")
+            return _Found(Unusable(one.serial, one.state, reason, name), one.adb_name)
         try:
-            attached_at = network_address(adb_name)
-            device = identify(serial, server.port, host=server.host, name=name, attached_at=attached_at)
-            return _Found(device, adb_name)
+            device = identify(one.serial, server.port, host=server.host, name=name, attached_at=one.network_address)
         except DeviceError as error:
-            return _Found(Unusable(serial, "device", _why(error, serial), name), adb_name)
+            return _Found(Unusable(one.serial, "device", _why(error, one.serial), name), one.adb_name)
+        return _Found(device, one.adb_name)
 
-    with ThreadPoolExecutor(max_workers=max(1, min(_MOST_AT_ONCE, len(ready)))) as pool:
-        return found + list(pool.map(ask, ready))
+    with ThreadPoolExecutor(max_workers=_MOST_AT_ONCE) as pool:
+        return list(pool.map(ask, server.attached()))
 
 
 def _described(found: _Found, configured: Sequence[DeviceConfig]) -> Device | Unusable:
     """Return what was found as farm.toml describes it: named, or refused."""
     device = found.device
-    said = found.said
-    if said is None:
-        keys = {device.serial, found.adb_name}
-        said = next((one for one in configured if {one.serial, str(one.connect or "")} & keys - {""}), None)
-    if said is None:
+    said = found.said or _entry(configured, device.serial, found.adb_name)
+    if said is None or isinstance(device, Unusable):
         return device
-    if not said.in_service:
-        reason = "out of service in farm.toml" + (f": {said.note}" if said.note else "")
-        return Unusable(device.serial, OUT, reason, device.host)
-    if isinstance(device, Unusable):
-        return device
-    if said.soc and said.soc.upper() != device.soc:
-        reason = f"is a {device.soc}, and farm.toml expects a {said.soc.upper()}"
+    if said.soc and said.soc != device.soc:
+        reason = f"is a {device.soc}, and farm.toml expects a {said.soc}"
         return Unusable(device.serial, MISMATCH, reason, device.host)
     return msgspec.structs.replace(device, name=said.name, labels=said.labels)
 
 
-def _attached(listing: str) -> list[tuple[str, str, str]]:
-    """Return serial, state and adb's name of every line of `host:devices-l`; a virtual one's serial is its product."""
-    attached = []
-    for line in listing.splitlines()[:_MOST_DEVICES]:
-        serial, _, rest = line.partition(" ")
-        adb_name = serial
-        rest = rest.strip()
-        # The one state of two words, followed by an explanation.
-        state = "no permissions" if rest.startswith("no permissions") else clean_text(rest.split(" ")[0])
-        product = next((word.removeprefix("product:") for word in rest.split() if word.startswith("product:")), "")
-        if product.startswith(VIRTUAL_PREFIX) and NAME.fullmatch(product):
-            serial = product
-        attached.append((clean_text(serial), state, clean_text(adb_name)))
-    return attached
+def _entry(configured: Sequence[DeviceConfig], *keys: str) -> DeviceConfig | None:
+    """Return the entry of farm.toml for what is called so, by serial or by adb."""
+    return next((one for one in configured if {one.serial, str(one.connect or "")} & {*keys} - {""}), None)
+
+
+def _out(serial: str, host: str, said: DeviceConfig) -> Unusable:
+    reason = "out of service in farm.toml" + (f": {said.note}" if said.note else "")
+    return Unusable(serial, OUT, reason, host)
+
+
+def _twin(device: Device, first: Device) -> Unusable:
+    """Return the refusal of what has the serial of one that was found before."""
+    problem = (
+        f"says that it is {device.serial}, as {place_of(first.address)} does: where it is the same device, take one of "
+        "the two out of farm.toml; where it is another, it cannot be used beside that before one of them has a serial "
+        "of its own"
+    )
+    return Unusable(place_of(device.address), MISMATCH, problem, device.host)
 
 
 def _why(error: InfraError, place: str) -> str:

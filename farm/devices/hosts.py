@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 import threading
-import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
 # A slow board's key exchange, and a server that has to be started there.
 _TUNNEL_SECONDS = 75.0
-_LINE_BYTES = 16 * 1024
 
 
 class _Ready(msgspec.Struct):
@@ -73,17 +70,8 @@ def _open(host: HostConfig, login: SshLogin, supervisor: Supervisor) -> _Tunnel:
     package = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     child = supervisor.spawn(argv, name=name, env={**os.environ, "PYTHONPATH": path}, stdout_pipe=True)
-    pipe = child.process.stdout
-    deadline = time.monotonic() + _TUNNEL_SECONDS
-    line = b""
-    while pipe is not None and not line.endswith(b"\n") and len(line) < _LINE_BYTES:
-        readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-        data = os.read(pipe.fileno(), _LINE_BYTES) if readable else b""
-        if not data:
-            break
-        line += data
     try:
-        ready = msgspec.json.decode(line, type=_Ready)
+        ready = msgspec.json.decode(child.first_line(_TUNNEL_SECONDS), type=_Ready)
     except msgspec.DecodeError:
         ready = _Ready(error=f"nothing was heard of it in {_TUNNEL_SECONDS:g} s")
     if not ready.port:

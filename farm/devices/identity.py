@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from farm.devices.adb_names import NAME
 from farm.devices.device import AdbAddress, Device, SshAddress
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
 _IDENTIFY_SECONDS = 10.0
 _ANSWER_BYTES = 16 * 1024
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _SOC = re.compile(r"[A-Z0-9][A-Z0-9_]{1,31}")
-# What boards without a number of their own say.
-_NO_SERIAL = re.compile(r"0*|unknown|(none|null|n/a|default)", re.IGNORECASE)
+# What boards without a number of their own say, many of them the same.
+_NO_SERIAL = re.compile(r"0*|unknown|none|null|n/a|default|0?123456789?0?(abcdef)?|(.)\2*", re.IGNORECASE)
 
 _PROPERTIES = (
     "ro.soc.model",
@@ -76,8 +76,9 @@ def identify_transport(transport: Transport, address: Address, *, host: str = ""
         raise DeviceError(transport.serial, problem)
     android = isinstance(address, AdbAddress) and bool(said.get("ro.build.version.sdk"))
     system = " ".join(filter(None, (said.get("system", ""), said.get("kernel", ""))))
+    serialno = _serial(said)
     return Device(
-        serial=transport.serial if isinstance(address, AdbAddress) else _serial(said) or transport.serial,
+        serial=transport.serial if isinstance(address, AdbAddress) else serialno or transport.serial,
         soc=soc,
         kind="virtual" if said.get("ro.farm.virtual") == "1" else "hardware",
         build=said.get("ro.build.fingerprint") or clean_text(system),
@@ -85,6 +86,7 @@ def identify_transport(transport: Transport, address: Address, *, host: str = ""
         product=said.get("ro.product.model") or said.get("model", ""),
         os="android" if android else "linux",
         host=host,
+        serialno=serialno,
     )
 
 

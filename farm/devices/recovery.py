@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from farm.devices.adb_names import adb_target, network_address
-from farm.devices.device import AdbAddress, SshAddress
+from farm.devices.device import AdbAddress, LocalAddress, SshAddress
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, InfraError
 
@@ -35,10 +34,12 @@ _ASK_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 _ANSWER_BYTES = 4096
 
-# Prints which start of a device this is. A virtual device has starts of its own; the kernel's is this machine's.
+# Prints which start of a device this is. A virtual device has starts of its own; the kernel's is this machine's. Some
+# builds of Android show nobody the kernel's.
 TELL_BOOT = """
 id=$(getprop farm.boot_id 2>/dev/null)
 [ -n "$id" ] || id=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
+[ -n "$id" ] || id=$(getprop ro.boottime.init 2>/dev/null)
 echo "$id"
 """
 # The second line is 1 where the system is up; where there is no getprop, it is as soon as a shell answers.
@@ -103,19 +104,6 @@ def recover(
     raise AssertionError(max_step)
 
 
-def tcp_address(host: AdbHost, serial: str) -> str:
-    """Return the address of a device that was attached by `adb connect`, offline or not; else nothing.
-
-    Raises InfraError.
-    """
-    product = adb_target(serial).removeprefix("product:")
-    for line in host.query("host:devices-l").splitlines():
-        words = line.split()
-        if words and network_address(words[0]) and (words[0] == serial or f"product:{product}" in words):
-            return words[0]
-    return ""
-
-
 class _Way(Protocol):
     """How a kind of device is reached. Every method raises InfraError."""
 
@@ -146,7 +134,10 @@ class _Attempt:
             elif step is Step.RESTART:
                 self._way.restart()
             else:
-                before = self._boot()
+                # What answers at an address may be another one by now, or none of ours.
+                if not isinstance(self._device.address, LocalAddress):
+                    _check_identity(self._device)
+                before, _ = self._state()
                 self._way.reboot()
         except InfraError as error:
             if step is Step.REBOOT:
@@ -177,9 +168,6 @@ class _Attempt:
                 self._way.nudge()
             except InfraError as error:
                 problem = _said(self._device, error)
-
-    def _boot(self) -> str:
-        return self._state()[0]
 
     def _state(self) -> tuple[str, bool]:
         """Return which start of the device this is, and whether its system is up."""
@@ -259,12 +247,12 @@ class _Adb:
 
     def _find(self) -> _Way:
         try:
-            found = tcp_address(self._host, self._serial)
+            found = self._host.network_address(self._serial)
         except InfraError:
             if self._start_server is None:
                 raise
             self._start_server()
-            found = tcp_address(self._host, self._serial)
+            found = self._host.network_address(self._serial)
         # Another adb may have attached it anew, at another port.
         self._address = found or self._address
         if self._address:
@@ -328,13 +316,16 @@ def _check_identity(device: Device) -> None:
     from farm.devices.discovery import identify_again
 
     found = identify_again(device)
-    if (found.soc, found.kind, found.serial) != (device.soc, device.kind, device.serial):
+    # Its serial may be no more than an address, which another device has by now.
+    is_other = bool(device.serialno) and found.serialno != device.serialno
+    if is_other or (found.soc, found.kind, found.serial) != (device.soc, device.kind, device.serial):
         problem = f"another device answers in its place: {_described(found)}, it was {_described(device)}"
         raise OtherDeviceError(device.serial, problem)
 
 
 def _described(device: Device) -> str:
-    return f"{device.serial} ({device.kind} {device.soc})"
+    own = f", serial {device.serialno}" if device.serialno not in ("", device.serial) else ""
+    return f"{device.serial} ({device.kind} {device.soc}{own})"
 
 
 def _said(device: Device, error: InfraError) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
 from farm.devices.adb_host import AdbHost, acknowledge
-from farm.devices.adb_names import adb_target
 from farm.devices.connect import open_transport
 from farm.devices.device import AdbAddress
 from farm.devices.text import clean_text
@@ -28,8 +27,6 @@ _UID_BYTES = 4096
 _RESTARTING = "restarting"
 _PRODUCTION = "production builds"
 
-_TCP = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
-
 
 def ensure_root(device: Device, *, timeout_s: float = _BACK_SECONDS) -> bool:
     """Make `device` run commands as root; return whether that was news.
@@ -45,7 +42,7 @@ def ensure_root(device: Device, *, timeout_s: float = _BACK_SECONDS) -> bool:
         if not isinstance(device.address, AdbAddress):
             raise DeviceError(device.serial, "root is needed: log in as root, or use another device")
         host = AdbHost(device.address.port, device.address.host)
-        address = _tcp_address(host, device.serial)
+        address = host.network_address(device.serial)
         said = _ask_for_root(host, device.serial)
         if _RESTARTING not in said:
             problem = f"root is needed, and adbd says {said!r}"
@@ -89,11 +86,13 @@ def user_id(transport: Transport) -> int:
 def _ask_for_root(host: AdbHost, serial: str) -> str:
     """Return what adbd answers, which may be cut short by its end."""
     said = b""
+    deadline = time.monotonic() + _ASK_SECONDS
     with host.open(serial, "root:", timeout_s=_ASK_SECONDS, argv=["root"]) as stream:
         try:
             while len(said) < _ANSWER_BYTES and (data := stream.recv(_ANSWER_BYTES)):
                 acknowledge(stream)
                 said += data
+                stream.settimeout(max(0.01, deadline - time.monotonic()))
         except TimeoutError:
             raise DeviceTimeoutError(serial, f"adbd did not answer in {_ASK_SECONDS:g} s", argv=["root"]) from None
         except OSError:
@@ -112,26 +111,10 @@ def _wait_for_root(transport: Transport, host: AdbHost, address: str, timeout_s:
                 return
         except DeviceError as error:
             last = str(error).removeprefix(f"{transport.serial}: ")
-            _reconnect(host, address)
+            # The server looks for a device on USB all the time, but for one on a network only every ten seconds.
+            if address:
+                with contextlib.suppress(InfraError):
+                    host.query(f"host:connect:{address}")
         time.sleep(_POLL_SECONDS)
     problem = f"adbd was asked to start anew as root, and {timeout_s:g} s later it is not there as root: {last}"
     raise DeviceTimeoutError(transport.serial, problem)
-
-
-def _reconnect(host: AdbHost, address: str) -> None:
-    # The server looks for a device on USB all the time, but for one on a network only every ten seconds.
-    if address:
-        try:
-            host.query(f"host:connect:{address}")
-        except InfraError:
-            return
-
-
-def _tcp_address(host: AdbHost, serial: str) -> str:
-    """Return the address of a device that is attached by `adb connect`, else nothing."""
-    product = adb_target(serial).removeprefix("product:")
-    for line in host.query("host:devices-l").splitlines():
-        words = line.split()
-        if words and (words[0] == serial or f"product:{product}" in words) and _TCP.fullmatch(words[0]):
-            return words[0]
-    return ""

@@ -37,6 +37,7 @@ from paramiko.sftp import (
     SFTP_OK,
 )
 
+from farm.devices.pace import Pace
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, DeviceTimeoutError
 
@@ -99,7 +100,8 @@ class SftpStream:
     Every method raises DeviceError, after which the stream is of no use.
     """
 
-    def __init__(self, link: SshLink, serial: str, stall_s: float) -> None:
+    def __init__(self, link: SshLink, serial: str, stall_s: float, files: int) -> None:
+        """`stall_s` is how long nothing may move; `files` is how many it is for, which have to keep to a Pace."""
         self._link, self._serial, self._stall_s = link, serial, stall_s
         self._number = 0
         self._out, self._in = bytearray(), bytearray()
@@ -109,6 +111,7 @@ class SftpStream:
         link.take(stall_s)
         try:
             self._channel = link.sftp(timeout_s=stall_s)
+            self._pace = Pace(serial, files, stall_s)
             try:
                 self._greet()
             except BaseException:
@@ -242,13 +245,17 @@ class SftpStream:
         return packet
 
     def _flush(self) -> None:
-        if not self._out:
-            return
-        try:
-            self._channel.sendall(bytes(self._out))
-        except (OSError, EOFError, paramiko.SSHException) as error:
-            raise self._broken(error) from None
+        left = bytes(self._out)
         self._out.clear()
+        while left:
+            try:
+                sent = self._channel.send(left)
+            except (OSError, EOFError, paramiko.SSHException) as error:
+                raise self._broken(error) from None
+            if not sent:
+                raise self._link.blame("its SFTP server ended while files moved")
+            self._pace.moved(sent)
+            left = left[sent:]
 
     def _fill(self, size: int) -> None:
         while len(self._in) < size:
@@ -258,6 +265,7 @@ class SftpStream:
                 raise self._broken(error) from None
             if not data:
                 raise self._link.blame("its SFTP server ended while files moved")
+            self._pace.moved(len(data))
             self._in += data
 
     def _broken(self, error: Exception) -> DeviceError:

@@ -71,14 +71,14 @@ class SshTransport:
     def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
         """Write files, all over one stream: see Transport. They get the time at which they arrive."""
         if files:
-            with self._files() as stream:
+            with self._files(len(files)) as stream:
                 stream.push(files)
 
     def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:
         """Read files, all over one stream: see Transport."""
         if files:
             limits = max_bytes if isinstance(max_bytes, Mapping) else dict.fromkeys(files, max_bytes)
-            with self._files() as stream:
+            with self._files(len(files)) as stream:
                 stream.pull(files, limits)
 
     def close(self) -> None:
@@ -86,8 +86,8 @@ class SshTransport:
         self._link.close()
 
     @contextlib.contextmanager
-    def _files(self) -> Iterator[Files]:
-        stream = SftpStream(self._link, self._serial, self._stall_s)
+    def _files(self, count: int) -> Iterator[Files]:
+        stream = SftpStream(self._link, self._serial, self._stall_s, count)
         try:
             yield Files(stream, self._serial)
         finally:

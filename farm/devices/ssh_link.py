@@ -221,7 +221,7 @@ class SshLink:
     def _connect(self, timeout_s: float) -> paramiko.SSHClient:
         address = self._address
         if address.key_file and not Path(address.key_file).is_file():
-            raise DeviceError(self._serial, f"there is no key file {address.key_file}")
+            raise DeviceError(self._serial, f"there is no key file {address.key_file}: see key_file in farm.toml")
         stream = self._reach(timeout_s)
         client = paramiko.SSHClient()
         client.set_missing_host_key_policy(paramiko.RejectPolicy())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from farm.devices.recovery import TELL_BOOT
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
 
@@ -30,16 +31,12 @@ _MOST_OFFSET_MS = 100 * 366 * 86_400_000
 _BOOT_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
 
-# $1: farm's folder, which need not be there yet. A virtual device has a boot of its own, not its machine's.
+_BOOT = f'echo "boot=$({TELL_BOOT})"'
+# $1: farm's folder, which need not be there yet.
 _COMMON = """
 echo "time=$(date +%s.%N)"
 echo "uid=$(id -u)"
 read -r uptime rest </proc/uptime && echo "uptime=$uptime"
-boot=
-if command -v getprop >/dev/null; then boot=$(getprop farm.boot_id); fi
-if [ -z "$boot" ]; then boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null); fi
-if [ -z "$boot" ] && command -v getprop >/dev/null; then boot=$(getprop ro.boottime.init); fi
-echo "boot=$boot"
 folder=$1
 while [ -n "$folder" ] && [ ! -d "$folder" ]; do folder=${folder%/*}; done
 echo "free=$(df -kP "$folder/" 2>/dev/null | tail -n 1)"
@@ -77,7 +74,7 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 def read_status(transport: Transport, *, os: Literal["android", "linux"]) -> DeviceStatus:
     """Ask a device how it is. Raises DeviceError."""
-    script = _COMMON + (_ANDROID if os == "android" else _LINUX)
+    script = _BOOT + _COMMON + (_ANDROID if os == "android" else _LINUX)
     argv = ["sh", "-c", script, "sh", str(transport.storage)]
     before_ms = time.time() * 1000
     done = transport.run(argv, timeout_s=STATUS_SECONDS, max_output=_ANSWER_BYTES)

@@ -6,7 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
+from farm.devices.discovery import ABSENT
+from farm.devices.text import clean_text
 from farm.errors import DeviceError, UnknownNameError
 from farm.profiles import load_socs
 
@@ -82,13 +85,20 @@ def rows(
         _attached(device, answers[device.id], known.get(device.id), leases.get(device.id)) for device in scan.devices
     ]
     here = {row.id for row in found}
-    found += [
-        DeviceRow(id=one.serial, serial=one.serial, host=one.host, state=one.state, reason=one.reason)
-        for one in scan.unusable
-    ]
-    here |= {one.serial for one in scan.unusable}
-    found += [_absent(one, leases.get(one.id)) for one in known.values() if one.last_seen_ms and one.id not in here]
-    return sorted(found, key=lambda row: (row.state == "absent", row.serial))
+    for unusable in scan.unusable:
+        # By the two ids that a device of that serial can have: see Device.id.
+        ids = (f"{unusable.serial}@{unusable.host}", unusable.serial)
+        before = next((known[id_] for id_ in ids if id_ in known and id_ not in here), None)
+        row = DeviceRow(id=unusable.serial, serial=unusable.serial, state="")
+        if before is not None:
+            row = _known(before, leases.get(before.id))
+        found.append(replace(row, host=unusable.host, state=unusable.state, reason=unusable.reason))
+        here.add(row.id)
+    for one in known.values():
+        if one.last_seen_ms and one.id not in here:
+            reason = "" if one.in_service else one.service_note or "out of service"
+            found.append(replace(_known(one, leases.get(one.id)), state=ABSENT, reason=reason))
+    return sorted(map(_clean, found), key=lambda row: (row.state == ABSENT, row.serial))
 
 
 def resolve_device(store: Store, name: str) -> Registered:
@@ -155,7 +165,8 @@ def _attached(device: Device, answer: DeviceStatus | str, known: Registered | No
     )
 
 
-def _absent(known: Registered, lease: Lease | None) -> DeviceRow:
+def _known(known: Registered, lease: Lease | None) -> DeviceRow:
+    """Return what is known of a device that cannot be asked; its state is for the caller to say."""
     holder, purpose, until_ms = _held(lease)
     return DeviceRow(
         id=known.id,
@@ -167,8 +178,7 @@ def _absent(known: Registered, lease: Lease | None) -> DeviceRow:
         os=known.os,
         product=known.product,
         labels=known.labels,
-        state="absent",
-        reason="" if known.in_service else known.service_note or "out of service",
+        state="",
         in_service=known.in_service,
         holder=holder,
         purpose=purpose,
@@ -187,11 +197,23 @@ def _held(lease: Lease | None) -> tuple[str, str, int]:
     return lease.user, lease.purpose, 0
 
 
+def _clean(row: DeviceRow) -> DeviceRow:
+    """Return it without what a terminal would obey, whoever wrote it: what others hold and say is among it."""
+    fields = msgspec.structs.asdict(row)
+    return replace(row, **{name: clean_text(said, 1000) for name, said in fields.items() if isinstance(said, str)})
+
+
 def find_rows(found: Sequence[DeviceRow], names: Sequence[str]) -> list[DeviceRow]:
-    """Return the rows that are called so: name, serial, id or SoC; all for no names. Raises UnknownNameError."""
+    """Return the rows that are called so: name, serial, id or SoC, of which there may be none; all for no names.
+
+    Raises UnknownNameError.
+    """
     if not names:
         return list(found)
+    socs = {soc.casefold() for soc in (*load_socs(), *(row.soc for row in found))}
     for name in names:
-        if not any(name in (row.name, row.serial, row.id, row.soc) for row in found):
-            raise UnknownNameError("device", name, [row.name or row.serial for row in found])
-    return [row for row in found if {row.name, row.serial, row.id, row.soc} & set(names)]
+        if name.casefold() not in socs and not any(name in (row.name, row.serial, row.id) for row in found):
+            known = {known for row in found for known in (row.name or row.serial, row.soc) if known}
+            raise UnknownNameError("device or SoC", name, known, "('farm socs' lists every SoC)")
+    wanted, folded = set(names), {name.casefold() for name in names}
+    return [row for row in found if row.soc.casefold() in folded or {row.name, row.serial, row.id} & wanted]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import func, or_, select, update
 
+from farm.devices.adb_names import NAME
 from farm.devices.device import Device
 from farm.devices.status import DeviceStatus
+from farm.devices.text import clean_text
 from farm.errors import UnknownNameError, UsageError
+from farm.profiles import load_socs
 from farm.store import rows, schema, values
 from farm.store.clock import clock_ms
 
@@ -36,7 +39,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """What is known of one device."""
+    """What is known of one device. Its text is safe to show, whoever wrote it into the store."""
 
     id: str
     serial: str
@@ -107,15 +110,30 @@ class Registry:
         """Put a device in or out of service; none gets a new lease while it is out. Raises UnknownNameError."""
         facts = {
             "in_service": in_service,
-            "service_note": values.clean(note),
-            "service_user": values.clean(user, values.NAME_LIMIT),
+            "service_note": values.clean(_shown(" ".join(note.split()))),
+            "service_user": values.clean(_shown(user), values.NAME_LIMIT),
         }
         self._change_known(device, facts)
 
-    def set_name(self, device: str, name: str, labels: Sequence[str]) -> None:
-        """Name and label a device; farm.toml wins over it. Raises UsageError for another's name, UnknownNameError."""
-        name = values.clean(name, values.NAME_LIMIT)
-        self._change_known(device, {"name": name, "labels": _labels(labels)}, name)
+    def set_name(self, device: str, name: str | None, labels: Sequence[str] | None) -> None:
+        """Name and label a device; farm.toml wins over it. None leaves what it has, empty ones take it away.
+
+        Raises UnknownNameError, UsageError for what cannot be a name, is an SoC's or is another device's.
+        """
+        facts: dict[str, Any] = {}
+        if name is not None:
+            if name:
+                _check_name("name", name)
+            if name.casefold() in {soc.casefold() for soc in load_socs()}:
+                raise UsageError(f"{name!r} is an SoC: choose another name")
+            facts["name"] = name
+        if labels is not None:
+            for label in labels:
+                _check_name("label", label)
+            if len(labels) > _LABELS_LIMIT:
+                raise UsageError(f"a device has at most {_LABELS_LIMIT} labels, these are {len(labels)}")
+            facts["labels"] = list(dict.fromkeys(labels))
+        self._change_known(device, facts, name or "")
 
     def record_health(self, event: HealthEvent) -> None:
         """Record what happened to a device, and its health from then on; it need not be known yet."""
@@ -146,7 +164,7 @@ class Registry:
                     device=row.device,
                     event=row.event,
                     state=row.state,
-                    reason=row.reason,
+                    reason=_shown(row.reason),
                     detail=row.detail,
                     latency_ns=values.unpack_floats(row.latency_ns),
                     time_ms=row.time_ms,
@@ -167,9 +185,12 @@ class Registry:
 
         def change(connection: Connection) -> None:
             if name:
-                other = connection.scalar(select(row.id).where(row.name == name, row.id != device))
+                same = or_(row.name == name, row.serial == name, row.id == name)
+                other = connection.scalar(select(row.id).where(same, row.id != _key(device)))
                 if other is not None:
                     raise UsageError(f"{other} is called {name!r} already: choose another name")
+                if connection.scalar(select(row.id).where(func.lower(row.soc) == name.lower())) is not None:
+                    raise UsageError(f"{name!r} is an SoC: choose another name")
             changed = update(schema.device_state).where(row.id == _key(device)).values(facts)
             if not connection.execute(changed).rowcount:
                 raise UnknownNameError(
@@ -190,6 +211,19 @@ def _clean(value: str | float) -> str | float:
         if isinstance(value, int) or (isinstance(value, float) and abs(value) < float("inf"))
         else values.clean(str(value))
     )
+
+
+def _check_name(kind: str, said: str) -> None:
+    if not NAME.fullmatch(said):
+        raise UsageError(
+            f"{said!r} cannot be a {kind}: expected at most 64 letters, digits, '.', '_' and '-', "
+            "the first a letter or a digit"
+        )
+
+
+def _shown(said: str) -> str:
+    """Return text without what a terminal would obey."""
+    return clean_text(said, values.REASON_LIMIT, lines=True)
 
 
 def _labels(labels: Sequence[str]) -> list[str]:
@@ -229,7 +263,10 @@ def _change(connection: Connection, device: str, facts: Mapping[str, Any]) -> No
 
 def _registered(row: Row[Any]) -> Registered:
     facts = dict(row._mapping)  # noqa: SLF001 - public in SQLAlchemy
-    return Registered(**facts | {"labels": tuple(row.labels), "status": _status(row.status)})
+    # Rows of other versions may have anything. The id stays as it is: others name it.
+    clean = {name: _shown(said) for name, said in facts.items() if isinstance(said, str) and name != "id"}
+    labels = tuple(_shown(label) for label in row.labels)
+    return Registered(**facts | clean | {"labels": labels, "status": _status(row.status)})
 
 
 def _status(said: Any) -> DeviceStatus | None:

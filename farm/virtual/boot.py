@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
 # Takes a fifth of a second on an idle machine.
 _BOOT_SECONDS = 30.0
-_LINE_BYTES = 4096
 
 
 class _Ready(msgspec.Struct):
@@ -113,17 +110,8 @@ def _attach(adb_server: AdbServer, child: Child) -> Device:
 
 
 def _wait_ready(child: Child) -> _Ready:
-    pipe = child.process.stdout
-    deadline = time.monotonic() + _BOOT_SECONDS
-    line = b""
-    while pipe is not None and not line.endswith(b"\n") and len(line) < _LINE_BYTES:
-        readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-        data = os.read(pipe.fileno(), _LINE_BYTES) if readable else b""
-        if not data:
-            break
-        line += data
     try:
-        return msgspec.json.decode(line, type=_Ready)
+        return msgspec.json.decode(child.first_line(_BOOT_SECONDS), type=_Ready)
     except msgspec.DecodeError:
         child.terminate()
         why = child.log_tail().strip() or f"it did not get ready in {_BOOT_SECONDS:g} s"

@@ -139,6 +139,9 @@ def test_several_are_given_back_by_name_or_all_at_once(ada: User, store: Store) 
 
 def test_who_has_it_is_said_and_a_person_who_waits_gets_it(ada: User, store: Store) -> None:
     nightly(store, FIRST)
+    said = ada.says("release", FIRST, "--force")
+    assert said == f"{FIRST} is given back; 'farm run' of ci stops using it after its running job\n"
+    nightly(store, FIRST)
     said = ada.is_refused("lease", FIRST, "--no-wait", code=4)
     assert f"{FIRST} is used by ci since " in said
     assert "for 'farm run' (process 7 on bench)" in said
@@ -152,6 +155,15 @@ def test_who_has_it_is_said_and_a_person_who_waits_gets_it(ada: User, store: Sto
     output, _ = waiting.communicate(timeout=60)
     assert waiting.returncode == 0
     assert f"{FIRST} (SM8650, virtual) is yours" in output
+
+
+def test_what_others_wrote_does_not_reach_a_terminal(ada: User, store: Store) -> None:
+    token = store.leases.request(
+        [FIRST], count=1, user="\x1b[31mci", host="\x07", pid=7, purpose="\x1b]0;x", priority=Priority.NIGHTLY, ttl_s=60
+    )
+    assert store.leases.poll(token, ttl_s=60)
+    said = ada.is_refused("lease", FIRST, "--no-wait", code=4) + ada.says("release", FIRST, "--force")
+    assert all(line.isprintable() for line in said.splitlines()), said
 
 
 def test_what_cannot_be_leased_is_refused_with_what_to_do(ada: User, store: Store) -> None:
@@ -175,7 +187,7 @@ def test_a_shell_ends_when_its_lease_is_taken_away(ada: User, bob: User, store: 
     assert shell.stdout.readline() == "here\n"
     (lease,) = store.leases.all()
     assert (lease.user, lease.pid, lease.purpose.partition(" --")[0]) == ("ada", shell.pid, "farm shell")
-    assert bob.says("release", FIRST, "--force") == f"{FIRST} is given back\n"
+    assert bob.says("release", FIRST, "--force") == f"{FIRST} is given back; the shell of ada is being ended\n"
     _, errors = shell.communicate(timeout=60)
     assert shell.returncode == 4
     assert f"{FIRST} was given to somebody else: the shell was ended" in errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import sys
 import time
@@ -44,6 +45,12 @@ def main() -> None:
         if kind == 1:
             packet = bytes([VERSION]) + struct.pack(">I", 2 if lie == "version" else 3)
         elif lie == "ends":
+            return
+        elif lie == "drip":
+            for piece in itertools.chain([struct.pack(">I", 4096)], itertools.repeat(b"x", 4096)):
+                answers.write(piece)
+                answers.flush()
+                time.sleep(0.01)
             return
         elif lie == "silence":
             time.sleep(60)

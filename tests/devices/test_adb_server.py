@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.devices.adb import AdbTransport
+from farm.devices.adb_host import AdbHost
 from farm.devices.adb_server import find_adb, ordinary_server, start_adb_server
 from farm.errors import InfraError
 from farm.processes import Supervisor
+from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +55,43 @@ def test_what_does_not_listen_cannot_be_attached(tmp_path: Path) -> None:
         server = start_adb_server(supervisor, tmp_path)
         with pytest.raises(InfraError, match="cannot attach 127.0.0.1:"):
             server.connect("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this Python knows no IPv6")
+def test_a_device_is_attached_by_an_ipv6_address(tmp_path: Path) -> None:
+    with Supervisor() as supervisor, socket.socket(socket.AF_INET6) as relay:
+        try:
+            relay.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no ::1")
+        relay.listen()
+        port = relay.getsockname()[1]
+        server = start_adb_server(supervisor, tmp_path / "adb")
+        [device] = boot(supervisor, server, ["SM8650"], tmp_path)
+        host = AdbHost(server.port)
+        near = host.network_address(device.serial)
+        host.query(f"host:disconnect:{near}")
+
+        def copy(source: socket.socket, to: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(65536):
+                    to.sendall(data)
+                to.shutdown(socket.SHUT_WR)
+
+        def carry() -> None:
+            with relay.accept()[0] as here, socket.create_connection(("127.0.0.1", int(near.split(":")[1]))) as there:
+                back = threading.Thread(target=copy, args=(there, here))
+                back.start()
+                copy(here, there)
+                back.join()
+
+        carrier = threading.Thread(target=carry, daemon=True)
+        carrier.start()
+        assert server.connect("::1", port) == f"[::1]:{port}"
+        assert host.network_address(device.serial) == f"[::1]:{port}"
+        assert AdbTransport(device.serial, server.port).run(["echo", "hi"], timeout_s=20).stdout == b"hi\n"
+        host.query(f"host:disconnect:[::1]:{port}")
+        carrier.join(20)
 
 
 def test_the_ordinary_server_is_where_adb_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.devices.discovery import Device, _attached, discover, identify, scan
+from farm.devices.adb_host import parse_listing
+from farm.devices.discovery import Device, discover, identify, scan
 from farm.errors import DeviceError, InfraError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def test_adbs_listing() -> None:
         "127.0.0.1:40001        device product:virtual-SM8650-0 model:V device:v transport_id:4\n"
         "127.0.0.1:40002        device product:virtual-$(reboot) model:V device:v transport_id:5\n"
     )
-    assert _attached(listing) == [
+    assert parse_listing(listing) == [
         ("R5CT10ABCDE", "device", "R5CT10ABCDE"),
         ("0a388e93", "unauthorized", "0a388e93"),
         ("192.168.1.7:5555", "offline", "192.168.1.7:5555"),

@@ -6,15 +6,18 @@ import getpass
 import os
 import socket
 import stat
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from ssh_server import SshServer
 
 from farm.config import load_config
-from farm.devices.adb_server import find_adb
+from farm.devices import discovery
+from farm.devices.adb_host import AdbHost
+from farm.devices.adb_server import AdbServer, find_adb
 from farm.devices.connect import open_transport
 from farm.devices.discovery import Scan, identify_again, scan_all
 from farm.devices.hosts import reach_server
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from conftest import Bench
+
+    from farm.devices.device import Device
 
 HERE = socket.gethostname()
 
@@ -145,6 +150,62 @@ def test_this_machine_is_a_device_only_when_it_says_which(
     state, reason = unusable(both)[f"127.0.0.1:{board.port}"]
     assert state == "mismatch"
     assert "says that it is board-7" in reason
+    assert "take one of the two out of farm.toml" in reason
+
+
+@pytest.mark.parametrize("said", ["0123456789ABCDEF", "1234567890", "00000000", "unknown"])
+def test_a_serial_that_many_boards_have_is_none(look: Callable[[str], Scan], board: SshServer, said: str) -> None:
+    board.tree.set_property("ro.serialno", said)
+    try:
+        found = look(f"[[device]]\n{login(board)}")
+    finally:
+        board.tree.set_property("ro.serialno", "board-7")
+    assert [(one.serial, one.serialno) for one in found.devices if one.soc == "QCS9100"] == [
+        (f"127.0.0.1:{board.port}", "")
+    ]
+
+
+def test_what_is_out_of_service_is_not_asked(look: Callable[[str], Scan], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    real = discovery.identify
+
+    def counting(serial: str, port: int, **options: Any) -> Device:
+        asked.append(serial)
+        return real(serial, port, **options)
+
+    monkeypatch.setattr(discovery, "identify", counting)
+    with socket.socket() as ssh, socket.socket() as adb:
+        for one in (ssh, adb):
+            one.bind(("127.0.0.1", 0))
+            one.listen()
+            one.setblocking(False)
+        places = [f"127.0.0.1:{one.getsockname()[1]}" for one in (ssh, adb)]
+        out = 'in_service = false\nnote = "its fan is loud"\n'
+        found = look(
+            f'[[device]]\nssh = "me@{places[0]}"\n{out}[[device]]\nconnect = "{places[1]}"\n{out}'
+            f'[[device]]\nserial = "virtual-SM8750-0"\n{out}[[device]]\nlocal = true\n{out}'
+        )
+        reason = ("out", "out of service in farm.toml: its fan is loud")
+        assert unusable(found) == dict.fromkeys([*places, "virtual-SM8750-0", "localhost"], reason)
+        assert asked == ["virtual-SM8650-0"]
+        for one in (ssh, adb):
+            with pytest.raises(BlockingIOError):
+                one.accept()
+
+
+def test_devices_on_the_network_are_attached_at_the_same_time(
+    look: Callable[[str], Scan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def connect_stub(_server: AdbServer, host: str, _port: int) -> str:
+        # Neither is answered before both are asked for.
+        both.wait()
+        raise InfraError(f"adb cannot attach {host}")
+
+    monkeypatch.setattr(AdbServer, "connect", connect_stub)
+    found = look('[[device]]\nconnect = "a.example:1"\n[[device]]\nconnect = "b.example:1"\n')
+    assert unusable(found) == {f"{name}.example:1": ("absent", f"adb cannot attach {name}.example") for name in "ab"}
 
 
 def test_storage_of_somebody_else_is_not_used(look: Callable[[str], Scan], board: SshServer, tmp_path: Path) -> None:
@@ -162,7 +223,6 @@ def test_storage_of_somebody_else_is_not_used(look: Callable[[str], Scan], board
 
 def test_a_device_on_the_network_is_attached(bench: Bench, tmp_path: Path, look: Callable[[str], Scan]) -> None:
     with Supervisor() as supervisor:
-        from farm.devices.adb_host import AdbHost
         from farm.devices.adb_server import start_adb_server
 
         other = start_adb_server(supervisor, tmp_path / "other")
@@ -194,8 +254,6 @@ def test_an_adb_server_of_another_machine_through_a_tunnel(
         try:
             assert unusable(look(toml)) == {}
             assert started.read_text() == f"-P {far} start-server\n"
-            from farm.devices.adb_server import AdbServer
-
             boot(supervisor, AdbServer(far, find_adb()), ["SM8450"], tmp_path / "attic")
             device = next(one for one in look(toml).devices if one.host == "attic")
             # The server was there already, and so was the tunnel.
@@ -219,7 +277,10 @@ def test_an_adb_server_of_another_machine_through_a_tunnel(
 
 
 def test_a_tunnel_ends_with_its_supervisor_and_refuses_what_sshd_refuses(board: SshServer, tmp_path: Path) -> None:
-    (tmp_path / "farm.toml").write_text(f'[[host]]\nname = "attic"\n{login(board)}')
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = free.getsockname()[1]
+    (tmp_path / "farm.toml").write_text(f'[[host]]\nname = "attic"\n{login(board)}adb = "127.0.0.1:{nobody}"\n')
     (host,) = load_config(tmp_path / "farm.toml").hosts
     with Supervisor() as supervisor:
         # No adb is there: sshd's shell does not find it.

@@ -13,7 +13,8 @@ from farm.devices.adb_host import AdbHost
 from farm.devices.adb_server import AdbServer, find_adb, start_adb_server
 from farm.devices.connect import open_transport
 from farm.devices.device import Device, LocalAddress
-from farm.devices.recovery import TELL_BOOT, Step, StepResult, recover, tcp_address
+from farm.devices.recovery import TELL_BOOT, Step, StepResult, recover
+from farm.devices.status import read_status
 from farm.processes import Supervisor
 from farm.virtual.boot import boot
 from farm.virtual.faults import Fault, FaultKind, clear, inject
@@ -47,7 +48,7 @@ def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, folder / "adb")
         [device] = boot(supervisor, server, ["SM8650"], folder)
-        address = tcp_address(AdbHost(server.port), device.serial)
+        address = AdbHost(server.port).network_address(device.serial)
         yield Patient(device, folder / device.serial, server, address)
 
 
@@ -72,6 +73,7 @@ def test_a_device_that_is_well_takes_one_step(patient: Patient) -> None:
 
 def test_a_device_that_was_away_is_connected_again(patient: Patient) -> None:
     before = patient.boot_id()
+    assert read_status(open_transport(patient.device), os="android").boot_id == before.decode().strip()
     inject(patient.root, Fault(FaultKind.OFFLINE, seconds=1))
     recovery = recover(patient.device)
     assert words(recovery.steps) == [(Step.RECONNECT, True)], recovery
@@ -81,7 +83,7 @@ def test_a_device_that_was_away_is_connected_again(patient: Patient) -> None:
 def test_one_that_adb_has_forgotten_is_found_by_its_address(patient: Patient) -> None:
     host = AdbHost(patient.server.port)
     host.query(f"host:disconnect:{patient.address}")
-    assert tcp_address(host, patient.device.serial) == ""
+    assert host.network_address(patient.device.serial) == ""
     recovery = recover(patient.device)
     assert words(recovery.steps) == [(Step.RECONNECT, True)], recovery
 
@@ -117,6 +119,35 @@ def test_another_device_in_its_place_is_not_used_and_not_rebooted(patient: Patie
         "another device answers in its place: virtual-SM8650-0 (virtual SM8750), "
         "it was virtual-SM8650-0 (virtual SM8650)"
     )
+    assert patient.boot_id() == before
+
+
+def test_another_phone_of_the_same_kind_at_its_address_is_not_rebooted(patient: Patient) -> None:
+    """As after a new DHCP lease: adb's name for it is the same, only its own serial tells."""
+    properties = patient.root / "system/build.prop"
+    before, text = patient.boot_id(), properties.read_text()
+    asked: list[str] = []
+
+    def works() -> str:
+        asked.append("canary")
+        if len(asked) == 2:
+            # As late as can be: just before it would be rebooted.
+            own = f"ro.serialno={patient.device.serial}\n"
+            assert own in text
+            properties.write_text(text.replace(own, "ro.serialno=R5CTOTHER\n"))
+        return "its canary fails"
+
+    try:
+        recovery = recover(patient.device, works=works)
+        assert words(recovery.steps) == [(step, False) for step in Step]
+        assert recovery.problem == (
+            "it cannot be rebooted: another device answers in its place: virtual-SM8650-0 (virtual SM8650, serial "
+            "R5CTOTHER), it was virtual-SM8650-0 (virtual SM8650)"
+        )
+        again = recover(patient.device, timeout_s=0.5)
+        assert words(again.steps) == [(Step.RECONNECT, False), (Step.RESTART, False)]
+    finally:
+        properties.write_text(text)
     assert patient.boot_id() == before
 
 

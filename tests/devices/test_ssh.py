@@ -284,6 +284,16 @@ def test_what_a_device_sends_is_not_believed(liar: SshServer, tmp_path: Path, li
     transport.close()
 
 
+def test_a_file_that_drips_is_given_up(liar: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farm.devices.pace._STALLS", 0)
+    monkeypatch.setattr("farm.devices.pace._FILE_SECONDS", 1.0)
+    (liar.folder / "lie").write_text("drip")
+    transport = SshTransport("board", liar.address)
+    with pytest.raises(DeviceTimeoutError, match=r"moved \d+ bytes of files in .* at least 64 KiB/s is expected"):
+        transport.pull({transport.storage / "file": tmp_path / "file"}, max_bytes=1000)
+    transport.close()
+
+
 def test_a_closed_transport_hangs_up_when_its_last_program_is_over(server: SshServer) -> None:
     transport = SshTransport("board", server.address)
     process = transport.start(["cat"])

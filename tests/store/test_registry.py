@@ -76,6 +76,44 @@ def test_names_are_told_apart(store: Store, make: type[Make]) -> None:
         store.registry.set_service("nothing", True, "", "ada")
 
 
+@pytest.mark.parametrize(
+    ("name", "labels", "said"),
+    [
+        ("\x1b]0;x\x07", [], "cannot be a name"),
+        ("two words", [], "cannot be a name"),
+        ("x" * 65, [], "cannot be a name"),
+        ("", ["\x1b[31m"], "cannot be a label"),
+        ("", [""], "cannot be a label"),
+        ("", list(map(str, range(33))), "at most 32 labels"),
+        ("sm8750", [], "is an SoC"),
+        ("SM9999", [], "is an SoC"),
+        ("phone-2", [], "phone-2 is called 'phone-2' already"),
+    ],
+)
+def test_a_name_is_one_and_means_one_device(
+    store: Store, make: type[Make], name: str, labels: list[str], said: str
+) -> None:
+    second = msgspec.structs.replace(make.device("phone-2"), soc="SM9999")
+    store.registry.see([Seen(make.device("phone-1"), "device", None), Seen(second, "device", None)])
+    with pytest.raises(UsageError, match=said):
+        store.registry.set_name("phone-1", name, labels)
+    assert [one.name for one in store.registry.all()] == ["", ""]
+    store.registry.set_name("phone-1", "phone-1", ["a", "a"])
+    assert store.registry.all()[0].labels == ("a",)
+
+
+def test_what_people_wrote_is_safe_to_show(store: Store, make: type[Make]) -> None:
+    """What is in a store may have been written by another version."""
+    store.registry.see([Seen(msgspec.structs.replace(make.device("p"), name="\x1b[2J", labels=("\x07",)), "x", None)])
+    store.registry.set_service("p", False, "\x1b[31m cracked\nscreen", "\x1b]0;ada")
+    store.registry.record_health(HealthEvent("p", "crash", "suspect", "\x9b31m bad"))
+    (known,) = store.registry.all()
+    (event,) = store.registry.health_events("p", 1)
+    shown = (known.name, *known.labels, known.service_note, known.service_user, known.health_reason, event.reason)
+    assert all(text and text.isprintable() for text in shown), shown
+    assert known.service_note.endswith("cracked screen")
+
+
 def test_health_is_a_history_and_a_state(store: Store) -> None:
     canary = HealthEvent("d", "canary", "healthy", "", {"temperature_c": 31.5, "build": "b"}, (1.5e6, 2e6), 5)
     store.registry.record_health(canary)

@@ -1,0 +1,34 @@
+"""How fast files have to move: a device that drips is of no more use than one that stands still."""
+
+from __future__ import annotations
+
+import time
+
+from farm.errors import DeviceTimeoutError
+
+BYTES_PER_SECOND = 64 * 1024
+"""The least, over all of a transfer: a twentieth of USB 1, and what a tunnel through a slow network has to give."""
+
+# For what takes time and moves nothing: as many stalls as are let pass, and opening and closing a file.
+_STALLS = 4
+_FILE_SECONDS = 1.0
+
+
+class Pace:
+    """The time that one transfer has: some for itself and for each file, and more with every byte that has moved."""
+
+    def __init__(self, serial: str, files: int, stall_s: float) -> None:
+        """`stall_s` is how long the device may move nothing at once."""
+        self._serial = serial
+        self._started = time.monotonic()
+        self._allowed_s = _STALLS * stall_s + files * _FILE_SECONDS
+        self._bytes = 0
+
+    def moved(self, size: int) -> None:
+        """Note that so many bytes came or went. Raises DeviceTimeoutError when the transfer is too slow."""
+        self._bytes += size
+        seconds = time.monotonic() - self._started
+        if seconds > self._allowed_s + self._bytes / BYTES_PER_SECOND:
+            rate = f"{BYTES_PER_SECOND // 1024} KiB/s"
+            problem = f"moved {self._bytes} bytes of files in {seconds:.0f} s, at least {rate} is expected"
+            raise DeviceTimeoutError(self._serial, f"{problem}: check its cable or network")

@@ -1,0 +1,178 @@
+"""How devices are listed: what fits where, and what is known of one that cannot be asked."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from farm_home import FarmHome
+
+from farm.cli.devices import _listing
+from farm.devices.adb_server import start_adb_server
+from farm.devices.device import Unusable
+from farm.devices.discovery import Scan
+from farm.engine.survey import DeviceRow, find_rows, rows
+from farm.errors import UnknownNameError
+from farm.leases import Lease, Priority
+from farm.processes import Supervisor
+from farm.store.registry import Registered
+from farm.virtual.boot import boot
+from farm.virtual.faults import Fault, inject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SERIAL = "virtual-SM8650-0"
+
+
+def known(id_: str, **facts: object) -> Registered:
+    plain = dict.fromkeys(
+        ("soc", "kind", "os", "product", "service_note", "service_user", "health_reason", "state"), ""
+    )
+    serial, _, host = id_.partition("@")
+    more = {"labels": (), "in_service": True, "health": "healthy", "status": None, "last_seen_ms": 1, "name": ""}
+    return Registered(**{**plain, "id": id_, "serial": serial, "host": host or "lab", **more, **facts})  # type: ignore[arg-type]
+
+
+def lease(device: str, user: str) -> Lease:
+    return Lease(device, 1, "token", user, "h", 1, "farm run", Priority.PERSON, 1, 2)
+
+
+def test_a_device_that_cannot_be_asked_is_one_row_with_all_that_is_known_of_it() -> None:
+    facts = {"name": "left", "soc": "SM8650", "kind": "hardware", "labels": ("rack-1",), "health": "suspect"}
+    phone, virtual, elsewhere = known("R5CT", **facts), known(f"{SERIAL}@lab"), known(f"{SERIAL}@home", soc="SM8750")
+    unusable = (
+        Unusable("R5CT", "offline", "replug it", "lab"),
+        Unusable(SERIAL, "unauthorized", "accept it", "lab"),
+        Unusable("????", "no permissions", "add a udev rule", "lab"),
+    )
+    everything = {one.id: one for one in (phone, virtual, elsewhere)}
+    found = rows(Scan((), unusable), {}, everything, {"R5CT": lease("R5CT", "\x1b[31mada")})
+    assert [(row.id, row.state, row.host) for row in found] == [
+        ("????", "no permissions", "lab"),
+        ("R5CT", "offline", "lab"),
+        (f"{SERIAL}@lab", "unauthorized", "lab"),
+        (f"{SERIAL}@home", "absent", "home"),
+    ]
+    (left,) = find_rows(found, ["left"])
+    assert (left.soc, left.kind, left.labels, left.health, left.reason) == (
+        "SM8650", "hardware", ("rack-1",), "suspect", "replug it",
+    )  # fmt: skip
+    assert left.holder.endswith("ada")
+    assert left.holder.isprintable()
+
+
+def test_a_name_that_is_none_is_told_what_there_is() -> None:
+    found = [DeviceRow(id="R5CT", serial="R5CT", name="left", soc="SM8650", state="ready")]
+    with pytest.raises(UnknownNameError, match="did you mean 'SM8650'"):
+        find_rows(found, ["SM865"])
+    with pytest.raises(UnknownNameError, match="unknown device or SoC 'x': known are SM8650, left"):
+        find_rows(found, ["x"])
+    assert find_rows(found, ["sm8650"]) == found
+    assert find_rows(found, ["SM8750"]) == []
+
+
+LONGEST = DeviceRow(
+    id="x", serial="serial-of-forty-characters-and-not-less0", name="", soc="QCS9100", kind="hardware",
+    state="no permissions", health="quarantined", health_reason="why " * 40, holder="somebody-with-a-long-name",
+    until_ms=1_700_000_000_000, host="a-host-in-the-lab", product="Some Product", labels=("l" * 64,), last_seen_ms=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["", "n" * 64, "n" * 128])
+@pytest.mark.parametrize("width", [80, 60])
+def test_every_line_fits_and_every_word_stands_alone(name: str, width: int) -> None:
+    short = DeviceRow(id="y", serial="y", soc="SM8650", kind="hardware", state="unauthorized", health="healthy")
+    for found in ([short], [short, LONGEST], [DeviceRow(**{**_fields(LONGEST), "name": name}), short]):
+        text = str(_listing(found, (), width))
+        assert max(map(len, text.splitlines())) <= width, text
+        assert all(line == line.rstrip() for line in text.splitlines())
+        words = text.split()
+        for row in found:
+            assert {row.soc, row.kind, *row.state.split(), row.health} <= set(words), text
+            assert not row.holder or row.holder in words
+
+
+def test_a_small_screen_shows_one_line_each_and_says_what_it_leaves_out() -> None:
+    found = [DeviceRow(id=f"d{n}", serial=f"d{n}", soc="SM8650", state="ready", host="h") for n in range(20)]
+    assert len(str(_listing(found, (), 80, 60)).splitlines()) == 40
+    assert [line.split()[0] for line in str(_listing(found, (), 80, 24)).splitlines()] == [f"d{n}" for n in range(20)]
+    lines = str(_listing(found, (), 80, 10)).splitlines()
+    assert len(lines) == 10
+    assert "and 11 more" in lines[-1]
+
+
+def _fields(row: DeviceRow) -> dict[str, object]:
+    return {name: getattr(row, name) for name in row.__struct_fields__}
+
+
+@pytest.fixture(scope="module")
+def adb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], Path]]:
+    root = tmp_path_factory.mktemp("devices")
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, root / "adb")
+        boot(supervisor, server, ["SM8650"], root)
+        yield {"ANDROID_ADB_SERVER_PORT": str(server.port)}, root / SERIAL
+
+
+def test_names_notes_and_watching_as_a_user_sees_them(home: FarmHome, adb: tuple[dict[str, str], Path]) -> None:
+    env, root = adb
+    assert home.farm("devices", env=env).stdout.startswith(f"{SERIAL}  SM8650  virtual  ready")
+    for words, said in (
+        (("name", SERIAL, "\x1b]0;x\x07"), "cannot be a name"),
+        (("name", SERIAL, "SM8650"), "is an SoC"),
+        (("label", SERIAL, "a b"), "cannot be a label"),
+    ):
+        refused = home.farm("device", *words, env=env)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+        assert said in refused.stderr
+        assert refused.stderr.rstrip("\n").isprintable()
+    assert home.farm("device", "name", SERIAL, "left", env=env).returncode == 0
+    assert home.farm("device", "out", SERIAL, "--note", "\x1b[31mcracked", env=env).returncode == 0
+    inject(root, Fault("unauthorized"))
+    deadline = time.monotonic() + 60
+    while "unauthorized" not in (done := home.farm("devices", "left", env=env)).stdout:
+        assert time.monotonic() < deadline, done
+    assert len(done.stdout.splitlines()) == 3
+    assert "accept 'Allow USB debugging'" in done.stdout
+    shown = home.farm("device", "show", "left", env=env).stdout
+    assert "cracked" in shown
+    assert "\x1b" not in done.stdout + shown
+
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "farm.cli.main", "devices", "--watch"],
+        env={**home.env, **env, "TERM": "xterm"}, cwd=home.cwd, stdin=slave, stdout=slave, stderr=slave,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(slave)
+    try:
+        screen = b""
+        while not re.search(rb"left.*unauthorized", screen):
+            assert select.select([master], [], [], 60)[0], screen
+            screen += os.read(master, 4096)
+        watch.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):
+            while select.select([master], [], [], 60)[0] and os.read(master, 4096):
+                pass
+        assert watch.wait(timeout=60) == 0
+    finally:
+        watch.kill()
+        watch.wait()
+        os.close(master)
+    assert socket.gethostname() in done.stdout

@@ -1,0 +1,221 @@
+"""What `farm shell` starts ends with it, and its device is given back; over ssh it goes where farm itself goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from ssh_server import SshServer, alive
+
+from farm.cli.device_shell import shell_of
+from farm.devices.adb_server import start_adb_server
+from farm.devices.device import Device, SshAddress
+from farm.errors import UsageError
+from farm.processes import Supervisor
+from farm.store.store import Store, open_store
+from farm.virtual.boot import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from farm_home import FarmHome
+
+SERIAL = "virtual-SM8650-0"
+NAME = f"{SERIAL}@{socket.gethostname()}"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shell")
+
+
+@pytest.fixture(scope="module")
+def adb(root: Path) -> Iterator[dict[str, str]]:
+    """The environment that finds a virtual device."""
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, root / "adb")
+        boot(supervisor, server, ["SM8650"], root)
+        yield {"ANDROID_ADB_SERVER_PORT": str(server.port)}
+
+
+@pytest.fixture(scope="module")
+def board(root: Path) -> Iterator[SshServer]:
+    with Supervisor() as supervisor:
+        yield SshServer(supervisor, root / "board", "QCS9100", "board-7").start()
+
+
+@pytest.fixture
+def store(home: FarmHome) -> Iterator[Store]:
+    home.state.mkdir(exist_ok=True)
+    with open_store(home.state / "farm.db") as opened:
+        yield opened
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def shell(home: FarmHome, env: Mapping[str, str], *words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`farm shell` that leads a session, and the id of the process on the device that says so first."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "farm.cli.main", "shell", *words],
+        env={**home.env, **env},
+        cwd=home.cwd,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.strip().isdigit(), (line, process.stderr and process.stderr.read())
+            yield process, int(line)
+        finally:
+            process.kill()
+
+
+SLEEP = ("--", "sh", "-c", "echo $$; exec sleep 600")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_what_runs_on_the_device_ends_with_it(
+    home: FarmHome, adb: dict[str, str], store: Store, number: signal.Signals
+) -> None:
+    with shell(home, adb, SERIAL, *SLEEP) as (process, there):
+        (lease,) = store.leases.all()
+        assert lease.pid == process.pid
+        process.send_signal(number)
+        code = process.wait(timeout=60)
+    until(lambda: not alive(there))
+    if number != signal.SIGKILL:
+        assert code == 128 + number
+        assert store.leases.all() == []
+
+
+def test_what_a_former_owner_left_is_ended_first(home: FarmHome, adb: dict[str, str], root: Path) -> None:
+    folder = root / SERIAL / "data/local/tmp/farm/run-before-1"
+    folder.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "600"], cwd=folder) as left:
+        done = home.farm("shell", SERIAL, "--", "echo", "mine", env=adb)
+        assert (done.returncode, done.stdout) == (0, "mine\n"), done.stderr
+        assert left.wait(timeout=60) == -signal.SIGKILL
+    assert not folder.exists()
+
+
+def board_toml(home: FarmHome, board: SshServer, folder: Path) -> None:
+    """Keys with names that ssh would expand or divide."""
+    folder.mkdir()
+    for name in ("user_key", "known_hosts"):
+        shutil.copy(board.folder / name, folder / name)
+    address = board.address
+    home.cwd.joinpath("farm.toml").write_text(
+        f"[[device]]\nssh = '{address.user}@{address.host}:{address.port}'\nstorage = '{address.storage}'\n"
+        f"key_file = '{folder}/user_key'\nknown_hosts = '{folder}/known_hosts'\n"
+    )
+
+
+def test_over_ssh_it_ends_as_well(home: FarmHome, adb: dict[str, str], board: SshServer, tmp_path: Path) -> None:
+    board_toml(home, board, tmp_path / "100% %h keys")
+    words = ("--", "sh", "-c", "sleep 600 & trap '' HUP; echo $$; wait")
+    with shell(home, adb, "board-7", *words) as (process, there):
+        child = int(Path(f"/proc/{there}/task/{there}/children").read_text().split()[0])
+        process.kill()
+        process.wait(timeout=60)
+    until(lambda: not alive(there) and not alive(child))
+
+
+def test_over_ssh_input_output_and_exit_code_are_handed_on(
+    home: FarmHome, adb: dict[str, str], board: SshServer, tmp_path: Path
+) -> None:
+    board_toml(home, board, tmp_path / "keys")
+    for words, said in ((("--", "sh", "-c", "cat; exit 7"), b"exit 3\n"), ((), b"")):
+        done = subprocess.run(
+            [sys.executable, "-m", "farm.cli.main", "shell", "board-7", *words],
+            env={**home.env, **adb},
+            cwd=home.cwd,
+            input=b"exit 3\n",
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (7 if words else 3, said), done.stderr
+
+
+def test_ssh_reads_no_configuration_and_believes_only_the_keys_that_are_named(tmp_path: Path) -> None:
+    address = SshAddress("board", "root", 22, str(tmp_path / "key%h"), str(tmp_path / "known %h"))
+    device = Device("b", "QCS9100", "hardware", "", address, "")
+    argv, _ = shell_of(device, ["true"])
+    assert argv[1:3] == ["-F", "none"]
+    program = shutil.which(argv[0])
+    if program is None:
+        pytest.skip("there is no ssh: install openssh-client")
+    told = subprocess.run([program, "-G", *argv[1 : argv.index("--") + 2]], capture_output=True, text=True, check=True)
+    settings = dict(line.split(" ", 1) for line in told.stdout.splitlines() if " " in line)
+    assert (settings["forwardagent"], settings["forwardx11"]) == ("no", "no")
+    assert settings["globalknownhostsfile"] == "/dev/null"
+    assert settings["stricthostkeychecking"] in ("yes", "true")
+    with pytest.raises(UsageError, match="cannot be told of the file"):
+        shell_of(Device("b", "QCS9100", "hardware", "", SshAddress("board", "root", 22, "/a/${HOME}"), ""), ["true"])
+
+
+class Terminal:
+    """A terminal whose foreground has a program."""
+
+    def __init__(self, argv: list[str], env: Mapping[str, str], cwd: Path) -> None:
+        self.pid, self.number = os.forkpty()
+        if self.pid == 0:
+            os.chdir(cwd)
+            os.execve(argv[0], argv, dict(env))  # noqa: S606
+
+    def read_until(self, pattern: str) -> str:
+        said = b""
+        while not re.search(pattern.encode(), said):
+            assert select.select([self.number], [], [], 60)[0], said
+            said += os.read(self.number, 4096)
+        return said.decode()
+
+    def close(self) -> int:
+        """Wait for its end, reading on, and return the exit code."""
+        with contextlib.suppress(OSError):
+            while select.select([self.number], [], [], 60)[0] and os.read(self.number, 4096):
+                pass
+        os.close(self.number)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_an_interactive_shell_that_loses_its_lease_ends_and_leaves_the_terminal_as_it_was(
+    home: FarmHome, adb: dict[str, str], board: SshServer, store: Store, tmp_path: Path
+) -> None:
+    (home.cwd / "farm.toml").write_text(f"[[device]]\nlocal = true\nstorage = '{tmp_path}/storage'\nname = 'here'\n")
+    bash = shutil.which("bash")
+    assert bash is not None
+    env = {**home.env, **adb, "PATH": f"{board.tools}:{os.environ['PATH']}", "SHELL": bash, "PS1": "ready> "}
+    script = f"{sys.executable} -m farm.cli.main shell here; echo code $?; stty -a"
+    terminal = Terminal(["/bin/sh", "-c", script], {**env, "HOME": str(tmp_path)}, home.cwd)
+    terminal.read_until(r"[$#>] $")
+    os.write(terminal.number, b"stty -echo; sleep 600 & echo pid $!\n")
+    there = int(terminal.read_until(r"pid \d+\r\n").rpartition("pid ")[2].split()[0])
+    assert store.leases.release(store.leases.all()) is None
+    said = terminal.read_until(r"(?s)code \d+.* -?echo ")
+    terminal.close()
+    assert "was given to somebody else: the shell was ended" in said
+    assert "code 4" in said
+    assert " echo " in said
+    until(lambda: not alive(there))
