@@ -124,7 +124,7 @@ class DeviceError(InfraError):
     def __init__(
         self, serial: str, problem: str, *, argv: Sequence[str] = (), code: int | None = None, stderr: str = ""
     ) -> None:
-        self.serial, self.argv, self.code, self.stderr = serial, tuple(argv), code, stderr
+        self.serial, self.problem, self.argv, self.code, self.stderr = serial, problem, tuple(argv), code, stderr
         message = f"{serial}: {problem}"
         if argv:
             message += f" (command: {' '.join(argv)[:400]}"

@@ -10,7 +10,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FAILURES_IN_A_ROW = 5
+FAILURES_IN_A_ROW = 8
 """So many, with no job finished in between, put a device into quarantine."""
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from farm.devices.device import AdbAddress, LocalAddress, SshAddress
 from farm.devices.text import clean_text
-from farm.errors import DeviceError, InfraError
+from farm.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,7 @@ STEP_SECONDS = {Step.RECONNECT: 15.0, Step.RESTART: 30.0, Step.REBOOT: 240.0}
 
 _ASK_SECONDS = 10.0
 _POLL_SECONDS = 0.2
+_WORK_TRIES = 3
 _ANSWER_BYTES = 4096
 
 # Prints which start of a device this is. A virtual device has starts of its own; the kernel's is this machine's. Some
@@ -86,7 +87,7 @@ def recover(
 
     Each step has as long as STEP_SECONDS says, at most `timeout_s`, ends when `stop` says so, and is told to `log`.
     `start_server` starts the device's adb server where none listens, and returns when one does. `works` returns what
-    is still wrong with a device that answers, empty when nothing is.
+    is still wrong with a device that answers, empty when nothing is; it is asked up to three times after each step.
     """
     way = _way(device, start_server)
     steps: list[StepResult] = []
@@ -95,13 +96,26 @@ def recover(
             return Recovery(tuple(steps), "stopped before it answered")
         attempt = _Attempt(device, way, time.monotonic() + min(timeout_s, STEP_SECONDS[step]), stop)
         started = time.monotonic()
-        problem = attempt.take(step) or works()
+        problem = attempt.take(step) or _ask(works, attempt)
         steps.append(StepResult(step, problem, time.monotonic() - started))
         log(steps[-1])
         # Who is not ours to use is not ours to reboot.
         if not problem or step is max_step or (attempt.is_other and step is Step.RESTART):
             return Recovery(tuple(steps), problem)
     raise AssertionError(max_step)
+
+
+def _ask(works: Callable[[], str], attempt: _Attempt) -> str:
+    """Return what is wrong with a device that answers, after some tries.
+
+    What ailed it may strike once more before it is over: a stronger step would not change that.
+    """
+    problem = works()
+    for _ in range(_WORK_TRIES - 1):
+        if not problem or attempt.is_over:
+            break
+        problem = attempt.wait() or works()
+    return problem
 
 
 class _Way(Protocol):
@@ -125,9 +139,13 @@ class _Attempt:
         self.is_other = False
         """Another device answered in its place, last of all."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for this step any more."""
+        return self._stop() or self.is_other or time.monotonic() >= self._deadline
+
     def take(self, step: Step) -> str:
         """Return why the device is not back, empty when it is."""
-        before = ""
         try:
             if step is Step.RECONNECT:
                 self._way.reconnect()
@@ -139,13 +157,16 @@ class _Attempt:
                     _check_identity(self._device)
                 before, _ = self._state()
                 self._way.reboot()
+                return self.wait(before)
         except InfraError as error:
+            # One that cannot be reached may be starting by itself, and come back nevertheless.
             if step is Step.REBOOT:
-                return f"it cannot be rebooted: {_said(self._device, error)}"
-            # It may come back nevertheless.
-        return self._await(before)
+                told = f"it cannot be rebooted: {_said(self._device, error)}"
+                is_away = isinstance(error, DeviceGoneError | DeviceTimeoutError)
+                return told if not is_away or self.wait() else ""
+        return self.wait()
 
-    def _await(self, before: str) -> str:
+    def wait(self, before: str = "") -> str:
         """Wait until the device answers, after another start than `before` where that is known."""
         problem = "it did not answer"
         while True:
@@ -329,5 +350,6 @@ def _described(device: Device) -> str:
 
 
 def _said(device: Device, error: InfraError) -> str:
-    # An error tells its whole command, which may be a script.
-    return clean_text(" ".join(str(error).removeprefix(f"{device.serial}: ").split()))
+    # Without the command, which is a script of ours.
+    said = error.problem if isinstance(error, DeviceError) else str(error)
+    return clean_text(" ".join(said.removeprefix(f"{device.serial}: ").split()))
