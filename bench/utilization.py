@@ -1,6 +1,6 @@
 """How much of its devices' time a farm uses: 1, 8 and 32 devices on one machine, without faults.
 
-    python bench/utilization.py [--jobs 100] [--latency-ms 200] [--quick]
+    python bench/utilization.py [--jobs 150] [--latency-ms 200] [--quick]
 
 The runner is a stub that sleeps; everything else is the real thing (bench/stub_farm.py). The share is what an ideal
 schedule would take, from the first job's start to the last one's end, of what it took. The last line is JSON.
@@ -53,7 +53,7 @@ def measure(devices: int, jobs_each: int, latency_ms: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=100, help="for each device")
+    parser.add_argument("--jobs", type=int, default=150, help="for each device")
     parser.add_argument("--latency-ms", type=int, default=200)
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--quick", action="store_true", help="20 jobs on 1 and 2 devices")

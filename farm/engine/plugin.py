@@ -63,6 +63,9 @@ def pytest_configure(config: pytest.Config) -> None:
         (config.stash[PLAN].workers / str(os.getpid())).touch()
         # What it takes to run a job takes a second to import: now, as everybody waits for the last worker to begin.
         import farm.engine.worker  # noqa: F401
+        from farm.devices.connect import open_transport
+
+        open_transport(config.stash[PLAN].devices[int(config.workerinput["farm_device"])]).close()
 
 
 class JobFile(pytest.File):

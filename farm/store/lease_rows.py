@@ -43,6 +43,8 @@ _WAITING = select(
     _waiter_row.since_ms,
 ).where(_waiter_row.expires_ms > bindparam("now_ms"), _waiter_row.wanted > 0)
 _LEASE = select(schema.lease).where(_lease_row.device == bindparam("of"))
+# SQLite has no such clause, nor needs it in a transaction that writes.
+_LIVE = _LEASE.with_for_update(read=True)
 _TAKE = (
     update(schema.lease)
     .where(_lease_row.device == bindparam("of"))
@@ -79,9 +81,7 @@ def lock(connection: Connection) -> None:
 
 def require_live(connection: Connection, device: str, fence: int, now_ms: int) -> None:
     """Raise LeaseLostError unless the lease of `device` with `fence` lives; it does then until the transaction ends."""
-    query = select(schema.lease).where(schema.lease.c.device == device_key(device))
-    # SQLite has no such clause, nor needs it in a transaction that writes.
-    row = connection.execute(query.with_for_update(read=True)).first()
+    row = connection.execute(_LIVE, {"of": device_key(device)}).first()
     if row is None or row.fence != fence or not row.token:
         now_of = f"; it is {row.user_name}'s now" if row is not None and row.token and row.expires_ms > now_ms else ""
         raise LeaseLostError(f"{device}: the lease {fence} is over{now_of}: what it gave is not recorded")

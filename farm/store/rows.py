@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from farm.errors import StoreError
 from farm.store import schema, values
@@ -44,6 +44,23 @@ ATTEMPT_COLUMNS = (
 _MOST_PARAMETERS = 10_000
 
 _SeriesKey = tuple[str, str, str, bool]
+_SERIES_KEY = ("metric", "unit", "direction", "exact")
+
+# Asked for every attempt: making a statement takes longer than asking it.
+_PLANNED = (
+    select(schema.run_job.c.id, schema.run_job.c.job_id)
+    .join(schema.job)
+    .where(schema.run_job.c.run_id == bindparam("of_run"), schema.job.c.name == bindparam("of_job"))
+)
+_KNOWN_DEVICE = (
+    select(schema.device.c.id)
+    .join(schema.run_device)
+    .where(schema.run_device.c.run_id == bindparam("of_run"), schema.device.c.serial == bindparam("of_serial"))
+    .order_by(schema.device.c.id.desc())
+)
+_SERIES = select(schema.series.c.id, *(schema.series.c[name] for name in _SERIES_KEY)).where(
+    schema.series.c.job_id == bindparam("of_job")
+)
 
 
 def now_ms() -> int:
@@ -103,11 +120,7 @@ def require_run(connection: Connection, run_id: str) -> None:
 
 def find_planned(connection: Connection, run_id: str, job_id: str) -> tuple[int, int]:
     """Return the ids of the rows in `run_job` and `job`. Raises StoreError where the job is not planned."""
-    row = connection.execute(
-        select(schema.run_job.c.id, schema.run_job.c.job_id)
-        .join(schema.job)
-        .where(schema.run_job.c.run_id == run_id, schema.job.c.name == job_id)
-    ).first()
+    row = connection.execute(_PLANNED, {"of_run": run_id, "of_job": job_id}).first()
     if row is None:
         raise StoreError(f"run {run_id} has no job {job_id}: plan_jobs makes its jobs known")
     return row.id, row.job_id
@@ -210,14 +223,7 @@ def _insert_device_row(connection: Connection, run_id: str, row: Mapping[str, st
 
 
 def _known_device(connection: Connection, run_id: str, attempt: Attempt) -> int:
-    device = schema.device.c
-    query = (
-        select(device.id)
-        .join(schema.run_device)
-        .where(schema.run_device.c.run_id == run_id, device.serial == attempt.device)
-        .order_by(device.id.desc())
-    )
-    found: int | None = connection.scalar(query)
+    found: int | None = connection.scalar(_KNOWN_DEVICE, {"of_run": run_id, "of_serial": attempt.device})
     if found is not None:
         return found
     # An attempt is worth more than the facts about its device; `unknown` is compared with neither kind.
@@ -272,17 +278,14 @@ def _insert_measurements(
 
 
 def _series_ids(connection: Connection, job_row_id: int, keys: Sequence[_SeriesKey]) -> dict[_SeriesKey, int]:
-    column = schema.series.c
-    names = ("metric", "unit", "direction", "exact")
-    query = select(column.id, *(column[name] for name in names)).where(column.job_id == job_row_id)
-
     def known() -> dict[_SeriesKey, int]:
-        return {(row.metric, row.unit, row.direction, row.exact): row.id for row in connection.execute(query)}
+        rows = connection.execute(_SERIES, {"of_job": job_row_id})
+        return {(metric, unit, direction, exact): found for found, metric, unit, direction, exact in rows}
 
     ids = known()
     missing = sorted(set(keys) - ids.keys())
     if missing:
-        rows = [{"job_id": job_row_id, **dict(zip(names, key, strict=True))} for key in missing]
+        rows = [{"job_id": job_row_id, **dict(zip(_SERIES_KEY, key, strict=True))} for key in missing]
         insert_missing(connection, schema.series, rows)
         ids = known()
     return ids
