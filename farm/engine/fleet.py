@@ -9,7 +9,7 @@ import msgspec
 
 from farm.devices.adb_server import AdbServer
 from farm.devices.device import Device
-from farm.errors import NoDeviceError
+from farm.errors import NoDeviceError, UnknownNameError
 from farm.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -76,11 +76,23 @@ def attached_fleet(
     scan = scan_all(config, supervisor)
     store.registry.see([Seen(device, "device", None) for device in scan.devices])
     registered = {one.id: one for one in store.registry.all()}
+    _require_known(scan, registered, choice)
     devices, refused = choose(scan, registered, [soc.name for soc in socs], choice)
     names = [soc.name for soc in socs]
     _require(names, devices, refused)
     fleet = Fleet(devices, _runtimes(config, socs, backend, devices), leased=True)
     return _with_root(fleet, names, refused)
+
+
+def _require_known(scan: Scan, registered: Mapping[str, Registered], choice: Choice) -> None:
+    """Raise UnknownNameError for a wanted device that nobody ever heard of."""
+    known = {name for one in scan.devices for name in (one.serial, one.id, one.name)}
+    known |= {one.serial for one in scan.unusable} | {
+        name for one in registered.values() for name in (one.id, one.name)
+    }
+    for name in choice.devices:
+        if name not in known:
+            raise UnknownNameError("device", name, known - {""})
 
 
 def _require(socs: Sequence[str], devices: Sequence[Device], refused: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from farm.devices.status import DeviceStatus
     from farm.leases import Lease
     from farm.processes import Supervisor
+    from farm.profiles import Soc
     from farm.store.registry import Registered
     from farm.store.store import Store
 
@@ -148,7 +149,7 @@ def _attached(device: Device, answer: DeviceStatus | str, known: Registered | No
         product=device.product,
         build=device.build,
         labels=tuple(dict.fromkeys((*device.labels, *(known.labels if known is not None else ())))),
-        backends=socs[device.soc].backends if device.soc in socs else (),
+        backends=_backends(socs[device.soc], device.kind) if device.soc in socs else (),
         root=status.root if status else None,
         battery_percent=status.battery_percent if status else None,
         temperature_c=status.temperature_c if status else None,
@@ -217,3 +218,8 @@ def find_rows(found: Sequence[DeviceRow], names: Sequence[str]) -> list[DeviceRo
             raise UnknownNameError("device or SoC", name, known, "('farm socs' lists every SoC)")
     wanted, folded = set(names), {name.casefold() for name in names}
     return [row for row in found if row.soc.casefold() in folded or {row.name, row.serial, row.id} & wanted]
+
+
+def _backends(soc: Soc, kind: str) -> tuple[str, ...]:
+    """Return the backends that an SoC has, where it is a virtual one those that can be simulated."""
+    return tuple(backend for backend in soc.backends if kind != "virtual" or backend != "gpu")

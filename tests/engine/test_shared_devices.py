@@ -76,7 +76,8 @@ def test_devices_tells_everything_of_each(pair: Attached) -> None:
     assert [row["serial"] for row in rows] == ["virtual-SM8650-0", "virtual-SM8650-1"]
     for row in rows:
         assert (row["soc"], row["kind"], row["state"], row["health"]) == ("SM8650", "virtual", "ready", "healthy")
-        assert {"htp", "gpu", "xnnpack"} <= set(row["backends"])
+        assert {"htp", "xnnpack"} <= set(row["backends"])
+        assert "gpu" not in row["backends"], "there is no simulator of it"
         assert row["root"] is False
         assert 0 < row["battery_percent"] <= 100
         assert 0 < row["temperature_c"] < 60
@@ -102,6 +103,8 @@ def test_names_labels_and_service_are_remembered_and_obeyed(pair: Attached) -> N
     assert refused.returncode == 4
     assert "out of service: its screen is broken" in refused.stderr
     assert pair.farm(*RUN, "--label", "slow").returncode == 4
+    unknown = pair.farm(*RUN, "--device", "dask")
+    assert (unknown.returncode, "unknown device 'dask': did you mean 'desk'?" in unknown.stderr) == (2, True)
     assert pair.farm("device", "name", "virtual-SM8650-1", "desk").returncode == 2
     assert "did you mean" in pair.farm("device", "show", "virtual-SM8650-O").stderr
 
