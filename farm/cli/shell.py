@@ -181,7 +181,8 @@ def _held_here(store: Store) -> list[Lease]:
 def _purpose(words: Sequence[str]) -> str:
     from farm.devices.text import clean_text
 
-    return clean_text(shlex.join(["farm", "shell", *(["--", *words] if words else [])]))
+    # Not the arguments: everybody who shares the store reads it.
+    return clean_text(shlex.join(["farm", "shell", *(["--", words[0]] if words else [])]))
 
 
 @contextlib.contextmanager
