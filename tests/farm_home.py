@@ -23,6 +23,8 @@ class FarmHome:
     cache: Path
     state: Path
     cwd: Path
+    owns_cache: bool = False
+    """No other home uses the cache."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -69,7 +71,10 @@ class FarmHome:
 
 def processes_of(home: FarmHome) -> dict[int, str]:
     """Return the command lines of the processes, by id, that were started for this home and still live."""
-    marks = str(home.state).encode(), f"{home.cache / 'virtual'}/".encode()
+    # Virtual devices of a run are below the cache, which other homes may share.
+    virtual = home.cache / "virtual"
+    folders = [virtual] if home.owns_cache else [virtual / run.name for run in (home.state / "runs").glob("*")]
+    marks = [str(home.state).encode(), *(f"{folder}/".encode() for folder in folders)]
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

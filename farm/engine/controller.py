@@ -163,9 +163,13 @@ class Controller:
         if told is not None:
             self._front.job_ended(told)
 
-    def pytest_internalerror(self, excrepr: object) -> None:
-        """Say what broke the session: the terminal reporter, which would, is not there."""
-        self._front.note(f"the test session broke down: {str(excrepr)[-_INTERNAL_CHARS:]}")
+    def pytest_internalerror(self, excrepr: object) -> bool:
+        """Say what broke the session, in a line: pytest would print where in its own code that was."""
+        log = self._plan.folder / "session.log"
+        with contextlib.suppress(OSError):
+            log.write_text(str(excrepr))
+        self._front.note(f"the test session broke down: {_last_line(str(excrepr))} (all of it is in {log})")
+        return True
 
 
 def _last_line(text: str) -> str:

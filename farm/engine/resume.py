@@ -25,10 +25,9 @@ _FILE, _LOCK = "intent.json", "lock"
 
 
 def leave_intent(folder: Path, request: RunRequest, jobs: Sequence[Job]) -> None:
-    """Write down what a run is to do, once."""
+    """Write down what a run is to do."""
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder / _FILE
-    if file.exists():
-        return
     part = file.with_suffix(".part")
     intent = {"request": request, "jobs": jobs, "sources": _sources(jobs)}
     part.write_bytes(msgspec.json.encode(intent, enc_hook=str))

@@ -238,7 +238,7 @@ class _Run:
 
     def execute(self, jobs: tuple[Job, ...], run_id: str = "") -> RunOutcome:
         """Run `jobs`, in a run of its own or, with `run_id`, in one that was not finished."""
-        from farm.engine.resume import in_progress, leave_intent, require_same
+        from farm.engine.resume import in_progress, require_same
         from farm.engine.toolchain import prepare
         from farm.processes import Supervisor
         from farm.publish import own_folder
@@ -249,12 +249,13 @@ class _Run:
             require_same(self._store.run_view(run_id).fingerprint, fingerprint, run_id)
         else:
             run_id = self._begin(jobs, fingerprint)
-        folder = self._config.state_dir / "runs" / run_id
+        # Also of a run that was killed before it had done so.
+        self._store.plan_jobs(run_id, jobs)
+        folder = self._folder(run_id)
         exit_code = InfraError.exit_code
         with in_progress(folder) as before:
             try:
                 self._release_leases(before)
-                leave_intent(folder, self._request, jobs)
                 with own_folder(self._config.cache_dir / "virtual", run_id) as storage, Supervisor() as supervisor:
                     status = self._on_devices(jobs, run_id, folder, storage, tools, supervisor)
                 exit_code = INTERRUPTED if self._patience.was_asked else self._exit_code(run_id, status)
@@ -278,15 +279,21 @@ class _Run:
             )
 
     def _begin(self, jobs: Sequence[Job], fingerprint: dict[str, str]) -> str:
+        from farm.engine.resume import leave_intent
         from farm.store.records import RunRecord
 
-        run_id = self._store.begin_run(
-            RunRecord(
-                command=self._request.command, user=user_name(), host=socket.gethostname(), fingerprint=fingerprint
-            )
+        record = RunRecord(
+            command=self._request.command,
+            user=user_name(),
+            host=socket.gethostname(),
+            fingerprint=fingerprint,
+            priority="nightly" if self._request.nightly else "person",
         )
-        self._store.plan_jobs(run_id, jobs)
-        return run_id
+        # A run that anybody can see can be resumed.
+        return self._store.begin_run(record, lambda run_id: leave_intent(self._folder(run_id), self._request, jobs))
+
+    def _folder(self, run_id: str) -> Path:
+        return self._config.state_dir / "runs" / run_id
 
     def _profile_fact(self) -> dict[str, str]:
         """Return what the numbers depend on where more, or less, is looked at than usual."""
@@ -372,5 +379,5 @@ class _Run:
 
     def _exit_code(self, run_id: str, status: int) -> int:
         if status not in (_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED):
-            raise InfraError(f"the test session broke down (pytest status {status}); its log is above")
+            raise InfraError(f"the test session broke down (pytest status {status}); what is said above tells why")
         return exit_code_of(self._store.run_view(run_id))

@@ -15,7 +15,7 @@ from farm.store.lease_rows import require_live
 from farm.store.leasing import Leases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -72,8 +72,11 @@ class Store:
 
         return Registry(self._database, self._clock)
 
-    def begin_run(self, record: RunRecord) -> str:
-        """Record a run that begins, and return its id: UTC time and a random part, `20261121-014501-4f7a12`."""
+    def begin_run(self, record: RunRecord, prepare: Callable[[str], object] = lambda _: None) -> str:
+        """Record a run that begins, and return its id: UTC time and a random part, `20261121-014501-4f7a12`.
+
+        `prepare` is called with the id before anybody can see the run, perhaps again with another.
+        """
         started_ms = record.started_ms if record.started_ms is not None else rows.now_ms()
         facts = {values.clean(name): values.clean(value) for name, value in record.fingerprint.items()}
         row = {
@@ -90,6 +93,7 @@ class Store:
             while True:
                 run_id = rows.new_run_id(started_ms)
                 if rows.insert_missing(connection, schema.run, [{"id": run_id, **row}]):
+                    prepare(run_id)
                     return run_id
 
         return self._database.write(insert)

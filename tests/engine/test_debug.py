@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -61,10 +62,15 @@ class Broken(torch.nn.Module):
 """
 
 
-def started(home: FarmHome) -> dict[int, str]:
-    """Return the processes of this home's `farm debug`: other tests may share its cache."""
-    marks = (str(home.state), "/virtual/debug-", "farm.build.debugger")
-    return {pid: line for pid, line in processes_of(home).items() if any(mark in line for mark in marks)}
+@pytest.fixture
+def home(home: FarmHome, tmp_path: Path) -> FarmHome:
+    """A home with what all share but for the place of virtual devices, which other tests start as well."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for part in home.cache.iterdir():
+        if part.name != "virtual":
+            (cache / part.name).symlink_to(part)
+    return dataclasses.replace(home, cache=cache, owns_cache=True)
 
 
 @pytest.fixture
@@ -140,14 +146,14 @@ def test_ctrl_c_ends_it_all_and_says_so(home: FarmHome, suite: Path) -> None:
         if "virtual device" in line:
             break
     # Its compiler is loading torch.
-    assert any("farm.build.debugger" in command for command in started(home).values())
+    assert any("farm.build.debugger" in command for command in processes_of(home).values())
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert "interrupted" in process.stdout.read()
     deadline = time.monotonic() + 30
-    while started(home) and time.monotonic() < deadline:
+    while processes_of(home) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert started(home) == {}
+    assert processes_of(home) == {}
     assert not list((home.cache / "virtual").glob("debug-*"))
     with open_store(f"sqlite:///{home.state / 'farm.db'}", readonly=True) as store:
         view = store.run_view(store.resolve_run("latest"))
