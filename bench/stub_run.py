@@ -89,7 +89,7 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float, every: int 
         store.plan_jobs(run_id, [planned.job for planned in farm.jobs])
         plan = RunPlan(
             run_id=run_id,
-            folder=config.state_dir / "runs" / run_id,
+            folder=config.run_folder(run_id),
             cache_root=farm.cache_root,
             jobs=farm.jobs,
             devices=devices,

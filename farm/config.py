@@ -104,6 +104,10 @@ class Config(msgspec.Struct, frozen=True):
     health: HealthConfig = HealthConfig()
     leases: LeaseConfig = LeaseConfig()
 
+    def run_folder(self, run_id: str) -> Path:
+        """Return where a run keeps its plan, its logs and its report."""
+        return self.state_dir / "runs" / run_id
+
 
 def load_config(file: Path | None = None, *, folder: Path | None = None) -> Config:
     """Return the configuration.

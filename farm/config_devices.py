@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.devices.adb_names import NAME
 from farm.errors import ConfigError, UnknownNameError
-from farm.profiles import find_soc, load_socs
+from farm.profiles import find_soc, is_soc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 ADB_PORT = 5037
 SSH_PORT = 22
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _SERIAL = re.compile(r"[\x21-\x7e]{1,128}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
@@ -183,10 +183,13 @@ class DeviceTables:
             self._expect(_SERIAL.fullmatch(table.serial), f"{key}.serial", "expected a serial without blanks")
         if table.name:
             self._name(f"{key}.name", table.name, names)
-            is_soc = table.name.upper() in load_socs()
-            self._expect(not is_soc, f"{key}.name", f"{table.name!r} is an SoC, which devices are asked for by as well")
+            self._expect(
+                not is_soc(table.name),
+                f"{key}.name",
+                f"{table.name!r} is an SoC, which devices are asked for by as well",
+            )
         for label in table.labels:
-            self._expect(_NAME.fullmatch(label), f"{key}.labels", f"{label!r}: expected letters, digits, '.', '_', '-'")
+            self._expect(NAME.fullmatch(label), f"{key}.labels", f"{label!r}: expected letters, digits, '.', '_', '-'")
         if table.storage:
             self._expect(way in ("ssh", "local"), f"{key}.storage", "adb has a folder of its own: leave it out")
             absolute = table.storage.startswith("/") and table.storage.strip("/") != ""
@@ -248,7 +251,7 @@ class DeviceTables:
         return (host, int(port)) if good else ("", None)
 
     def _name(self, key: str, name: str, names: set[str]) -> None:
-        self._expect(_NAME.fullmatch(name), key, f"{name!r}: expected letters, digits, '.', '_', '-', at most 64")
+        self._expect(NAME.fullmatch(name), key, f"{name!r}: expected letters, digits, '.', '_', '-', at most 64")
         self._expect(name not in names, key, f"{name!r} is the name of one before")
         names.add(name)
 

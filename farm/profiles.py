@@ -81,6 +81,11 @@ def load_socs(folder: Path | None = None) -> dict[str, Soc]:
     return socs
 
 
+def is_soc(name: str) -> bool:
+    """Tell whether an SoC is called `name`, in any case."""
+    return name.casefold() in {soc.casefold() for soc in load_socs()}
+
+
 def find_soc(name: str) -> Soc:
     """Return the SoC called `name`, in any case. Raises UnknownNameError with the nearest name."""
     socs = load_socs()

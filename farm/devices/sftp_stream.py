@@ -252,9 +252,7 @@ class SftpStream:
                 sent = self._channel.send(left)
             except (OSError, EOFError, paramiko.SSHException) as error:
                 raise self._broken(error) from None
-            if not sent:
-                raise self._link.blame("its SFTP server ended while files moved")
-            self._pace.moved(sent)
+            self._moved(sent)
             left = left[sent:]
 
     def _fill(self, size: int) -> None:
@@ -263,10 +261,13 @@ class SftpStream:
                 data = self._channel.recv(_RECEIVE_BYTES)
             except (OSError, EOFError, paramiko.SSHException) as error:
                 raise self._broken(error) from None
-            if not data:
-                raise self._link.blame("its SFTP server ended while files moved")
-            self._pace.moved(len(data))
+            self._moved(len(data))
             self._in += data
+
+    def _moved(self, size: int) -> None:
+        if not size:
+            raise self._link.blame("its SFTP server ended while files moved")
+        self._pace.moved(size)
 
     def _broken(self, error: Exception) -> DeviceError:
         if isinstance(error, TimeoutError):

@@ -103,17 +103,15 @@ class Custody:
 
     def begin(self, folder: Path) -> None:
         """Let workers begin that read their permits in a run's `folder`."""
-        with self._lock:
-            self._folder = folder
-            self._sync()
+        self._folder = folder
+        self._sync()
         if not self._thread.is_alive():
             self._thread.start()
 
     def schedule_with(self, sched: DeviceScheduling) -> None:
         """Tell this scheduler from now on."""
-        with self._lock:
-            self._sched = sched
-            self._sync()
+        self._sched = sched
+        self._sync()
 
     def finish_running(self) -> None:
         """Let nothing begin any more: safe in a signal handler."""
@@ -183,7 +181,7 @@ class Custody:
 
     def _mind(self) -> None:
         while not self._ending.is_set():
-            for act in (self._keep_server, self._look, self._stop, self._tell):
+            for act in (self._keep_server, self._look, self._stop, self._sync):
                 try:
                     act()
                 except Exception as error:  # noqa: BLE001 - without this thread every lease is lost
@@ -205,10 +203,6 @@ class Custody:
         with self._lock:
             if self._stopped.is_set() and self._sched is not None:
                 self._sched.stop()
-
-    def _tell(self) -> None:
-        with self._lock:
-            self._sync()
 
     def _look(self) -> None:
         """Renew what is ours, hand over what is wanted, take what is granted."""
@@ -298,25 +292,33 @@ class Custody:
 
     def _sync(self) -> None:
         """Let workers and scheduler know what holds now of every device."""
-        if self._folder is None:
+        with self._lock:
+            if self._folder is None:
+                return
+            for number in range(len(self._devices)):
+                self._leave_permit(self._folder, number)
+                self._schedule(number)
+
+    def _leave_permit(self, folder: Path, number: int) -> None:
+        permit = self._permit(number)
+        if permit == self._told.get(number):
             return
-        for number in range(len(self._devices)):
-            permit = self._permit(number)
-            if permit != self._told.get(number):
-                try:
-                    leave_permit(self._folder, number, permit)
-                    self._told[number] = permit
-                except OSError as error:
-                    # Its old one is over soon; meanwhile it is tried again.
-                    self._complain(error)
-            state = permit.go, self._is_ours(number)
-            if self._sched is None or state == self._scheduled.get(number, (True, True)):
-                continue
-            self._scheduled[number] = state
-            if permit.go:
-                self._sched.resume(number)
-            else:
-                self._sched.pause(number, away=not self._is_ours(number))
+        try:
+            leave_permit(folder, number, permit)
+            self._told[number] = permit
+        except OSError as error:
+            # Its old one is over soon; meanwhile it is tried again.
+            self._complain(error)
+
+    def _schedule(self, number: int) -> None:
+        state = go, ours = self._may_go(number), self._is_ours(number)
+        if self._sched is None or state == self._scheduled.get(number, (True, True)):
+            return
+        self._scheduled[number] = state
+        if go:
+            self._sched.resume(number)
+        else:
+            self._sched.pause(number, away=not ours)
 
     def _permit(self, number: int) -> Permit:
         others = tuple(

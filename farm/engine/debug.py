@@ -154,7 +154,7 @@ class _Debug:
 
     def _record(self, tools: Toolchain, storage: Path, supervisor: Supervisor) -> DebugOutcome:
         run_id = self._begin(tools)
-        folder = self._config.state_dir / "runs" / run_id
+        folder = self._config.run_folder(run_id)
         folder.mkdir(parents=True)
         attempt: Attempt | None = None
         refused = ""

@@ -214,7 +214,7 @@ def resume(config: Config, ref: str, front: Front) -> RunOutcome:
 
     with Patience() as patience, open_store(config.store_url) as store:
         run_id = store.resolve_run(ref)
-        folder = config.state_dir / "runs" / run_id
+        folder = config.run_folder(run_id)
         request, jobs = read_intent(folder)
         _check_machine(config, request)
         view = store.run_view(run_id)
@@ -251,7 +251,7 @@ class _Run:
             run_id = self._begin(jobs, fingerprint)
         # Also of a run that was killed before it had done so.
         self._store.plan_jobs(run_id, jobs)
-        folder = self._folder(run_id)
+        folder = self._config.run_folder(run_id)
         exit_code = InfraError.exit_code
         with in_progress(folder) as before:
             try:
@@ -290,10 +290,9 @@ class _Run:
             priority="nightly" if self._request.nightly else "person",
         )
         # A run that anybody can see can be resumed.
-        return self._store.begin_run(record, lambda run_id: leave_intent(self._folder(run_id), self._request, jobs))
-
-    def _folder(self, run_id: str) -> Path:
-        return self._config.state_dir / "runs" / run_id
+        return self._store.begin_run(
+            record, lambda run_id: leave_intent(self._config.run_folder(run_id), self._request, jobs)
+        )
 
     def _profile_fact(self) -> dict[str, str]:
         """Return what the numbers depend on where more, or less, is looked at than usual."""

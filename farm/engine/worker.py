@@ -129,11 +129,14 @@ class Worker:
         if permit.fence != self._permit.fence and self._station.is_open:
             self._let_go()
         self._permit = permit
+        return self._holds(permit)
+
+    def _holds(self, permit: Permit) -> bool:
         return permit.go and not permit.is_over and not self._is_orphan
 
     def _may_go_on(self) -> bool:
         permit = read_permit(self._plan.folder, self._number)
-        return permit.go and not permit.is_over and permit.fence == self._permit.fence and not self._is_orphan
+        return self._holds(permit) and permit.fence == self._permit.fence
 
     def _unwanted(self) -> bool:
         permit = read_permit(self._plan.folder, self._number)

@@ -12,7 +12,7 @@ from farm.devices.device import Device
 from farm.devices.status import DeviceStatus
 from farm.devices.text import clean_text
 from farm.errors import UnknownNameError, UsageError
-from farm.profiles import load_socs
+from farm.profiles import is_soc
 from farm.store import rows, schema, values
 from farm.store.clock import clock_ms
 
@@ -124,7 +124,7 @@ class Registry:
         if name is not None:
             if name:
                 _check_name("name", name)
-            if name.casefold() in {soc.casefold() for soc in load_socs()}:
+            if is_soc(name):
                 raise UsageError(f"{name!r} is an SoC: choose another name")
             facts["name"] = name
         if labels is not None:
