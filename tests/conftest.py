@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from farm_home import FarmHome
+
+from farm.publish import published
+from farm.runtime.packages import package_version
+from farm.runtime.simulator import host_sdk
 
 
 def pytest_configure() -> None:
@@ -27,6 +34,23 @@ def farm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shared = tmp_path_factory.getbasetemp().parent / "cache"
     shared.mkdir(exist_ok=True)
     return shared
+
+
+@pytest.fixture(scope="session")
+def models(farm_cache: Path) -> Path:
+    """The folder that native_runner/compile_models.py fills: small programs of every kind."""
+    script = Path(__file__).with_name("native_runner") / "compile_models.py"
+    versions = "".join(package_version(name) for name in ("executorch", "torch", "onnxruntime-qnn"))
+    key = hashlib.sha256(script.read_bytes() + versions.encode()).hexdigest()[:16]
+
+    def compile_all(folder: Path) -> None:
+        env = {**os.environ, **host_sdk(farm_cache).env}
+        done = subprocess.run(
+            [sys.executable, str(script), str(folder)], env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+
+    return published(farm_cache / "runner-test-models" / key, compile_all)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from farm.results.flatbuffer import Flatbuffer, Slot  # noqa: E402 - also where farm is not installed
+from farm.flatbuffer import Flatbuffer, Slot  # noqa: E402 - also where farm is not installed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +49,7 @@ Made by tools/{tool}: do not edit.
 
 from __future__ import annotations
 
-from farm.results.flatbuffer import Slot
+from farm.flatbuffer import Slot
 
 '''
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from farm.flatbuffer import Flatbuffer, FlatbufferError
 from farm.results import etdump_schema as schema
 from farm.results.event_names import names_node, unit_of
-from farm.results.flatbuffer import Flatbuffer, FlatbufferError
 
 if TYPE_CHECKING:
-    from farm.results.flatbuffer import Positions
+    from farm.flatbuffer import Positions
 
 ETDUMP_LIMIT = 32 * 2**20
 """Greatest size that is read, in bytes: a model of a thousand nodes takes about 100 KiB per inference."""

@@ -5,7 +5,7 @@ Made by tools/generate_etdump_schema.py: do not edit.
 
 from __future__ import annotations
 
-from farm.results.flatbuffer import Slot
+from farm.flatbuffer import Slot
 
 IDENTIFIER = b"ED00"
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
-import os
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -19,10 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pytest
 
-from farm.publish import published
-from farm.runtime.packages import package_folder, package_version
+from farm.runtime.packages import package_folder
 from farm.runtime.runtime import simulator_runtime
-from farm.runtime.simulator import host_sdk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,23 +184,6 @@ def preload(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[st
         return {"LD_PRELOAD": str(library)}
 
     return build
-
-
-@pytest.fixture(scope="session")
-def models(farm_cache: Path) -> Path:
-    """The folder that compile_models.py fills."""
-    script = HERE / "compile_models.py"
-    versions = "".join(package_version(name) for name in ("executorch", "torch", "onnxruntime-qnn"))
-    key = hashlib.sha256(script.read_bytes() + versions.encode()).hexdigest()[:16]
-
-    def compile_all(folder: Path) -> None:
-        env = {**os.environ, **host_sdk(farm_cache).env}
-        done = subprocess.run(
-            [sys.executable, str(script), str(folder)], env=env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-
-    return published(farm_cache / "runner-test-models" / key, compile_all)
 
 
 @pytest.fixture

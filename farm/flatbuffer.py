@@ -1,4 +1,4 @@
-"""Flatbuffers that a device left, read by columns: one field of many tables at once.
+"""Flatbuffers of others, as a device or a user left them, read by columns: one field of many tables at once.
 
 Nothing in the file is trusted: a position is compared with the length of the file before it is read, and what is read
 is bounded by that length, so that a malformed file ends in FlatbufferError and nothing else. The format:
@@ -81,6 +81,24 @@ class Flatbuffer:
         counts = np.zeros(len(tables), np.int64)
         counts[column.present] = sizes
         return counts, self._follow(elements)
+
+    def lists(self, tables: Positions, slot: Slot) -> list[NDArray[Any]]:
+        """Return the scalars of a vector of each of `tables`; empty where there is none."""
+        column = self._column(tables, slot)
+        starts = self._follow(column.positions)
+        dtype = np.dtype(slot.kind.strip("[]"))
+        found: list[NDArray[Any]] = [np.empty(0, dtype)] * len(tables)
+        for index, start, size in zip(
+            np.flatnonzero(column.present).tolist(),
+            starts.tolist(),
+            self._scalars(starts, "<u4").tolist(),
+            strict=True,
+        ):
+            self._spend(size * dtype.itemsize)
+            if start + 4 + size * dtype.itemsize > len(self._data):
+                raise FlatbufferError(f"is malformed: a vector of {size} ends behind byte {len(self._data)}")
+            found[index] = np.frombuffer(self._data, dtype, size, start + 4)
+        return found
 
     def texts(self, tables: Positions, slot: Slot) -> list[str]:
         """Return a text of each of `tables`; empty where there is none."""
