@@ -12,7 +12,10 @@ from farm.resources import data_folder
 
 # ExecuTorch 1.5, backends/qualcomm/quantizer: QuantDtype, and fp16 for what is not quantized.
 QUANTIZED_PRECISIONS = ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w")
-PRECISIONS = (*QUANTIZED_PRECISIONS, "fp16", "fp32")
+READY = "ready"
+"""What a `.pte` file runs at that was compiled elsewhere, and did not say."""
+
+PRECISIONS = (*QUANTIZED_PRECISIONS, "fp16", "fp32", READY)
 
 CPU_BACKENDS = ("xnnpack",)
 """What every SoC has, and every case runs on whatever its manifest says: a baseline by the processor alone."""
@@ -53,7 +56,7 @@ def check_target(soc: Soc, backend: str, precision: str) -> None:
         raise IllegalTargetError(f"{soc.name} has no {backend} backend: legal are {', '.join(soc.backends)}")
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
-    if precision not in BACKEND_PRECISIONS[backend]:
+    if precision not in (*BACKEND_PRECISIONS[backend], READY):
         legal = ", ".join(BACKEND_PRECISIONS[backend])
         others = [other for other in soc.backends if precision in BACKEND_PRECISIONS[other]]
         hint = f"; {precision} is for {', '.join(others)}" if others else ""

@@ -1,42 +1,49 @@
-"""test_suites/*/suite.toml -> Suite and Case; suites x targets -> Jobs. Torch is never imported here."""
+"""Suite, Case, Target and Job; suites x targets -> Jobs. Torch is never imported here, and no file is read."""
 
 from __future__ import annotations
 
 import itertools
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from farm.errors import ConfigError, IllegalTargetError, UnknownNameError
-from farm.profiles import BACKEND_PRECISIONS, CPU_BACKENDS, PRECISIONS, Soc, check_target, load_socs
-from farm.resources import data_folder
+from farm.errors import IllegalTargetError, UnknownNameError
+from farm.profiles import BACKEND_PRECISIONS, CPU_BACKENDS, PRECISIONS, READY, Soc, check_target
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
 OptionSet = tuple[tuple[str, str], ...]
 """Options of one target, name and value, sorted by name: farm/options.py."""
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,63}")
-_FACTORY = re.compile(r"\.?[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-
 DType = Literal["float32", "int32", "int64", "bool"]
 Distribution = Literal["normal", "uniform", "integers", "arange", "linspace", "constant"]
 
-
-_CPU_PRECISIONS = {precision for backend in CPU_BACKENDS for precision in BACKEND_PRECISIONS[backend]}
+CPU_PRECISIONS = {precision for backend in CPU_BACKENDS for precision in BACKEND_PRECISIONS[backend]}
 
 
 class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class InputSpec(_Frozen, frozen=True):
-    """One input tensor, made from its seed: the same on every machine."""
+class DynamicSize(_Frozen, frozen=True):
+    """A dimension whose size is not fixed when compiling: the program takes any size from `least` to `greatest`."""
 
-    shape: tuple[int, ...]
+    dim: int
+    greatest: int
+    least: int = 1
+    name: str = ""
+    """Dimensions of one name have one size; empty is a name of its own."""
+
+
+class InputSpec(_Frozen, frozen=True):
+    """One input tensor, made from its seed or read from files: the same on every machine."""
+
+    shape: tuple[int, ...] | None = None
+    """What is executed; None only with `files`, which know theirs."""
+    files: tuple[str, ...] = ()
+    """A `.npy` file for every sample, relative to the folder of the suite; nothing is drawn then."""
+    dynamic: tuple[DynamicSize, ...] = ()
     dtype: DType = "float32"
     distribution: Distribution = "normal"
     low: float = -1.0
@@ -50,6 +57,13 @@ class InputSpec(_Frozen, frozen=True):
 
 class Limits(_Frozen, frozen=True):
     """What one output may differ from one reference. A limit that is None is measured but does not decide."""
+
+    steps: float | None = None
+    """Greatest absolute difference, in quantization steps of the output; only where the output is quantized."""
+    peak: float | None = None
+    """Greatest absolute difference, as a share of the greatest absolute value of the reference."""
+    loss_db: float | None = None
+    """How many dB the SQNR may be below that of the quantized module on the CPU; against the FP32 module alone."""
 
     sqnr_db: float | None = None
     """Least signal-to-quantization-noise ratio, in dB."""
@@ -70,6 +84,29 @@ class Tolerance(_Frozen, frozen=True):
 
 # What decides where a manifest says nothing. Two ways of computing in float32 differ by its rounding: docs/suites.md.
 _DEFAULT_TOLERANCES = {"fp32": Tolerance(fp32=Limits(sqnr_db=100.0, mismatch=0.0))}
+
+
+class Expectation(_Frozen, frozen=True):
+    """How much of a case its backend takes: exactly this, or the job fails."""
+
+    partitions: int = 1
+    """Delegated partitions."""
+    fallback_ops: dict[str, int] = {}
+    """Operators left to the CPU, and how often."""
+    precisions: tuple[str, ...] = ()
+    """Where it holds; empty is everywhere."""
+    socs: tuple[str, ...] = ()
+
+
+class Metric(_Frozen, frozen=True):
+    """What tells more of an output than its closeness, from the FP32 reference and the output."""
+
+    name: Literal["top1", "tokens", "psnr_db"]
+    """`top1`, `tokens`: share of positions whose greatest element along the last dimension is the same one.
+    `psnr_db`: peak signal-to-noise ratio, the peak being the range of the reference."""
+    output: int = 0
+    least: float | None = None
+    """What it has to be at least, `top1` and `tokens` over all samples, `psnr_db` in each; None does not decide."""
 
 
 class KnownIssue(_Frozen, frozen=True):
@@ -93,8 +130,17 @@ class Case(_Frozen, frozen=True):
     suite: str
     name: str
     module: str
-    """`package.module:Class`, or `.module:Class` for a file in the folder of the suite."""
+    """`package.module:Class`, or `.module:Class` for a file in the folder of the suite, or `..sibling.module:Class` for
+    one in a folder beside it; empty where a program, or a `.pte` file alone, takes its place."""
     inputs: tuple[InputSpec, ...]
+    checkpoint: str = ""
+    """File with the weights of the module: a state dict, as `.safetensors`, or as torch.save leaves it."""
+    program: str = ""
+    """A `.pt2` file of torch.export, in place of a module."""
+    pte: str = ""
+    """A `.pte` file, compiled already; a module or a program beside it gives its reference."""
+    expected: tuple[tuple[str, ...], ...] = ()
+    """With a `.pte` file: by sample, a `.npy` file for every output, in place of a reference that is computed."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     seed: int = 0
@@ -105,8 +151,24 @@ class Case(_Frozen, frozen=True):
     tolerances: dict[str, Tolerance] = {}
     """By precision."""
     known_issues: tuple[KnownIssue, ...] = ()
+    expect: tuple[Expectation, ...] = ()
+    """The first that fits a target counts; none does not decide."""
+    metrics: tuple[Metric, ...] = ()
     folder: str = ""
-    """Folder of the suite, where `.module` is looked for."""
+    """Folder of the suite, where its files are looked for."""
+
+    @property
+    def definition(self) -> tuple[Any, ...]:
+        """Return what says which program is executed on which inputs, but for the content of its files."""
+        sources = (self.module, self.checkpoint, self.program, self.pte, self.expected)
+        return (*sources, self.args, self.kwargs, self.inputs, self.seed, self.samples)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return the files that it names, but for Python code, relative to its folder."""
+        named = (self.checkpoint, self.program, self.pte)
+        inputs = (file for spec in self.inputs for file in spec.files)
+        return tuple(file for file in (*named, *inputs, *itertools.chain(*self.expected)) if file)
 
     def tolerance(self, precision: str) -> Tolerance:
         """Return what decides at `precision`."""
@@ -114,13 +176,26 @@ class Case(_Frozen, frozen=True):
 
     def precisions_on(self, backend: str) -> tuple[str, ...]:
         """Return what the case runs at on `backend`: what it declares, or on the CPU what the backend has."""
+        if self.pte:
+            legal = (*BACKEND_PRECISIONS[backend], READY)
+            return tuple(precision for precision in self.precisions if precision in legal)
         if backend in CPU_BACKENDS:
             return BACKEND_PRECISIONS[backend]
         return tuple(
             precision
             for precision in self.precisions
-            if precision not in _CPU_PRECISIONS or precision in BACKEND_PRECISIONS[backend]
+            if precision not in CPU_PRECISIONS or precision in BACKEND_PRECISIONS[backend]
         )
+
+    def expectation(self, target: Target) -> Expectation | None:
+        """Return how much of the case the backend of `target` has to take; None where that does not decide."""
+        if target.backend in CPU_BACKENDS:
+            return None
+        for expected in self.expect:
+            places = ((expected.precisions, target.precision), (expected.socs, target.soc))
+            if all(not named or one in named for named, one in places):
+                return expected
+        return None
 
     def known_issue(self, target: Target) -> KnownIssue | None:
         """Return the known issue that covers the case on `target`."""
@@ -170,169 +245,6 @@ class Job(_Frozen, frozen=True):
     def known_issue(self) -> KnownIssue | None:
         """Return the known issue that covers this job."""
         return self.case.known_issue(self.target)
-
-
-# What a manifest looks like; the defaults of its [suite] table fill in what a case leaves out.
-
-
-class _CaseTable(_Frozen, frozen=True):
-    module: str
-    inputs: tuple[InputSpec, ...]
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    seed: int = 0
-    samples: int = 1
-    precisions: tuple[str, ...] = ()
-    tolerance: dict[str, Tolerance] = {}
-    known_issues: tuple[KnownIssue, ...] = ()
-
-
-class _SuiteTable(_Frozen, frozen=True):
-    name: str
-    description: str
-    backends: tuple[str, ...] = ("htp",)
-    precisions: tuple[str, ...] = ("8a8w",)
-    tolerance: dict[str, Tolerance] = {}
-
-
-class _Include(_Frozen, frozen=True):
-    suite: str
-    cases: tuple[str, ...]
-    precisions: tuple[str, ...] = ()
-
-
-class _Manifest(_Frozen, frozen=True):
-    suite: _SuiteTable
-    case: dict[str, _CaseTable] = {}
-    include: tuple[_Include, ...] = ()
-    """Cases taken from a suite in a sibling folder, under their own names."""
-
-
-def load_suite(manifest: Path, including: tuple[Path, ...] = ()) -> Suite:
-    """Read one suite.toml. Raises ConfigError, naming file and key, for anything it cannot mean.
-
-    `including` are the manifests that brought us here.
-    """
-    try:
-        table = msgspec.toml.decode(manifest.read_bytes(), type=_Manifest)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise ConfigError(manifest, "", str(error)) from None
-    except OSError as error:
-        raise ConfigError(manifest, "", error.strerror or str(error)) from None
-    _check_name(manifest, "suite.name", table.suite.name)
-    folder = manifest.resolve().parent.name
-    if table.suite.name != folder:
-        raise ConfigError(
-            manifest, "suite.name", f"is {table.suite.name!r}, expected {folder!r} as the folder is called"
-        )
-    _check_known(manifest, "suite.precisions", table.suite.precisions, PRECISIONS)
-    _check_known(manifest, "suite.tolerance", table.suite.tolerance, PRECISIONS)
-    _check_known(manifest, "suite.backends", table.suite.backends, BACKEND_PRECISIONS)
-    cases = [_case(manifest, table.suite, name, case) for name, case in table.case.items()]
-    for include in table.include:
-        cases += _included(manifest, table.suite, include, including)
-    if not cases:
-        raise ConfigError(manifest, "case", "the suite has no case: add a [case.NAME] table")
-    twice = {case.name for case in cases if sum(other.name == case.name for other in cases) > 1}
-    if twice:
-        raise ConfigError(manifest, "include", f"cases come twice: {', '.join(sorted(twice))}")
-    return Suite(table.suite.name, table.suite.description, table.suite.backends, tuple(cases), str(manifest))
-
-
-def _check_name(manifest: Path, key: str, name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ConfigError(manifest, key, f"{name!r} is not a name: lower-case letters, digits and _, at most 64")
-
-
-def _check_known(manifest: Path, key: str, names: Iterable[str], known: Collection[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise ConfigError(manifest, key, f"{name!r} is none of {', '.join(known)}")
-
-
-def _case(manifest: Path, suite: _SuiteTable, name: str, table: _CaseTable) -> Case:
-    key = f"case.{name}"
-    _check_name(manifest, key, name)
-    if not _FACTORY.fullmatch(table.module):
-        raise ConfigError(manifest, f"{key}.module", f"{table.module!r} is not 'package.module:Class'")
-    if not table.inputs:
-        raise ConfigError(manifest, f"{key}.inputs", "at least one input is needed")
-    if any(size < 1 for spec in table.inputs for size in spec.shape):
-        raise ConfigError(manifest, f"{key}.inputs", "every dimension is at least 1")
-    if table.samples < 1:
-        raise ConfigError(manifest, f"{key}.samples", "is at least 1")
-    _check_known(manifest, f"{key}.precisions", table.precisions, PRECISIONS)
-    _check_known(manifest, f"{key}.tolerance", table.tolerance, PRECISIONS)
-    for issue in table.known_issues:
-        _check_known(manifest, f"{key}.known_issues.precisions", issue.precisions, PRECISIONS)
-        _check_known(manifest, f"{key}.known_issues.socs", issue.socs, load_socs())
-        _check_known(manifest, f"{key}.known_issues.backends", issue.backends, BACKEND_PRECISIONS)
-    return Case(
-        suite=suite.name,
-        name=name,
-        module=table.module,
-        inputs=table.inputs,
-        args=table.args,
-        kwargs=table.kwargs,
-        seed=table.seed,
-        samples=table.samples,
-        precisions=table.precisions or suite.precisions,
-        tolerances={**suite.tolerance, **table.tolerance},
-        known_issues=tuple(_placed(issue, suite.backends) for issue in table.known_issues),
-        folder=str(manifest.parent.resolve()),
-    )
-
-
-def _placed(issue: KnownIssue, backends: tuple[str, ...]) -> KnownIssue:
-    if issue.precisions and _CPU_PRECISIONS.issuperset(issue.precisions):
-        backends = CPU_BACKENDS
-    return msgspec.structs.replace(issue, backends=issue.backends or backends)
-
-
-def _included(manifest: Path, suite: _SuiteTable, include: _Include, including: tuple[Path, ...]) -> list[Case]:
-    path = manifest.resolve().parent.parent / include.suite / "suite.toml"
-    if path in (*including, manifest.resolve()):
-        raise ConfigError(manifest, "include.suite", f"{include.suite!r} includes this suite: that never ends")
-    source = load_suite(path, (*including, manifest.resolve()))
-    by_name = {case.name: case for case in source.cases}
-    taken = []
-    for name in include.cases:
-        if name not in by_name:
-            raise ConfigError(manifest, "include.cases", str(UnknownNameError("case", name, by_name)))
-        precisions = include.precisions or by_name[name].precisions
-        taken.append(msgspec.structs.replace(by_name[name], suite=suite.name, precisions=precisions))
-    return taken
-
-
-def find_suites(folders: Sequence[Path] = ()) -> dict[str, Path]:
-    """Return the manifests by folder name: the ones farm ships, then those in `folders`.
-
-    A folder is a suite (it has a suite.toml) or holds suites. Raises ConfigError for one that is neither.
-    """
-    found = {path.parent.name: path for path in sorted(data_folder("test_suites").glob("*/suite.toml"))}
-    for folder in folders:
-        own = folder / "suite.toml"
-        manifests = [own] if own.is_file() else sorted(folder.glob("*/suite.toml"))
-        if not manifests:
-            raise ConfigError(folder, "", "is no suite and holds none: a suite is a folder with a suite.toml")
-        for path in manifests:
-            name = path.parent.resolve().name
-            if name in found and found[name].resolve() != path.resolve():
-                raise ConfigError(
-                    path, "", f"there is a suite {name!r} already, {found[name]}: call this one differently"
-                )
-            found[name] = path
-    return found
-
-
-def resolve_suite(name: str, known: Mapping[str, Path]) -> Suite:
-    """Return the suite called `name`, or the one in the folder or manifest that `name` is a path to."""
-    path = Path(name)
-    if "/" in name or name.endswith(".toml"):
-        return load_suite(path / "suite.toml" if path.is_dir() else path)
-    if name not in known:
-        raise UnknownNameError("suite", name, known, "(farm suites lists them)")
-    return load_suite(known[name])
 
 
 def plan(

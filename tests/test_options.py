@@ -8,7 +8,8 @@ from executorch.backends.qualcomm.serialization import qc_schema
 from farm.errors import FarmError, IllegalTargetError, UnknownNameError, UsageError
 from farm.options import OPTIONS, compile_options, parse_options, runtime_flags
 from farm.profiles import BACKEND_PRECISIONS, find_soc
-from farm.suites import Target, find_suites, load_suite, plan
+from farm.suite_files import find_suites, load_suite
+from farm.suites import Target, plan
 
 
 def test_every_combination_is_a_set_of_its_own() -> None:

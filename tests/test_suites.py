@@ -8,7 +8,8 @@ import pytest
 
 from farm.errors import ConfigError, FarmError, IllegalTargetError, UnknownNameError
 from farm.profiles import find_soc
-from farm.suites import Target, find_suites, load_suite, plan, resolve_suite
+from farm.suite_files import find_suites, load_suite, resolve_suite
+from farm.suites import Target, plan
 
 MANIFEST = """
 [suite]
@@ -206,7 +207,8 @@ def test_the_shipped_suites_have_what_they_promise() -> None:
 
 def test_listing_imports_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom farm.suites import *\nfrom farm.profiles import find_soc\n"
+        "import sys\nfrom farm.suites import plan\nfrom farm.suite_files import find_suites, resolve_suite\n"
+        "from farm.profiles import find_soc\n"
         "plan([resolve_suite('quantized_ops', find_suites())], [find_soc('SM8650')], 'htp')\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'executorch', 'numpy')))"
     )

@@ -36,6 +36,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     shape: tuple[int, ...]
     dtype: str
+    step: float | None = None
+    """Quantization step of an output, in its unit; None where it is not quantized, or not as a whole."""
 
     @property
     def nbytes(self) -> int:
@@ -63,8 +65,8 @@ class Manifest(msgspec.Struct, frozen=True):
     pte_bytes: int
     delegates: dict[str, int]
     """Delegated partitions by delegate id: `QnnBackend`, `XnnpackBackend`."""
-    delegated_ops: int
-    """Nodes of the edge graph that went into delegates."""
+    delegated_ops: int | None
+    """Nodes of the edge graph that went into delegates; None where it was compiled elsewhere."""
     fallback_ops: dict[str, int]
     """Operators that no delegate took, and how often: ExecuTorch's own kernels run them on the CPU."""
     seconds: dict[str, float]
@@ -75,6 +77,10 @@ class Manifest(msgspec.Struct, frozen=True):
     """SHA-256 of every other file of the bundle, by relative path (build.log is not among them)."""
     references: tuple[str, ...] = REFERENCES
     """Which of REFERENCES there are."""
+    operators: dict[str, int] = {}
+    """What the QNN backend built, by the name of its node visitor's target (`aten.add.Tensor`), and how often."""
+    dynamic: bool = False
+    """Whether the shapes may be below the program's bounds, so that the runner has to be told what is executed."""
 
     @property
     def partitions(self) -> int:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections import Counter
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import torch
 
 from farm.build.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Manifest, TensorSpec, sha256_of
-from farm.build.delegation import read_delegation
-from farm.build.factory import make_inputs, make_module
+from farm.build.delegation import built_operators, read_delegation
+from farm.build.factory import make_example, make_inputs, make_module, read_expected
 from farm.build.flow import Stopwatch
 from farm.build.key import relevant_versions
+from farm.build.quantization import output_steps
+from farm.build.ready import check_inputs, is_dynamic, output_specs, read_ready
 from farm.errors import UnknownNameError
 from farm.options import compile_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from farm.build.flow import Flow
     from farm.suites import Job, Target
+
+Tensors = tuple[torch.Tensor, ...]
 
 _FLOWS = {
     **dict.fromkeys(("htp", "lpai", "gpu"), "farm.build.qualcomm"),
@@ -43,33 +48,15 @@ def flow_of(backend: str) -> Flow:
 def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -> Manifest:
     """Write the bundle of `job` into the empty `folder`, the manifest last. What the compiler raises passes through."""
     case, target = job.case, job.target
-    flow = flow_of(target.backend)
     watch = Stopwatch()
     with torch.no_grad():
-        module = make_module(case)
         samples = [make_inputs(case, sample) for sample in range(case.samples)]
-        # First, as an error of the module itself reads better than what an export makes of it.
-        with watch.step("reference"):
-            references = {"fp32": [_outputs(module, inputs) for inputs in samples]}
-        with _schematics(folder / OPTRACE if _for_optrace(target) else None):
-            lowered = flow(module, samples, target, versions, watch)
-        delegation = read_delegation(lowered.edge.exported_program().graph_module)
-        if lowered.quantized is not None:
-            with watch.step("quantized_reference"):
-                references["quantized"] = [_outputs(lowered.quantized, inputs) for inputs in samples]
-        with watch.step("serialize"):
-            program = lowered.edge.to_executorch(lowered.config)
-            with (folder / MODEL).open("wb") as file:
-                program.write_to_file(file)
-    if _for_optrace(target):
-        from farm.build.optrace import keep_graphs
-
-        keep_graphs(folder / MODEL, folder / OPTRACE)
-    delegates = Counter(delegate.id for delegate in program.executorch_program.execution_plan[0].delegates)
+        make = _take_ready if case.pte else _compile
+        program = make(job, samples, versions, folder, watch)
     (folder / INPUTS).mkdir()
     for sample, inputs in enumerate(samples):
         _write(folder / INPUTS, "input", sample, inputs)
-    for kind, outputs in references.items():
+    for kind, outputs in program.references.items():
         (folder / f"reference_{kind}").mkdir()
         for sample, tensors in enumerate(outputs):
             _write(folder / f"reference_{kind}", "output", sample, tensors)
@@ -81,18 +68,98 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
         precision=target.precision,
         samples=case.samples,
         inputs=tuple(_spec(tensor) for tensor in samples[0]),
-        outputs=tuple(_spec(tensor) for tensor in references["fp32"][0]),
+        outputs=program.outputs,
         pte_bytes=(folder / MODEL).stat().st_size,
-        delegates=dict(delegates),
-        delegated_ops=delegation.delegated_ops,
-        fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
+        delegates=program.delegates,
+        delegated_ops=program.delegated_ops,
+        fallback_ops=program.fallback_ops,
         seconds=watch.finish(),
         versions=relevant_versions(target.backend, versions),
         files={str(path.relative_to(folder)): sha256_of(path) for path in _files(folder)},
-        references=tuple(references),
+        references=tuple(program.references),
+        operators=program.operators,
+        dynamic=program.dynamic,
     )
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
     return manifest
+
+
+class _Program(NamedTuple):
+    """What is known of a `.pte` that lies in a bundle."""
+
+    references: dict[str, list[Tensors]]
+    """By kind, the outputs of every sample."""
+    outputs: tuple[TensorSpec, ...]
+    delegates: dict[str, int]
+    delegated_ops: int | None
+    fallback_ops: dict[str, int]
+    operators: dict[str, int]
+    dynamic: bool
+
+
+def _compile(
+    job: Job, samples: Sequence[Tensors], versions: Mapping[str, str], folder: Path, watch: Stopwatch
+) -> _Program:
+    case, target = job.case, job.target
+    flow = flow_of(target.backend)
+    module = make_module(case)
+    # First, as an error of the module itself reads better than what an export makes of it.
+    with watch.step("reference"):
+        references = {"fp32": [_outputs(module, inputs) for inputs in samples]}
+    example = make_example(case, module, samples[0])
+    with _schematics(folder / OPTRACE if _for_optrace(target) else None), built_operators() as operators:
+        lowered = flow(module, example, samples, target, versions, watch)
+    delegation = read_delegation(lowered.edge.exported_program().graph_module)
+    steps: Sequence[float | None] = [None] * len(references["fp32"][0])
+    if lowered.quantized is not None:
+        with watch.step("quantized_reference"):
+            references["quantized"] = [_outputs(lowered.quantized, inputs) for inputs in samples]
+        steps = output_steps(lowered.quantized)
+    with watch.step("serialize"):
+        program = lowered.edge.to_executorch(lowered.config)
+        with (folder / MODEL).open("wb") as file:
+            program.write_to_file(file)
+    if _for_optrace(target):
+        from farm.build.optrace import keep_graphs
+
+        keep_graphs(folder / MODEL, folder / OPTRACE)
+    return _Program(
+        references=references,
+        outputs=tuple(_spec(tensor, step) for tensor, step in zip(references["fp32"][0], steps, strict=True)),
+        delegates=dict(Counter(delegate.id for delegate in program.executorch_program.execution_plan[0].delegates)),
+        delegated_ops=delegation.delegated_ops,
+        fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
+        operators=dict(operators),
+        dynamic=any(spec.dynamic for spec in case.inputs),
+    )
+
+
+def _take_ready(
+    job: Job, samples: Sequence[Tensors], versions: Mapping[str, str], folder: Path, watch: Stopwatch
+) -> _Program:
+    del versions  # whoever compiled it chose them
+    case = job.case
+    method = read_ready(job)
+    for inputs in samples:
+        check_inputs(job, method, inputs)
+    references = {}
+    with watch.step("reference"):
+        if case.module or case.program:
+            module = make_module(case)
+            references["fp32"] = [_outputs(module, inputs) for inputs in samples]
+        elif case.expected:
+            references["fp32"] = read_expected(case)
+    shutil.copyfile(Path(case.folder, case.pte), folder / MODEL)
+    outputs = tuple(_spec(tensor) for tensor in references["fp32"][0]) if references else output_specs(method)
+    return _Program(
+        references=references,
+        outputs=outputs,
+        delegates=method.partitions,
+        delegated_ops=None,
+        fallback_ops=method.cpu_operators,
+        operators={},
+        dynamic=is_dynamic(method),
+    )
 
 
 def _for_optrace(target: Target) -> bool:
@@ -107,13 +174,13 @@ def _schematics(folder: Path | None) -> AbstractContextManager[None]:
     return schematics_in(folder)
 
 
-def _outputs(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _outputs(module: torch.nn.Module, inputs: Tensors) -> Tensors:
     result = module(*inputs)
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
-def _spec(tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+def _spec(tensor: torch.Tensor, step: float | None = None) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), step)
 
 
 def _write(folder: Path, kind: str, sample: int, tensors: Sequence[torch.Tensor]) -> None:

@@ -13,7 +13,7 @@ from executorch.exir.lowered_backend_module import get_lowered_submodules
 from farm.errors import DelegationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -29,6 +29,10 @@ _QUANTIZING = (_QUANTIZE, _DEQUANTIZE)
 _VERDICTS = "executorch.backends.qualcomm.partition.qnn_partitioner"
 _PHASE = "[LpaiPartitionFallbackSupport] "
 _TAKEN = ("True", "Forced Passed")
+
+# And of every node of a graph that it builds for QNN, QnnBackend: "Visiting: aten_add_tensor, aten.add.Tensor".
+_BUILDING = "executorch.backends.qualcomm.qnn_preprocess"
+_VISITING = "Visiting: "
 
 
 class Delegation(NamedTuple):
@@ -76,6 +80,24 @@ def require_whole_graph(backend: str, delegation: Delegation) -> None:
 
 
 @contextmanager
+def built_operators() -> Iterator[Counter[str]]:
+    """Yield what collects the operators that QNN's graphs are built of while the body lowers one, and how often.
+
+    Under the names that ExecuTorch's op builders have as their targets. What is in the delegates of a lowered program
+    is not the same, as passes of the backend come between.
+    """
+    built: Counter[str] = Counter()
+
+    def listen(said: str) -> None:
+        _, start, visited = said.partition(_VISITING)
+        if start:
+            built[visited.rpartition(", ")[2]] += 1
+
+    with _listening(_BUILDING, listen):
+        yield built
+
+
+@contextmanager
 def refused_operators() -> Iterator[Counter[str]]:
     """Yield what collects the operators that LPAI does not take while the body lowers a graph, and how often.
 
@@ -83,17 +105,25 @@ def refused_operators() -> Iterator[Counter[str]]:
     """
     refused: Counter[str] = Counter()
 
+    def listen(said: str) -> None:
+        name, bar, verdict = said.removeprefix(_PHASE).partition(" | ")
+        if said.startswith(_PHASE) and bar and verdict not in _TAKEN:
+            refused[name] += 1
+
+    with _listening(_VERDICTS, listen):
+        yield refused
+
+
+@contextmanager
+def _listening(logger_name: str, listen: Callable[[str], None]) -> Iterator[None]:
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said = record.getMessage()
-            name, bar, verdict = said.removeprefix(_PHASE).partition(" | ")
-            if said.startswith(_PHASE) and bar and verdict not in _TAKEN:
-                refused[name] += 1
+            listen(record.getMessage())
 
-    logger, listener = logging.getLogger(_VERDICTS), Listener()
+    logger, listener = logging.getLogger(logger_name), Listener()
     logger.addHandler(listener)
     try:
-        yield refused
+        yield
     finally:
         logger.removeHandler(listener)
 

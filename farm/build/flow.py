@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig
@@ -33,6 +33,14 @@ class Stopwatch:
         return self.seconds
 
 
+class Example(NamedTuple):
+    """What a module is exported with."""
+
+    inputs: tuple[torch.Tensor, ...]
+    dynamic_shapes: tuple[Any, ...] | None
+    """As torch.export takes them, by parameter of `forward`; None where every size is fixed."""
+
+
 class Lowered(NamedTuple):
     """A module, lowered to a backend."""
 
@@ -43,8 +51,10 @@ class Lowered(NamedTuple):
     """How to serialize it; None is ExecuTorch's default."""
 
 
-Flow = Callable[[torch.nn.Module, Sequence[tuple[torch.Tensor, ...]], Target, Mapping[str, str], Stopwatch], Lowered]
-"""Lowers a module for a target; of its inputs, the first are for the export, all for calibration.
+Flow = Callable[
+    [torch.nn.Module, Example, Sequence[tuple[torch.Tensor, ...]], Target, Mapping[str, str], Stopwatch], Lowered
+]
+"""Lowers a module for a target, calibrated with the inputs of all samples.
 
 The mapping is what the bundle depends on besides its job, as in its manifest: farm/build/key.py.
 """

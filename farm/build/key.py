@@ -26,6 +26,8 @@ _RECIPE = (
     "qualcomm.py",
     "xnnpack.py",
     "delegation.py",
+    "quantization.py",
+    "ready.py",
     "optrace.py",
     "factory.py",
     "bundle.py",
@@ -75,12 +77,7 @@ def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
     """
     case, target = job.case, job.target
     parts = {
-        "module": case.module,
-        "args": case.args,
-        "kwargs": case.kwargs,
-        "seed": case.seed,
-        "samples": case.samples,
-        "inputs": case.inputs,
+        "case": case.definition,
         "source": _source_digest_of(job),
         # On the CPU only its name, which the manifest has, so that a device refuses what is for another SoC.
         "soc": target.soc if target.backend in CPU_BACKENDS else find_soc(target.soc),
@@ -93,12 +90,12 @@ def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
 
 
-_digests: dict[tuple[str, str], str] = {}
+_digests: dict[tuple[str, ...], str] = {}
 
 
 def _source_digest_of(job: Job) -> str:
     # Once per process and module: a suite has a hundred jobs over one file.
-    where = (job.case.folder, job.case.module.partition(":")[0])
+    where = (job.case.folder, job.case.module.partition(":")[0], *job.case.files)
     if where not in _digests:
         _digests[where] = source_digest(job.case)
     return _digests[where]

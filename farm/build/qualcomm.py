@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from executorch.exir import EdgeProgramManager
 
-    from farm.build.flow import Stopwatch
+    from farm.build.flow import Example, Stopwatch
     from farm.suites import Target
 
 _BACKEND_TYPES = {
@@ -51,6 +51,7 @@ _LPAI_TARGETS = {"x86": QnnExecuTorchLpaiTargetEnv.kX86, "arm": QnnExecuTorchLpa
 
 def _lower(
     module: torch.nn.Module,
+    example: Example,
     samples: Sequence[tuple[torch.Tensor, ...]],
     target: Target,
     versions: Mapping[str, str],
@@ -59,13 +60,14 @@ def _lower(
     with watch.step("export"):
         # Strict, because passes of ExecuTorch 1.5 (DecomposeMinMaxDim and others) read `source_fn_stack`, which
         # only that sets: without it max_dim ends the process in the QNN adaptor.
-        graph: torch.nn.Module = torch.export.export(module, samples[0], strict=True).module()
+        exported = torch.export.export(module, example.inputs, dynamic_shapes=example.dynamic_shapes, strict=True)
+        graph: torch.nn.Module = exported.module()
     quantized = None
     if target.precision in QUANTIZED_PRECISIONS:
         with watch.step("quantize"):
             graph = quantized = convert_pt2e(calibrate(graph, samples, target))
     with watch.step("lower"):
-        edge = _to_edge(graph, samples[0], target, compiler_specs(target, versions))
+        edge = _to_edge(graph, example, target, compiler_specs(target, versions))
     config = ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment())
     return Lowered(edge, quantized, config)
 
@@ -132,12 +134,12 @@ def _numbers(target: Target) -> dict[str, int]:
     return {name: int(known[name].words.get(value, value)) for name, value in compile_options(target).items()}
 
 
-def _to_edge(
-    graph: torch.nn.Module, inputs: tuple[torch.Tensor, ...], target: Target, specs: list[Any]
-) -> EdgeProgramManager:
+def _to_edge(graph: torch.nn.Module, example: Example, target: Target, specs: list[Any]) -> EdgeProgramManager:
     with refused_operators() as refused:
         try:
-            edge = to_edge_transform_and_lower_to_qnn(graph, inputs, specs)
+            edge = to_edge_transform_and_lower_to_qnn(
+                graph, example.inputs, specs, dynamic_shapes=example.dynamic_shapes
+            )
         except Exception as error:
             if "Failed to initialize QNN backend" in str(error):
                 library = f"libQnn{target.backend.title()}.so"

@@ -7,6 +7,8 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.build.bundle import sha256_of
+
 if TYPE_CHECKING:
     from farm.suites import Case
 
@@ -15,15 +17,19 @@ _VERSIONED = ("torch", "executorch", "torchao")
 
 
 def source_digest(case: Case) -> str:
-    """Return a hash of the code that makes the module of `case`.
+    """Return a hash of the code that makes the module of `case`, and of the files that it names.
 
     For a module in the suite's folder that is every Python file there, as they may import each other. For an
     installed package it is the file of the module; torch and executorch are told apart by version.
     """
     digest = hashlib.sha256()
+    for file in case.files:
+        digest.update(sha256_of(Path(case.folder, file)).encode())
     name = case.module.partition(":")[0]
     if name.startswith("."):
         folder = Path(case.folder)
+        if name.startswith(".."):
+            folder = folder.parent / name[2:].split(".")[0]
         for path in sorted(folder.rglob("*.py")):
             digest.update(str(path.relative_to(folder)).encode() + b"\0")
             digest.update(hashlib.sha256(path.read_bytes()).digest())

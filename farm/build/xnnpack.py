@@ -13,20 +13,21 @@ from farm.build.flow import Flow, Lowered
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from farm.build.flow import Stopwatch
+    from farm.build.flow import Example, Stopwatch
     from farm.suites import Target
 
 
 def _lower(
     module: torch.nn.Module,
+    example: Example,
     samples: Sequence[tuple[torch.Tensor, ...]],
     target: Target,
     versions: Mapping[str, str],
     watch: Stopwatch,
 ) -> Lowered:
-    del target, versions  # the same on every SoC
+    del samples, target, versions  # nothing is calibrated, and it is the same on every SoC
     with watch.step("export"):
-        exported = torch.export.export(module, samples[0], strict=True)
+        exported = torch.export.export(module, example.inputs, dynamic_shapes=example.dynamic_shapes, strict=True)
     with watch.step("lower"):
         edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
     return Lowered(edge, None, None)

@@ -12,7 +12,7 @@ import click
 from farm.cli.options import config_option
 from farm.cli.output import print_json
 from farm.config import load_config
-from farm.suites import find_suites, load_suite, resolve_suite
+from farm.suite_files import find_suites, load_suite, resolve_suite
 
 if TYPE_CHECKING:
     from farm.suites import Case

@@ -9,7 +9,8 @@ import msgspec
 from farm.errors import IllegalTargetError, UnknownNameError, UsageError
 from farm.options import parse_options
 from farm.profiles import find_soc
-from farm.suites import find_suites, plan, resolve_suite
+from farm.suite_files import find_suites, resolve_suite
+from farm.suites import plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +59,12 @@ def find_job(
     if len(jobs) > 1:
         precisions = ", ".join(job.target.precision for job in jobs)
         raise UsageError(f"{name} runs at several precisions, {precisions}: choose one with --precision")
-    return jobs[0]
+    job = jobs[0]
+    if job.case.pte:
+        raise UsageError(f"{name} is a .pte that was compiled already: it has no layers that could be told apart")
+    if any(spec.dynamic for spec in job.case.inputs):
+        raise UsageError(f"{name} has sizes that are not fixed: layers are compared at fixed ones")
+    return job
 
 
 def _parse_target(text: str, target: str) -> tuple[str, str, str, tuple[str, ...]]:

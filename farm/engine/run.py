@@ -19,7 +19,8 @@ from farm.errors import FarmError, IllegalTargetError, InfraError, NothingSelect
 from farm.identity import user_name
 from farm.options import parse_options, runtime_flags
 from farm.profiles import find_soc
-from farm.suites import Job, OptionSet, find_suites, plan, resolve_suite
+from farm.suite_files import find_suites, resolve_suite
+from farm.suites import Job, OptionSet, plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,6 +120,16 @@ def _check_machine(config: Config, request: RunRequest) -> None:
     _optrace_tools(config, request)
 
 
+def _check_ready(jobs: Sequence[Job]) -> None:
+    """Raise IllegalTargetError for a `.pte` that was compiled for something else, ConfigError for what is none."""
+    ready = [job for job in jobs if job.case.pte]
+    if ready:
+        from farm.build.ready import read_ready
+
+        for job in ready:
+            read_ready(job)
+
+
 def _optrace_tools(config: Config, request: RunRequest) -> OptraceTools | None:
     if request.profile is not Profile.OPTRACE:
         return None
@@ -199,6 +210,7 @@ def run(config: Config, request: RunRequest, front: Front) -> RunOutcome:
     _check_machine(config, request)
     with tempfile.TemporaryDirectory(prefix="farm-select-") as draft:
         jobs = tuple(_select(config, request, jobs, Path(draft)))
+    _check_ready(jobs)
     with Patience() as patience, open_store(config.store_url) as store:
         return _Run(config, request, front, store, patience).execute(jobs)
 

@@ -24,7 +24,16 @@ from farm.execution.result import Execution
 from farm.execution.runner_process import RunnerProcess
 from farm.execution.takeover import take_over
 from farm.execution.trouble import StagingError, cause_of
-from farm.execution.workspace import ANCHOR, INPUT_LIST, OUTPUTS, Workspace, job_layout, runtime_layout
+from farm.execution.workspace import (
+    ANCHOR,
+    INPUT_LIST,
+    INPUT_SHAPES,
+    OUTPUT_SHAPES,
+    OUTPUTS,
+    Workspace,
+    job_layout,
+    runtime_layout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +46,7 @@ if TYPE_CHECKING:
     from farm.execution.workspace import Layout
     from farm.runtime.runtime import Runtime
 
+_SHAPE_FLAGS = {"input_shape_path": INPUT_SHAPES, "output_shape_path": OUTPUT_SHAPES}
 _DEBUG_FLAGS = {
     "dump_intermediate_outputs": "true",
     "debug_output_path": DEBUG_FILE,
@@ -304,6 +314,7 @@ class DeviceSession:
                 "iteration": str(options.iterations),
                 "warm_up": str(options.warm_up),
                 "timeout_ms": str(round(options.timeout_s * 1000)),
+                **(_SHAPE_FLAGS if workspace.bundle.manifest.dynamic else {}),
                 **({"etdump_path": ETDUMP_FILE} if options.profiles else {}),
                 **(_DEBUG_FLAGS if options.debug else {}),
             }

@@ -11,11 +11,17 @@ from farm.devices.transport import Link
 from farm.execution.objects import OBJECTS
 
 if TYPE_CHECKING:
-    from farm.build.bundle import Bundle
+    from collections.abc import Iterable
+
+    from farm.build.bundle import Bundle, TensorSpec
     from farm.execution.raw import ErrorCause
     from farm.runtime.runtime import Runtime
 
 INPUT_LIST = "input_list.txt"
+INPUT_SHAPES = "input_shapes.txt"
+OUTPUT_SHAPES = "output_shapes.txt"
+"""Both only where the manifest of a bundle says that its shapes are dynamic."""
+
 # Of the outputs: the workspace itself. The runner wants a folder that is there, and a push makes none without a file.
 OUTPUTS = "."
 ANCHOR = "anchor.pte"
@@ -75,7 +81,14 @@ def job_layout(bundle: Bundle, folder: PurePosixPath) -> Layout:
                 objects[sha256] = path
         lines.append(" ".join(path.name for path in paths))
     files[folder / INPUT_LIST] = ("\n".join(lines) + "\n").encode()
+    if bundle.manifest.dynamic:
+        files[folder / INPUT_SHAPES] = _shapes(bundle.manifest.inputs)
+        files[folder / OUTPUT_SHAPES] = _shapes(bundle.manifest.outputs)
     return Layout(files, objects)
+
+
+def _shapes(tensors: Iterable[TensorSpec]) -> bytes:
+    return "".join(", ".join(map(str, tensor.shape)) + "\n" for tensor in tensors).encode()
 
 
 def _link(name: str, sha256: str) -> Link:

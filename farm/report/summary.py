@@ -322,10 +322,21 @@ def beyond_comparisons(attempt: Attempt, *, samples: bool) -> tuple[Measurement,
 
 
 def broken_limits(comparison: Comparison) -> frozenset[str]:
-    """Return which of `sqnr_db`, `cosine`, `max_abs` and `mismatch` the violations of `comparison` are about."""
-    fields = {"sqnr": "sqnr_db", "cosine": "cosine", "max": "max_abs", "mismatch": "mismatch"}
+    """Return which figures of `comparison` its violations are about, by the names of its fields."""
+    fields = {
+        "sqnr": "sqnr_db",
+        "loss": "loss_db",
+        "cosine": "cosine",
+        "max_abs": "max_abs",
+        "peak": "peak",
+        "steps": "steps",
+        "mismatch": "mismatch",
+    }
     return frozenset(
-        field for violation in comparison.violations for word, field in fields.items() if violation.startswith(word)
+        field
+        for violation in comparison.violations
+        for word, field in fields.items()
+        if violation.startswith(f"{word} ")
     )
 
 

@@ -94,6 +94,12 @@ class Comparison(msgspec.Struct, frozen=True):
     """Share of elements that differ; integer and boolean outputs only."""
     violations: tuple[str, ...] = ()
     """Which limits of the case it breaks, as text: `sqnr 12.3 dB < 20 dB`."""
+    peak: float | None = None
+    """The greatest difference as a share of the reference's greatest value."""
+    steps: float | None = None
+    """The greatest difference in quantization steps; where the output is quantized."""
+    loss_db: float | None = None
+    """How much the SQNR is below that of the quantized reference; against fp32 only."""
 
 
 class OperatorProfile(msgspec.Struct, frozen=True):

@@ -16,11 +16,13 @@ from farm.results.ending import Ending, failed, infra
 from farm.results.heap import heap_measurements
 from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
 from farm.results.outcome import outcome
-from farm.results.outputs import compare_outputs, decide, outputs_problem, reference_problem
+from farm.results.outputs import compare_outputs, decide, measure_outputs, outputs_problem, reference_problem
 from farm.results.profile import read_profile
 from farm.results.text import bounded_log, one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from farm.build.bundle import Bundle
     from farm.execution.raw import RawResult
     from farm.results.runner_report import RunnerReport
@@ -36,10 +38,8 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False) 
     """
     report = outcome(raw)
     ending = report if isinstance(report, Ending) else _judge_outputs(job, bundle, raw, report, operators=operators)
-    idle = not bundle.manifest.partitions and job.target.backend not in CPU_BACKENDS
-    if ending.verdict is Verdict.PASSED and idle:
-        reason = f"nothing was delegated to the {job.target.backend} backend: the CPU ran it all"
-        ending = _ended_as(ending, failed(Stage.BUILD, reason, Cause.COMPILE))
+    if ending.verdict is Verdict.PASSED and (problem := _delegation_problem(job, bundle)):
+        ending = _ended_as(ending, failed(Stage.BUILD, problem, Cause.COMPILE))
     measured = ending.measurements
     if raw.heap:
         ending = _heap_alone(ending, raw, None if isinstance(report, Ending) else report)
@@ -107,11 +107,32 @@ def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerRepor
         ending = problem or reference_problem(bundle)
         if ending is None:
             figures = compare_outputs(bundle, raw)
-            ending = decide(job, bundle, figures)
-            measured = (*measured, *numeric_measurements(figures))
+            metrics, broken = measure_outputs(job, bundle, raw)
+            ending = decide(job, bundle, figures, broken)
+            measured = (*measured, *numeric_measurements(figures), *metrics)
     except BundleError as error:
         return infra(Stage.BUILD, str(error), Cause.BUILDER)
-    return msgspec.structs.replace(ending, measurements=measured, notes=profile.notes, operators=profile.operators)
+    notes = (*ending.notes, *profile.notes)
+    return msgspec.structs.replace(ending, measurements=measured, notes=notes, operators=profile.operators)
+
+
+def _delegation_problem(job: Job, bundle: Bundle) -> str:
+    """Return how what the backend took differs from what the case expects; "" where it does not."""
+    manifest, backend = bundle.manifest, job.target.backend
+    if not manifest.partitions and backend not in CPU_BACKENDS:
+        return f"nothing was delegated to the {backend} backend: the CPU ran it all"
+    expected = job.case.expectation(job.target)
+    if expected is None or (manifest.partitions, manifest.fallback_ops) == (expected.partitions, expected.fallback_ops):
+        return ""
+    return (
+        f"{_shown(manifest.partitions, manifest.fallback_ops)}, expected "
+        f"{_shown(expected.partitions, expected.fallback_ops)}"
+    )
+
+
+def _shown(partitions: int, fallback_ops: Mapping[str, int]) -> str:
+    left = ", ".join(f"{name} x{count}" for name, count in sorted(fallback_ops.items())) or "nothing"
+    return f"{partitions} partition{'' if partitions == 1 else 's'} and {left} left to the CPU"
 
 
 def _heap_alone(ending: Ending, raw: RawResult, report: RunnerReport | None) -> Ending:

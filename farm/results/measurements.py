@@ -23,7 +23,11 @@ def bundle_measurements(manifest: Manifest) -> tuple[Measurement, ...]:
         ("delegated_ops", "count", Direction.HIGHER, manifest.delegated_ops),
         ("fallback_ops", "count", Direction.LOWER, sum(manifest.fallback_ops.values())),
     )
-    return tuple(Measurement(name, unit, way, (float(value),), exact=True) for name, unit, way, value in rows)
+    return tuple(
+        Measurement(name, unit, way, (float(value),), exact=True)
+        for name, unit, way, value in rows
+        if value is not None
+    )
 
 
 def time_measurements(report: RunnerReport) -> tuple[Measurement, ...]:

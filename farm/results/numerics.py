@@ -5,6 +5,9 @@ Formulae, with r the reference, a the actual output, both in float64, sums over 
     SQNR    10 log10(sum r^2 / sum (r - a)^2), in dB; inf where they are equal
     cosine  sum r a / (|r| |a|)
     max_abs max |r - a|
+    peak    max |r - a| / max |r|
+    steps   max |r - a| / the quantization step of the output, to a hundredth: float32 holds no multiples of it exactly
+    loss    SQNR of the quantized reference less that of the output, both against FP32, in dB
     mismatch  share of elements with r != a, for integer and boolean outputs, which have none of the above
 
 Elements that are NaN in both, or the same infinity in both, are equal and stay out of the sums.
@@ -38,6 +41,11 @@ class Figures(msgspec.Struct, frozen=True):
     """None as well where infinities or NaN differ."""
     max_abs: float | None = None
     mismatch: float | None = None
+    peak: float | None = None
+    steps: float | None = None
+    """None as well where the output is not quantized."""
+    loss_db: float | None = None
+    """Against FP32 alone, where there is a quantized reference that differs from it."""
     nan: int = 0
     """Elements that are NaN where the reference has a number."""
     infinite: int = 0
@@ -53,8 +61,10 @@ class Violation(msgspec.Struct, frozen=True):
     """How many times over the limit the error is, as an amplitude: comparable between kinds of limits."""
 
 
-def compare(actual: NDArray[np.generic], reference: NDArray[np.generic]) -> Figures:
+def compare(actual: NDArray[np.generic], reference: NDArray[np.generic], step: float | None = None) -> Figures:
     """Return the figures of `actual` against `reference`: arrays of one shape and one dtype, any rank.
+
+    `step` is the quantization step of the output, in its unit.
 
     Raises ValueError when shapes or dtypes differ, or the dtype is neither boolean, integer nor floating point.
     """
@@ -66,7 +76,20 @@ def compare(actual: NDArray[np.generic], reference: NDArray[np.generic]) -> Figu
         return Figures(mismatch=float(np.mean(actual != reference)) if reference.size else 0.0)
     if reference.dtype.kind != "f":
         raise ValueError(f"{reference.dtype} outputs cannot be compared")
-    return _compare_floats(actual.astype(np.float64), reference.astype(np.float64))
+    figures = _compare_floats(actual.astype(np.float64), reference.astype(np.float64))
+    if step is None or figures.max_abs is None:
+        return figures
+    return msgspec.structs.replace(figures, steps=round(figures.max_abs / step, 2) if step > 0 else math.inf)
+
+
+def with_loss(figures: Figures, quantized: Figures) -> Figures:
+    """Return `figures`, of an output against FP32, with what was lost on the way from the quantized reference.
+
+    `quantized` are the figures of that reference against FP32. Where it equals FP32 no loss has a value.
+    """
+    if figures.sqnr_db is None or quantized.sqnr_db is None or not math.isfinite(quantized.sqnr_db):
+        return figures
+    return msgspec.structs.replace(figures, loss_db=quantized.sqnr_db - figures.sqnr_db)
 
 
 def _compare_floats(actual: NDArray[np.float64], reference: NDArray[np.float64]) -> Figures:
@@ -76,20 +99,22 @@ def _compare_floats(actual: NDArray[np.float64], reference: NDArray[np.float64])
     nan = int(np.count_nonzero(odd & np.isnan(actual)))
     infinite = int(np.count_nonzero(odd)) - nan
     if nan or infinite:
-        return Figures(sqnr_db=-math.inf, cosine=None, max_abs=math.inf, nan=nan, infinite=infinite)
+        return Figures(sqnr_db=-math.inf, max_abs=math.inf, peak=math.inf, nan=nan, infinite=infinite)
     act, ref = actual[finite], reference[finite]
     if bool(np.all(same)):
-        return Figures(sqnr_db=math.inf, cosine=1.0, max_abs=0.0)
+        return Figures(sqnr_db=math.inf, cosine=1.0, max_abs=0.0, peak=0.0)
     with np.errstate(over="ignore", under="ignore"):
         max_abs = float(np.max(np.abs(ref - act)))
         # A power of two changes no digit, and keeps the squares of the greatest float64 from overflowing.
         exponent = -int(np.frexp(max(float(np.max(np.abs(ref))), float(np.max(np.abs(act)))))[1])
         act, ref = np.ldexp(act, exponent), np.ldexp(ref, exponent)
+        greatest = float(np.max(np.abs(ref)))
+        peak = float(np.max(np.abs(ref - act))) / greatest if greatest else math.inf
         signal, noise = float(np.sum(ref * ref)), float(np.sum((ref - act) ** 2))
         norms = math.sqrt(signal) * math.sqrt(float(np.sum(act * act)))
         cosine = float(np.sum(ref * act)) / norms if norms else 0.0
     sqnr = 10.0 * (math.log10(signal) - math.log10(max(noise, _LEAST_NOISE))) if signal else -math.inf
-    return Figures(sqnr_db=sqnr, cosine=min(1.0, max(-1.0, cosine)), max_abs=max_abs)
+    return Figures(sqnr_db=sqnr, cosine=min(1.0, max(-1.0, cosine)), max_abs=max_abs, peak=peak)
 
 
 def worst(figures: Iterable[Figures]) -> Figures:
@@ -105,6 +130,9 @@ def worst(figures: Iterable[Figures]) -> Figures:
         cosine=pick("cosine", min),
         max_abs=pick("max_abs", max),
         mismatch=pick("mismatch", max),
+        peak=pick("peak", max),
+        steps=pick("steps", max),
+        loss_db=pick("loss_db", max),
         nan=max(row.nan for row in rows),
         infinite=max(row.infinite for row in rows),
     )
@@ -136,7 +164,10 @@ def _beyond(figures: Figures, limits: Limits) -> list[Violation]:
     if value is not None and limit is not None and not value >= limit:
         # 1 - cosine grows with the square of the error.
         broken.append(Violation(_text("cosine", value, "<", limit, ""), math.sqrt(_ratio(1 - value, 1 - limit))))
-    for name in ("max_abs", "mismatch"):
+    value, limit = figures.loss_db, limits.loss_db
+    if value is not None and limit is not None and not value <= limit:
+        broken.append(Violation(_text("loss", value, ">", limit, " dB"), _power((value - limit) / 20)))
+    for name in ("max_abs", "peak", "steps", "mismatch"):
         value, limit = getattr(figures, name), getattr(limits, name)
         if value is not None and limit is not None and not value <= limit:
             broken.append(Violation(_text(name, value, ">", limit, ""), _ratio(value, limit)))
@@ -147,7 +178,9 @@ def is_decided(figures: Figures, limits: Limits) -> bool:
     """Tell whether at least one of `limits` applies to the dtype that `figures` were computed from."""
     if figures.mismatch is not None:
         return limits.mismatch is not None
-    return any(limit is not None for limit in (limits.sqnr_db, limits.cosine, limits.max_abs))
+    if limits.steps is not None and figures.steps is not None:
+        return True
+    return any(limit is not None for limit in (limits.sqnr_db, limits.cosine, limits.max_abs, limits.peak))
 
 
 def signal_problem(reference: NDArray[np.generic]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,17 +11,18 @@ from farm.build.bundle import read_tensor
 from farm.errors import BundleError
 from farm.results.attempt import Cause, Comparison, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
-from farm.results.numerics import Figures, compare, is_decided, signal_problem, violations, worst
+from farm.results.metrics import measure
+from farm.results.numerics import Figures, Violation, compare, is_decided, signal_problem, violations, with_loss, worst
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from farm.build.bundle import Bundle
     from farm.execution.raw import RawResult
-    from farm.results.numerics import Violation
+    from farm.results.attempt import Measurement
     from farm.results.runner_report import RunnerReport
     from farm.suites import Job, Limits
 
@@ -65,13 +67,40 @@ def compare_outputs(bundle: Bundle, raw: RawResult) -> FiguresByOutput:
     """Return the figures of every output of every sample. Raises BundleError when a reference cannot be read."""
     figures: FiguresByOutput = {}
     for sample, index, kind in _every(bundle):
-        actual = read_tensor(raw.output(sample, index), bundle.manifest.outputs[index])
-        figures.setdefault((index, kind), []).append(compare(actual, _reference(bundle, kind, sample, index)))
+        spec = bundle.manifest.outputs[index]
+        reference = _reference(bundle, kind, sample, index)
+        found = compare(_output(bundle, raw, sample, index), reference, spec.step)
+        if kind == "fp32" and "quantized" in bundle.manifest.references:
+            found = with_loss(found, compare(_reference(bundle, "quantized", sample, index), reference))
+        figures.setdefault((index, kind), []).append(found)
     return figures
 
 
-def decide(job: Job, bundle: Bundle, figures: Mapping[tuple[int, str], list[Figures]]) -> Ending:
-    """Return the verdict of the limits of the case. Pure."""
+def measure_outputs(job: Job, bundle: Bundle, raw: RawResult) -> tuple[tuple[Measurement, ...], dict[int, list[str]]]:
+    """Return the metrics of the case, and by output which of their limits are broken."""
+    measured, broken = [], dict[int, list[str]]()
+    for metric in job.case.metrics if "fp32" in bundle.manifest.references else ():
+        if metric.output >= len(bundle.manifest.outputs):
+            broken.setdefault(0, []).append(f"{metric.name} is wanted of output {metric.output}, which there is not")
+            continue
+        pairs = [
+            (_output(bundle, raw, sample, metric.output), _reference(bundle, "fp32", sample, metric.output))
+            for sample in range(bundle.manifest.samples)
+        ]
+        measurement, problem = measure(metric, pairs)
+        measured.append(measurement)
+        if problem:
+            broken.setdefault(metric.output, []).append(problem)
+    return tuple(measured), broken
+
+
+def decide(
+    job: Job,
+    bundle: Bundle,
+    figures: Mapping[tuple[int, str], list[Figures]],
+    broken_metrics: Mapping[int, Sequence[str]] = MappingProxyType({}),
+) -> Ending:
+    """Return the verdict of the limits of the case, `broken_metrics` being those of metrics by output. Pure."""
     tolerance = job.case.tolerance(job.target.precision)
     limits: dict[str, Limits] = {"fp32": tolerance.fp32, "quantized": tolerance.quantized}
     comparisons = []
@@ -79,6 +108,8 @@ def decide(job: Job, bundle: Bundle, figures: Mapping[tuple[int, str], list[Figu
     for (index, kind), rows in figures.items():
         figure = worst(rows)
         found = violations(figure, limits[kind])
+        if kind == "fp32":
+            found = (*found, *(Violation(text, 1.0) for text in broken_metrics.get(index, ())))
         comparisons.append(
             Comparison(
                 index,
@@ -88,6 +119,9 @@ def decide(job: Job, bundle: Bundle, figures: Mapping[tuple[int, str], list[Figu
                 figure.max_abs,
                 figure.mismatch,
                 tuple(violation.text for violation in found),
+                peak=figure.peak,
+                steps=figure.steps,
+                loss_db=figure.loss_db,
             )
         )
         broken += [(violation, f"output {index} against {kind}: {violation.text}") for violation in found]
@@ -103,6 +137,8 @@ def decide(job: Job, bundle: Bundle, figures: Mapping[tuple[int, str], list[Figu
 def _unjudged(
     bundle: Bundle, figures: Mapping[tuple[int, str], list[Figures]], limits: Mapping[str, Limits], job: Job
 ) -> Ending | None:
+    if not bundle.manifest.references:
+        return Ending(Verdict.PASSED, Stage.DONE, notes=("it ran; nothing says what its outputs should be",))
     for index, spec in enumerate(bundle.manifest.outputs):
         if not any(is_decided(worst(figures[index, kind]), limits[kind]) for kind in bundle.manifest.references):
             return _wrong(
@@ -123,6 +159,10 @@ def _every(bundle: Bundle) -> list[tuple[int, int, str]]:
         for kind in manifest.references
         for sample in range(manifest.samples)
     ]
+
+
+def _output(bundle: Bundle, raw: RawResult, sample: int, index: int) -> NDArray[np.generic]:
+    return read_tensor(raw.output(sample, index), bundle.manifest.outputs[index])
 
 
 def _reference(bundle: Bundle, kind: str, sample: int, index: int) -> NDArray[np.generic]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from farm.store.records import ArtifactRecord
     from farm.suites import Job
 
-FIGURES = ("sqnr_db", "cosine", "max_abs", "mismatch")
+FIGURES = ("sqnr_db", "cosine", "max_abs", "mismatch", "peak", "steps", "loss_db")
 # What an attempt and its row have in common.
 ATTEMPT_COLUMNS = (
     "verdict",

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 # The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
-REVISION = "0003"
+REVISION = "0004"
 # Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
 VERSION_TABLE = "farm_schema"
 
@@ -149,6 +149,9 @@ comparison = Table(
     Column("cosine", Float(53)),
     Column("max_abs", Float(53)),
     Column("mismatch", Float(53)),
+    Column("peak", Float(53)),
+    Column("steps", Float(53)),
+    Column("loss_db", Float(53)),
     Column("nan_figures", JSON, nullable=False),
     Column("violations", JSON, nullable=False),
 )

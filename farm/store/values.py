@@ -128,12 +128,11 @@ def fingerprint_hash(facts: Mapping[str, str]) -> str:
 
 
 def case_version(case: Case, source: str) -> str:
-    """Return a hash of what a case measures: module, its arguments and code (`source`), inputs, seed and samples.
+    """Return a hash of what a case measures: its definition, and its code and files (`source`).
 
     Tolerances and known issues are left out: they change what is said of a number, not the number.
     """
-    parts = (case.module, case.args, case.kwargs, case.inputs, case.seed, case.samples, source)
-    return _hash(parts)
+    return _hash((case.definition, source))
 
 
 def attempt_digest(attempt: Attempt) -> str:

@@ -24,7 +24,8 @@ from farm.execution.session import DeviceSession, RunnerOptions
 from farm.options import runtime_flags
 from farm.processes import Supervisor
 from farm.profiles import find_soc
-from farm.suites import Job, Target, load_suite
+from farm.suite_files import load_suite
+from farm.suites import Job, Target
 from farm.virtual import boot as boot_module
 
 if TYPE_CHECKING:

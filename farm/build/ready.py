@@ -1,0 +1,76 @@
+"""A `.pte` file that was compiled elsewhere, checked against its case and its target. Imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.build.bundle import TensorSpec
+from farm.errors import ConfigError, IllegalTargetError
+from farm.options import compile_options
+from farm.profiles import CPU_BACKENDS
+from farm.pte import read_pte
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from farm.pte import Method, Value
+    from farm.suites import Job
+
+
+def read_ready(job: Job) -> Method:
+    """Return the method that a job with a ready `.pte` runs.
+
+    Raises ConfigError for a file that is no program or has nothing to run, IllegalTargetError for one that was compiled
+    for another SoC or backend, or where the target has options that only a compiler could apply.
+    """
+    path, target = Path(job.case.folder, job.case.pte), job.target
+    program = read_pte(path)
+    method = program.forward
+    if compile_options(target):
+        names = ", ".join(compile_options(target))
+        raise IllegalTargetError(f"{path.name} is compiled already: leave the options {names} out")
+    if program.qnn is None:
+        if target.backend not in CPU_BACKENDS:
+            raise IllegalTargetError(f"{path.name} has nothing for the {target.backend} backend: use --backend xnnpack")
+    elif (program.qnn.soc, program.qnn.backend) != (target.soc, target.backend):
+        raise IllegalTargetError(
+            f"{path.name} is compiled for {program.qnn.soc} ({program.qnn.backend}), not for {target.soc} "
+            f"({target.backend}): ask for that, or compile it again"
+        )
+    if odd := [value for value in method.inputs if not value.is_tensor]:
+        raise ConfigError(path, "", f"wants an input of type {odd[0].dtype}, and farm gives tensors only")
+    return method
+
+
+def check_inputs(job: Job, method: Method, inputs: Sequence[torch.Tensor]) -> None:
+    """Raise ConfigError unless `inputs` are what the program takes."""
+    manifest = Path(job.case.folder) / "suite.toml"
+    given = [f"{_dtype(tensor)}{list(tensor.shape)}" for tensor in inputs]
+    if len(given) != len(method.inputs) or not all(map(_fits, inputs, method.inputs)):
+        wanted = ", ".join(map(str, method.inputs)) or "none"
+        problem = f"are {', '.join(given)}; {job.case.pte} takes {wanted}"
+        raise ConfigError(manifest, f"case.{job.case.name}.inputs", problem)
+
+
+def output_specs(method: Method) -> tuple[TensorSpec, ...]:
+    """Return what the program says of its outputs."""
+    return tuple(TensorSpec(value.shape, value.dtype) for value in method.outputs)
+
+
+def is_dynamic(method: Method) -> bool:
+    """Tell whether the runner has to be told what shapes are executed."""
+    return any(value.dynamic for value in (*method.inputs, *method.outputs))
+
+
+def _fits(tensor: torch.Tensor, value: Value) -> bool:
+    if _dtype(tensor) != value.dtype or len(tensor.shape) != len(value.shape):
+        return False
+    sizes = list(zip(tensor.shape, value.shape, strict=True))
+    return all(size <= bound for size, bound in sizes) if value.dynamic else all(size == bound for size, bound in sizes)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
