@@ -9,7 +9,7 @@ import pytest
 from farm.errors import ConfigError, FarmError, IllegalTargetError, UnknownNameError
 from farm.profiles import find_soc
 from farm.suite_files import find_suites, load_suite, resolve_suite
-from farm.suites import Target, plan
+from farm.suites import Expectation, Target, plan
 
 MANIFEST = """
 [suite]
@@ -155,6 +155,23 @@ def test_nothing_impossible_is_dropped_in_silence(
         ('socs = ["SM8350"]', 'socs = ["SM9999"]', "known_issues.socs: 'SM9999' is none of"),
         ('reason = "is wrong"', 'reason = "x"\nstage = "buidl"', "stage"),
         ("[case.relu]", '[[include]]\nsuite = "mine"\ncases = ["relu"]\n[case.relu]', "that never ends"),
+        ('module = ".ops:Conv"', 'program = "no.pt2"', "checkpoint, args and kwargs are for a module"),
+        ('module = "torch.nn:ReLU"', 'program = "no.pt2"', "'no.pt2' is no file; it is looked for in"),
+        ('module = "torch.nn:ReLU"', "", "case.relu: says nothing of what to run"),
+        (
+            'module = "torch.nn:ReLU"',
+            'module = "a:B"\nprogram = "x.pt2"',
+            "case.relu.program: there is a module as well",
+        ),
+        ('module = "torch.nn:ReLU"', 'module = "a:B"\nexpected = [["y.npy"]]', "is for a pte that has neither"),
+        ('module = "torch.nn:ReLU"', 'pte = "x.pte"\nexpected = [["y"], ["y"]]', "is for 2 samples, expected 1"),
+        ('["8a8w", "16a16w"]', '["ready"]', "'ready' is for a pte alone"),
+        ("{ shape = [1, 8] }", '{ dtype = "bool" }', "an input has a shape or files"),
+        ("{ shape = [1, 8] }", '{ files = ["a", "b"] }', "are 2, expected one a sample"),
+        ("shape = [1, 8]", "shape = [1, 8], dynamic = [{ dim = 2, greatest = 9 }]", "the shape has no dimension 2"),
+        ("shape = [1, 8]", "shape = [1, 8], dynamic = [{ dim = 1, greatest = 7 }]", "expected 1 <= least <= it"),
+        ("shape = [1, 8] }]", 'shape = [1, 8] }]\nmetrics = [{ name = "top5" }]', "Invalid enum value 'top5'"),
+        ("shape = [1, 8] }]", 'shape = [1, 8] }]\nexpect = [{ precisions = ["9a"] }]', "'9a' is none of"),
         ('"a suite of a user"', '"\udcff"', "suite.toml"),
     ],
 )
@@ -213,3 +230,51 @@ def test_listing_imports_no_torch(tmp_path: Path) -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'executorch', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=tmp_path, timeout=60).returncode == 0
+
+
+def test_an_include_without_names_takes_all_but_some_and_fills_in_tolerances(tmp_path: Path) -> None:
+    _write(tmp_path / "mine")
+    other = """
+[suite]
+name = "other"
+description = "some"
+[suite.tolerance.8a8w]
+fp32 = { sqnr_db = 1.0 }
+[suite.tolerance.fp16]
+fp32 = { sqnr_db = 50.0 }
+[[include]]
+suite = "mine"
+precisions = ["fp16"]
+without = { conv = "takes long" }
+"""
+    [relu] = load_suite(_write(tmp_path / "other", other)).cases
+    assert (relu.suite, relu.name, relu.precisions) == ("other", "relu", ("fp16",))
+    assert relu.tolerance("fp16").fp32.sqnr_db == 50.0
+    assert relu.tolerance("8a8w").fp32.sqnr_db == 20.0
+    with pytest.raises(ConfigError, match="did you mean 'conv'"):
+        load_suite(_write(tmp_path / "other", other.replace("conv =", "convv =")))
+
+
+def test_what_a_backend_has_to_take_is_the_first_that_fits(tmp_path: Path) -> None:
+    text = MANIFEST.replace("[case.relu]", "[suite.expect]\npartitions = 1\n\n[case.relu]").replace(
+        "[case.conv.tolerance", '[[case.conv.expect]]\nprecisions = ["16a16w"]\npartitions = 2\n[case.conv.tolerance'
+    )
+    relu, conv = load_suite(_write(tmp_path / "mine", text)).cases
+    eight, sixteen = Target("SM8650", "htp", "8a8w"), Target("SM8650", "htp", "16a16w")
+    assert [case.expectation(target) for case in (relu, conv) for target in (eight, sixteen)] == [
+        Expectation(1), Expectation(1), Expectation(1), Expectation(2, precisions=("16a16w",)),
+    ]  # fmt: skip
+    assert relu.expectation(Target("SM8650", "xnnpack", "fp32")) is None
+
+
+def test_a_ready_program_runs_at_what_it_says_or_at_no_precision_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "x.pte").touch()
+    text = MANIFEST.replace('module = "torch.nn:ReLU"', 'pte = "x.pte"')
+    relu, _ = load_suite(_write(tmp_path / "mine", text)).cases
+    assert (relu.precisions, relu.precisions_on("htp"), relu.precisions_on("xnnpack")) == (("ready",),) * 3
+    labelled = text.replace('pte = "x.pte"', 'pte = "x.pte"\nprecisions = ["8a8w"]')
+    relu, _ = load_suite(_write(tmp_path / "mine", labelled)).cases
+    assert (relu.precisions_on("htp"), relu.precisions_on("xnnpack")) == (("8a8w",), ())
+    jobs = plan([load_suite(_write(tmp_path / "mine", text))], [find_soc("SM8650")], "htp", ("ready",))
+    assert [job.id for job in jobs] == ["mine/relu[SM8650-htp-ready]"]

@@ -27,12 +27,11 @@ from farm.execution.trouble import StagingError, cause_of
 from farm.execution.workspace import (
     ANCHOR,
     INPUT_LIST,
-    INPUT_SHAPES,
-    OUTPUT_SHAPES,
     OUTPUTS,
     Workspace,
     job_layout,
     runtime_layout,
+    shape_flags,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from farm.execution.workspace import Layout
     from farm.runtime.runtime import Runtime
 
-_SHAPE_FLAGS = {"input_shape_path": INPUT_SHAPES, "output_shape_path": OUTPUT_SHAPES}
 _DEBUG_FLAGS = {
     "dump_intermediate_outputs": "true",
     "debug_output_path": DEBUG_FILE,
@@ -314,7 +312,7 @@ class DeviceSession:
                 "iteration": str(options.iterations),
                 "warm_up": str(options.warm_up),
                 "timeout_ms": str(round(options.timeout_s * 1000)),
-                **(_SHAPE_FLAGS if workspace.bundle.manifest.dynamic else {}),
+                **shape_flags(workspace.bundle.manifest),
                 **({"etdump_path": ETDUMP_FILE} if options.profiles else {}),
                 **(_DEBUG_FLAGS if options.debug else {}),
             }

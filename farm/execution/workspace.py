@@ -13,14 +13,14 @@ from farm.execution.objects import OBJECTS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from farm.build.bundle import Bundle, TensorSpec
+    from farm.build.bundle import Bundle, Manifest, TensorSpec
     from farm.execution.raw import ErrorCause
     from farm.runtime.runtime import Runtime
 
 INPUT_LIST = "input_list.txt"
 INPUT_SHAPES = "input_shapes.txt"
 OUTPUT_SHAPES = "output_shapes.txt"
-"""Both only where the manifest of a bundle says that its shapes are dynamic."""
+"""Only where the manifest of a bundle says that its shapes are dynamic; of outputs, where a reference has them."""
 
 # Of the outputs: the workspace itself. The runner wants a folder that is there, and a push makes none without a file.
 OUTPUTS = "."
@@ -81,10 +81,18 @@ def job_layout(bundle: Bundle, folder: PurePosixPath) -> Layout:
                 objects[sha256] = path
         lines.append(" ".join(path.name for path in paths))
     files[folder / INPUT_LIST] = ("\n".join(lines) + "\n").encode()
-    if bundle.manifest.dynamic:
-        files[folder / INPUT_SHAPES] = _shapes(bundle.manifest.inputs)
-        files[folder / OUTPUT_SHAPES] = _shapes(bundle.manifest.outputs)
+    tensors = {INPUT_SHAPES: bundle.manifest.inputs, OUTPUT_SHAPES: bundle.manifest.outputs}
+    for name in shape_flags(bundle.manifest).values():
+        files[folder / name] = _shapes(tensors[name])
     return Layout(files, objects)
+
+
+def shape_flags(manifest: Manifest) -> dict[str, str]:
+    """Return the runner's flags for the files that say what shapes are executed."""
+    if not manifest.dynamic:
+        return {}
+    outputs = {"output_shape_path": OUTPUT_SHAPES} if manifest.references else {}
+    return {"input_shape_path": INPUT_SHAPES, **outputs}
 
 
 def _shapes(tensors: Iterable[TensorSpec]) -> bytes:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from farm.build.bundle import Bundle, Manifest, TensorSpec
 from farm.execution.raw import RawResult
-from farm.suites import Case, InputSpec, Job, KnownIssue, Limits, Target, Tolerance
+from farm.suites import Case, Expectation, InputSpec, Job, KnownIssue, Limits, Metric, Target, Tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +35,8 @@ class Execution:
     def __init__(self, root: Path, samples: int = 2, dtypes: Sequence[str] = ("float32",)) -> None:
         self.samples, self.tolerance = samples, DECIBELS
         self.known_issues: tuple[KnownIssue, ...] = ()
+        self.expect: tuple[Expectation, ...] = ()
+        self.metrics: tuple[Metric, ...] = ()
         self.folder, self.bundle_folder = root / "raw", root / "bundle"
         self.folder.mkdir()
         specs = tuple(TensorSpec(SHAPE, dtype) for dtype in dtypes)
@@ -109,6 +111,8 @@ class Execution:
             samples=self.samples,
             tolerances={"8a8w": self.tolerance},
             known_issues=self.known_issues,
+            expect=self.expect,
+            metrics=self.metrics,
         )
         return Job(case, Target("SM8650", self.manifest.backend, self.manifest.precision))
 

@@ -8,9 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from farm.build.bundle import TensorSpec
 from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict
 from farm.results.judge import build_failure
-from farm.suites import KnownIssue, Limits, Tolerance
+from farm.suites import Expectation, KnownIssue, Limits, Metric, Tolerance
 
 from .conftest import SHAPE
 
@@ -359,6 +360,53 @@ def test_every_output_needs_a_limit_of_its_kind(make_execution: Callable[..., Ex
     assert execution.judge().reason.startswith("no limit decides output 1 (int64)")
     execution.tolerance = Tolerance(fp32=Limits(cosine=0.9, mismatch=0.0))
     assert ending(execution.judge()) == ("passed", "done")
+
+
+def test_a_difference_of_a_few_steps_decides_where_the_output_is_quantized(execution: Execution) -> None:
+    execution.replace_manifest(outputs=(TensorSpec(SHAPE, "float32", step=0.125),))
+    execution.tolerance = Tolerance(quantized=Limits(steps=2.0))
+    values = execution.output(1, 0)
+    values.flat[3] += 0.25
+    execution.set_output(1, 0, values)
+    attempt = execution.judge()
+    assert ending(attempt) == ("passed", "done")
+    assert {comparison.steps for comparison in attempt.comparisons} == {2.0}
+    values.flat[3] += 0.125
+    execution.set_output(1, 0, values)
+    assert execution.judge().reason == "output 0 against quantized: steps 3 > 2"
+
+
+def test_what_the_backend_takes_has_to_be_what_the_case_expects(execution: Execution) -> None:
+    execution.expect = (Expectation(partitions=2, socs=("SM8350",)), Expectation(partitions=1))
+    assert ending(execution.judge()) == ("passed", "done")
+    execution.replace_manifest(delegates={"QnnBackend": 2}, fallback_ops={"aten.add.Tensor": 3})
+    attempt = execution.judge()
+    assert ending(attempt) == ("failed", "build")
+    assert attempt.reason == (
+        "2 partitions and aten.add.Tensor x3 left to the CPU, expected 1 partition and nothing left to the CPU"
+    )
+    execution.expect = (Expectation(partitions=2, fallback_ops={"aten.add.Tensor": 3}),)
+    assert ending(execution.judge()) == ("passed", "done")
+
+
+def test_a_metric_of_the_case_is_measured_and_can_decide(execution: Execution) -> None:
+    execution.metrics = (Metric("top1"),)
+    assert measured(execution.judge())["top1[0]"] == (1.0, 1.0)
+    execution.metrics = (Metric("top1", least=1.0),)
+    execution.tolerance = Tolerance(fp32=Limits(sqnr_db=-300.0))
+    execution.set_output(0, 0, -execution.output(0, 0))
+    attempt = execution.judge()
+    assert ending(attempt) == ("failed", "numerics")
+    assert attempt.reason == "output 0 against fp32: top1 0.5 < 1"
+    execution.metrics = (Metric("top1", output=3),)
+    assert "output 3" in execution.judge().reason
+
+
+def test_without_any_reference_it_only_ran(execution: Execution) -> None:
+    execution.replace_manifest(references=())
+    attempt = execution.judge()
+    assert ending(attempt) == ("passed", "done")
+    assert "it ran; nothing says what its outputs should be" in attempt.notes
 
 
 def test_what_the_cpu_ran_alone_does_not_pass(execution: Execution) -> None:

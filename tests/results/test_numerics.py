@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from farm.results.numerics import Figures, compare, is_decided, signal_problem, violations, worst
+from farm.results.numerics import Figures, compare, is_decided, signal_problem, violations, with_loss, worst
 from farm.suites import Limits
 
 from .conftest import PATIENT
@@ -139,6 +139,10 @@ FIGURES = Figures(sqnr_db=12.34567, cosine=0.9, max_abs=0.5)
         (Figures(mismatch=0.25), Limits(sqnr_db=99.0, mismatch=0.2), ["mismatch 0.25 > 0.2"]),
         (Figures(sqnr_db=19.99999), Limits(sqnr_db=20.0), ["sqnr 19.99999 dB < 20 dB"]),
         (FIGURES, Limits(sqnr_db=13.0, max_abs=0.005), ["max_abs 0.5 > 0.005", "sqnr 12.35 dB < 13 dB"]),
+        (Figures(peak=0.2), Limits(peak=0.1), ["peak 0.2 > 0.1"]),
+        (Figures(steps=3.0), Limits(steps=2.0), ["steps 3 > 2"]),
+        (Figures(max_abs=1.0), Limits(steps=2.0), []),
+        (Figures(loss_db=4.5), Limits(loss_db=3.0), ["loss 4.5 dB > 3 dB"]),
         (Figures(sqnr_db=math.inf, cosine=1.0, max_abs=0.0), Limits(sqnr_db=1e9, cosine=1.0, max_abs=0.0), []),
     ],
 )
@@ -156,6 +160,26 @@ def test_excess_compares_kinds_of_limits() -> None:
     assert cosine.excess == pytest.approx(2.0)
 
 
+def test_a_difference_is_counted_in_steps_of_the_output_and_as_a_share_of_the_peak() -> None:
+    step = np.float32(0.1)
+    reference = np.array([-4, 0, 10, 20], np.float32) * step
+    moved = reference + np.array([0, 2, 0, -1], np.float32) * step
+    figures = compare(moved, reference, float(step))
+    assert figures.steps == 2.0
+    assert figures.peak == pytest.approx(0.1, rel=1e-6)
+    assert compare(reference, reference, float(step)).steps == 0.0
+    assert compare(moved, reference).steps is None
+    assert compare(np.zeros(4, np.int64), np.ones(4, np.int64), float(step)).steps is None
+
+
+def test_loss_is_what_comes_on_top_of_the_quantized_reference() -> None:
+    assert with_loss(Figures(sqnr_db=36.0), Figures(sqnr_db=40.0)).loss_db == 4.0
+    assert with_loss(Figures(sqnr_db=41.0), Figures(sqnr_db=40.0)).loss_db == -1.0
+    assert with_loss(Figures(sqnr_db=-math.inf), Figures(sqnr_db=40.0)).loss_db == math.inf
+    assert with_loss(Figures(sqnr_db=36.0), Figures(sqnr_db=math.inf)).loss_db is None
+    assert with_loss(Figures(mismatch=0.0), Figures(mismatch=0.0)).loss_db is None
+
+
 def test_worst_takes_the_worst_of_each() -> None:
     rows = [Figures(sqnr_db=30.0, cosine=0.8, max_abs=0.1), Figures(sqnr_db=20.0, cosine=0.9, max_abs=0.2, nan=1)]
     assert worst(rows) == Figures(sqnr_db=20.0, cosine=0.8, max_abs=0.2, nan=1)
@@ -166,6 +190,8 @@ def test_a_limit_decides_only_the_dtypes_it_applies_to() -> None:
     numbers, counts = Figures(sqnr_db=1.0, cosine=1.0, max_abs=0.0), Figures(mismatch=0.0)
     assert is_decided(numbers, Limits(cosine=0.9))
     assert not is_decided(numbers, Limits(mismatch=0.0))
+    assert not is_decided(numbers, Limits(steps=1.0, loss_db=1.0))
+    assert is_decided(Figures(steps=0.0), Limits(steps=1.0))
     assert is_decided(counts, Limits(mismatch=0.0))
     assert not is_decided(counts, Limits(sqnr_db=20.0, cosine=0.9, max_abs=0.1))
 

@@ -1,0 +1,52 @@
+"""What broken programs would give: `python mutating.py FOLDER SUITE...`, a process with torch.
+
+Leaves FOLDER/SUITE/CASE.npz with, for every output of the FP32 module: `output_N`, what it is; `stale_N`, the same for
+other inputs; `unbiased_N`, what it is without the biases of the module, where it has any.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from farm.build.factory import make_inputs, make_module
+from farm.suite_files import find_suites, resolve_suite
+
+
+def main() -> None:
+    folder, *suites = sys.argv[1:]
+    known = find_suites()
+    with torch.no_grad():
+        for name in suites:
+            (Path(folder) / name).mkdir(parents=True)
+            for case in resolve_suite(name, known).cases:
+                module = make_module(case)
+                inputs = make_inputs(case, 0)
+                found = outputs("output", module, inputs)
+                found |= outputs("stale", module, make_inputs(case, case.samples))
+                if unbiased := without_biases(module):
+                    found |= outputs("unbiased", unbiased, inputs)
+                np.savez(Path(folder) / name / f"{case.name}.npz", **found)
+
+
+def outputs(name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> dict[str, np.ndarray]:
+    # A module may keep or change what it is given.
+    result = copy.deepcopy(module)(*copy.deepcopy(inputs))
+    tensors = (result,) if isinstance(result, torch.Tensor) else result
+    return {f"{name}_{index}": tensor.detach().contiguous().numpy() for index, tensor in enumerate(tensors)}
+
+
+def without_biases(module: torch.nn.Module) -> torch.nn.Module | None:
+    other = copy.deepcopy(module)
+    biases = [value for name, value in other.named_parameters() if name.rpartition(".")[2] == "bias"]
+    for bias in biases:
+        bias.zero_()
+    return other if biases else None
+
+
+if __name__ == "__main__":
+    main()
