@@ -8,11 +8,14 @@ from typing import Any
 import msgspec
 
 from farm.report.summary import summarize
+from farm.report.worth import worths
 from farm.store.view import RunView
 
 
 def render_json(view: RunView) -> str:
     """Return the run as JSON: the fields of RunView, and `summary` with verdict line, counts and outcomes by job.
+
+    `worth` says of a failed job where its case fails and passes, as far as that is known.
 
     JSON has no infinity: numbers that are not finite are the strings `inf`, `-inf` and `nan`, never null,
     which means "does not apply".
@@ -25,6 +28,9 @@ def render_json(view: RunView) -> str:
         "attention": summary.attention,
         "counts": {outcome.value: n for outcome, n in summary.counts.items()},
         "outcomes": {job.job.id: job.outcome.value for job in summary.jobs},
+        "worth": {
+            summary.jobs[index].job.id: worth.conclusion for index, worth in worths(summary).items() if worth.conclusion
+        },
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
 

@@ -93,6 +93,12 @@ def clock(epoch_ms: int) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S} {moment.tzname()} (UTC{offset[:3]}:{offset[3:5]})"
 
 
+def day(epoch_ms: int) -> str:
+    """Return the day of a time in this machine's zone: `2026-03-01`."""
+    moment = local_time(epoch_ms)
+    return "unknown time" if moment is None else f"{moment:%Y-%m-%d}"
+
+
 def _odd(value: float | None) -> str:
     if value is None:
         return NOTHING

@@ -29,6 +29,7 @@ from farm.report.summary import (
     spread_of,
     summarize,
 )
+from farm.report.worth import worths
 from farm.resources import data_folder
 from farm.results.event_names import is_whole_call
 
@@ -86,6 +87,7 @@ def render_html(view: RunView) -> str:
             run=summary,
             view=view,
             matrices=matrices(summary),
+            worths=worths(summary),
             profiled=profiles[:SHOWN_JOBS],
             more_profiles=len(profiles[SHOWN_JOBS:]),
             row_limit=row_limit(len(profiles)),
@@ -140,6 +142,7 @@ def _environment() -> jinja2.Environment:
         "duration": fmt.duration,
         "quantity": fmt.quantity,
         "clock": fmt.clock,
+        "day": fmt.day,
         "isotime": _isotime,
         "sortable": _sortable,
         "one_line": one_line,
@@ -147,6 +150,7 @@ def _environment() -> jinja2.Environment:
         "beyond": beyond_comparisons,
         "broken": broken_limits,
         "in_full": shown_in_full,
+        "sentence": lambda text: text[:1].upper() + text[1:],
         "cut": cut_log,
         "exit_meaning": exit_meaning,
         "glyph": lambda outcome: _GLYPHS[outcome][0],

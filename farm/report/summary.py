@@ -16,7 +16,7 @@ import msgspec
 
 from farm.profiles import CPU_BACKENDS
 from farm.report.rerun import options_of, rerun_command
-from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict
+from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict, final_attempt
 from farm.store.view import DeviceView, JobView, RunView
 
 if TYPE_CHECKING:
@@ -247,18 +247,6 @@ def summarize(view: RunView) -> RunSummary:
         verdict_line=_verdict_line(counts, finished=finished, attention=attention),
         attention=attention,
     )
-
-
-def final_attempt(attempts: Iterable[Attempt]) -> Attempt | None:
-    """Return the attempt that decides: the last that judged the thing under test, else the last of all.
-
-    A verdict about the code is not taken back by trouble with the farm that came after it.
-    """
-    last = None
-    for attempt in attempts:
-        if last is None or attempt.verdict is not Verdict.INFRA or last.verdict is Verdict.INFRA:
-            last = attempt
-    return last
 
 
 def outcome_of(attempt: Attempt | None) -> Outcome:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import TYPE_CHECKING
 
 from farm.report import format as fmt
 from farm.report.clean import one_line, visible
 from farm.report.summary import JobSummary, Outcome, RunSummary, Tone, summarize
+from farm.report.worth import Worth, elsewhere_line, worths
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.text import Text
 
     from farm.store.view import RunView
@@ -28,8 +32,8 @@ _STYLES = {
 def render_summary(view: RunView, width: int = 80, *, color: bool = False) -> str:
     """Return the end of a run as text, no line wider than `width` unless a command to copy is on it.
 
-    Verdict, failures and infra trouble with a one-line reason each, known issues counted by reason, and the
-    slowest builds. `color` adds ANSI colours.
+    Verdict, failures and infra trouble with a one-line reason each, where the failed cases pass, known issues counted
+    by reason, and the slowest builds. `color` adds ANSI colours.
     """
     from rich.console import Console
 
@@ -52,13 +56,13 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     from rich.text import Text
 
     summary = summarize(view)
-    width = max(width, 40)
+    width, found = max(width, 40), worths(summary)
     lines = _wrapped(summary.verdict_line, width, _STYLES[summary.tone])
     lines += _virtual(summary, width)
     lines += _heap(summary, width)
     for title, outcome, style in (("FAILED", Outcome.FAILED, "red"), ("INFRA", Outcome.INFRA, "yellow")):
-        lines += _named(title, summary.having(outcome), style, width)
-    lines += _known(summary, width)
+        lines += _named(title, summary.having(outcome), style, width, found)
+    lines += _known(summary, width, found)
     if summary.recovered:
         n = len(summary.recovered)
         lines += _wrapped(f"retried: {n} job{'' if n == 1 else 's'} passed only after another attempt", width, "yellow")
@@ -105,29 +109,37 @@ def _range(values: list[float], unit: int) -> str:
     return least if least == greatest else f"{least} to {greatest}"
 
 
-def _named(title: str, jobs: tuple[JobSummary, ...], style: str, width: int) -> list[Text]:
+def _named(title: str, jobs: tuple[JobSummary, ...], style: str, width: int, found: Mapping[int, Worth]) -> list[Text]:
     from rich.text import Text
 
+    now_ms = time.time_ns() // 1_000_000
     lines = []
     for job in jobs[:SHOWN]:
         lines.append(Text.assemble((f"{title} ", f"bold {style}"), one_line(job.job.id, width - len(title) - 1)))
         stage = f"{job.attempt.stage.value}: " if job.attempt else ""
         lines.append(Text("  " + one_line(f"{stage}{job.reason}", width - 2)))
+        if job.index in found and (elsewhere := elsewhere_line(found[job.index], now_ms)):
+            lines.append(Text("  " + one_line(f"elsewhere: {elsewhere}", width - 2), "dim"))
     if len(jobs) > SHOWN:
         lines.append(Text(f"  and {len(jobs) - SHOWN} more {title}", style=style))
     return lines
 
 
-def _known(summary: RunSummary, width: int) -> list[Text]:
+def _known(summary: RunSummary, width: int, found: Mapping[int, Worth]) -> list[Text]:
     from rich.text import Text
 
-    by_reason: dict[str, int] = {}
+    by_reason: dict[str, list[JobSummary]] = {}
     for job in summary.having(Outcome.KNOWN):
-        reason = job.attempt.known_issue if job.attempt else ""
-        by_reason[reason] = by_reason.get(reason, 0) + 1
-    lines = [Text(one_line(f"known issue, {n}x: {reason}", width), "cyan") for reason, n in by_reason.items()]
-    if len(lines) > SHOWN:
-        lines[SHOWN:] = [Text(f"and {len(lines) - SHOWN} more known issues", "cyan")]
+        by_reason.setdefault(job.attempt.known_issue if job.attempt else "", []).append(job)
+    lines = []
+    for reason, jobs in list(by_reason.items())[:SHOWN]:
+        lines.append(Text(one_line(f"known issue, {len(jobs)}x: {reason}", width), "cyan"))
+        # Of several jobs only what is true of them all.
+        conclusions = {found[job.index].conclusion for job in jobs}
+        if len(conclusions) == 1 and (conclusion := conclusions.pop()):
+            lines.append(Text("  " + one_line(conclusion, width - 2), "dim"))
+    if len(by_reason) > SHOWN:
+        lines.append(Text(f"and {len(by_reason) - SHOWN} more known issues", "cyan"))
     return lines
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.layers import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Verdict(StrEnum):
@@ -164,3 +168,15 @@ class Attempt(msgspec.Struct, frozen=True):
     layers: tuple[LayerComparison, ...] = ()
     """In the order of execution; only of `farm debug`."""
     cause: Cause = Cause.NONE
+
+
+def final_attempt(attempts: Iterable[Attempt]) -> Attempt | None:
+    """Return the attempt that decides: the last that judged the thing under test, else the last of all.
+
+    A verdict about the code is not taken back by trouble with the farm that came after it.
+    """
+    last = None
+    for attempt in attempts:
+        if last is None or attempt.verdict is not Verdict.INFRA or last.verdict is Verdict.INFRA:
+            last = attempt
+    return last

@@ -155,7 +155,7 @@ def _devices(connection: Connection, run_id: str) -> tuple[DeviceView, ...]:
 def _jobs(connection: Connection, run_id: str, attempts: dict[int, list[Attempt]]) -> tuple[JobView, ...]:
     job, run_job = schema.job.c, schema.run_job.c
     query = (
-        select(schema.run_job, schema.suite_case.c.module, job.name, *(job[name] for name in _JOB_COLUMNS))
+        select(schema.run_job, *_CASE_COLUMNS, job.name, *(job[name] for name in _JOB_COLUMNS))
         .select_from(schema.run_job.join(schema.job).join(schema.suite_case))
         .where(run_job.run_id == run_id)
         .order_by(run_job.position, run_job.id)
@@ -174,11 +174,13 @@ def _jobs(connection: Connection, run_id: str, attempts: dict[int, list[Attempt]
             fallback_ops=row.fallback_ops or {},
             case_module=row.module,
             options=row.options,
+            case_version=row.version,
         )
         for row in connection.execute(query)
     )
 
 
+_CASE_COLUMNS = (schema.suite_case.c.module, schema.suite_case.c.version)
 _JOB_COLUMNS = ("suite", "case_name", "soc", "backend", "precision", "options")
 
 
@@ -186,7 +188,7 @@ def _attempts(connection: Connection, run_id: str) -> dict[int, list[Attempt]]:
     """Return the attempts of a run by the id of their `run_job`, oldest first."""
     comparisons: dict[int, list[Comparison]] = {}
     for row in connection.execute(_of_run(schema.comparison, run_id)):
-        comparisons.setdefault(row.attempt_id, []).append(_comparison(row))
+        comparisons.setdefault(row.attempt_id, []).append(comparison_of(row))
     measurements = _measurements(connection, run_id)
     operators = operators_of(connection.execute(_of_run(schema.op_profile, run_id)))
     layers = layers_of(connection.execute(_of_run(schema.layer, run_id)))
@@ -226,7 +228,8 @@ def _of_run(table: Table, run_id: str, *more: Any) -> Select[Any]:
     )
 
 
-def _comparison(row: Row[Any]) -> Comparison:
+def comparison_of(row: Row[Any]) -> Comparison:
+    """Return what a row of `comparison` says."""
     figures = {name: row._mapping[name] for name in FIGURES}  # noqa: SLF001 - public in SQLAlchemy
     figures |= dict.fromkeys(row.nan_figures, math.nan)
     return Comparison(output=row.output, reference=row.reference, violations=tuple(row.violations), **figures)

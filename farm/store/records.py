@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from farm.results.attempt import OperatorProfile
+from farm.store.view import CaseResult
 
 
 class RunRecord(msgspec.Struct, frozen=True):
@@ -77,3 +78,20 @@ class ProfileRecord(msgspec.Struct, frozen=True):
     """In the order of execution."""
     artifacts: tuple[ArtifactRecord, ...]
     """All files that are kept of the attempt, oldest first."""
+
+
+class JobResult(msgspec.Struct, frozen=True):
+    """The newest result of one job, and what else tells what it is worth."""
+
+    suite: str
+    case: str
+    module: str
+    """What the case makes: `package.module:Class`."""
+    options: dict[str, str]
+    result: CaseResult
+    fingerprint: str
+    """Hash of the run's fingerprint."""
+    operators: dict[str, int] | None
+    """Operators that the backend built of the program, and how often; None where it is not known."""
+    newer_run: str = ""
+    """A newer run that was to do the job as well and has no attempt of it; empty where there is none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from sqlalchemy import bindparam, select
@@ -43,6 +43,7 @@ ATTEMPT_COLUMNS = (
 # SQLite takes 32,766 parameters in a statement, PostgreSQL 65,535.
 _MOST_PARAMETERS = 10_000
 
+_Key = TypeVar("_Key", str, int)
 _SeriesKey = tuple[str, str, str, bool]
 _SERIES_KEY = ("metric", "unit", "direction", "exact")
 
@@ -73,9 +74,9 @@ def new_run_id(started_ms: int) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(started_ms // 1000))}-{secrets.token_hex(3)}"
 
 
-def chunks(names: Collection[str]) -> Iterator[list[str]]:
-    """Yield `names` in parts that fit into one statement."""
-    listed = list(names)
+def chunks(keys: Collection[_Key]) -> Iterator[list[_Key]]:
+    """Yield names or row ids in parts that fit into one statement."""
+    listed = list(keys)
     for start in range(0, len(listed), _MOST_PARAMETERS):
         yield listed[start : start + _MOST_PARAMETERS]
 

@@ -99,6 +99,8 @@ job = Table(
     Column("backend", String(16), nullable=False),
     Column("precision", String(32), nullable=False),
     Column("options", JSON, nullable=False),
+    # The same case on other targets is looked for by its name, in whatever suite.
+    Index("ix_job_case_name", "case_name"),
 )
 
 run_job = Table(
@@ -106,14 +108,17 @@ run_job = Table(
     metadata,
     Column("id", _RowId, primary_key=True),
     Column("run_id", ForeignKey(run.c.id), nullable=False),
-    Column("job_id", ForeignKey(job.c.id), nullable=False, index=True),
+    Column("job_id", ForeignKey(job.c.id), nullable=False),
     Column("case_id", ForeignKey(suite_case.c.id), nullable=False),
     Column("position", Integer, nullable=False),
     Column("build_seconds", Float(53)),
     Column("cached", Boolean),
     Column("bundle_key", String(128)),
     Column("fallback_ops", JSON),
+    Column("operators", JSON),
     UniqueConstraint("run_id", "job_id"),
+    # In the order of time, so that the newest of a job is found at once.
+    Index("ix_run_job_job_id_id", "job_id", "id"),
 )
 
 attempt = Table(

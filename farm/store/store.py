@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import update
 
 from farm.build.source import source_digest
-from farm.store import history, profiles, queries, rows, schema, values
+from farm.store import coverage, history, profiles, queries, rows, schema, values
 from farm.store.clock import clock_ms
 from farm.store.database import Database
 from farm.store.lease_rows import require_live
 from farm.store.leasing import Leases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.results.attempt import Attempt
     from farm.store.clock import Clock
-    from farm.store.records import ArtifactRecord, HistoryPoint, ProfileRecord, RunRecord
+    from farm.store.records import ArtifactRecord, HistoryPoint, JobResult, ProfileRecord, RunRecord
     from farm.store.registry import Registry
     from farm.store.view import RunView
     from farm.suites import Job
@@ -131,18 +131,21 @@ class Store:
         cached: bool,
         bundle_key: str,
         fallback_ops: Mapping[str, int] | None = None,
+        operators: Mapping[str, int] | None = None,
     ) -> None:
         """Record how the bundle of a planned job came to be; recorded again, the last one counts.
 
-        `seconds` is wall time; `fallback_ops` are the operators left to the CPU, None where it is not known.
+        `seconds` is wall time; `fallback_ops` are the operators left to the CPU, `operators` those that the backend
+        built, with how often; None where it is not known.
         """
         row: dict[str, Any] = {
             "build_seconds": seconds,
             "cached": cached,
             "bundle_key": values.clean(bundle_key, values.KEY_LIMIT),
         }
-        if fallback_ops is not None:
-            row["fallback_ops"] = {values.clean(name): count for name, count in fallback_ops.items()}
+        for column, counts in (("fallback_ops", fallback_ops), ("operators", operators)):
+            if counts is not None:
+                row[column] = {values.clean(name): count for name, count in counts.items()}
 
         def change(connection: Connection) -> None:
             run_job_id, _ = rows.find_planned(connection, run_id, job_id)
@@ -198,9 +201,22 @@ class Store:
             return queries.resolve_run(connection, ref)
 
     def run_view(self, run_id: str) -> RunView:
-        """Return all that is known of a run. Raises UnknownNameError."""
+        """Return all that is known of a run, and what its failed cases did elsewhere. Raises UnknownNameError."""
         with self._database.reading() as connection:
-            return queries.run_view(connection, run_id)
+            return coverage.with_elsewhere(connection, queries.run_view(connection, run_id))
+
+    def job_results(self, job_ids: Collection[str], run_ids: Collection[str] | None = None) -> list[JobResult]:
+        """Return the newest result of each job that has one, of `run_ids` alone where given.
+
+        Runs of `farm debug` are left out.
+        """
+        with self._database.reading() as connection:
+            return coverage.job_results(connection, job_ids, run_ids)
+
+    def planned_jobs(self, run_ids: Iterable[str], soc: str, backend: str) -> list[str]:
+        """Return the ids of the jobs for a SoC and backend that runs were to do, in their order."""
+        with self._database.reading() as connection:
+            return coverage.planned_jobs(connection, run_ids, soc, backend)
 
     def history(
         self, job_pattern: str, metric: str | None = None, soc: str | None = None, limit: int = 20

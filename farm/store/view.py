@@ -20,6 +20,29 @@ class DeviceView(msgspec.Struct, frozen=True):
     busy_seconds: float = 0.0
 
 
+class CaseResult(msgspec.Struct, frozen=True):
+    """The newest result of a case on one target, whichever run it is of."""
+
+    job_id: str
+    soc: str
+    backend: str
+    precision: str
+    run_id: str
+    run_started_ms: int
+    """Epoch, milliseconds."""
+    kind: str
+    """Of the device: `virtual` or `hardware`; empty where none had a part."""
+    attempt: Attempt
+    """The one that decides, without log, measurements and profile."""
+    case_version: str = ""
+    """Hash of what the case is: results of another one are of another test."""
+
+    @property
+    def time_ms(self) -> int:
+        """When it was found out; epoch, milliseconds."""
+        return self.attempt.started_ms or self.run_started_ms
+
+
 class JobView(msgspec.Struct, frozen=True):
     """One job of the run and all its attempts, oldest first; no attempt yet is an empty tuple."""
 
@@ -37,6 +60,10 @@ class JobView(msgspec.Struct, frozen=True):
     case_module: str = ""
     options: dict[str, str] = {}
     """Options of the backend, name to value."""
+    case_version: str = ""
+    """Hash of what the case is."""
+    elsewhere: tuple[CaseResult, ...] = ()
+    """Of a job that failed: the same case in the same precision on other SoCs, and in others on this SoC."""
 
 
 class RunView(msgspec.Struct, frozen=True):

@@ -1,0 +1,241 @@
+"""The newest results of jobs, whichever run they are of: a table of all of them, and what a red cell is worth.
+
+Every step goes through an index, from a job to its newest row: a store may have thousands of runs of every job.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import exists, func, select
+
+from farm.results.attempt import Attempt, Cause, Stage, Verdict, final_attempt
+from farm.store import schema
+from farm.store.queries import comparison_of
+from farm.store.records import JobResult
+from farm.store.rows import chunks
+from farm.store.view import CaseResult, JobView, RunView
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from sqlalchemy import Connection, Row, ScalarSelect, Select
+
+    from farm.results.attempt import Comparison
+
+MOST_JOBS = 200
+"""Jobs of a run that are looked for elsewhere: failures first, then known issues."""
+
+# Of an attempt all but what is long.
+_JOB = ("suite", "case_name", "soc", "backend", "precision", "options")
+_ATTEMPT = ("verdict", "stage", "reason", "started_ms", "seconds", "bundle_key", "known_issue", "notes", "cause")
+
+
+def job_results(
+    connection: Connection, job_ids: Collection[str], run_ids: Collection[str] | None = None
+) -> list[JobResult]:
+    """Return the newest result of each job that has one, of `run_ids` alone where given; none of `farm debug`."""
+    found: list[JobResult] = []
+    for part in chunks(job_ids):
+        found += _newest(connection, newest_of(run_ids).where(schema.job.c.name.in_(part)))
+    return found
+
+
+def planned_jobs(connection: Connection, run_ids: Iterable[str], soc: str, backend: str) -> list[str]:
+    """Return the ids of the jobs for a SoC and backend that runs were to do, in the order of the first run."""
+    names: dict[str, None] = {}
+    for run_id in run_ids:
+        query = (
+            select(schema.job.c.name)
+            .select_from(schema.run_job.join(schema.job))
+            .where(schema.run_job.c.run_id == run_id, schema.job.c.soc == soc, schema.job.c.backend == backend)
+            .order_by(schema.run_job.c.position, schema.run_job.c.id)
+        )
+        names |= dict.fromkeys(connection.scalars(query))
+    return list(names)
+
+
+def with_elsewhere(connection: Connection, view: RunView) -> RunView:
+    """Return the run with what the cases of its failed jobs did elsewhere."""
+    failed = [job for job in view.jobs if _is_red(job)]
+    wanted = sorted(failed, key=lambda job: bool(_known_issue(job)))[:MOST_JOBS]
+    if not wanted:
+        return view
+    results: dict[str, list[JobResult]] = {}
+    for part in chunks({job.case for job in wanted}):
+        for row in _newest(connection, newest_of(None).where(schema.job.c.case_name.in_(part))):
+            results.setdefault(row.case, []).append(row)
+    found = {job.id: elsewhere(job, results.get(job.case, ())) for job in wanted}
+    replace = msgspec.structs.replace
+    return replace(view, jobs=tuple(replace(job, elsewhere=found.get(job.id, ())) for job in view.jobs))
+
+
+def elsewhere(job: JobView, results: Iterable[JobResult]) -> tuple[CaseResult, ...]:
+    """Return those of `results` that say what a failure of `job` is worth: first other SoCs, then other precisions.
+
+    One differs from `job` in the SoC, or in backend and precision, never in both. Where suites share the case, the
+    result of the suite of `job` goes before, then the newest. Pure.
+    """
+    best: dict[tuple[str, str, str], JobResult] = {}
+    own = (job.soc, job.backend, job.precision)
+    for row in results:
+        target = (row.result.soc, row.result.backend, row.result.precision)
+        same = (row.case, row.module, row.options) == (job.case, job.case_module, job.options)
+        if not same or target == own or (target[0] != own[0] and target[1:] != own[1:]):
+            continue
+        there = best.get(target)
+        if there is None or _rank(row, job) > _rank(there, job):
+            best[target] = row
+    ordered = sorted(best.items(), key=lambda item: (item[0][0] == job.soc, item[0]))
+    return tuple(row.result for _, row in ordered)
+
+
+def newest_of(run_ids: Collection[str] | None) -> Select[Any]:
+    """Return the query for jobs with the newest of their rows in `run_job` that was tried, and the newest of all."""
+    return select(
+        schema.job.c.id,
+        _newest_row(run_ids, tried=True).label("tried"),
+        _newest_row(run_ids, tried=False).label("planned"),
+    )
+
+
+def _newest_row(run_ids: Collection[str] | None, *, tried: bool) -> ScalarSelect[Any]:
+    row, run, fingerprint = schema.run_job.alias(), schema.run.alias(), schema.fingerprint.alias()
+    # From the row to its run: what is debugged is seldom, and a list of those would be made anew for every job.
+    debugged = exists().where(
+        run.c.id == row.c.run_id,
+        fingerprint.c.hash == run.c.fingerprint_hash,
+        fingerprint.c.facts["debug"].as_string().is_not(None),
+    )
+    query = select(row.c.id).where(row.c.job_id == schema.job.c.id, ~debugged)
+    if tried:
+        attempt = schema.attempt.alias()
+        query = query.where(exists().where(attempt.c.run_job_id == row.c.id))
+    if run_ids is not None:
+        query = query.where(row.c.run_id.in_(run_ids))
+    return query.order_by(row.c.id.desc()).limit(1).correlate(schema.job).scalar_subquery()
+
+
+def _newest(connection: Connection, query: Select[Any]) -> list[JobResult]:
+    rows = [row for row in connection.execute(query.order_by(schema.job.c.id)) if row.tried is not None]
+    newer = {row.tried: row.planned for row in rows if row.planned != row.tried}
+    newer_runs: dict[int, str] = {}
+    for part in chunks(list(newer.values())):
+        planned = select(schema.run_job.c.id, schema.run_job.c.run_id).where(schema.run_job.c.id.in_(part))
+        newer_runs |= {row.id: row.run_id for row in connection.execute(planned)}
+    found: dict[int, JobResult] = {}
+    for part in chunks([row.tried for row in rows]):
+        found |= _results(connection, part)
+    return [
+        msgspec.structs.replace(result, newer_run=newer_runs.get(newer.get(run_job_id, 0), ""))
+        for run_job_id, result in found.items()
+    ]
+
+
+def _results(connection: Connection, run_job_ids: Collection[int]) -> dict[int, JobResult]:
+    """Return what decides of rows in `run_job` that have attempts, by their id."""
+    attempt, run_job, job, run = schema.attempt.c, schema.run_job.c, schema.job.c, schema.run.c
+    query = (
+        select(
+            *(attempt[name] for name in _ATTEMPT),
+            *(job[name] for name in _JOB),
+            attempt.id.label("attempt_id"),
+            attempt.run_job_id,
+            job.name.label("job_id"),
+            run_job.operators,
+            run.id.label("run_id"),
+            run.started_ms.label("run_started_ms"),
+            run.fingerprint_hash,
+            schema.suite_case.c.version,
+            schema.suite_case.c.module,
+            func.coalesce(schema.device.c.serial, "").label("device"),
+            func.coalesce(schema.device.c.kind, "").label("kind"),
+        )
+        .select_from(
+            schema.attempt.join(schema.run_job)
+            .join(schema.run)
+            .join(schema.job, job.id == run_job.job_id)
+            .join(schema.suite_case, schema.suite_case.c.id == run_job.case_id)
+            .outerjoin(schema.device, schema.device.c.id == attempt.device_id)
+        )
+        .where(attempt.run_job_id.in_(run_job_ids))
+        .order_by(attempt.id)
+    )
+    rows: dict[int, list[Any]] = {}
+    for row in connection.execute(query):
+        rows.setdefault(row.run_job_id, []).append(row)
+    decisive = {run_job_id: _decisive(of_job) for run_job_id, of_job in rows.items()}
+    comparisons = _comparisons(connection, [row.attempt_id for row, _ in decisive.values()])
+    return {
+        run_job_id: _job_result(row, msgspec.structs.replace(found, comparisons=comparisons.get(row.attempt_id, ())))
+        for run_job_id, (row, found) in decisive.items()
+    }
+
+
+def _decisive(rows: Sequence[Row[Any]]) -> tuple[Row[Any], Attempt]:
+    attempts = [_attempt(row) for row in rows]
+    place = next(n for n, attempt in enumerate(attempts) if attempt is final_attempt(attempts))
+    return rows[place], attempts[place]
+
+
+def _attempt(row: Row[Any]) -> Attempt:
+    facts = {name: row._mapping[name] for name in _ATTEMPT}  # noqa: SLF001 - public in SQLAlchemy
+    facts |= {
+        "verdict": Verdict(row.verdict),
+        "stage": Stage(row.stage),
+        "cause": Cause(row.cause),
+        "notes": tuple(row.notes),
+        "job_id": row.job_id,
+        "device": row.device,
+    }
+    return Attempt(**facts)
+
+
+def _comparisons(connection: Connection, attempt_ids: Collection[int]) -> dict[int, tuple[Comparison, ...]]:
+    found: dict[int, tuple[Comparison, ...]] = {}
+    comparison = schema.comparison.c
+    query = (
+        select(schema.comparison)
+        .where(comparison.attempt_id.in_(attempt_ids))
+        .order_by(comparison.attempt_id, comparison.position)
+    )
+    for row in connection.execute(query):
+        found[row.attempt_id] = (*found.get(row.attempt_id, ()), comparison_of(row))
+    return found
+
+
+def _job_result(row: Row[Any], attempt: Attempt) -> JobResult:
+    return JobResult(
+        suite=row.suite,
+        case=row.case_name,
+        module=row.module,
+        options=row.options,
+        result=CaseResult(
+            job_id=row.job_id,
+            soc=row.soc,
+            backend=row.backend,
+            precision=row.precision,
+            run_id=row.run_id,
+            run_started_ms=row.run_started_ms,
+            kind=row.kind,
+            attempt=attempt,
+            case_version=row.version,
+        ),
+        fingerprint=row.fingerprint_hash,
+        operators=row.operators,
+    )
+
+
+def _rank(row: JobResult, job: JobView) -> tuple[bool, int]:
+    return row.suite == job.suite, row.result.time_ms
+
+
+def _is_red(job: JobView) -> bool:
+    decides = final_attempt(job.attempts)
+    return decides is not None and decides.verdict is Verdict.FAILED
+
+
+def _known_issue(job: JobView) -> str:
+    decides = final_attempt(job.attempts)
+    return decides.known_issue if decides else ""

@@ -1,0 +1,18 @@
+"""Which operators a backend built of a program; the newest results of a case are found by an index."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy import Column
+
+revision = "0004"
+down_revision = "0003"
+
+
+def upgrade() -> None:
+    """Make the column and the indices."""
+    op.add_column("run_job", Column("operators", sa.JSON(), nullable=True))
+    op.create_index("ix_job_case_name", "job", ["case_name"])
+    op.create_index("ix_run_job_job_id_id", "run_job", ["job_id", "id"])
+    op.drop_index("ix_run_job_job_id", "run_job")
