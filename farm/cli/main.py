@@ -21,6 +21,7 @@ _COMMANDS = {
     "shell": "Open a shell on a device.",
     "virtual": "Start virtual devices that stay, and let them misbehave.",
     "report": "Write and show the report of a run.",
+    "coverage": "Show every operator in every precision, and how its cases do.",
     "history": "Show what a job's numbers were, run by run.",
     "profile": "Show where a job's time goes, node by node, or compare two runs.",
     "debug": "Compare a job's numbers layer by layer and name the first that goes wrong.",

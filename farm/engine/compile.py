@@ -99,10 +99,16 @@ class _Builds:
 
         # Its manifest alone: the files were verified when it was looked up, and are again where they are used.
         try:
-            fallback_ops = load_bundle(self._cache.folder(key)).manifest.fallback_ops
+            manifest = load_bundle(self._cache.folder(key)).manifest
         except BundleError:
-            fallback_ops = None
+            manifest = None
         for job_id in self.jobs_of[key]:
             self._store.record_build(
-                self._plan.run_id, job_id, seconds=seconds, cached=cached, bundle_key=key, fallback_ops=fallback_ops
+                self._plan.run_id,
+                job_id,
+                seconds=seconds,
+                cached=cached,
+                bundle_key=key,
+                fallback_ops=manifest.fallback_ops if manifest else None,
+                operators=getattr(manifest, "operators", None),
             )

@@ -100,7 +100,7 @@ class Store:
 
     def plan_jobs(self, run_id: str, jobs: Sequence[Job]) -> None:
         """Record what a run is to do, before it does any of it; a job that is planned already stays as it is."""
-        versions = _case_versions(jobs)
+        versions = case_versions(jobs)
 
         def insert(connection: Connection) -> None:
             rows.require_run(connection, run_id)
@@ -254,7 +254,7 @@ class Store:
             return queries.artifacts(connection, run_id, job_id)
 
 
-def _case_versions(jobs: Sequence[Job]) -> dict[str, str]:
+def case_versions(jobs: Sequence[Job]) -> dict[str, str]:
     """Return the version of the case of each job, by job id; code is read once per module, not per job."""
     sources: dict[tuple[str, str], str] = {}
     versions = {}
