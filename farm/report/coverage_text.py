@@ -123,7 +123,7 @@ def _head(table: Coverage, about: Sequence[str]) -> list[tuple[str, str]]:
     uncovered = len(table.uncovered)
     bad = counts[State.FAILED] + counts[State.INFRA] + counts[State.STALE] + counts[State.NOT_RUN]
     jobs = f"{len(table.items)} job{'' if len(table.items) == 1 else 's'}"
-    said = ", ".join(f"{counts[state]} {_GLYPHS[state][1]}" for state in reversed(told))
+    said = ", ".join(_counted(counts[state], state) for state in reversed(told))
     covered = f"{len(table.rows) - uncovered} of {len(table.rows)} builders are in the program of a job"
     return [
         (f"{table.soc} {table.backend}", "bold"),
@@ -131,6 +131,10 @@ def _head(table: Coverage, about: Sequence[str]) -> list[tuple[str, str]]:
         (covered, "" if uncovered else "green"),
         *((text, "") for text in about),
     ]
+
+
+def _counted(count: int, state: State) -> str:
+    return f"{count} {_GLYPHS[state][1]}{'s' if state is State.KNOWN and count != 1 else ''}"
 
 
 def _legend(table: Coverage) -> list[str]:

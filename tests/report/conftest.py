@@ -20,7 +20,7 @@ from farm.results.attempt import (
     Step,
     Verdict,
 )
-from farm.store.view import DeviceView, JobView, RunView
+from farm.store.view import CaseResult, DeviceView, JobView, RunView
 
 OPERATORS = (
     "add", "amax", "avg_pool2d", "batch_norm", "bmm", "cat", "conv1d", "conv2d", "conv2d_relu", "depthwise_conv2d",
@@ -111,6 +111,26 @@ def virtual_devices() -> tuple[DeviceView, ...]:
     )
 
 
+def group_norm_elsewhere() -> tuple[CaseResult, ...]:
+    """Return what the case did on two SoCs and in two precisions, in the run of the example and in an older one."""
+    rng = random.Random(5)
+    found = []
+    for soc, precision, verdict, run_id in (
+        ("SM8450", "8a8w", Verdict.FAILED, "older-01"), ("SM8750", "8a8w", Verdict.PASSED, "example-7f3a"),
+        ("SM8650", "16a8w", Verdict.PASSED, "example-7f3a"), ("SM8650", "fp16a8w", Verdict.INFRA, "older-01"),
+    ):  # fmt: skip
+        name = job_id("group_norm", soc, precision)
+        attempt = msgspec.structs.replace(passed(rng, name, f"virtual-{soc}-0"), measurements=(), verdict=verdict)
+        if verdict is not Verdict.PASSED:
+            attempt = msgspec.structs.replace(
+                attempt, reason="output 0 against fp32: sqnr 12.1 dB < 20 dB", stage=Stage.NUMERICS,
+                started_ms=START_MS - 3 * 86_400_000,
+            )  # fmt: skip
+        version = "1" if run_id == "older-01" else "2"
+        found.append(CaseResult(name, soc, "htp", precision, run_id, START_MS, "virtual", attempt, version))
+    return tuple(found)
+
+
 def special(  # noqa: PLR0911 - a table of cases
     rng: random.Random, case: str, soc: str, precision: str, device: str
 ) -> JobView | None:
@@ -126,7 +146,10 @@ def special(  # noqa: PLR0911 - a table of cases
             ("2 operators ran on the CPU",),
         )  # fmt: skip
         fallback = {"aten::native_group_norm": 1, "aten::view_copy": 1}
-        return make_job("quantized_ops", *make, attempt, build_seconds=2.6, fallback_ops=fallback)
+        return make_job(
+            "quantized_ops", *make, attempt, build_seconds=2.6, fallback_ops=fallback, case_version="2",
+            elsewhere=group_norm_elsewhere(),
+        )  # fmt: skip
     if make == ("index_select", "SM8750", "16a8w"):
         attempt = Attempt(
             name, Verdict.FAILED, Stage.BUILD, "RuntimeError: Failed to finalize Qnn Graph with error: 1002",
@@ -264,10 +287,14 @@ def hostile() -> RunView:
     known = msgspec.structs.replace(attempt, known_issue=f"known {evil}")
     lost = msgspec.structs.replace(attempt, verdict=Verdict.INFRA)
     fine = msgspec.structs.replace(attempt, verdict=Verdict.PASSED, reason="")
+    elsewhere = tuple(
+        CaseResult(evil, soc, f"be{evil}", f"q{evil}", run_id, 10**18, f"kind {evil}", attempt, evil)
+        for soc, run_id in ((f"soc{evil}", evil), (f"other{evil}", f"run{evil}"))
+    )
     jobs = tuple(
         JobView(
             f"suite{evil}/case{i}{evil}[x]", f"suite{evil}", f"case{i}{evil}", f"soc{evil}", f"be{evil}", f"p{evil}",
-            attempts, fallback_ops={evil: 3}, case_module=evil,
+            attempts, fallback_ops={evil: 3}, case_module=evil, elsewhere=elsewhere,
         )
         for i, attempts in enumerate([(attempt,), (known,), (lost, lost), (fine,), ()])
     )  # fmt: skip

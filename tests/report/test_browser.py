@@ -194,6 +194,21 @@ def test_the_verdict_filter_and_reset(open_page: Open) -> None:
     assert "#" not in browser.current_url
 
 
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_failure_says_where_else_it_fails_and_leads_there(open_page: Open, width: int) -> None:
+    browser = open_page("example", width=width)
+    card = browser.find_element(By.XPATH, "//details[.//code[text()='quantized_ops/group_norm[SM8650-htp-8a8w]']]")
+    told = card.find_element(By.CSS_SELECTOR, ".worth-line").text
+    assert told.endswith("Fails on V69, V75, passes on V79; passes here in 16a8w")
+    table = card.find_element(By.CSS_SELECTOR, "table.worth")
+    assert table.is_displayed()
+    verdicts = [row.text for row in table.find_elements(By.CSS_SELECTOR, "tbody .v")]
+    assert verdicts == ["✗ failed", "✓ passed", "✓ passed", "△ infra"]
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    table.find_element(By.CSS_SELECTOR, "a.passed").click()
+    assert browser.switch_to.active_element.text == "quantized_ops/group_norm[SM8750-htp-8a8w]"
+
+
 def test_the_toggle_switches_the_theme_and_the_system_decides_at_first(open_page: Open) -> None:
     def paper(browser: WebDriver) -> str:
         color: str = browser.execute_script("return getComputedStyle(document.body).backgroundColor")

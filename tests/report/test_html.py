@@ -105,7 +105,7 @@ def test_the_page_says_what_a_reader_needs_first(example_html: str) -> None:
 def test_tables_are_accessible(example_html: str) -> None:
     page = Page(example_html)
     assert len(page.all("caption")) == len(page.all("table"))
-    assert all(th.get("scope") in {"col", "row", "colgroup"} for th in page.all("th"))
+    assert all(th.get("scope") in {"col", "row", "colgroup", "rowgroup"} for th in page.all("th"))
     assert [th["data-k"] for th in page.all("th") if "data-k" in th] == [
         "job", "verdict", "sqnr_fp32", "sqnr_quantized", "cosine", "max_abs", "latency", "load", "htp_cycles", "pte",
         "partitions", "fallback", "build", "device",

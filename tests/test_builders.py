@@ -1,0 +1,61 @@
+"""The op builders of ExecuTorch's Qualcomm backend, and what a suite says of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.builders import builders_in, installed_builders, suite_operators
+from farm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_installed_ones_are_those_that_executorch_registers() -> None:
+    code = (
+        "from executorch.backends.qualcomm.builders import node_visitor_manager as m\n"
+        "import executorch.backends.qualcomm.builders\n"
+        "print('\\n'.join(f'{t} {v.__module__.rpartition(\".\")[2]}' for t, v in m._node_visitor_dict.items()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    registered = dict(line.split() for line in done.stdout.splitlines() if " op_" in line)
+    read = {target: f"op_{name}" for name, targets in installed_builders().items() for target in targets}
+    assert registered == read
+
+
+def test_they_are_read_without_importing_them() -> None:
+    code = "import sys; from farm.builders import installed_builders as read; print(len(read())); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    count, modules = done.stdout.splitlines()
+    assert int(count) > 100
+    assert not {"torch", "executorch"} & set(modules.split())
+
+
+def test_a_source_says_what_it_builds_as_far_as_it_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "op_two.py").write_text(
+        'class A:\n    target = ["aten.a.default", "aten.b.default"]\n\n\n'
+        'class B(A):\n    target: list[str] = ["aten.b.default"]\n'
+        '    other = ["aten.c.default"]\n'
+    )
+    (tmp_path / "op_none.py").write_text("NAMES = []\n\n\nclass A:\n    target = NAMES\n    size: int\n")
+    (tmp_path / "utils.py").write_text('class A:\n    target = ["aten.d.default"]\n')
+    assert builders_in(tmp_path) == {"none": (), "two": ("aten.a.default", "aten.b.default")}
+
+
+def test_what_a_suite_says_is_read_or_refused_by_name(tmp_path: Path) -> None:
+    assert suite_operators(tmp_path).cases == {}
+    path = tmp_path / "operators.json"
+    path.write_text(
+        '{"cases": {"relu": ["aten.relu.default"]}, "without": {"op_rand": "no reference", "randn": "same"}}'
+    )
+    said = suite_operators(tmp_path)
+    assert said.cases == {"relu": ("aten.relu.default",)}
+    assert said.without == {"rand": "no reference", "randn": "same"}
+    for text in ("[]", "{", '{"case": {}}', '{"cases": {"relu": "aten.relu"}}', "\xff"):
+        path.write_bytes(text.encode("latin-1"))
+        with pytest.raises(ConfigError, match=str(path)):
+            suite_operators(tmp_path)
