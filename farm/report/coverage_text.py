@@ -26,9 +26,13 @@ _GLYPHS = {
     State.PASSED: ("✓", "passed", "green"),
 }
 _NAME, _GAP, _LEAST = 20, 2, 5
-# What begins something in Markdown, also in a cell of a table and inside HTML.
-_MARKUP = re.compile(r"([\\|<>\[\]*_`~#&])")
+# What begins something in Markdown, also in a cell of a table and as HTML; a _ inside of a word does not.
+_MARKUP = re.compile(r"([\\|<>\[\]*`~#&]|(?<!\w)_|_(?!\w))")
 _SHOWN_PLACES = 12
+_INTRODUCTION = (
+    "A row is an op builder of ExecuTorch's Qualcomm backend. A job counts for the operator in its program that the "
+    "fewest cases have; a cell has the worst of its jobs, and how many are so."
+)
 
 
 def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> list[Text]:
@@ -55,7 +59,10 @@ def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> li
         glyph, word, style = _GLYPHS[state]
         said = f"{_places(items)}: {reason}" if reason else _places(items)
         lines.append(Text.assemble((f"{glyph} ", style), one_line(f"{word}, {said}", width - 2)))
-    lines += [Text(one_line(text, width)) for text in _uncovered(table)]
+    uncovered = _uncovered(table)
+    if uncovered:
+        lines.append(Text(f"without a case, {len(table.uncovered)} of {len(table.rows)} builders:", "bold"))
+        lines += [Text(f"  {line}") for text in uncovered for line in _wrapped(text, width - 2)]
     return lines
 
 
@@ -68,11 +75,10 @@ def coverage_markdown(table: Coverage, about: Sequence[str], command: str) -> st
         f"<!-- Made by `{one_line(command)}`: do not edit. -->",
         f"# Operators on {_escaped(table.soc)}, {_escaped(table.backend)}",
         "",
-        *(f"{_escaped(text)}." for text in head[1:]),
+        _INTRODUCTION,
         "",
-        *(f"* {_escaped(text)}" for text in _legend(table)),
-        "",
-        f"This page is made by `{one_line(command)}`.",
+        *(f"* {_escaped(text)}" for text in [*head[1:], *_legend(table)]),
+        f"* made by `{one_line(command)}`",
     ]
     for title, rows in (("Builders", table.rows), ("Beyond them", table.beyond)):
         if rows:
@@ -82,7 +88,7 @@ def coverage_markdown(table: Coverage, about: Sequence[str], command: str) -> st
             lines += [_markdown_row(row, table.precisions, notes) for row in rows]
     uncovered = _uncovered(table)
     if uncovered:
-        lines += ["", "## Without a case", "", *(f"* {_escaped(text.strip())}" for text in uncovered[1:])]
+        lines += ["", "## Without a case", "", *(f"* {_escaped(text)}" for text in uncovered)]
     if notes:
         lines.append("")
     for (state, reason), number in notes.items():
@@ -147,6 +153,10 @@ def _legend(table: Coverage) -> list[str]:
         ", ".join(signs),
         "3: three jobs; 1/3: one of three, the others are better; (3): only in jobs about other operators",
     ]
+    if table.beyond:
+        lines.append(
+            "case NAME: what it is built of is not known, as it was never compiled; or the backend builds none"
+        )
     if table.unused:
         lines.append(f"no case at all in {', '.join(table.unused)}")
     return lines
@@ -203,9 +213,10 @@ def _places(items: Sequence[Item], most: int = _SHOWN_PLACES) -> str:
 
 
 def _uncovered(table: Coverage) -> list[str]:
-    """Return a heading and a line for every builder that is in no program."""
-    found = [f"  {row.name}: {row.without or 'no reason is given'}" for row in table.uncovered]
-    return [f"without a case, {len(found)} of {len(table.rows)} builders:", *found] if found else []
+    """Return a line for every builder that no case can be for, and one for all others that are in no program."""
+    lines = [f"{row.name}: {row.without}" for row in table.uncovered if row.without]
+    open_ones = [row.name for row in table.uncovered if not row.without]
+    return [*lines, *([f"no reason is given for {', '.join(open_ones)}"] if open_ones else [])]
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -1,0 +1,200 @@
+"""The table operator x precision: which job counts where, and how it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farm.report.coverage import Cell, Coverage, Item, State, coverage, items_of
+from farm.report.coverage_text import coverage_lines, coverage_markdown, facts
+from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.records import JobResult
+from farm.store.view import CaseResult
+from farm.suites import Case, InputSpec, Job, Target
+
+PRECISIONS = ("8a8w", "16a16w", "16a4w_block", "fp16")
+BUILDERS = {
+    "conv": ("aten.convolution.default",),
+    "rand": ("aten.rand.default", "aten.rand_like.default"),
+    "relu": ("aten.relu.default",),
+    "resize": ("aten.upsample.vec",),
+    "transpose": ("aten.permute_copy.default",),
+}
+CONV, RELU, TRANSPOSE = (BUILDERS[name][0] for name in ("conv", "relu", "transpose"))
+NIGHT = 1_795_225_501_000
+
+
+def item(case: str, state: State, *operators: str, precision: str = "8a8w", reason: str = "", **more: Any) -> Item:
+    return Item(f"ops/{case}[X-htp-{precision}]", case, precision, state, reason, operators or None, **more)
+
+
+def table(*items: Item, **without: str) -> Coverage:
+    return coverage("SM8650", "htp", PRECISIONS, items, BUILDERS, without)
+
+
+def cells(found: Coverage, name: str) -> dict[str, Cell]:
+    (row,) = (row for row in found.rows + found.beyond if row.name == name)
+    return row.cells
+
+
+def job(case: str, precision: str = "8a8w") -> Job:
+    made = Case("ops", case, module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),))
+    return Job(made, Target("SM8650", "htp", precision))
+
+
+def result(of: Job, verdict: Verdict = Verdict.PASSED, **more: Any) -> JobResult:
+    stage = more.pop("stage", Stage.DONE)
+    attempt = Attempt(of.id, verdict, stage, more.pop("reason", ""), "v1", NIGHT, known_issue=more.pop("known", ""))
+    found = CaseResult(of.id, "SM8650", "htp", of.target.precision, "r1", NIGHT, "virtual", attempt, "1")
+    facts: dict[str, Any] = {"operators": None, **more}
+    return JobResult("ops", of.case.name, of.case.module, {}, found, "f", **facts)
+
+
+def one_item(of: Job, found: JobResult | None, version: str = "1", **declared: tuple[str, ...]) -> Item:
+    said = {("torch.nn:ReLU", case): operators for case, operators in declared.items()}
+    (made,) = items_of([of], {} if found is None else {of.id: found}, {of.id: version}, said)
+    return made
+
+
+def test_a_job_counts_for_the_operator_that_the_fewest_cases_have() -> None:
+    found = table(
+        item("conv", State.FAILED, CONV, TRANSPOSE, reason="off"),
+        item("conv_relu", State.PASSED, CONV, RELU, TRANSPOSE),
+        item("permute", State.PASSED, TRANSPOSE),
+    )
+    assert cells(found, "conv")["8a8w"].state is State.FAILED
+    assert [i.case for i in cells(found, "relu")["8a8w"].items] == ["conv_relu"]
+    assert [i.case for i in cells(found, "transpose")["8a8w"].items] == ["permute"]
+    assert [row.name for row in found.uncovered] == ["rand", "resize"]
+
+
+def test_an_operator_that_no_job_is_about_passes_where_one_of_them_does() -> None:
+    passing = item("conv", State.FAILED, CONV, TRANSPOSE), item("relu", State.PASSED, RELU, TRANSPOSE)
+    cell = cells(table(*passing), "transpose")["8a8w"]
+    assert (cell.in_passing, cell.state, cell.count, len(cell.items)) == (True, State.PASSED, 1, 2)
+    cell = cells(table(passing[0], item("relu", State.KNOWN, RELU, TRANSPOSE)), "transpose")["8a8w"]
+    assert cell.state is State.FAILED
+
+
+def test_a_cell_has_the_worst_of_its_jobs_and_how_many_are_so() -> None:
+    order = [State.PASSED, State.KNOWN, State.NOT_RUN, State.STALE, State.INFRA, State.FAILED]
+    items = []
+    for n, state in enumerate(order):
+        items.append(item(f"relu{n}", state, RELU))
+        cell = cells(table(*items), "relu")["8a8w"]
+        assert (cell.state, cell.count) == (state, 1)
+
+
+def test_what_no_builder_has_gets_a_row_of_its_own() -> None:
+    found = table(item("custom", State.PASSED, "mine.op.default"), item("new", State.NOT_RUN))
+    assert [row.name for row in found.beyond] == ["case new", "mine.op.default"]
+    assert found.unused == ("16a16w", "16a4w_block", "fp16")
+
+
+def test_operators_are_the_jobs_own_else_of_other_precisions_else_as_the_suite_says() -> None:
+    conv, conv16, relu = job("conv"), job("conv", "16a16w"), job("relu")
+    results = {conv.id: result(conv, operators={CONV: 1}), conv16.id: result(conv16, Verdict.FAILED)}
+    declared = {("torch.nn:ReLU", "conv"): (RELU,), ("torch.nn:ReLU", "relu"): (RELU,)}
+    found = items_of([conv, conv16, relu], results, {}, declared)
+    assert [i.operators for i in found] == [(CONV,), (CONV,), (RELU,)]
+    assert one_item(relu, None).operators is None
+    # Of a bundle of an older farm nothing is known.
+    assert one_item(relu, result(relu, operators={}), relu=(RELU,)).operators == (RELU,)
+
+
+@pytest.mark.parametrize(
+    ("found", "version", "state", "reason"),
+    [
+        (None, "1", State.NOT_RUN, ""),
+        (result(job("a")), "1", State.PASSED, ""),
+        (result(job("a"), Verdict.FAILED, stage=Stage.NUMERICS, reason="off"), "1", State.FAILED, "off"),
+        (result(job("a"), Verdict.FAILED, stage=Stage.NUMERICS, reason="off", known="so"), "1", State.KNOWN, "so"),
+        (
+            result(job("a"), Verdict.FAILED, stage=Stage.BUILD, reason="1002", known="needs V73"),
+            "1",
+            State.KNOWN,
+            "does not compile: needs V73",
+        ),
+        (result(job("a"), Verdict.INFRA, stage=Stage.PUSH, reason="cable"), "1", State.INFRA, "cable"),
+        (result(job("a")), "2", State.STALE, "passed, but the case has changed since"),
+        (result(job("a"), newer_run="r2"), "1", State.STALE, "passed, but a newer run did not come to it"),
+        (
+            result(job("a"), Verdict.FAILED, known="so", newer_run="r2"),
+            "1",
+            State.STALE,
+            "was a known issue, but a newer run did not come to it",
+        ),
+    ],
+)
+def test_a_result_is_stale_when_something_has_come_after_it(
+    found: JobResult | None, version: str, state: State, reason: str
+) -> None:
+    made = one_item(job("a"), found, version)
+    assert (made.state, made.reason) == (state, reason)
+
+
+def test_results_of_jobs_that_no_suite_has_any_more_are_there() -> None:
+    gone = job("gone")
+    (made,) = items_of([], {gone.id: result(gone)}, {}, {})
+    assert (made.job_id, made.case, made.state) == (gone.id, "gone", State.PASSED)
+
+
+def example() -> Coverage:
+    return table(
+        item("conv", State.PASSED, CONV, TRANSPOSE, run_id="r1", time_ms=NIGHT, kind="virtual"),
+        item("conv3d", State.KNOWN, CONV, TRANSPOSE, reason="HTP | is\nwrong <b>", run_id="r1", time_ms=NIGHT),
+        item("conv", State.KNOWN, CONV, precision="16a4w_block", reason="HTP | is\nwrong <b>", run_id="r2"),
+        item("relu", State.FAILED, RELU, TRANSPOSE, reason="[x](http://evil) \x1b[31m\u202e" + "long " * 40, run_id="r1"),
+        item("never", State.NOT_RUN, precision="fp16"),
+        rand="it has no reference",
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_it_fits_a_terminal_and_every_sign_is_explained(width: int) -> None:
+    lines = [line.plain for line in coverage_lines(example(), facts(example().items, [{"qnn": "2.51"}]), width)]
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert "5 jobs: 1 passed, 2 known issues, 1 not run, 1 failed" in text
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line.split()[0] in BUILDERS}
+    assert rows["conv"] == ["◇", "1/2", "◇", "1", "–"]  # noqa: RUF001
+    assert rows["relu"] == ["✗", "1", "–", "–"]  # noqa: RUF001
+    assert rows["transpose"] == ["(✓", "1)", "–", "–"]  # noqa: RUF001
+    assert rows["rand"] == ["n/a", "n/a", "n/a"]
+    assert "  rand: it has no reference" in lines
+    assert "  no reason is given for resize" in lines
+    assert "◇ known issue, conv3d 8a8w, conv 16a4w_block: HTP | is wrong <b>"[: width - 1] in text
+    assert "\x1b" not in text
+    for sign in ("✓ passed", "◇ known issue", "✗ failed", "· not run"):
+        assert sign in text
+
+
+def test_the_page_has_a_footnote_for_every_reason_and_no_markup_of_others() -> None:
+    command = "farm coverage --soc SM8650 --markdown docs/operators.md"
+    page = coverage_markdown(example(), ["3 results"], command)
+    lines = page.splitlines()
+    assert command in lines[0]
+    assert "| operator | 8a8w | 16a4w_block | fp16 |" in lines
+    assert "| conv | ◇ 1/2 [^2] | ◇ 1 [^2] | – |" in lines  # noqa: RUF001
+    assert "| relu | ✗ 1 [^1] | – | – |" in lines  # noqa: RUF001
+    assert "| transpose | (✓ 1) | – | – |" in lines  # noqa: RUF001
+    assert "| case never | – | – | · 1 |" in lines  # noqa: RUF001
+    assert "* rand: it has no reference" in lines
+    assert r"[^2]: known issue, conv3d 8a8w, conv 16a4w_block: HTP \| is wrong \<b\>" in lines
+    (relu,) = (line for line in lines if line.startswith("[^1]: failed, relu 8a8w: "))
+    assert r"\[x\](http://evil)" in relu
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+
+
+def test_where_results_are_from_names_tools_kinds_and_days() -> None:
+    items = [
+        item("a", State.PASSED, RELU, run_id="r1", time_ms=NIGHT, kind="virtual"),
+        item("b", State.PASSED, RELU, run_id="r2", time_ms=NIGHT - 3 * 86_400_000, kind="hardware"),
+        item("c", State.NOT_RUN, RELU),
+    ]
+    (said,) = facts(items, [{"executorch": "1.5.1", "qnn": "2.51"}, {"executorch": "1.6", "qnn": "2.51"}])
+    assert said.startswith("2 results of 2 runs, on hardware and on VIRTUAL devices, Qualcomm's HTP simulator, ")
+    assert "ExecuTorch 1.5.1, 1.6, QNN 2.51, 2026-11-1" in said
+    assert facts(items[2:], []) == ["no result yet"]
