@@ -119,7 +119,7 @@ def _table(
 
 def _suites(folders: Iterable[Path], names: tuple[str, ...], backend: str, planned: Iterable[str]) -> list[Suite]:
     """Return the suites that are named, else those of planned jobs, else the usual ones."""
-    from farm.suites import find_suites, resolve_suite
+    from farm.suite_files import find_suites, resolve_suite
 
     known = find_suites(tuple(folders))
     if names:

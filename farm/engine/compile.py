@@ -110,5 +110,5 @@ class _Builds:
                 cached=cached,
                 bundle_key=key,
                 fallback_ops=manifest.fallback_ops if manifest else None,
-                operators=getattr(manifest, "operators", None),
+                operators=manifest.operators if manifest else None,
             )

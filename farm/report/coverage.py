@@ -89,7 +89,7 @@ class Coverage(msgspec.Struct, frozen=True):
     soc: str
     backend: str
     precisions: tuple[str, ...]
-    """Those that have jobs, in the order of the backend's."""
+    """Those that have jobs, in the order of the backend's, then others."""
     unused: tuple[str, ...]
     """Those that the backend has, and no case."""
     rows: tuple[Row, ...]
@@ -183,19 +183,22 @@ def coverage(
             subject = not names or len(cases[name]) == fewest
             (about if subject else passing).setdefault(name if names else f"case {name}", []).append(item)
 
+    used = dict.fromkeys(item.precision for item in items)
+    # A program that was compiled elsewhere has a precision that is none of the backend's.
+    columns = [name for name in precisions if name in used] + [name for name in used if name not in precisions]
+
     def row(name: str) -> Row:
         cells = {}
-        for precision in precisions:
+        for precision in columns:
             own, others = ([i for i in part.get(name, ()) if i.precision == precision] for part in (about, passing))
             if own or others:
                 cells[precision] = Cell(tuple(own or others), in_passing=not own)
         return Row(name, tuple(builders.get(name, ())), cells, "" if cells else without.get(name, ""))
 
-    used = {item.precision for item in items}
     return Coverage(
         soc=soc,
         backend=backend,
-        precisions=tuple(precision for precision in precisions if precision in used),
+        precisions=tuple(columns),
         unused=tuple(precision for precision in precisions if precision not in used),
         rows=tuple(row(name) for name in sorted(builders)),
         beyond=tuple(row(name) for name in sorted((about.keys() | passing.keys()) - builders.keys())),

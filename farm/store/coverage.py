@@ -82,6 +82,8 @@ def elsewhere(job: JobView, results: Iterable[JobResult]) -> tuple[CaseResult, .
     for row in results:
         target = (row.result.soc, row.result.backend, row.result.precision)
         same = (row.case, row.module, row.options) == (job.case, job.case_module, job.options)
+        # Where no module tells what the case is, only its suite does.
+        same = same and bool(row.module or row.suite == job.suite)
         if not same or target == own or (target[0] != own[0] and target[1:] != own[1:]):
             continue
         there = best.get(target)

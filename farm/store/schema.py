@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 # The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
-REVISION = "0004"
+REVISION = "0005"
 # Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
 VERSION_TABLE = "farm_schema"
 

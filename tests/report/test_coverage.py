@@ -145,7 +145,7 @@ def example() -> Coverage:
         item("conv", State.PASSED, CONV, TRANSPOSE, run_id="r1", time_ms=NIGHT, kind="virtual"),
         item("conv3d", State.KNOWN, CONV, TRANSPOSE, reason="HTP | is\nwrong <b>", run_id="r1", time_ms=NIGHT),
         item("conv", State.KNOWN, CONV, precision="16a4w_block", reason="HTP | is\nwrong <b>", run_id="r2"),
-        item("relu", State.FAILED, RELU, TRANSPOSE, reason="[x](http://evil) \x1b[31m\u202e" + "long " * 40, run_id="r1"),
+        item("relu", State.FAILED, RELU, TRANSPOSE, reason=f"[x](http://evil) \x1b[31m\u202e{'long ' * 40}"),
         item("never", State.NOT_RUN, precision="fp16"),
         rand="it has no reference",
     )
