@@ -15,9 +15,10 @@ from farm.config import load_config
 from farm.errors import IllegalTargetError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from farm.report.coverage import Coverage
+    from farm.store.records import ListedJob
     from farm.store.store import Store
     from farm.suites import Job, Suite
 
@@ -79,7 +80,7 @@ def _table(
 ) -> tuple[Coverage, list[str]]:
     from farm.builders import installed_builders, suite_operators
     from farm.profiles import BACKEND_PRECISIONS, CPU_BACKENDS, find_soc
-    from farm.report.coverage import coverage, items_of
+    from farm.report.coverage import coverage, items_of, listed
     from farm.report.coverage_text import facts
     from farm.store.store import case_versions
     from farm.suites import plan
@@ -91,15 +92,14 @@ def _table(
         if backend not in BACKEND_PRECISIONS:
             raise UnknownNameError("backend", backend, BACKEND_PRECISIONS)
         raise IllegalTargetError(f"{soc.name} has no {backend} backend: legal are {', '.join(soc.backends)}")
-    builders = installed_builders()
     run_ids = [store.resolve_run(ref) for ref in refs] or None
     planned = store.planned_jobs(run_ids, soc.name, backend) if run_ids else []
     if run_ids and not planned:
         raise UsageError(f"{', '.join(refs)}: no job for {soc.name} and {backend}: name another run, SoC or backend")
     suites = _suites(folders, names, backend, planned)
     jobs: tuple[Job, ...] = plan(suites, [soc], backend) if suites else ()
-    ids = dict.fromkeys([*(job.id for job in jobs), *planned])
-    results = {found.result.job_id: found for found in store.job_results(ids, run_ids)}
+    shown = {job.job_id: job for job in (*map(listed, jobs), *planned)}
+    results = {found.result.job_id: found for found in store.job_results(shown, run_ids)}
     tools = store.fingerprints(found.fingerprint for found in results.values())
     declared: dict[tuple[str, str], tuple[str, ...]] = {}
     without: dict[str, str] = {}
@@ -112,12 +112,12 @@ def _table(
             if job.case.folder == folder and job.case.name in said.cases
         }
     # What somebody asks of a run is what it said, of whatever the case was then.
-    items = items_of(jobs, results, {} if run_ids else case_versions(jobs), declared)
-    table = coverage(soc.name, backend, BACKEND_PRECISIONS[backend], items, builders, without)
+    items = items_of(shown.values(), results, {} if run_ids else case_versions(jobs), declared)
+    table = coverage(soc.name, backend, BACKEND_PRECISIONS[backend], items, installed_builders(), without)
     return table, facts(table.items, tools.values())
 
 
-def _suites(folders: Iterable[Path], names: tuple[str, ...], backend: str, planned: Iterable[str]) -> list[Suite]:
+def _suites(folders: Iterable[Path], names: tuple[str, ...], backend: str, planned: Sequence[ListedJob]) -> list[Suite]:
     """Return the suites that are named, else those of planned jobs, else the usual ones."""
     from farm.suite_files import find_suites, resolve_suite
 
@@ -125,7 +125,7 @@ def _suites(folders: Iterable[Path], names: tuple[str, ...], backend: str, plann
     if names:
         return [resolve_suite(name, known) for name in dict.fromkeys(names)]
     # A suite of a run that was named by its path may be anywhere, or gone: its jobs are in the store.
-    wanted = dict.fromkeys(job_id.partition("/")[0] for job_id in planned) or dict.fromkeys(_USUAL)
+    wanted = dict.fromkeys(job.job_id.partition("/")[0] for job in planned) or dict.fromkeys(_USUAL)
     found = [resolve_suite(name, known) for name in wanted if name in known]
     usable = [suite for suite in found if backend in suite.backends]
     if not usable and not planned:

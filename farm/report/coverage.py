@@ -10,12 +10,13 @@ import msgspec
 
 from farm.report.summary import Outcome, outcome_of
 from farm.results.attempt import Stage
+from farm.store.records import ListedJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from farm.store.records import JobResult
-    from farm.suites import Case, Job
+    from farm.suites import Job
 
 
 class State(StrEnum):
@@ -119,13 +120,18 @@ class Coverage(msgspec.Struct, frozen=True):
         return {key: tuple(items) for key, items in found.items()}
 
 
+def listed(job: Job) -> ListedJob:
+    """Return a job as a table lists it."""
+    return ListedJob(job.id, job.case.module, job.case.name, job.target.precision)
+
+
 def items_of(
-    jobs: Iterable[Job],
+    jobs: Iterable[ListedJob],
     results: Mapping[str, JobResult],
     versions: Mapping[str, str],
     declared: Mapping[tuple[str, str], tuple[str, ...]],
 ) -> tuple[Item, ...]:
-    """Return the jobs with what is known of them, those of `jobs` first, then others that have a result.
+    """Return the jobs with what is known of them.
 
     `versions` are what the cases are now, by job id; a job that is not among them is never stale for that. What a
     backend builds of a case is taken from the job, else from the same case in other precisions, else from `declared`,
@@ -141,16 +147,10 @@ def items_of(
             return tuple(result.operators)
         return tuple(by_case[key]) if key in by_case else declared.get(key)
 
-    listed = [(job.id, _key(job.case), job.target.precision) for job in jobs]
-    known = {job_id for job_id, _, _ in listed}
-    listed += [
-        (job_id, (result.module, result.case), result.result.precision)
-        for job_id, result in results.items()
-        if job_id not in known
-    ]
     return tuple(
-        _item(job_id, key[1], precision, operators(key, results.get(job_id)), results.get(job_id), versions.get(job_id))
-        for job_id, key, precision in listed
+        _item(job, operators((job.module, job.case), found), found, versions.get(job.job_id))
+        for job in jobs
+        for found in (results.get(job.job_id),)
     )
 
 
@@ -206,23 +206,12 @@ def coverage(
     )
 
 
-def _key(case: Case) -> tuple[str, str]:
-    return case.module, case.name
-
-
-def _item(
-    job_id: str,
-    case: str,
-    precision: str,
-    operators: tuple[str, ...] | None,
-    result: JobResult | None,
-    version: str | None,
-) -> Item:
+def _item(job: ListedJob, operators: tuple[str, ...] | None, result: JobResult | None, version: str | None) -> Item:
     if result is None:
-        return Item(job_id, case, precision, State.NOT_RUN, "", operators)
+        return Item(job.job_id, job.case, job.precision, State.NOT_RUN, "", operators)
     state, reason = _state(result, version)
     found = result.result
-    return Item(job_id, case, precision, state, reason, operators, found.run_id, found.time_ms, found.kind)
+    return Item(job.job_id, job.case, job.precision, state, reason, operators, found.run_id, found.time_ms, found.kind)
 
 
 def _state(result: JobResult, version: str | None) -> tuple[State, str]:

@@ -19,7 +19,7 @@ NO_CASE, NOT_FOR = "–", "n/a"  # noqa: RUF001 - an en dash is what a table sho
 _GLYPHS = {
     State.FAILED: ("✗", "failed", "bold red"),
     State.INFRA: ("△", "infra", "bold yellow"),
-    State.STALE: ("?", "stale", "bold yellow"),
+    State.STALE: ("◷", "stale", "bold yellow"),
     State.NOT_RUN: ("·", "not run", "bold yellow"),
     State.SKIPPED: ("○", "skipped", ""),
     State.KNOWN: ("◇", "known issue", "cyan"),

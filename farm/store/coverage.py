@@ -13,7 +13,7 @@ from sqlalchemy import exists, func, select
 from farm.results.attempt import Attempt, Cause, Stage, Verdict, final_attempt
 from farm.store import schema
 from farm.store.queries import comparison_of
-from farm.store.records import JobResult
+from farm.store.records import JobResult, ListedJob
 from farm.store.rows import chunks
 from farm.store.view import CaseResult, JobView, RunView
 
@@ -42,18 +42,20 @@ def job_results(
     return found
 
 
-def planned_jobs(connection: Connection, run_ids: Iterable[str], soc: str, backend: str) -> list[str]:
-    """Return the ids of the jobs for a SoC and backend that runs were to do, in the order of the first run."""
-    names: dict[str, None] = {}
+def planned_jobs(connection: Connection, run_ids: Iterable[str], soc: str, backend: str) -> list[ListedJob]:
+    """Return the jobs for a SoC and backend that runs were to do, in the order of the first run."""
+    job, run_job = schema.job.c, schema.run_job.c
+    found: dict[str, ListedJob] = {}
     for run_id in run_ids:
         query = (
-            select(schema.job.c.name)
-            .select_from(schema.run_job.join(schema.job))
-            .where(schema.run_job.c.run_id == run_id, schema.job.c.soc == soc, schema.job.c.backend == backend)
-            .order_by(schema.run_job.c.position, schema.run_job.c.id)
+            select(job.name, schema.suite_case.c.module, job.case_name, job.precision)
+            .select_from(schema.run_job.join(schema.job).join(schema.suite_case))
+            .where(run_job.run_id == run_id, job.soc == soc, job.backend == backend)
+            .order_by(run_job.position, run_job.id)
         )
-        names |= dict.fromkeys(connection.scalars(query))
-    return list(names)
+        for row in connection.execute(query):
+            found.setdefault(row.name, ListedJob(*row))
+    return list(found.values())
 
 
 def with_elsewhere(connection: Connection, view: RunView) -> RunView:

@@ -95,3 +95,13 @@ class JobResult(msgspec.Struct, frozen=True):
     """Operators that the backend built of the program, and how often; None where it is not known."""
     newer_run: str = ""
     """A newer run that was to do the job as well and has no attempt of it; empty where there is none."""
+
+
+class ListedJob(msgspec.Struct, frozen=True):
+    """A job by what is the same in every run of it."""
+
+    job_id: str
+    module: str
+    """What its case makes: `package.module:Class`."""
+    case: str
+    precision: str

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.results.attempt import Attempt
     from farm.store.clock import Clock
-    from farm.store.records import ArtifactRecord, HistoryPoint, JobResult, ProfileRecord, RunRecord
+    from farm.store.records import ArtifactRecord, HistoryPoint, JobResult, ListedJob, ProfileRecord, RunRecord
     from farm.store.registry import Registry
     from farm.store.view import RunView
     from farm.suites import Job
@@ -213,8 +213,8 @@ class Store:
         with self._database.reading() as connection:
             return coverage.job_results(connection, job_ids, run_ids)
 
-    def planned_jobs(self, run_ids: Iterable[str], soc: str, backend: str) -> list[str]:
-        """Return the ids of the jobs for a SoC and backend that runs were to do, in their order."""
+    def planned_jobs(self, run_ids: Iterable[str], soc: str, backend: str) -> list[ListedJob]:
+        """Return the jobs for a SoC and backend that runs were to do, in their order."""
         with self._database.reading() as connection:
             return coverage.planned_jobs(connection, run_ids, soc, backend)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farm.report.coverage import Cell, Coverage, Item, State, coverage, items_of
+from farm.report.coverage import Cell, Coverage, Item, State, coverage, items_of, listed
 from farm.report.coverage_text import coverage_lines, coverage_markdown, facts
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import JobResult
@@ -53,7 +53,7 @@ def result(of: Job, verdict: Verdict = Verdict.PASSED, **more: Any) -> JobResult
 
 def one_item(of: Job, found: JobResult | None, version: str = "1", **declared: tuple[str, ...]) -> Item:
     said = {("torch.nn:ReLU", case): operators for case, operators in declared.items()}
-    (made,) = items_of([of], {} if found is None else {of.id: found}, {of.id: version}, said)
+    (made,) = items_of([listed(of)], {} if found is None else {of.id: found}, {of.id: version}, said)
     return made
 
 
@@ -96,7 +96,7 @@ def test_operators_are_the_jobs_own_else_of_other_precisions_else_as_the_suite_s
     conv, conv16, relu = job("conv"), job("conv", "16a16w"), job("relu")
     results = {conv.id: result(conv, operators={CONV: 1}), conv16.id: result(conv16, Verdict.FAILED)}
     declared = {("torch.nn:ReLU", "conv"): (RELU,), ("torch.nn:ReLU", "relu"): (RELU,)}
-    found = items_of([conv, conv16, relu], results, {}, declared)
+    found = items_of(map(listed, (conv, conv16, relu)), results, {}, declared)
     assert [i.operators for i in found] == [(CONV,), (CONV,), (RELU,)]
     assert one_item(relu, None).operators is None
     # Of a bundle of an older farm nothing is known.
@@ -132,12 +132,6 @@ def test_a_result_is_stale_when_something_has_come_after_it(
 ) -> None:
     made = one_item(job("a"), found, version)
     assert (made.state, made.reason) == (state, reason)
-
-
-def test_results_of_jobs_that_no_suite_has_any_more_are_there() -> None:
-    gone = job("gone")
-    (made,) = items_of([], {gone.id: result(gone)}, {}, {})
-    assert (made.job_id, made.case, made.state) == (gone.id, "gone", State.PASSED)
 
 
 def example() -> Coverage:

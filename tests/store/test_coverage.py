@@ -105,7 +105,9 @@ def test_planned_jobs_are_those_of_one_soc_in_the_order_of_the_run(store: Store,
     jobs = [make.job("b"), make.job("a"), make.job("a", soc="SM8450")]
     first = _run(store, make, 0, *((job, None) for job in jobs))
     second = _run(store, make, 1, (make.job("c"), None), (jobs[0], None))
-    assert store.planned_jobs([first, second], "SM8650", "htp") == [jobs[0].id, jobs[1].id, make.job("c").id]
+    found = store.planned_jobs([first, second], "SM8650", "htp")
+    assert [job.job_id for job in found] == [jobs[0].id, jobs[1].id, make.job("c").id]
+    assert (found[1].module, found[1].case, found[1].precision) == ("torch.nn:ReLU", "a", "8a8w")
     assert store.planned_jobs([first], "SM8650", "gpu") == []
 
 
