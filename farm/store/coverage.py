@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import exists, func, select
+from sqlalchemy import and_, exists, func, or_, select
 
 from farm.results.attempt import Attempt, Cause, Stage, Verdict, final_attempt
 from farm.store import schema
@@ -20,7 +20,7 @@ from farm.store.view import CaseResult, JobView, RunView
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from sqlalchemy import Connection, Row, ScalarSelect, Select
+    from sqlalchemy import ColumnElement, Connection, Row, ScalarSelect
 
     from farm.results.attempt import Comparison
 
@@ -38,7 +38,7 @@ def job_results(
     """Return the newest result of each job that has one, of `run_ids` alone where given; none of `farm debug`."""
     found: list[JobResult] = []
     for part in chunks(job_ids):
-        found += _newest(connection, newest_of(run_ids).where(schema.job.c.name.in_(part)))
+        found += _newest(connection, schema.job.c.name.in_(part), run_ids)
     return found
 
 
@@ -64,9 +64,12 @@ def with_elsewhere(connection: Connection, view: RunView) -> RunView:
     wanted = sorted(failed, key=lambda job: bool(_known_issue(job)))[:MOST_JOBS]
     if not wanted:
         return view
+    near = or_(
+        schema.job.c.soc.in_({job.soc for job in wanted}), schema.job.c.precision.in_({job.precision for job in wanted})
+    )
     results: dict[str, list[JobResult]] = {}
     for part in chunks({job.case for job in wanted}):
-        for row in _newest(connection, newest_of(None).where(schema.job.c.case_name.in_(part))):
+        for row in _newest(connection, and_(schema.job.c.case_name.in_(part), near), None):
             results.setdefault(row.case, []).append(row)
     found = {job.id: elsewhere(job, results.get(job.case, ())) for job in wanted}
     replace = msgspec.structs.replace
@@ -95,24 +98,13 @@ def elsewhere(job: JobView, results: Iterable[JobResult]) -> tuple[CaseResult, .
     return tuple(row.result for _, row in ordered)
 
 
-def newest_of(run_ids: Collection[str] | None) -> Select[Any]:
-    """Return the query for jobs with the newest of their rows in `run_job` that was tried, and the newest of all."""
-    return select(
-        schema.job.c.id,
-        _newest_row(run_ids, tried=True).label("tried"),
-        _newest_row(run_ids, tried=False).label("planned"),
-    )
-
-
-def _newest_row(run_ids: Collection[str] | None, *, tried: bool) -> ScalarSelect[Any]:
-    row, run, fingerprint = schema.run_job.alias(), schema.run.alias(), schema.fingerprint.alias()
-    # From the row to its run: what is debugged is seldom, and a list of those would be made anew for every job.
-    debugged = exists().where(
-        run.c.id == row.c.run_id,
-        fingerprint.c.hash == run.c.fingerprint_hash,
-        fingerprint.c.facts["debug"].as_string().is_not(None),
-    )
-    query = select(row.c.id).where(row.c.job_id == schema.job.c.id, ~debugged)
+def _newest_row(debugged: Collection[str], run_ids: Collection[str] | None, *, tried: bool) -> ScalarSelect[Any]:
+    """Return the id of the newest row in `run_job` of a job, of those with an attempt where `tried`."""
+    row = schema.run_job.alias()
+    query = select(row.c.id).where(row.c.job_id == schema.job.c.id)
+    if debugged:
+        run = schema.run.alias()
+        query = query.where(exists().where(run.c.id == row.c.run_id, run.c.fingerprint_hash.not_in(debugged)))
     if tried:
         attempt = schema.attempt.alias()
         query = query.where(exists().where(attempt.c.run_job_id == row.c.id))
@@ -121,8 +113,23 @@ def _newest_row(run_ids: Collection[str] | None, *, tried: bool) -> ScalarSelect
     return query.order_by(row.c.id.desc()).limit(1).correlate(schema.job).scalar_subquery()
 
 
-def _newest(connection: Connection, query: Select[Any]) -> list[JobResult]:
-    rows = [row for row in connection.execute(query.order_by(schema.job.c.id)) if row.tried is not None]
+def _newest(connection: Connection, which: ColumnElement[bool], run_ids: Collection[str] | None) -> list[JobResult]:
+    """Return the newest results of the jobs for which `which` holds."""
+    # Asked for beforehand: a database that has to guess how many runs are left goes over all rows of a job.
+    fingerprint = schema.fingerprint.c
+    debugged = list(
+        connection.scalars(select(fingerprint.hash).where(fingerprint.facts["debug"].as_string().is_not(None)))
+    )
+    query = (
+        select(
+            schema.job.c.id,
+            _newest_row(debugged, run_ids, tried=True).label("tried"),
+            _newest_row(debugged, run_ids, tried=False).label("planned"),
+        )
+        .where(which)
+        .order_by(schema.job.c.id)
+    )
+    rows = [row for row in connection.execute(query) if row.tried is not None]
     newer = {row.tried: row.planned for row in rows if row.planned != row.tried}
     newer_runs: dict[int, str] = {}
     for part in chunks(list(newer.values())):

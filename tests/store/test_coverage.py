@@ -114,6 +114,7 @@ def test_planned_jobs_are_those_of_one_soc_in_the_order_of_the_run(store: Store,
 def test_no_step_goes_over_a_whole_table(sqlite_store: Store, make: type[Make]) -> None:
     socs, precisions = ("SM8450", "SM8550", "SM8650"), ("8a8w", "16a8w")
     jobs = [make.job(case, precision, soc) for case in ("a", "b") for precision in precisions for soc in socs]
+    _run(sqlite_store, make, 9, (jobs[0], Verdict.PASSED), debug="intermediate outputs")
     for day in range(3):
         run_id = _run(sqlite_store, make, day, *((job, Verdict.FAILED) for job in jobs))
     engine = sqlite_store._database._engine
