@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import and_, exists, func, or_, select
 
-from farm.results.attempt import Attempt, Cause, Stage, Verdict, final_attempt
+from farm.results.attempt import Verdict, final_attempt
 from farm.store import schema
-from farm.store.queries import comparison_of
+from farm.store.queries import attempt_of, comparison_of
 from farm.store.records import JobResult, ListedJob
 from farm.store.rows import chunks
 from farm.store.view import CaseResult, JobView, RunView
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import ColumnElement, Connection, Row, ScalarSelect
 
-    from farm.results.attempt import Comparison
+    from farm.results.attempt import Attempt, Comparison
 
 MOST_JOBS = 200
 """Jobs of a run that are looked for elsewhere: failures first, then known issues."""
@@ -160,7 +160,7 @@ def _results(connection: Connection, run_job_ids: Collection[int]) -> dict[int, 
             run.fingerprint_hash,
             schema.suite_case.c.version,
             schema.suite_case.c.module,
-            func.coalesce(schema.device.c.serial, "").label("device"),
+            schema.device.c.serial,
             func.coalesce(schema.device.c.kind, "").label("kind"),
         )
         .select_from(
@@ -185,22 +185,9 @@ def _results(connection: Connection, run_job_ids: Collection[int]) -> dict[int, 
 
 
 def _decisive(rows: Sequence[Row[Any]]) -> tuple[Row[Any], Attempt]:
-    attempts = [_attempt(row) for row in rows]
+    attempts = [attempt_of(row, _ATTEMPT) for row in rows]
     place = next(n for n, attempt in enumerate(attempts) if attempt is final_attempt(attempts))
     return rows[place], attempts[place]
-
-
-def _attempt(row: Row[Any]) -> Attempt:
-    facts = {name: row._mapping[name] for name in _ATTEMPT}  # noqa: SLF001 - public in SQLAlchemy
-    facts |= {
-        "verdict": Verdict(row.verdict),
-        "stage": Stage(row.stage),
-        "cause": Cause(row.cause),
-        "notes": tuple(row.notes),
-        "job_id": row.job_id,
-        "device": row.device,
-    }
-    return Attempt(**facts)
 
 
 def _comparisons(connection: Connection, attempt_ids: Collection[int]) -> dict[int, tuple[Comparison, ...]]:

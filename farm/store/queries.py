@@ -19,7 +19,7 @@ from farm.store.rows import ATTEMPT_COLUMNS, FIGURES, chunks
 from farm.store.view import DeviceView, JobView, RunView
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from sqlalchemy import Connection, Row, Select, Table
 
@@ -194,28 +194,37 @@ def _attempts(connection: Connection, run_id: str) -> dict[int, list[Attempt]]:
     layers = layers_of(connection.execute(_of_run(schema.layer, run_id)))
     attempt = schema.attempt.c
     query = (
-        select(schema.attempt, schema.device.c.serial, schema.job.c.name)
+        select(schema.attempt, schema.device.c.serial, schema.job.c.name.label("job_id"))
         .select_from(schema.attempt.join(schema.run_job).join(schema.job).outerjoin(schema.device))
         .where(schema.run_job.c.run_id == run_id)
         .order_by(attempt.id)
     )
     attempts: dict[int, list[Attempt]] = {}
     for row in connection.execute(query):
-        facts = {name: row._mapping[name] for name in ATTEMPT_COLUMNS}  # noqa: SLF001 - public in SQLAlchemy
-        facts |= {
-            "verdict": Verdict(row.verdict),
-            "stage": Stage(row.stage),
-            "cause": Cause(row.cause),
-            "notes": tuple(row.notes),
-            "job_id": row.name,
-            "device": row.serial or "",
-            "comparisons": tuple(comparisons.get(row.id, ())),
-            "measurements": tuple(m for _, m in sorted(measurements.get(row.id, {}).items())),
-            "operators": operators.get(row.id, ()),
-            "layers": layers.get(row.id, ()),
-        }
-        attempts.setdefault(row.run_job_id, []).append(Attempt(**facts))
+        found = attempt_of(
+            row,
+            ATTEMPT_COLUMNS,
+            comparisons=tuple(comparisons.get(row.id, ())),
+            measurements=tuple(m for _, m in sorted(measurements.get(row.id, {}).items())),
+            operators=operators.get(row.id, ()),
+            layers=layers.get(row.id, ()),
+        )
+        attempts.setdefault(row.run_job_id, []).append(found)
     return attempts
+
+
+def attempt_of(row: Row[Any], columns: Iterable[str], **details: Any) -> Attempt:
+    """Return the attempt that a row tells of: `columns` of its own, `job_id` and the device's `serial`."""
+    facts = {name: row._mapping[name] for name in columns}  # noqa: SLF001 - public in SQLAlchemy
+    facts |= {
+        "verdict": Verdict(row.verdict),
+        "stage": Stage(row.stage),
+        "cause": Cause(row.cause),
+        "notes": tuple(row.notes),
+        "job_id": row.job_id,
+        "device": row.serial or "",
+    }
+    return Attempt(**facts, **details)
 
 
 def _of_run(table: Table, run_id: str, *more: Any) -> Select[Any]:
