@@ -11,7 +11,7 @@ from farm.report.clean import one_line
 from farm.report.coverage import Cell, Coverage, Item, Row, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from rich.text import Text
 
@@ -97,7 +97,7 @@ def coverage_markdown(table: Coverage, about: Sequence[str], command: str) -> st
     return "\n".join(lines) + "\n"
 
 
-def facts(items: Iterable[Item], fingerprints: Iterable[Mapping[str, str]]) -> list[str]:
+def facts(items: Iterable[Item], fingerprints: Collection[Mapping[str, str]]) -> list[str]:
     """Return what the results of a table depend on: tools, kinds of devices, when they were found out."""
     tried = [item for item in items if item.run_id]
     if not tried:

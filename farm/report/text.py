@@ -12,7 +12,7 @@ from farm.report.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 from farm.report.worth import Worth, elsewhere_line, worths
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from rich.text import Text
 
@@ -35,6 +35,11 @@ def render_summary(view: RunView, width: int = 80, *, color: bool = False) -> st
     Verdict, failures and infra trouble with a one-line reason each, where the failed cases pass, known issues counted
     by reason, and the slowest builds. `color` adds ANSI colours.
     """
+    return rendered(summary_lines(view, width), width, color=color)
+
+
+def rendered(lines: Iterable[Text], width: int, *, color: bool) -> str:
+    """Return rich text as it is printed, with ANSI colours where `color`."""
     from rich.console import Console
 
     stream = io.StringIO()
@@ -46,7 +51,7 @@ def render_summary(view: RunView, width: int = 80, *, color: bool = False) -> st
         highlight=False,
         legacy_windows=False,
     )
-    for line in summary_lines(view, width):
+    for line in lines:
         console.print(line, soft_wrap=True)
     return stream.getvalue().rstrip("\n")
 

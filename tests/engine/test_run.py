@@ -156,6 +156,11 @@ def test_smoke_shares_the_bundles(home: FarmHome, main_job: dict[str, Any]) -> N
     history = home.farm("history", "smoke/conv2d", "--soc", "SM8650")
     assert "virtual device" in history.stdout
     assert "passed" in history.stdout
+    # Which operators QNN built is known of bundles from the cache as well.
+    table = json.loads(home.farm("coverage", "--soc", "SM8650", "--suite", "smoke", "--json").stdout)
+    [conv] = [row for row in table["builders"] if row["name"] == "conv"]
+    assert conv["cells"]["8a8w"]["state"] == "passed"
+    assert (table["beyond"], table["counts"]["passed"]) == ([], 8)
     assert wait_for_no_process(home) == {}
 
 
