@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from farm.builders import builders_in, installed_builders, suite_operators
 from farm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_installed_ones_are_those_that_executorch_registers() -> None:
@@ -33,6 +30,13 @@ def test_they_are_read_without_importing_them() -> None:
     count, modules = done.stdout.splitlines()
     assert int(count) > 100
     assert not {"torch", "executorch"} & set(modules.split())
+
+
+def test_the_page_of_the_documentation_has_a_row_for_each() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "operators.md").read_text()
+    rows = page.partition("## Builders")[2].partition("\n#")[0].splitlines()
+    names = [line.split("|")[1].strip() for line in rows if line.startswith("| ")]
+    assert names[1:] == list(installed_builders()), f"make it anew: {page.splitlines()[0]}"
 
 
 def test_a_source_says_what_it_builds_as_far_as_it_can_be_read(tmp_path: Path) -> None:
