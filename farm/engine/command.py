@@ -8,7 +8,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import InfraError
+from farm.errors import InfraError, NothingSelectedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,13 +29,18 @@ def write_report(view: RunView, path: Path) -> Path:
 
 
 def exit_code_of(view: RunView) -> int:
-    """Return what `farm run` returns for what a run found: 0, 1 (a job failed) or 4 (infrastructure). Pure."""
+    """Return what `farm run` returns for what a run found: 0, 1 (a job failed) or 4 (infrastructure). Pure.
+
+    Stale jobs change nothing of it, as a budget is meant to leave some out; where it left out all, 5: nothing was run.
+    """
     from farm.report.summary import Outcome, summarize
 
     counts = summarize(view).counts
     if counts[Outcome.FAILED]:
         return 1
-    return InfraError.exit_code if counts[Outcome.INFRA] or counts[Outcome.NOT_RUN] else 0
+    if counts[Outcome.INFRA] or counts[Outcome.NOT_RUN]:
+        return InfraError.exit_code
+    return NothingSelectedError.exit_code if counts[Outcome.STALE] == len(view.jobs) > 0 else 0
 
 
 class Patience:

@@ -383,7 +383,12 @@ class _Run:
         order = dispatch_order(
             list(by_id),
             cached={job_id: cached[key] for job_id, key in keys.items()},
-            expected_seconds=self._store.expected_seconds(list(by_id)),
+            expected_seconds={
+                job_id: past.run_seconds
+                for job_id, past in self._store.past(
+                    list(by_id), "virtual" if self._request.virtual else "hardware"
+                ).items()
+            },
             sessions={job.id: tuple(runtime_flags(job.target).items()) for job in jobs},
         )
         return [PlannedJob(by_id[job_id], keys[job_id], cached=cached[keys[job_id]]) for job_id in order]

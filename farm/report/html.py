@@ -44,6 +44,9 @@ LOG_BUDGET = 1_500_000
 LOG_LIMITS = (600, 48_000)
 """Least and most characters that one log gets of it."""
 
+SHOWN_STALE = 200
+"""Stale jobs that are listed by themselves; the table has all."""
+
 SHOWN_OPEN = 12
 """Failures that are unfolded when the page opens; the others are one click away."""
 
@@ -52,6 +55,7 @@ _GLYPHS = {
     Outcome.FAILED: ("✗", "FAIL", "failed"),
     Outcome.KNOWN: ("◇", "known", "known issue"),
     Outcome.INFRA: ("△", "infra", "infra"),
+    Outcome.STALE: ("◷", "STALE", "stale"),
     Outcome.SKIPPED: ("○", "skip", "skipped"),
     Outcome.NOT_RUN: ("·", "not run", "not run"),
 }
@@ -60,6 +64,7 @@ _TONES = {
     Tone.PASSED: "✓ passed",
     Tone.FAILED: "✗ failed",
     Tone.INFRA: "△ infra trouble",
+    Tone.STALE: "◷ stale",
     Tone.UNFINISHED: "… unfinished",
     Tone.EMPTY: "○ empty",
 }
@@ -96,6 +101,7 @@ def render_html(view: RunView) -> str:
             outcomes=list(Outcome),
             log_limit=_log_limit(summary),
             shown_open=SHOWN_OPEN,
+            shown_stale=SHOWN_STALE,
             version=__version__,
             **_assets(),
         )
@@ -226,7 +232,15 @@ def shown_in_full(job: JobSummary) -> bool:
 
 def _share(summary: RunSummary) -> list[tuple[Outcome, str, str]]:
     """Return each outcome that occurred with the start and the width of its part of a bar of 100."""
-    order = (Outcome.PASSED, Outcome.SKIPPED, Outcome.NOT_RUN, Outcome.KNOWN, Outcome.INFRA, Outcome.FAILED)
+    order = (
+        Outcome.PASSED,
+        Outcome.SKIPPED,
+        Outcome.NOT_RUN,
+        Outcome.KNOWN,
+        Outcome.INFRA,
+        Outcome.STALE,
+        Outcome.FAILED,
+    )
     parts = []
     start = 0.0
     for outcome in order:

@@ -19,8 +19,8 @@ LOG_LIMIT = 20_000
 def render_junit(view: RunView) -> str:
     """Return JUnit XML: one test suite per suite, one test case per job, in the order of the run.
 
-    A failure is `failure`, trouble with the farm or a device is `error`; a known issue, a skipped job and
-    one that was not run are `skipped` with the reason. Times are wall time on the device, in s.
+    A failure is `failure`, trouble with the farm or a device is `error`; a known issue, a stale or skipped job
+    and one that was not run are `skipped` with the reason. Times are wall time on the device, in s.
     """
     summary = summarize(view)
     root = ET.Element("testsuites", {"name": _attribute(f"farm run {view.id}"), **_totals(summary.jobs)})
@@ -62,6 +62,8 @@ def _test_case(suite: ET.Element, job: JobSummary) -> None:
     elif job.outcome is Outcome.KNOWN and attempt is not None:
         known = f"known issue: {attempt.known_issue}"
         ET.SubElement(case, "skipped", {"message": _attribute(known)}).text = _details(job)
+    elif job.outcome is Outcome.STALE:
+        ET.SubElement(case, "skipped", {"message": _attribute(f"STALE: {job.reason}"), "type": "stale"})
     elif job.outcome in {Outcome.SKIPPED, Outcome.NOT_RUN}:
         ET.SubElement(case, "skipped", {"message": message})
     if attempt and attempt.log and job.outcome in {Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA}:
@@ -89,7 +91,7 @@ def _details(job: JobSummary) -> str:
 
 
 def _totals(jobs: list[JobSummary] | tuple[JobSummary, ...]) -> dict[str, str]:
-    skipped = {Outcome.KNOWN, Outcome.SKIPPED, Outcome.NOT_RUN}
+    skipped = {Outcome.KNOWN, Outcome.STALE, Outcome.SKIPPED, Outcome.NOT_RUN}
     return {
         "tests": str(len(jobs)),
         "failures": str(sum(job.outcome is Outcome.FAILED for job in jobs)),

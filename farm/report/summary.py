@@ -16,6 +16,7 @@ import msgspec
 
 from farm.profiles import CPU_BACKENDS
 from farm.report.rerun import options_of, rerun_command
+from farm.report.stale import stale_words
 from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict, final_attempt
 from farm.store.view import DeviceView, JobView, RunView
 
@@ -32,6 +33,8 @@ class Outcome(StrEnum):
     KNOWN = "known"
     """It failed as a known issue says it does: shown, but it does not turn the run red."""
     INFRA = "infra"
+    STALE = "stale"
+    """It has no attempt, as the run had no time for it: what is known of it is old."""
     PASSED = "passed"
     SKIPPED = "skipped"
     NOT_RUN = "not_run"
@@ -45,6 +48,8 @@ class Tone(StrEnum):
     FAILED = "failed"
     INFRA = "infra"
     """No failure of the code, but the farm could not judge everything."""
+    STALE = "stale"
+    """Nothing that ran needs attention, but some of it was left out."""
     UNFINISHED = "unfinished"
     EMPTY = "empty"
 
@@ -103,12 +108,14 @@ class JobSummary(msgspec.Struct, frozen=True):
     """Backend options in the name of the job, "" when it has none."""
     rerun: str
     """Command that runs this job alone, quoted for a shell."""
+    stale: str = ""
+    """Why it is stale, and when and how it was last judged; "" when it is not."""
 
     @property
     def reason(self) -> str:
         """Why it did not pass; "" when it did."""
         if self.attempt is None:
-            return "no attempt was made"
+            return self.stale or "no attempt was made"
         return self.attempt.reason
 
     @property
@@ -224,7 +231,7 @@ def summarize(view: RunView) -> RunSummary:
             JobSummary(
                 index=index,
                 job=job,
-                outcome=outcome_of(attempt),
+                outcome=Outcome.STALE if attempt is None and job.stale is not None else outcome_of(attempt),
                 attempt=attempt,
                 numbers=key_numbers(job, attempt),
                 kind=kind,
@@ -233,12 +240,14 @@ def summarize(view: RunView) -> RunSummary:
                 rerun=rerun_command(
                     job, virtual=kind == "virtual" or (not kind and all_virtual), run_command=view.command
                 ),
+                stale=stale_words(job.stale, view.started_ms) if attempt is None and job.stale is not None else "",
             )
         )
     counted = Counter(job.outcome for job in jobs)
     counts = {outcome: counted[outcome] for outcome in Outcome}
     finished = view.finished_ms is not None
-    attention = counts[Outcome.FAILED] + counts[Outcome.INFRA] + (counts[Outcome.NOT_RUN] if finished else 0)
+    attention = sum(counts[outcome] for outcome in (Outcome.FAILED, Outcome.INFRA, Outcome.STALE))
+    attention += counts[Outcome.NOT_RUN] if finished else 0
     return RunSummary(
         view=view,
         jobs=tuple(jobs),
@@ -332,10 +341,12 @@ def _host_time(*, on_cpu: bool) -> str:
     return "time of the host's processor" if on_cpu else "host time of a simulator"
 
 
-def exit_meaning(code: int | None) -> str:
-    """Return what an exit code of `farm run` means."""
+def exit_meaning(code: int | None, stale: int = 0) -> str:
+    """Return what an exit code of `farm run` means; `stale` is how many jobs are."""
     if code is None:
         return "none yet: the run has not finished"
+    if stale and code in {0, 5}:
+        return "nothing that ran failed, stale jobs aside" if code == 0 else "no job was run, all are stale"
     meanings = {
         0: "all passed",
         1: "a job failed",
@@ -362,7 +373,9 @@ def _tone(counts: dict[Outcome, int], *, finished: bool, attention: int) -> Tone
         return Tone.UNFINISHED
     if not sum(counts.values()):
         return Tone.EMPTY
-    return Tone.INFRA if attention else Tone.PASSED
+    if attention == counts[Outcome.STALE]:
+        return Tone.STALE if attention else Tone.PASSED
+    return Tone.INFRA
 
 
 def _verdict_line(counts: dict[Outcome, int], *, finished: bool, attention: int) -> str:
@@ -376,6 +389,7 @@ def _verdict_line(counts: dict[Outcome, int], *, finished: bool, attention: int)
         f"{known} known issue{'' if known == 1 else 's'}",
         f"{counts[Outcome.INFRA]} infra",
     ]
+    parts += [f"{counts[Outcome.STALE]} STALE"] if counts[Outcome.STALE] else []
     parts += [f"{counts[Outcome.SKIPPED]} skipped"] if counts[Outcome.SKIPPED] else []
     parts += [f"{counts[Outcome.NOT_RUN]} not run{'' if finished else ' yet'}"] if counts[Outcome.NOT_RUN] else []
     jobs = f"{total} job{'' if total == 1 else 's'}"

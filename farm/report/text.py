@@ -24,6 +24,7 @@ _STYLES = {
     Tone.PASSED: "bold green",
     Tone.FAILED: "bold red",
     Tone.INFRA: "bold yellow",
+    Tone.STALE: "bold red",
     Tone.UNFINISHED: "bold yellow",
     Tone.EMPTY: "bold",
 }
@@ -32,8 +33,8 @@ _STYLES = {
 def render_summary(view: RunView, width: int = 80, *, color: bool = False) -> str:
     """Return the end of a run as text, no line wider than `width` unless a command to copy is on it.
 
-    Verdict, failures and infra trouble with a one-line reason each, where the failed cases pass, known issues counted
-    by reason, and the slowest builds. `color` adds ANSI colours.
+    Verdict, failures, stale jobs and infra trouble with a one-line reason each, where the failed cases pass, known
+    issues counted by reason, and the slowest builds. `color` adds ANSI colours.
     """
     return rendered(summary_lines(view, width), width, color=color)
 
@@ -65,7 +66,8 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     lines = _wrapped(summary.verdict_line, width, _STYLES[summary.tone])
     lines += _virtual(summary, width)
     lines += _heap(summary, width)
-    for title, outcome, style in (("FAILED", Outcome.FAILED, "red"), ("INFRA", Outcome.INFRA, "yellow")):
+    kinds = (("FAILED", Outcome.FAILED, "red"), ("STALE", Outcome.STALE, "red"), ("INFRA", Outcome.INFRA, "yellow"))
+    for title, outcome, style in kinds:
         lines += _named(title, summary.having(outcome), style, width, found)
     lines += _known(summary, width, found)
     if summary.recovered:

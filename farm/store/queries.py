@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import func, select
 
 from farm.errors import UnknownNameError, UsageError
 from farm.results.attempt import Attempt, Cause, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store import schema, values
 from farm.store.details import layers_of, operators_of
-from farm.store.history import not_debugged
 from farm.store.records import ArtifactRecord
-from farm.store.rows import ATTEMPT_COLUMNS, FIGURES, chunks
-from farm.store.view import DeviceView, JobView, RunView
+from farm.store.rows import ATTEMPT_COLUMNS, FIGURES
+from farm.store.view import DeviceView, JobView, RunView, Stale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from sqlalchemy import Connection, Row, Select, Table
 
-
-# Enough for a median that one slow attempt does not move, few enough that the newest toolchain is heard.
-_RECENT_RUNS = 15
 
 _LATEST = re.compile(r"latest(?:~(\d{1,9}))?")
 
@@ -76,28 +72,6 @@ def run_view(connection: Connection, run_id: str) -> RunView:
         jobs=_jobs(connection, run_id, attempts),
         priority=run.priority,
     )
-
-
-def expected_seconds(connection: Connection, job_ids: Sequence[str]) -> dict[str, float]:
-    """Return the median seconds of recent passed attempts, by job id; without those of `farm debug`."""
-    job, run_job, attempt = schema.job.c, schema.run_job.c, schema.attempt.c
-    seconds: dict[str, list[float]] = {}
-    for part in chunks(job_ids):
-        recent = func.row_number().over(partition_by=run_job.job_id, order_by=run_job.id.desc())
-        ranked = (
-            select(run_job.id, job.name, recent.label("recent"))
-            .select_from(schema.run_job.join(schema.job).join(schema.run, schema.run.c.id == run_job.run_id))
-            .where(job.name.in_(part), not_debugged())
-            .subquery()
-        )
-        query = (
-            select(ranked.c.name, attempt.seconds)
-            .join(schema.attempt, attempt.run_job_id == ranked.c.id)
-            .where(ranked.c.recent <= _RECENT_RUNS, attempt.verdict == Verdict.PASSED)
-        )
-        for row in connection.execute(query):
-            seconds.setdefault(row.name, []).append(row.seconds)
-    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def artifacts(connection: Connection, run_id: str, job_id: str | None) -> list[ArtifactRecord]:
@@ -175,6 +149,7 @@ def _jobs(connection: Connection, run_id: str, attempts: dict[int, list[Attempt]
             case_module=row.module,
             options=row.options,
             case_version=row.version,
+            stale=msgspec.convert(row.stale, Stale | None),
         )
         for row in connection.execute(query)
     )

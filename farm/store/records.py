@@ -105,3 +105,29 @@ class ListedJob(msgspec.Struct, frozen=True):
     """What its case makes: `package.module:Class`."""
     case: str
     precision: str
+
+
+class LastVerdict(msgspec.Struct, frozen=True):
+    """The newest verdict about the code of a job."""
+
+    run_id: str
+    time_ms: int
+    """When it was recorded; epoch, milliseconds."""
+    outcome: str
+    """`passed`, `failed` or `known issue`."""
+    bundle_key: str
+    """What was judged; empty where it is not known."""
+    judged_by: str
+    """Hash of its limits then (`farm.store.values.judged_by`); empty in runs of older farms."""
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What the recent runs of a job on one kind of device tell: medians, and the newest verdict."""
+
+    last: LastVerdict
+    build_seconds: float | None
+    """Compiling; None where every bundle came from the cache."""
+    run_seconds: float
+    """On the device."""
+    total_seconds: float
+    """Both, compiling as 0 where the bundle came from the cache."""

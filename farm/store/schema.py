@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 # The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
-REVISION = "0005"
+REVISION = "0006"
 # Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
 VERSION_TABLE = "farm_schema"
 
@@ -116,9 +116,20 @@ run_job = Table(
     Column("bundle_key", String(128)),
     Column("fallback_ops", JSON),
     Column("operators", JSON),
+    Column("judged_by", String(64)),
+    Column("stale", JSON(none_as_null=True)),
     UniqueConstraint("run_id", "job_id"),
     # In the order of time, so that the newest of a job is found at once.
     Index("ix_run_job_job_id_id", "job_id", "id"),
+)
+
+# What the first of several shards knew of durations, so that those that begin later divide the jobs as it did.
+shard_weights = Table(
+    "shard_weights",
+    metadata,
+    Column("selection", String(64), primary_key=True),
+    Column("asked_ms", BigInteger, nullable=False),
+    Column("seconds", JSON, nullable=False),
 )
 
 attempt = Table(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import update
 
 from farm.build.source import source_digest
-from farm.store import coverage, history, profiles, queries, rows, schema, values
+from farm.store import coverage, history, profiles, queries, rows, schema, selection, values
 from farm.store.clock import clock_ms
 from farm.store.database import Database
 from farm.store.lease_rows import require_live
@@ -24,9 +24,18 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.results.attempt import Attempt
     from farm.store.clock import Clock
-    from farm.store.records import ArtifactRecord, HistoryPoint, JobResult, ListedJob, ProfileRecord, RunRecord
+    from farm.store.records import (
+        ArtifactRecord,
+        HistoryPoint,
+        JobResult,
+        LastVerdict,
+        ListedJob,
+        Past,
+        ProfileRecord,
+        RunRecord,
+    )
     from farm.store.registry import Registry
-    from farm.store.view import RunView
+    from farm.store.view import RunView, Stale
     from farm.suites import Job
 
 
@@ -106,7 +115,13 @@ class Store:
             rows.require_run(connection, run_id)
             job_ids, case_ids = rows.insert_jobs(connection, jobs, versions)
             planned = [
-                {"run_id": run_id, "job_id": job_ids[job.id], "case_id": case_ids[job.id], "position": position}
+                {
+                    "run_id": run_id,
+                    "job_id": job_ids[job.id],
+                    "case_id": case_ids[job.id],
+                    "position": position,
+                    "judged_by": values.judged_by(job),
+                }
                 for position, job in enumerate(jobs)
             ]
             rows.insert_missing(connection, schema.run_job, planned)
@@ -243,10 +258,45 @@ class Store:
         with self._database.reading() as connection:
             return profiles.profiles(connection, job_pattern, run_id)
 
-    def expected_seconds(self, job_ids: Sequence[str]) -> dict[str, float]:
-        """Return the median time on the device of recent passed attempts, for the jobs that have any."""
+    def past(self, job_ids: Sequence[str], kind: str) -> dict[str, Past]:
+        """Return what recent runs on devices of a kind, `virtual` or `hardware`, tell of jobs that have a verdict.
+
+        Runs of `farm debug` are left out.
+        """
         with self._database.reading() as connection:
-            return queries.expected_seconds(connection, job_ids)
+            return selection.past(connection, job_ids, kind)
+
+    def failed_last(self, job_ids: Sequence[str], kind: str, user: str) -> set[str]:
+        """Return those of the jobs that did not pass when `user` last ran them on devices of this kind.
+
+        That is failures that are no known issues, and jobs that the farm could not judge.
+        """
+        with self._database.reading() as connection:
+            return selection.failed_last(connection, job_ids, kind, user)
+
+    def verdicts(self, run_id: str) -> dict[str, LastVerdict]:
+        """Return how the jobs of a run ended, by their ids, without those that have no verdict about their code."""
+        with self._database.reading() as connection:
+            return selection.verdicts(connection, run_id)
+
+    def agree_on_seconds(self, seconds: Mapping[str, float], kind: str) -> dict[str, float]:
+        """Return what whoever asked first for the same jobs and kind has said that they take; nobody yet: `seconds`.
+
+        So all shards divide by the same numbers, although the first of them change what the store knows. It holds until
+        nobody has asked for twelve hours.
+        """
+        names = sorted(seconds)
+        key = values.selection_hash([kind, *names])
+        agreed = self._database.write(
+            lambda connection: selection.agree(
+                connection, key, [seconds[name] for name in names], self._clock(connection)
+            )
+        )
+        return dict(zip(names, agreed, strict=True))
+
+    def mark_stale(self, run_id: str, stale: Mapping[str, Stale | None]) -> None:
+        """Record why planned jobs of a run are left out, by their ids; None for one that is not, after all."""
+        self._database.write(lambda connection: selection.mark_stale(connection, run_id, stale))
 
     def artifacts(self, run_id: str, job_id: str | None = None) -> list[ArtifactRecord]:
         """Return the artifacts of a run, or of one of its jobs, oldest first."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from farm.results.attempt import Attempt
-    from farm.suites import Case
+    from farm.suites import Case, Job
 
 # Far beyond what farm itself writes: these bounds are for what a device or a user can make long.
 REASON_LIMIT = 4_000
@@ -133,6 +133,17 @@ def case_version(case: Case, source: str) -> str:
     Tolerances and known issues are left out: they change what is said of a number, not the number.
     """
     return _hash((case.definition, source))
+
+
+def judged_by(job: Job) -> str:
+    """Return a hash of what decides the verdict of a job apart from its bundle: limits, expectation, known issue."""
+    case, target = job.case, job.target
+    return _hash((case.tolerance(target.precision), case.expectation(target), case.metrics, job.known_issue))
+
+
+def selection_hash(names: Sequence[str]) -> str:
+    """Return a hash of names, in their order."""
+    return _hash(list(names))
 
 
 def attempt_digest(attempt: Attempt) -> str:

@@ -43,6 +43,17 @@ class CaseResult(msgspec.Struct, frozen=True):
         return self.attempt.started_ms or self.run_started_ms
 
 
+class Stale(msgspec.Struct, frozen=True):
+    """Why a job was left out of a run that has it, and what was known of it then."""
+
+    reason: str
+    last_ms: int = 0
+    """When it was last judged on this kind of device; epoch, milliseconds, 0 for never."""
+    last_outcome: str = ""
+    """How that ended: `passed`, `failed` or `known issue`."""
+    last_run_id: str = ""
+
+
 class JobView(msgspec.Struct, frozen=True):
     """One job of the run and all its attempts, oldest first; no attempt yet is an empty tuple."""
 
@@ -64,6 +75,8 @@ class JobView(msgspec.Struct, frozen=True):
     """Hash of what the case is."""
     elsewhere: tuple[CaseResult, ...] = ()
     """Of a job that failed: the same case in the same precision on other SoCs, and in others on this SoC."""
+    stale: Stale | None = None
+    """Left out, while the run had no time for it; means something only without an attempt."""
 
 
 class RunView(msgspec.Struct, frozen=True):

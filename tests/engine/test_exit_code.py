@@ -6,22 +6,25 @@ import pytest
 
 from farm.engine.command import exit_code_of
 from farm.results.attempt import Attempt, Stage, Verdict
-from farm.store.view import JobView, RunView
+from farm.store.view import JobView, RunView, Stale
 
 PASSED = Attempt("j", Verdict.PASSED, Stage.DONE, "")
 FAILED = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong")
 KNOWN = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong", known_issue="understood")
 INFRA = Attempt("j", Verdict.INFRA, Stage.PUSH, "cable")
+STALE = Stale("no time")
 
 
-def view(*jobs: tuple[Attempt, ...]) -> RunView:
+def view(*jobs: tuple[Attempt, ...] | Stale) -> RunView:
     # Judged before the run is recorded as finished.
     return RunView(
         id="r", command="farm run", started_ms=1, finished_ms=None, exit_code=None, user="u", host="h", fingerprint={},
         devices=(),
         jobs=tuple(
-            JobView(f"s/c{n}[SM8650-htp-8a8w]", "s", f"c{n}", "SM8650", "htp", "8a8w", attempts)
-            for n, attempts in enumerate(jobs)
+            JobView(f"s/c{n}[SM8650-htp-8a8w]", "s", f"c{n}", "SM8650", "htp", "8a8w", (), stale=found)
+            if isinstance(found, Stale)
+            else JobView(f"s/c{n}[SM8650-htp-8a8w]", "s", f"c{n}", "SM8650", "htp", "8a8w", found)
+            for n, found in enumerate(jobs)
         ),
     )  # fmt: skip
 
@@ -37,7 +40,13 @@ def view(*jobs: tuple[Attempt, ...]) -> RunView:
         ([(INFRA,), (FAILED,), (KNOWN,)], 1),
         ([(INFRA, PASSED), (PASSED,)], 0),
         ([(FAILED, INFRA)], 1),
+        # What a budget leaves out is no failure; but a run that looked at nothing is no success.
+        ([(PASSED,), STALE], 0),
+        ([(FAILED,), STALE], 1),
+        ([(), STALE], 4),
+        ([STALE, STALE], 5),
+        ([], 0),
     ],
 )
-def test_the_worst_job_decides_whatever_the_order(jobs: list[tuple[Attempt, ...]], code: int) -> None:
+def test_the_worst_job_decides_whatever_the_order(jobs: list[tuple[Attempt, ...] | Stale], code: int) -> None:
     assert {exit_code_of(view(*order)) for order in itertools.permutations(jobs)} == {code}

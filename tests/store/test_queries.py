@@ -146,9 +146,11 @@ def test_a_run_is_looked_at_before_jobs_are_too_many(
 
 def test_runs_of_farm_debug_are_no_history_and_no_expectation(store: Store, make: type[Make]) -> None:
     job = make.job()
-    run_id = make.begin(store, job)
-    store.record_attempt(run_id, make.attempt(job, seconds=2.0))
-    facts = {"executorch": "1.5.1", "debug": "intermediate outputs"}
+    known = {"executorch": "1.5.1", "device_kind": "virtual"}
+    run_id = store.begin_run(RunRecord("farm run", "ada", "bench", known))
+    store.plan_jobs(run_id, [job])
+    store.record_attempt(run_id, make.attempt(job, seconds=2.0), make.device())
+    facts = {**known, "debug": "intermediate outputs"}
     debugged = store.begin_run(RunRecord("farm debug", "ada", "bench", facts))
     store.plan_jobs(debugged, [job])
     store.record_attempt(debugged, make.attempt(job, seconds=90.0, started_ms=1), make.device())
@@ -156,8 +158,8 @@ def test_runs_of_farm_debug_are_no_history_and_no_expectation(store: Store, make
     (point,) = store.history(job.id)
 
     assert point.run_id == run_id
-    assert store.expected_seconds([job.id]) == {job.id: 2.0}
-    assert store.fingerprints([point.fingerprint]) == {point.fingerprint: {"executorch": "1.5.1"}}
+    assert store.past([job.id], "virtual")[job.id].run_seconds == 2.0
+    assert store.fingerprints([point.fingerprint]) == {point.fingerprint: known}
 
 
 def test_jobs_are_found_by_case_suite_id_and_wildcard(store: Store, make: type[Make]) -> None:

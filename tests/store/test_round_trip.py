@@ -192,17 +192,6 @@ def test_a_device_is_known_by_its_build_too(store: Store, make: type[Make]) -> N
         assert [d.build for d in store.run_view(run_id).devices if d.serial == "phone"] == [build]
 
 
-def test_expected_seconds_is_the_median_of_passed_attempts(store: Store, make: type[Make]) -> None:
-    job, never = make.job(), make.job("never")
-    for seconds in (1.0, 9.0, 2.0):
-        run_id = make.begin(store, job, never)
-        store.record_attempt(run_id, make.attempt(job, seconds=seconds))
-        store.record_attempt(run_id, make.attempt(job, seconds=500.0, verdict=Verdict.FAILED, reason="timeout"))
-
-    assert store.expected_seconds([job.id, never.id, "unknown"]) == {job.id: 2.0}
-    assert store.expected_seconds([]) == {}
-
-
 @pytest.mark.parametrize(
     ("change", "continues"), [({"seed": 7}, False), ({"precisions": ("8a8w", "16a16w")}, True)], ids=["test", "limits"]
 )

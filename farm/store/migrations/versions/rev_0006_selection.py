@@ -1,0 +1,23 @@
+"""What decides a verdict, which jobs had no time left, and how several shards divide theirs."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy import Column
+
+revision = "0006"
+down_revision = "0005"
+
+
+def upgrade() -> None:
+    """Make the columns and the table."""
+    op.add_column("run_job", Column("judged_by", sa.String(length=64), nullable=True))
+    op.add_column("run_job", Column("stale", sa.JSON(), nullable=True))
+    op.create_table(
+        "shard_weights",
+        Column("selection", sa.String(length=64), nullable=False),
+        Column("asked_ms", sa.BigInteger(), nullable=False),
+        Column("seconds", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("selection", name="pk_shard_weights"),
+    )
