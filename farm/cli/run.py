@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.cli.holding import duration
 from farm.cli.options import config_option
 from farm.config import load_config
 from farm.engine.profile import Profile
@@ -16,6 +17,9 @@ from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from farm.engine.run import RunOutcome
+
+# pytest's own, also behind `--`: what failed last is asked of the store, which all of a user's machines may share.
+_LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-first")
 
 
 @click.command("run")
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
               help="At most N attached devices a SoC; otherwise all that are free.")  # fmt: skip
 @click.option("--nightly", is_flag=True,
               help="Hand a device over, between two jobs, to a person who waits for it.")  # fmt: skip
-@click.option("--resume", metavar="RUN", help="Finish what is missing of a run: latest, or its id.")
+@click.option("--resume", metavar="RUN", help="Finish what is missing of a run, stale jobs too: latest, or its id.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE[,VALUE]",
               help="Backend option; repeatable. Every combination of values is a target of its own.")  # fmt: skip
 @click.option("--profile", type=click.Choice([profile.value for profile in Profile]), default=Profile.AUTO.value,
@@ -42,7 +46,17 @@ if TYPE_CHECKING:
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
 @click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
-@click.option("--lf", "--last-failed", "last_failed", is_flag=True, help="Only the jobs that failed last time.")
+@click.option("--lf", "--last-failed", "last_failed", is_flag=True,
+              help="Only the jobs that failed when you ran them last; all when none did.")  # fmt: skip
+@click.option("--ff", "--failed-first", "failed_first", is_flag=True, help="Those first, then the others.")
+@click.option(
+    "--changed-since",
+    metavar="RUN",
+    help="Only jobs whose code, toolchain or limits differ from RUN's, or that have no verdict there.",
+)
+@click.option("--shard", metavar="I/N", help="Only part I of N, equally long by past durations: for N machines.")
+@click.option("--budget", "budget_s", metavar="TIME", callback=duration,
+              help="Take 90s, 30m or 1h30m at most, the most valuable jobs first; the others are stale.")  # fmt: skip
 @click.option("--collect-only", is_flag=True, help="List the jobs and stop.")
 @click.option("--iterations", type=click.IntRange(1, 100_000), show_default="3",
               help="Timed inferences of every sample.")  # fmt: skip
@@ -73,6 +87,10 @@ def command(
     exitfirst: bool,
     maxfail: int | None,
     last_failed: bool,
+    failed_first: bool,
+    changed_since: str | None,
+    shard: str | None,
+    budget_s: float | None,
     collect_only: bool,
     iterations: int | None,
     warm_up: int | None,
@@ -89,16 +107,20 @@ def command(
     leased: see farm devices. Ctrl-C finishes the running jobs and reports;
     a second one stops at once. farm run --resume latest goes on.
 
+    -k, --changed-since, --shard and --lf narrow the jobs, in this order;
+    --budget then puts them in order and leaves out what does not fit.
+
     \b
-    Exit codes: 0 all passed, known issues aside; 1 a job failed;
-    2 usage, configuration or a missing tool; 4 no device or
-    infrastructure; 5 nothing selected; 130 interrupted.
+    Exit codes: 0 all passed, known issues and stale jobs aside; 1 a job
+    failed; 2 usage, configuration or a missing tool; 4 no device or
+    infrastructure; 5 nothing selected, or all stale; 130 interrupted.
     """
     from farm.engine.fleet import Choice
     from farm.engine.run import RunRequest, collect, run
+    from farm.engine.selection import parse_shard
 
     if resume is not None:
-        return _resume(resume, html=html, junitxml=junitxml, as_json=as_json, config_file=config_file)
+        return _resume(resume, budget_s, html=html, junitxml=junitxml, as_json=as_json, config_file=config_file)
     if missing := [option for option, given in (("--soc", socs), ("--suite", suites)) if not given]:
         raise UsageError(f"{' and '.join(missing)} must be given; 'farm socs' and 'farm suites' list what there is")
     attached = [("--device", devices), ("--label", labels), ("--devices", most_devices), ("--nightly", nightly)]
@@ -109,7 +131,8 @@ def command(
 
     if heap and (iterations is not None or warm_up is not None):
         raise UsageError("--heap runs every job once and times nothing: leave --iterations and --warm-up out")
-    selection = [*(["-k", keyword] if keyword else []), *(["--lf"] if last_failed else [])]
+    if collect_only and budget_s is not None:
+        raise UsageError("what fits into a budget depends on the devices: leave --budget out to list the jobs")
     limits = [*(["-x"] if exitfirst else []), *([f"--maxfail={maxfail}"] if maxfail else [])]
     request = RunRequest(
         socs=socs,
@@ -117,8 +140,8 @@ def command(
         backend=backend,
         precisions=precisions,
         virtual=virtual,
-        selection=tuple(selection),
-        pytest_arguments=(*limits, *pytest_arguments),
+        selection=("-k", keyword) if keyword else (),
+        pytest_arguments=(*limits, *(word for word in pytest_arguments if word not in _LAST_FAILED + _FAILED_FIRST)),
         iterations=3 if iterations is None else iterations,
         warm_up=1 if warm_up is None else warm_up,
         timeout_s=timeout_s,
@@ -129,10 +152,15 @@ def command(
         choice=Choice(devices, labels),
         most_devices=most_devices,
         nightly=nightly,
+        changed_since=changed_since,
+        shard=None if shard is None else parse_shard(shard),
+        last_failed=last_failed or not set(_LAST_FAILED).isdisjoint(pytest_arguments),
+        failed_first=failed_first or not set(_FAILED_FIRST).isdisjoint(pytest_arguments),
+        budget_s=budget_s,
     )
     config = load_config(config_file)
     if collect_only:
-        for job_id in collect(config, request):
+        for job_id in collect(config, request, lambda text: click.echo(f"farm: {text}", err=True)):
             click.echo(job_id)
         return 0
 
@@ -143,17 +171,25 @@ def command(
     return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
 
 
-def _resume(ref: str, *, html: Path | None, junitxml: Path | None, as_json: bool, config_file: Path | None) -> int:
+def _resume(
+    ref: str,
+    budget_s: float | None,
+    *,
+    html: Path | None,
+    junitxml: Path | None,
+    as_json: bool,
+    config_file: Path | None,
+) -> int:
     from farm.cli.progress import make_front
     from farm.engine.run import resume
 
     context = click.get_current_context()
-    own = {"resume", "html", "junitxml", "as_json", "config_file"}
+    own = {"resume", "budget_s", "html", "junitxml", "as_json", "config_file"}
     given = [p for p in context.command.params if p.name not in own and _is_given(context, p)]
     if given:
         raise UsageError(f"--resume goes on with what the run was asked to do: leave {given[0].opts[-1]} out")
     with make_front() as front:
-        outcome = resume(load_config(config_file), ref, front)
+        outcome = resume(load_config(config_file), ref, front, budget_s)
     return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
 
 

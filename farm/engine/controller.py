@@ -40,6 +40,8 @@ class Controller:
         self._sched: DeviceScheduling | None = None
         self.interrupted = False
         """Ctrl-C, or a signal that asks the same; not pytest's own -x."""
+        self.abandoned: set[str] = set()
+        """Jobs for which no device was left."""
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Tell Ctrl-C from pytest's Interrupted, which derives from KeyboardInterrupt."""
@@ -159,6 +161,7 @@ class Controller:
 
     def _give_up(self, job_id: str) -> None:
         """Tell how a job ended that no device is left for, when one tried it."""
+        self.abandoned.add(job_id)
         told = self._told.pop(job_id, None)
         if told is not None:
             self._front.job_ended(told)

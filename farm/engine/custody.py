@@ -80,8 +80,8 @@ class Custody:
         """Call `revive` four times a second: it returns whether it had to bring the devices' adb server back."""
         self._revive = revive
 
-    def acquire(self) -> None:
-        """Wait until there is a device of every SoC."""
+    def acquire(self, until_s: float = float("inf")) -> None:
+        """Wait until there is a device of every SoC, or it is `until_s` on the clock of `time.monotonic`."""
         if self._terms is None:
             return
         self._thread.start()
@@ -91,7 +91,7 @@ class Custody:
                 reasons = [f"{self._devices[n].serial}: {why}" for n, why in self._retired.items()]
             if gone:
                 raise NoDeviceError(f"no {' and no '.join(gone)} is left to wait for: {'; '.join(reasons)}")
-            if not self._lacking():
+            if not self._lacking() or time.monotonic() >= until_s:
                 return
             self._came.wait(_LOOK_SECONDS)
             self._came.clear()

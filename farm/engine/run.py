@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-import tempfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -11,21 +11,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.engine.budget import Budget
+from farm.engine.choose import check_ready, jobs_of, narrow, select
 from farm.engine.command import INTERRUPTED, Patience, exit_code_of, write_report
 from farm.engine.compile import builders
 from farm.engine.fleet import Choice
 from farm.engine.profile import Profile
-from farm.errors import FarmError, IllegalTargetError, InfraError, NothingSelectedError, UsageError
+from farm.engine.selection import Shard
+from farm.errors import FarmError, InfraError
 from farm.identity import user_name
-from farm.options import parse_options, runtime_flags
+from farm.options import runtime_flags
 from farm.profiles import find_soc
-from farm.suite_files import find_suites, resolve_suite
-from farm.suites import Job, OptionSet, plan
+from farm.suites import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from farm.config import Config
+    from farm.devices.device import Device
     from farm.engine.custody import LeaseTerms
     from farm.engine.fleet import Fleet
     from farm.engine.front import Front
@@ -33,12 +36,11 @@ if TYPE_CHECKING:
     from farm.engine.toolchain import Toolchain
     from farm.execution.optrace import OptraceTools
     from farm.processes import Supervisor
+    from farm.store.records import Past
     from farm.store.store import Store
     from farm.store.view import RunView
 
-_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED, _PYTEST_USAGE, _PYTEST_EMPTY = 0, 1, 2, 4, 5
-# pytest's options that decide what farm decides: how many workers, and which plugins it cannot do without.
-_OURS = ("-n", "--numprocesses", "--dist", "--tx", "--maxprocesses", "--farm-plan", "-c", "--rootdir", "no:", "-pno:")
+_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED = 0, 1, 2
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +71,26 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Attached devices of each SoC at most; None for all that are free."""
     nightly: bool = False
     """Hand a device over, between two jobs, to a person who waits for it."""
+    changed_since: str | None = None
+    """A run: only jobs that have changed since, or that it has no verdict of."""
+    shard: Shard | None = None
+    """One part of the jobs."""
+    last_failed: bool = False
+    """Only jobs that did not pass when this user ran them last."""
+    failed_first: bool = False
+    """Those before all others."""
+    budget_s: float | None = None
+    """How long the run may take; what does not fit is stale."""
+
+    @property
+    def device_kind(self) -> str:
+        """What is compared with: verdicts and times on `virtual` devices, or on `hardware`."""
+        return "virtual" if self.virtual else "hardware"
+
+    @property
+    def asks_the_store(self) -> bool:
+        """Whether its jobs depend on what was run before."""
+        return self.changed_since is not None or self.shard is not None or self.last_failed
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
@@ -80,35 +102,21 @@ class RunOutcome(msgspec.Struct, frozen=True):
     """The HTML file."""
 
 
-def collect(config: Config, request: RunRequest) -> list[str]:
+def collect(config: Config, request: RunRequest, note: Callable[[str], None]) -> list[str]:
     """Return the ids of the jobs that `request` selects, in the order of the manifests.
 
     Raises UsageError for what cannot be, NothingSelectedError when nothing is left.
     """
-    jobs = _jobs(config, request)
-    with tempfile.TemporaryDirectory(prefix="farm-collect-") as folder:
-        selected = {job.id for job in _select(config, request, jobs, Path(folder))}
-    return [job.id for job in jobs if job.id in selected]
+    from farm.engine.toolchain import prepare
+    from farm.store.store import open_store
 
-
-def _jobs(config: Config, request: RunRequest) -> tuple[Job, ...]:
-    socs = list(dict.fromkeys(find_soc(name) for name in request.socs))
-    known = find_suites(config.suite_folders)
-    suites = [resolve_suite(name, known) for name in dict.fromkeys(request.suites)]
-    names = [suite.name for suite in suites]
-    if len(set(names)) < len(names):
-        raise UsageError(f"two suites have the same name: {', '.join(sorted(names))}")
-    _check_measurements(request)
-    return plan(suites, socs, request.backend, request.precisions, _option_sets(request))
-
-
-def _check_measurements(request: RunRequest) -> None:
-    if request.heap and request.backend != "htp":
-        raise IllegalTargetError(f"--heap is for the htp backend: ExecuTorch has no heap profile of {request.backend}")
-    if request.heap and request.profile is not Profile.AUTO:
-        raise UsageError("--heap measures nothing else: leave --profile out")
-    if request.profile is Profile.OPTRACE and request.backend != "htp":
-        raise IllegalTargetError(f"--profile optrace is for the htp backend, not for {request.backend}")
+    jobs = select(config, request, jobs_of(config, request))
+    if request.asks_the_store:
+        with open_store(config.store_url) as store:
+            jobs = narrow(
+                request, jobs, store, lambda: prepare(config, note, virtual=request.virtual > 0).versions, note
+            )
+    return [job.id for job in jobs]
 
 
 def _check_machine(config: Config, request: RunRequest) -> None:
@@ -120,52 +128,12 @@ def _check_machine(config: Config, request: RunRequest) -> None:
     _optrace_tools(config, request)
 
 
-def _check_ready(jobs: Sequence[Job]) -> None:
-    """Raise IllegalTargetError for a `.pte` that was compiled for something else, ConfigError for what is none."""
-    ready = [job for job in jobs if job.case.pte]
-    if ready:
-        from farm.build.ready import read_ready
-
-        for job in ready:
-            read_ready(job)
-
-
 def _optrace_tools(config: Config, request: RunRequest) -> OptraceTools | None:
     if request.profile is not Profile.OPTRACE:
         return None
     from farm.execution.optrace import find_optrace_tools
 
     return find_optrace_tools(config.sdk_root, "x86_64-linux-clang" if request.virtual else "aarch64-android")
-
-
-def _option_sets(request: RunRequest) -> tuple[OptionSet, ...]:
-    sets = parse_options(request.options, request.backend)
-    if request.profile is not Profile.OPTRACE:
-        return sets
-    # Compiled in, so that it is another bundle, and another series, as it costs time.
-    return tuple(tuple(sorted((*options, ("profile_level", "optrace")))) for options in sets)
-
-
-def _select(config: Config, request: RunRequest, jobs: Sequence[Job], folder: Path) -> list[Job]:
-    arguments = (*request.selection, *request.pytest_arguments)
-    if not arguments:
-        return list(jobs)
-    for argument in arguments:
-        if argument.startswith(_OURS):
-            raise UsageError(f"{argument} is not for the user to say: farm starts one worker for every device")
-    from farm.engine.plan import PlannedJob
-    from farm.engine.session import select
-
-    draft = _plan(config, request, "", folder, [PlannedJob(job, "", cached=True) for job in jobs])
-    draft.write()
-    status, ids = select(draft, arguments, config.state_dir)
-    if status == _PYTEST_USAGE:
-        raise UsageError(f"pytest does not understand {' '.join(arguments)}")
-    chosen = set(ids)
-    selected = [job for job in jobs if job.id in chosen]
-    if not selected:
-        raise NothingSelectedError(f"none of {len(jobs)} jobs is selected by {' '.join(arguments)}")
-    return selected
 
 
 def _plan(
@@ -204,19 +172,25 @@ def run(config: Config, request: RunRequest, front: Front) -> RunOutcome:
 
     Raises UsageError or NothingSelectedError before anything is changed, InfraError when no job could begin.
     """
+    from farm.engine.toolchain import prepare
     from farm.store.store import open_store
 
-    jobs = _jobs(config, request)
+    budget = Budget(request.budget_s)
+    jobs = jobs_of(config, request)
     _check_machine(config, request)
-    with tempfile.TemporaryDirectory(prefix="farm-select-") as draft:
-        jobs = tuple(_select(config, request, jobs, Path(draft)))
-    _check_ready(jobs)
+    jobs = select(config, request, jobs)
+    check_ready(jobs)
     with Patience() as patience, open_store(config.store_url) as store:
-        return _Run(config, request, front, store, patience).execute(jobs)
+        if request.asks_the_store:
+            versions = partial(prepare, config, front.note, virtual=request.virtual > 0)
+            jobs = narrow(request, jobs, store, lambda: versions().versions, front.note)
+        return _Run(config, request, front, store, patience, budget).execute(jobs)
 
 
-def resume(config: Config, ref: str, front: Front) -> RunOutcome:
-    """Finish what is missing of a run, `latest` or an id: jobs that have no verdict about the code.
+def resume(config: Config, ref: str, front: Front, budget_s: float | None = None) -> RunOutcome:
+    """Finish what is missing of a run, `latest` or an id: jobs that have no verdict about the code, stale ones as well.
+
+    The budget of the run begins anew, unless `budget_s` is another one.
 
     Raises UnknownNameError for a run that is not there, UsageError for one that still runs, or that cannot be continued
     as what its numbers depend on has changed since.
@@ -228,6 +202,7 @@ def resume(config: Config, ref: str, front: Front) -> RunOutcome:
         run_id = store.resolve_run(ref)
         folder = config.run_folder(run_id)
         request, jobs = read_intent(folder)
+        budget = Budget(request.budget_s if budget_s is None else budget_s)
         _check_machine(config, request)
         view = store.run_view(run_id)
         missing = missing_jobs(view, jobs)
@@ -238,15 +213,27 @@ def resume(config: Config, ref: str, front: Front) -> RunOutcome:
                     store.finish_run(run_id, exit_code_of(view))
                 view = store.run_view(run_id)
             return RunOutcome(exit_code_of(view), view, write_report(view, folder / "report.html"))
-        return _Run(config, request, front, store, patience).execute(missing, run_id)
+        return _Run(config, request, front, store, patience, budget).execute(missing, run_id)
 
 
 class _Run:
     """The part of a run that leaves traces: store, run folder, processes."""
 
-    def __init__(self, config: Config, request: RunRequest, front: Front, store: Store, patience: Patience) -> None:
+    def __init__(
+        self,
+        config: Config,
+        request: RunRequest,
+        front: Front,
+        store: Store,
+        patience: Patience,
+        budget: Budget,
+    ) -> None:
         self._config, self._request, self._front, self._store = config, request, front, store
-        self._patience = patience
+        self._patience, self._budget = patience, budget
+        self._past: dict[str, Past] = {}
+        """What is known of the jobs."""
+        self._first: set[str] = set()
+        """Jobs that are to be first."""
 
     def execute(self, jobs: tuple[Job, ...], run_id: str = "") -> RunOutcome:
         """Run `jobs`, in a run of its own or, with `run_id`, in one that was not finished."""
@@ -263,6 +250,7 @@ class _Run:
             run_id = self._begin(jobs, fingerprint)
         # Also of a run that was killed before it had done so.
         self._store.plan_jobs(run_id, jobs)
+        self._look_back(jobs)
         folder = self._config.run_folder(run_id)
         exit_code = InfraError.exit_code
         with in_progress(folder) as before:
@@ -280,6 +268,12 @@ class _Run:
                 self._store.finish_run(run_id, exit_code)
         view = self._store.run_view(run_id)
         return RunOutcome(exit_code, view, write_report(view, folder / "report.html"))
+
+    def _look_back(self, jobs: Sequence[Job]) -> None:
+        ids = [job.id for job in jobs]
+        self._past = self._store.past(ids, self._request.device_kind)
+        if self._request.failed_first:
+            self._first = self._store.failed_last(ids, self._request.device_kind, user_name())
 
     def _release_leases(self, pid: int) -> None:
         """Give back at once what a process had that is known to be dead; others have to wait until it expires."""
@@ -329,26 +323,52 @@ class _Run:
             # A program that stays loaded would be in every number of the heap.
             canaries = [] if self._request.heap else self._order(canary_jobs(tuple(jobs)), tools)
             fleet = allocation.result()
-        run_plan = _plan(self._config, self._request, run_id, folder, planned, fleet, canaries)
-        run_plan.prepare_folder()
         for device in fleet.devices:
             self._store.record_device(run_id, device)
         custody = Custody(fleet.devices, self._store, self._terms() if fleet.leased else None, self._front.note)
         if fleet.server is not None:
             custody.keep_alive(partial(fleet.server.revive, supervisor))
         try:
-            custody.acquire()
+            custody.acquire(self._budget.end_s)
+            planned = self._fit(run_id, planned, custody.held())
+            if not planned:
+                return _PYTEST_OK
+            run_plan = _plan(self._config, self._request, run_id, folder, planned, fleet, canaries)
+            run_plan.prepare_folder()
             with builders(self._config, run_plan, tools, supervisor, self._front, self._store) as to_build:
                 self._front.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
                 custody.begin(folder)
                 controller = Controller(run_plan, self._front, self._store, custody)
-                with self._patience.asking(custody.finish_running):
+                stop = custody.finish_running
+                with self._patience.asking(stop), self._budget.watched(stop, self._front.note):
                     status = execute(run_plan, self._request.pytest_arguments, self._config, controller)
                 if controller.interrupted:
                     raise KeyboardInterrupt
+                self._leave(run_id, controller.abandoned)
                 return status
         finally:
             custody.close()
+
+    def _fit(self, run_id: str, planned: list[PlannedJob], devices: Sequence[Device]) -> list[PlannedJob]:
+        """Return the jobs that there is time for, and note the others."""
+        if not self._budget.is_limited:
+            return planned
+        per_soc = Counter(device.soc for device in devices)
+        width = self._config.builders
+        planned, stale = self._budget.cut(planned, self._past, devices=per_soc, builders=width, first=self._first)
+        # What was stale when the run ended before is not any more.
+        self._store.mark_stale(run_id, {**dict.fromkeys(one.job.id for one in planned), **stale})
+        if stale:
+            self._front.note(f"{len(stale)} of {len(stale) + len(planned)} jobs do not fit into the budget: stale")
+        return planned
+
+    def _leave(self, run_id: str, abandoned: Collection[str]) -> None:
+        """Note what had not begun when the time was over; what is missing for another reason is not stale."""
+        if not self._budget.is_over or self._patience.was_asked:
+            return
+        jobs = self._store.run_view(run_id).jobs
+        left = [job.id for job in jobs if not job.attempts and job.stale is None and job.id not in abandoned]
+        self._store.mark_stale(run_id, self._budget.unbegun(left, self._past))
 
     def _fleet(self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor) -> Fleet:
         from farm.engine.fleet import attached_fleet, virtual_fleet
@@ -383,13 +403,9 @@ class _Run:
         order = dispatch_order(
             list(by_id),
             cached={job_id: cached[key] for job_id, key in keys.items()},
-            expected_seconds={
-                job_id: past.run_seconds
-                for job_id, past in self._store.past(
-                    list(by_id), "virtual" if self._request.virtual else "hardware"
-                ).items()
-            },
+            expected_seconds={job_id: one.run_seconds for job_id, one in self._past.items()},
             sessions={job.id: tuple(runtime_flags(job.target).items()) for job in jobs},
+            first=self._first,
         )
         return [PlannedJob(by_id[job_id], keys[job_id], cached=cached[keys[job_id]]) for job_id in order]
 

@@ -40,12 +40,14 @@ def dispatch_order(
     cached: Mapping[str, bool],
     expected_seconds: Mapping[str, float],
     sessions: Mapping[str, Hashable],
+    first: Collection[str] = (),
 ) -> list[str]:
     """Return the order in which jobs are built and handed out. Pure.
 
-    What is compiled already goes first, so that devices work while the builders warm up; among those, jobs that want
-    the same session (`sessions` tells them apart) stand together, as every change starts a runner; then the longest
-    expected first, which leaves no long job for the end. Otherwise the order given.
+    Those that are to be `first` come before all others. What is compiled already goes next, so that devices work while
+    the builders warm up; among those, jobs that want the same session (`sessions` tells them apart) stand together, as
+    every change starts a runner; then the longest expected first, which leaves no long job for the end. Otherwise the
+    order given.
     """
     position = {job_id: n for n, job_id in enumerate(job_ids)}
     group: dict[Hashable, int] = {}
@@ -54,9 +56,13 @@ def dispatch_order(
     return sorted(
         job_ids,
         key=lambda job: (
-            not cached.get(job, False), group[sessions[job]], -expected_seconds.get(job, 0.0), position[job]
+            job not in first,
+            not cached.get(job, False),
+            group[sessions[job]],
+            -expected_seconds.get(job, 0.0),
+            position[job],
         ),
-    )  # fmt: skip
+    )
 
 
 class DeviceScheduling:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from farm.config import Config
     from farm.engine.plan import RunPlan
+    from farm.suites import Job
 
 
 # Ours before xdist, whose last hook asks for the terminal reporter that ours takes away.
@@ -34,11 +35,29 @@ class _Selection:
         self.ids = [item.nodeid for item in session.items]
 
 
-def select(plan: RunPlan, arguments: Sequence[str], state_dir: Path) -> tuple[int, list[str]]:
-    """Return pytest's exit status and the job ids that `arguments` (-k, --lf, ...) leave of the plan."""
+def collected(config: Config, folder: Path, jobs: Sequence[Job], arguments: Sequence[str]) -> tuple[int, list[str]]:
+    """Return pytest's exit status and the ids that `arguments` (-k, --deselect, ...) leave of `jobs`.
+
+    `folder` is for what pytest needs of files.
+    """
+    from farm.engine.plan import PlannedJob, RunPlan
+
+    draft = RunPlan(
+        run_id="",
+        folder=folder,
+        cache_root=config.cache_dir,
+        jobs=tuple(PlannedJob(job, "", cached=True) for job in jobs),
+        devices=(),
+        runtimes={},
+        iterations=1,
+        warm_up=0,
+        timeout_s=0.0,
+        artifact_root=folder,
+    )
+    draft.write()
     selection = _Selection()
     with _own_environment():
-        status = pytest.main(["--collect-only", *_arguments(plan, state_dir), *arguments], plugins=[selection])
+        status = pytest.main(["--collect-only", *_arguments(draft, config.state_dir), *arguments], plugins=[selection])
     return int(status), selection.ids
 
 

@@ -1,0 +1,342 @@
+"""Which jobs a run is for: the rules, and a run that has no time for all of its jobs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farm.engine.budget import Budget
+from farm.engine.plan import PlannedJob
+from farm.engine.selection import (
+    Cost,
+    Shard,
+    Version,
+    by_value,
+    changed,
+    costs,
+    in_shard,
+    parse_shard,
+    schedule,
+    total_seconds,
+)
+from farm.errors import UsageError
+from farm.store.records import LastVerdict, Past
+from farm.suites import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from farm_home import FarmHome
+
+MAIN = ("run", "--soc", "SM8650", "--virtual", "1")
+
+SUITE = """
+[suite]
+name = "mine"
+description = "two jobs"
+[suite.tolerance.8a8w.fp32]
+sqnr_db = 20.0
+
+[case.good]
+module = "torch.nn:ReLU"
+inputs = [{ shape = [1, 3, 16, 16] }]
+
+[case.too_strict]
+module = "torch.nn:ReLU"
+inputs = [{ shape = [1, 3, 16, 16] }]
+[case.too_strict.tolerance.8a8w.fp32]
+sqnr_db = 300.0
+"""
+SLOW = """
+import time, torch
+class Slow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        time.sleep(600)
+"""
+
+# As long as a machine with much else to do may take.
+drawn = settings(deadline=None, max_examples=50)
+weights = st.dictionaries(st.text("abcdef", min_size=1), st.floats(0, 1e4), max_size=40)
+
+
+def past(time_ms: int = 1, outcome: str = "passed", key: str = "k", **seconds: float | None) -> Past:
+    took = {"build_seconds": 2.0, "run_seconds": 1.0, "total_seconds": 3.0, **seconds}
+    return Past(last=LastVerdict("run", time_ms, outcome, key, "limits"), **took)  # type: ignore[arg-type]
+
+
+def same(*job_ids: str) -> dict[str, Version]:
+    return dict.fromkeys(job_ids, Version("k", "limits"))
+
+
+@drawn
+@given(weights, st.integers(1, 9))
+def test_every_job_is_in_exactly_one_shard(seconds: dict[str, float], count: int) -> None:
+    shards = [in_shard(seconds, Shard(index, count)) for index in range(1, count + 1)]
+    assert sorted(job for shard in shards for job in shard) == sorted(seconds)
+
+
+@drawn
+@given(weights, st.integers(1, 9))
+def test_shards_are_as_long_as_each_other_within_the_longest_job(seconds: dict[str, float], count: int) -> None:
+    loads = [sum(seconds[job] for job in in_shard(seconds, Shard(index, count))) for index in range(1, count + 1)]
+    assert max(loads) - min(loads) <= max(seconds.values(), default=0.0) * (1 + 1e-9)
+
+
+@drawn
+@given(weights, st.integers(1, 9), st.randoms(use_true_random=False))
+def test_the_order_in_which_jobs_are_named_changes_no_shard(
+    seconds: dict[str, float], count: int, random: object
+) -> None:
+    names = list(seconds)
+    random.shuffle(names)  # type: ignore[attr-defined]
+    assert in_shard({name: seconds[name] for name in names}, Shard(1, count)) == in_shard(seconds, Shard(1, count))
+
+
+def test_jobs_of_which_nothing_is_known_are_shared_out_by_number() -> None:
+    nothing = total_seconds([f"j{n}" for n in range(10)], {})
+    assert [len(in_shard(nothing, Shard(index, 3))) for index in (1, 2, 3)] == [4, 3, 3]
+
+
+def test_a_job_that_was_never_judged_takes_the_median_of_the_others() -> None:
+    known = {"a": past(total_seconds=1.0), "b": past(total_seconds=5.0), "c": past(total_seconds=2.0)}
+    assert total_seconds(["a", "b", "c", "new"], known) == {"a": 1.0, "b": 5.0, "c": 2.0, "new": 2.0}
+
+
+@pytest.mark.parametrize("text", ["3/2", "0/2", "0/0", "a/b", "1", "1/", "-1/2", "1.0/2", "1/2/3", "", "½/2", "²/2"])
+def test_what_is_no_shard_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected I/N"):
+        parse_shard(text)
+
+
+def test_a_shard_is_read_as_it_is_shown() -> None:
+    assert parse_shard(" 2/8 ") == Shard(2, 8)
+    assert str(Shard(2, 8)) == "2/8"
+
+
+def test_changed_is_another_bundle_other_limits_or_no_verdict() -> None:
+    now = {**same("same", "none"), "code": Version("other", "limits"), "limits": Version("k", "others")}
+    then = {name: past().last for name in ("same", "code", "limits", "gone")}
+    assert changed(now, then) == {"none", "code", "limits"}
+
+
+def test_the_most_valuable_are_new_or_changed_then_failed_then_longest_not_run() -> None:
+    now = {**same("recent", "old", "failed", "known", "new"), "changed": Version("other", "limits")}
+    known = {
+        "recent": past(9), "old": past(1), "failed": past(8, "failed"), "known": past(5, "known issue"),
+        "changed": past(7),
+    }  # fmt: skip
+    assert by_value(now, known) == ["new", "changed", "failed", "old", "known", "recent"]
+    assert by_value(now, known, {"recent", "failed"}) == ["failed", "recent", "new", "changed", "old", "known"]
+    assert by_value(same("b", "a"), {}) == ["b", "a"]
+
+
+def test_what_is_not_known_of_a_job_is_the_median_and_a_bundle_that_is_there_costs_nothing() -> None:
+    known = {"a": past(build_seconds=4.0, run_seconds=1.0), "b": past(build_seconds=None, run_seconds=3.0)}
+    jobs = [("a", "S", "ka"), ("b", "S", "kb"), ("new", "S", "kn")]
+    found = costs(jobs, known, {"ka": True, "kb": False, "kn": False})
+    assert [(cost.build, cost.run) for cost in found] == [(0.0, 1.0), (4.0, 3.0), (4.0, 2.0)]
+    assert [(cost.build, cost.run) for cost in costs(jobs, {}, {"ka": False, "kb": False, "kn": False})] == [(0, 0)] * 3
+
+
+def cost(job_id: str, build: float, run: float, soc: str = "S", bundle: str = "") -> Cost:
+    return Cost(job_id=job_id, soc=soc, bundle=bundle or job_id, build=build, run=run)
+
+
+def test_a_device_takes_what_is_compiled_while_the_more_valuable_is_being_compiled() -> None:
+    ordered = [cost("new", 5, 1), cost("also new", 5, 1), cost("there", 0, 2), cost("there too", 0, 2)]
+    assert schedule(ordered, devices={"S": 1}, builders=1) == {"there": 2, "there too": 4, "new": 6, "also new": 11}
+    assert list(schedule(ordered, devices={"S": 1}, builders=2)) == ["there", "there too", "new", "also new"]
+    assert schedule(ordered, devices={"S": 2}, builders=2)["also new"] == 6
+
+
+def test_jobs_with_one_bundle_are_compiled_once_and_socs_do_not_wait_for_each_other() -> None:
+    ordered = [cost("a", 5, 1, bundle="k"), cost("b", 5, 1, bundle="k"), cost("c", 0, 1, "T"), cost("d", 0, 1, "none")]
+    assert schedule(ordered, devices={"S": 1, "T": 1}, builders=1) == {"c": 1, "a": 6, "b": 7}
+
+
+jobs = st.lists(st.tuples(st.floats(0, 50), st.floats(0, 50), st.sampled_from("ST")), max_size=30)
+
+
+@drawn
+@given(jobs, st.integers(1, 3), st.integers(1, 3))
+def test_every_job_is_scheduled_when_it_is_compiled_and_a_device_is_free(
+    works: list[tuple[float, float, str]], devices: int, builders: int
+) -> None:
+    ordered = [cost(f"j{n}", build, run, soc) for n, (build, run, soc) in enumerate(works)]
+    ends = schedule(ordered, devices={"S": devices, "T": devices}, builders=builders)
+    assert ends.keys() == {one.job_id for one in ordered}
+    assert all(ends[one.job_id] >= one.build + one.run - 1e-9 for one in ordered)
+    # No device does two things at once.
+    for soc in "ST":
+        work = sum(one.run for one in ordered if one.soc == soc)
+        last = max((ends[one.job_id] for one in ordered if one.soc == soc), default=0.0)
+        assert work <= devices * last + 1e-6
+
+
+def planned(name: str) -> PlannedJob:
+    case = Case("s", name, "torch.nn:ReLU", (InputSpec((1,)),))
+    return PlannedJob(Job(case, Target("SM8650", "htp", "8a8w")), name, cached=True)
+
+
+@drawn
+@given(st.lists(st.floats(1, 100), max_size=20), st.integers(1, 3), st.floats(1, 10), st.floats(1, 10))
+def test_more_time_leaves_nothing_out_that_less_time_had(
+    seconds: list[float], devices: int, less: float, more: float
+) -> None:
+    every = [planned(f"c{n}") for n in range(len(seconds))]
+    known = {one.job.id: past(n, run_seconds=took) for n, (one, took) in enumerate(zip(every, seconds, strict=True))}
+    # Where each job fits by itself: one that does not makes room for others.
+    budgets = [Budget(max(seconds, default=0.0) + 1 + 10 * extra) for extra in sorted((less, less + more))]
+    small, large = (
+        {one.job.id for one in budget.cut(every, known, devices={"SM8650": devices}, builders=1)[0]}
+        for budget in budgets
+    )
+    assert small <= large
+
+
+def test_what_does_not_fit_is_stale_with_what_was_known_of_it() -> None:
+    every = [planned(name) for name in ("old", "recent", "endless", "new")]
+    took = {"old": 3000.0, "recent": 3000.0, "endless": 90_000.0}
+    known = {one.job.id: past(n + 1, run_seconds=took[one.job.case.name]) for n, one in enumerate(every[:3])}
+
+    fitting, stale = Budget(7200).cut(every, known, devices={"SM8650": 1}, builders=1)
+
+    # None has the bundle or the limits of its last verdict, so that all are changed; the new one was never run.
+    assert [one.job.case.name for one in fitting] == ["new", "old"]
+    reasons = {job_id.partition("/")[2].partition("[")[0]: one for job_id, one in stale.items()}
+    assert reasons["recent"].reason == "did not fit into the budget of 2 h 00 min"
+    assert (reasons["recent"].last_ms, reasons["recent"].last_outcome, reasons["recent"].last_run_id) == (
+        2,
+        "passed",
+        "run",
+    )
+    assert reasons["endless"].reason == "takes about 25 h 00 min, more than what is left of the budget of 2 h 00 min"
+    none, all_of_them = Budget(0.0).cut(every, known, devices={"SM8650": 1}, builders=1)
+    assert none == []
+    assert "was over before anything could begin" in all_of_them[every[0].job.id].reason
+
+
+def test_nothing_begins_any_more_when_the_time_is_over() -> None:
+    import threading
+
+    stopped, said = threading.Event(), list[str]()
+    budget = Budget(0.0)
+    with budget.watched(stopped.set, said.append):
+        assert stopped.wait(30)
+    assert budget.is_over
+    assert budget.unbegun(["j"], {})["j"].reason.startswith("had not begun when the budget of")
+    endless = Budget(None)
+    with endless.watched(stopped.clear, said.append):
+        assert stopped.is_set()
+    assert not endless.is_over
+
+
+def test_selecting_by_what_was_run_before(home: FarmHome) -> None:
+    folder = home.cwd / "mine"
+    folder.mkdir()
+    manifest = folder / "suite.toml"
+    manifest.write_text(SUITE)
+    mine = (*MAIN, "--suite", "./mine")
+
+    def listed(*selection: str) -> list[str]:
+        done = home.farm(*mine, "--collect-only", *selection)
+        assert done.returncode in (0, 5), done.stderr
+        return [job.partition("/")[2].partition("[")[0] for job in done.stdout.splitlines()]
+
+    done = home.farm(*mine, "--budget", "1h30m", "--json", timeout_s=300)
+    assert done.returncode == 1, done.stderr
+    run_id = json.loads(done.stdout)["id"]
+    assert listed("--lf") == ["too_strict"]
+    assert listed("--", "--last-failed") == ["too_strict"]
+    assert listed("--changed-since", run_id) == []
+    assert sorted(listed("--shard", "1/2") + listed("--shard", "2/2")) == ["good", "too_strict"]
+    assert sorted(listed("--lf", "--shard", "1/2") + listed("--lf", "--shard", "2/2")) == ["too_strict"]
+
+    # Limits are no part of a bundle, and decide all the same.
+    manifest.write_text(SUITE.replace("sqnr_db = 20.0", "sqnr_db = 21.0"))
+    assert listed("--changed-since", run_id) == ["good"]
+    assert listed("--changed-since", run_id, "--lf") == ["good"]
+    manifest.write_text(SUITE)
+
+    # A run of another suite in between, and another user's, change nothing of it.
+    left_out = home.farm(*MAIN, "--suite", "smoke", "-k", "gelu or add", "--budget", "0.001s", "--json", timeout_s=300)
+    view = json.loads(left_out.stdout)
+    assert left_out.returncode == view["exit_code"] == 5
+    assert view["summary"]["counts"]["stale"] == 2
+    assert all("budget" in job["stale"]["reason"] and job["attempts"] == [] for job in view["jobs"])
+    assert listed("--lf") == ["too_strict"]
+
+    first = home.farm(*mine, "--ff", timeout_s=300)
+    assert "[1/2] FAILED mine/too_strict" in first.stderr
+
+    # What was left out is not lost: the report says so later, and resuming the run does it.
+    assert "2 STALE" in home.farm("report", view["id"], "--junitxml", "j.xml").stdout
+    assert (home.cwd / "j.xml").read_text().count('type="stale"') == 2
+    resumed = home.farm("run", "--resume", view["id"], "--budget", "1h", timeout_s=300)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "2 passed" in resumed.stdout
+    assert "STALE" not in resumed.stdout
+
+
+@pytest.mark.whole
+def test_what_has_not_begun_when_the_time_is_over_is_stale(home: FarmHome) -> None:
+    folder = home.cwd / "mine"
+    folder.mkdir()
+    slow = SUITE[: SUITE.index("[case.too")] + '[case.slow]\nmodule = ".ops:Slow"\ninputs = [{ shape = [4] }]\n'
+    (folder / "suite.toml").write_text(slow)
+    (folder / "ops.py").write_text(SLOW)
+
+    done = home.farm(*MAIN, "--suite", "./mine", "--budget", "90s", "--json", timeout_s=300)
+
+    view = json.loads(done.stdout)
+    assert done.returncode == view["exit_code"] == 0, done.stderr
+    assert view["summary"]["outcomes"] == {
+        "mine/good[SM8650-htp-8a8w]": "passed",
+        "mine/slow[SM8650-htp-8a8w]": "stale",
+    }
+    assert view["summary"]["tone"] == "stale"
+    assert "1 passed, 0 failed, 0 known issues, 0 infra, 1 STALE" in view["summary"]["verdict_line"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--shard", "3/2"), 2, "--shard 3/2: expected I/N"),
+        (("--shard", "a/b"), 2, "--shard a/b: expected I/N"),
+        (("--shard", "9/9"), 5, "the 8 jobs are all in other shards"),
+        (("--budget", "5"), 2, "'5': expected a time of at most 30 days, such as 90s"),
+        (("--budget", "1h30"), 2, "'1h30': expected a time"),
+        (("--budget", "2h", "--collect-only"), 2, "leave --budget out to list the jobs"),
+        (("--changed-since", "nope"), 2, "unknown run 'nope'"),
+        (("--changed-since", "latest"), 2, "the store has no run yet"),
+        (("--changed-since", "latest~1", "--shard", "1/2"), 2, "with --shard, name it by its id"),
+    ],
+)
+def test_bad_input_is_one_line(home: FarmHome, arguments: tuple[str, ...], code: int, says: str) -> None:
+    done = home.farm(*MAIN, "--suite", "smoke", *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr.strip().splitlines()[-1]
+    assert not (home.state / "runs").exists()
+
+
+def test_a_run_of_another_soc_is_nothing_to_compare_with(home: FarmHome) -> None:
+    from farm.store.records import RunRecord
+    from farm.store.store import open_store
+
+    with open_store(home.state / "farm.db") as store:
+        kinds = {}
+        for kind in ("virtual", "hardware"):
+            kinds[kind] = store.begin_run(RunRecord("farm run", "ada", "bench", {"device_kind": kind}))
+            case = Case("smoke", "conv2d", "torch.nn:ReLU", (InputSpec((1,)),))
+            store.plan_jobs(kinds[kind], [Job(case, Target("SM8850", "htp", "8a8w"))])
+
+    done = home.farm(*MAIN, "--suite", "smoke", "--changed-since", kinds["virtual"])
+    assert done.returncode == 2
+    assert "nothing to compare: run" in done.stderr
+    assert "was smoke for SM8850 on htp, this one is smoke for SM8650 on htp" in done.stderr
+    done = home.farm(*MAIN, "--suite", "smoke", "--changed-since", kinds["hardware"])
+    assert done.returncode == 2
+    assert "was on hardware, this one is for virtual devices" in done.stderr
