@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.3
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_PART = r"\d{1,6}(?:\.\d{1,3})?\s*(?:s|min|m|h|d)"
+_PART = r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|min|m|h|d)\s*"
 _SAID_CHARACTERS = 500
 _LONGEST_S = 30 * 86400
 
@@ -37,9 +37,8 @@ def duration(context: click.Context, option: click.Parameter, value: str | None)
     """Return `90s`, `10m`, `1.5h`, `1h30m` or `2d` in seconds: the callback of an option."""
     if value is None:
         return None
-    parts = re.findall(_PART, value) if re.fullmatch(rf"\s*(?:{_PART}\s*)+", value) else []
-    matches = [re.fullmatch(r"([\d.]+)\s*(\w+)", part) for part in parts]
-    seconds = sum(float(match[1]) * _UNITS[match[2]] for match in matches if match)
+    parts = re.findall(_PART, value) if re.fullmatch(rf"\s*(?:{_PART})+", value) else []
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not 0 < seconds <= _LONGEST_S:
         problem = f"{value!r}: expected a time of at most 30 days, such as 90s, 10m, 1h30m or 2d"
         raise click.BadParameter(problem, context, option)

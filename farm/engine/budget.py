@@ -24,9 +24,9 @@ class Budget:
 
     def __init__(self, seconds: float | None) -> None:
         """`seconds` is None for as long as it takes."""
-        self._seconds = float("inf") if seconds is None else seconds
-        self._words = f"the budget of {duration(self._seconds)}"
-        self.end_s = time.monotonic() + self._seconds
+        length = float("inf") if seconds is None else seconds
+        self._words = f"the budget of {duration(length)}"
+        self.end_s = time.monotonic() + length
         """On the clock of `time.monotonic`."""
         self.is_limited = seconds is not None
         self.is_over = False

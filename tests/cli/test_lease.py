@@ -171,7 +171,7 @@ def test_what_cannot_be_leased_is_refused_with_what_to_do(ada: User, store: Stor
     assert "did you mean 'virtual-SM8650-0'" in ada.is_refused("lease", "virtual-SM8650-00", code=2)
     done = ada.farm("lease", "SM8650", "--for", "soon")
     assert done.returncode == 2
-    assert "such as 90s, 10m, 1.5h or 2d" in done.stderr
+    assert "such as 90s, 10m, 1h30m or 2d" in done.stderr
     store.registry.set_service(FIRST, False, "cracked screen", "bob")
     said = ada.is_refused("lease", FIRST, code=4)
     assert f"{FIRST} is out of service (cracked screen): 'farm device in {FIRST}' puts it back" in said
