@@ -19,11 +19,17 @@ from farm.config_devices import (
     LeaseConfig,
 )
 from farm.errors import ConfigError, UsageError
+from farm.memory import usable_bytes
 
 FILE_NAME = "farm.toml"
 
 # A week.
 _MOST_BUILD_SECONDS = 604_800
+_MEGABYTE = 2**20
+# A builder that has loaded torch has half of it, and needs the rest to compile anything.
+_LEAST_BUILDER_MB = 1024
+# A builder grows by about a megabyte a job: beyond this a fresh one costs less than what it holds.
+_MOST_RECYCLE_MB = 4096
 _STORE = re.compile(r"sqlite:///[^\0]+|postgres(ql)?(\+\w+)?://\S+")
 
 __all__ = ["Config", "DeviceConfig", "HealthConfig", "HostConfig", "LeaseConfig", "load_config"]
@@ -37,6 +43,8 @@ class _PathsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _BuildTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     builders: int | None = None
     timeout_s: float = 1800.0
+    memory_mb: int | None = None
+    recycle_mb: int | None = None
 
 
 class _QnnTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,6 +85,10 @@ class Config(msgspec.Struct, frozen=True):
     """Builder processes at once."""
     build_timeout_s: float
     """Longest that one job may take to compile."""
+    build_memory_mb: int
+    """Resident memory, in MiB, beyond which a builder is ended and its job fails."""
+    build_recycle_mb: int
+    """Resident memory, in MiB, beyond which a builder is replaced before the next job."""
     sdk_root: Path | None
     """A QNN SDK; None means the libraries from PyPI."""
     android_runner: Path | None
@@ -126,6 +138,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     if not 1 <= table.build.timeout_s <= _MOST_BUILD_SECONDS:
         problem = f"is {table.build.timeout_s:g}, expected 1 to {_MOST_BUILD_SECONDS} seconds"
         raise ConfigError(path or FILE_NAME, "build.timeout_s", problem)
+    memory_mb, recycle_mb = _builder_memory(path or FILE_NAME, table.build, builders)
     if table.store is not None and not _STORE.fullmatch(table.store):
         # Not shown: it may hold a password.
         problem = "is no address of a store: expected 'sqlite:///FILE' or 'postgresql://user@host/database'"
@@ -143,6 +156,8 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         or f"sqlite:///{state_dir.absolute() / 'farm.db'}",
         builders=builders,
         build_timeout_s=table.build.timeout_s,
+        build_memory_mb=memory_mb,
+        build_recycle_mb=recycle_mb,
         sdk_root=_from_environment("QNN_SDK_ROOT") or _beside(base, table.qnn.sdk_root),
         android_runner=_beside(base, table.qnn.android_runner),
         android_backend_library=_beside(base, table.qnn.android_backend_library),
@@ -166,6 +181,20 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
 def _usable_cores() -> int:
     # Fewer than there are, where a container or taskset says so.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _builder_memory(file: Path | str, table: _BuildTable, builders: int) -> tuple[int, int]:
+    """Return what one builder may have at most, and beyond what it is replaced, in MiB."""
+    usable_mb = usable_bytes() // _MEGABYTE
+    # Large models are rare, so that one may have half of the machine, whoever works beside it.
+    most = table.memory_mb if table.memory_mb is not None else usable_mb * (8 if builders == 1 else 5) // 10
+    share = usable_mb // (2 * builders)
+    recycle = table.recycle_mb if table.recycle_mb is not None else min(max(share, _LEAST_BUILDER_MB), _MOST_RECYCLE_MB)
+    for key, value in (("memory_mb", table.memory_mb), ("recycle_mb", table.recycle_mb)):
+        if value is not None and value < _LEAST_BUILDER_MB:
+            problem = f"is {value}, expected at least {_LEAST_BUILDER_MB} MB: torch alone takes half of that"
+            raise ConfigError(file, f"build.{key}", problem)
+    return max(most, _LEAST_BUILDER_MB), recycle
 
 
 def _store_url(base: Path, value: str | None) -> str | None:

@@ -7,6 +7,7 @@ import pytest
 from farm.config import DeviceConfig, HostConfig, load_config
 from farm.config_devices import Endpoint, SshLogin
 from farm.errors import ConfigError, UsageError
+from farm.memory import usable_bytes
 
 
 def test_the_nearest_file_upwards_counts_and_paths_are_relative_to_it(
@@ -32,6 +33,18 @@ def test_the_environment_beats_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("QNN_SDK_ROOT", str(tmp_path / "other"))
     config = load_config(tmp_path / "farm.toml")
     assert (config.cache_dir, config.sdk_root) == (tmp_path / "elsewhere", tmp_path / "other")
+
+
+def test_what_builders_may_have_is_a_share_of_the_machine_or_what_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "farm.toml"
+    path.write_text("[build]\nbuilders = 1000\n")
+    many = load_config(path)
+    assert (many.build_recycle_mb, many.build_memory_mb) == (1024, usable_bytes() // 2**21)
+    path.write_text("[build]\nbuilders = 1\n")
+    assert load_config(path).build_memory_mb > many.build_memory_mb
+    path.write_text("[build]\nmemory_mb = 3000\nrecycle_mb = 2000\n")
+    told = load_config(path)
+    assert (told.build_memory_mb, told.build_recycle_mb) == (3000, 2000)
 
 
 ROOTS = {
@@ -90,6 +103,8 @@ def test_every_folder_of_others_may_be_told_in_both_ways(
         ("[build]\ntimeout_s = -1\n", "build.timeout_s: is -1, expected 1 to 604800 seconds"),
         ("[build]\ntimeout_s = nan\n", "build.timeout_s: is nan, expected 1"),
         ("[build]\ntimeout_s = inf\n", "build.timeout_s: is inf, expected 1"),
+        ("[build]\nmemory_mb = 100\n", "build.memory_mb: is 100, expected at least 1024 MB"),
+        ("[build]\nrecycle_mb = -1\n", "build.recycle_mb: is -1, expected at least 1024 MB"),
         ("store = 'nonsense'\n", "store: is no address of a store: expected 'sqlite:///FILE' or 'postgresql://"),
         ("store = ''\n", "store: is no address"),
         ("store = 'mysql://me:secret@host/farm'\n", "store: is no address"),

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import enum
 import os
+import select
 import signal
 import sys
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from farm import memory
 from farm.build.protocol import CRASHES, Reply, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from farm.processes import Child, Supervisor
 
 _TRIES = 2
+_MEGABYTE = 2**20
+# A module fills some GB a second: what it gets beyond the limit is a tenth of that.
+_LOOK_EVERY_S = 0.1
+
+
+class MemoryLimits(NamedTuple):
+    """Resident memory of one builder and all it started, in MiB. Linux only: elsewhere nothing is limited."""
+
+    most_mb: int
+    """With more than this the builder is ended, and its job fails."""
+    recycle_mb: int
+    """With more than this it gets no other job: a fresh one takes its place."""
+
+
+class _Again(enum.Enum):
+    NO = enum.auto()
+    BESIDE = enum.auto()
+    ALONE = enum.auto()
+    """While no other builder works."""
 
 
 class BuilderPool:
@@ -33,6 +56,7 @@ class BuilderPool:
         requests: Iterable[Request],
         *,
         width: int,
+        limits: MemoryLimits,
         cache_root: Path,
         env: Mapping[str, str],
         supervisor: Supervisor,
@@ -43,11 +67,14 @@ class BuilderPool:
     ) -> None:
         self._queue = deque(requests)
         self._cache_root, self._supervisor, self._log_folder = cache_root, supervisor, log_folder
-        self._timeout_s = timeout_s
+        self._timeout_s, self._limits = timeout_s, limits
         self._env = {**env, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._on_start, self._on_done = on_start, on_done
         self._children: dict[int, Child] = {}
+        self._fresh: set[int] = set()
+        """Those that have not answered yet."""
         self._stopping = threading.Event()
+        self._turns = _Turns(self._stopping)
         width = min(width, len(self._queue))
         self._threads = [threading.Thread(target=self._feed, args=(n,), name=f"builder-{n}") for n in range(width)]
 
@@ -87,29 +114,22 @@ class BuilderPool:
             child.terminate(timeout_s=1.0)
 
     def _build(self, number: int, request: Request) -> Reply:
-        reply = Reply(request.key, ok=False, seconds=0.0, reason="not tried", infra=True)
+        reply, again = Reply(request.key, ok=False, seconds=0.0, reason="not tried", infra=True), _Again.BESIDE
         for _ in range(_TRIES):
-            if self._stopping.is_set():
-                break
-            try:
-                reply = self._ask(number, request)
-            except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for a reply
-                reply = Reply(request.key, ok=False, seconds=0.0, reason=f"no builder: {error}", infra=True)
-            if reply.ok or not reply.infra:
+            with self._turns.take(alone=again is _Again.ALONE):
+                if self._stopping.is_set():
+                    break
+                try:
+                    reply, again = self._ask(number, request)
+                except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for a reply
+                    reply = Reply(request.key, ok=False, seconds=0.0, reason=f"no builder: {error}", infra=True)
+                    again = _Again.BESIDE
+            if again is _Again.NO:
                 break
         return reply
 
-    def _ask(self, number: int, request: Request) -> Reply:
-        child = self._children.get(number)
-        if child is None or child.process.poll() is not None:
-            child = self._children[number] = self._supervisor.spawn(
-                [sys.executable, "-m", "farm.build.builder", str(self._cache_root)],
-                name=f"builder-{number}",
-                env={**os.environ, **self._env},
-                stdin_pipe=True,
-                stdout_pipe=True,
-                stderr=self._log_of(number),
-            )
+    def _ask(self, number: int, request: Request) -> tuple[Reply, _Again]:
+        child = self._builder(number)
         stdin, stdout = child.process.stdin, child.process.stdout
         if stdin is None or stdout is None:
             raise OSError("the builder has no pipes")
@@ -119,19 +139,92 @@ class BuilderPool:
         except BrokenPipeError:
             pass  # it has just died: the empty answer below says how
         with child.limited(self._timeout_s) as overdue:
+            greedy = False
+            while not select.select([stdout], [], [], _LOOK_EVERY_S)[0]:
+                greedy = greedy or self._is_greedy(child)
+                if greedy:
+                    # At once: every moment of grace is another gigabyte.
+                    child.terminate(timeout_s=0.0)
             line = stdout.readline()
+        fresh = number in self._fresh
+        self._fresh.discard(number)
         if line.endswith(b"\n"):
-            return msgspec.json.decode(line, type=Reply)
+            reply = msgspec.json.decode(line, type=Reply)
+            return reply, _Again.BESIDE if reply.infra else _Again.NO
         code = child.process.wait()
+
+        def failed(reason: str, *, seconds: float = 0.0, infra: bool = False) -> Reply:
+            return Reply(request.key, ok=False, seconds=seconds, reason=reason, infra=infra)
+
         if overdue.is_set():
             reason = f"the compiler did not finish in {self._timeout_s:g} s and was ended"
-            return Reply(request.key, ok=False, seconds=self._timeout_s, reason=reason)
+            return failed(reason, seconds=self._timeout_s), _Again.NO
+        if greedy:
+            reason = (
+                f"the compiler was ended as it took more than {self._limits.most_mb} MB of memory: "
+                "if the case needs them, raise build.memory_mb in farm.toml"
+            )
+            # What jobs before have left behind may be in it.
+            return failed(reason), _Again.NO if fresh else _Again.BESIDE
         if -code in CRASHES:
-            name = signal.Signals(-code).name
-            return Reply(request.key, ok=False, seconds=0.0, reason=f"the compiler crashed ({name})")
+            return failed(f"the compiler crashed ({signal.Signals(-code).name})"), _Again.NO
+        if -code == signal.SIGKILL:
+            reason = (
+                "the builder process was killed (signal 9), most likely as the machine ran out of memory: "
+                f"set build.builders or build.memory_mb lower in farm.toml (log: {self._log_of(number)})"
+            )
+            return failed(reason, infra=True), _Again.ALONE
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
         reason = f"the builder process ended with {ended}: see {self._log_of(number)}"
-        return Reply(request.key, ok=False, seconds=0.0, reason=reason, infra=True)
+        return failed(reason, infra=True), _Again.BESIDE
+
+    def _builder(self, number: int) -> Child:
+        """Return the process of that number, a fresh one when it is gone or has grown too much."""
+        child = self._children.get(number)
+        if child is not None and memory.resident_bytes(child.pid) > self._limits.recycle_mb * _MEGABYTE:
+            child.terminate(timeout_s=1.0)
+        if child is None or child.process.poll() is not None:
+            child = self._children[number] = self._supervisor.spawn(
+                [sys.executable, "-m", "farm.build.builder", str(self._cache_root)],
+                name=f"builder-{number}",
+                env={**os.environ, **self._env},
+                stdin_pipe=True,
+                stdout_pipe=True,
+                stderr=self._log_of(number),
+            )
+            self._fresh.add(number)
+        return child
+
+    def _is_greedy(self, child: Child) -> bool:
+        most = self._limits.most_mb * _MEGABYTE
+        return memory.resident_bytes(child.pid) > most and memory.own_bytes(child.pid) > most
 
     def _log_of(self, number: int) -> Path:
         return self._log_folder / f"builder-{number}.log"
+
+
+class _Turns:
+    """Many may work at the same time, or one alone. Who wants to be alone comes before all who begin after it asked."""
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self._stopping = stopping
+        self._changed = threading.Condition()
+        self._working = 0
+        self._alone = 0
+
+    @contextmanager
+    def take(self, *, alone: bool) -> Iterator[None]:
+        """Wait for a turn and have it while the body runs; nobody waits any more once the pool is stopping."""
+        with self._changed:
+            if alone:
+                self._alone += 1
+            while not self._stopping.is_set() and (self._working if alone else self._alone):
+                self._changed.wait(timeout=0.5)
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._alone -= alone
+                self._changed.notify_all()

@@ -31,7 +31,7 @@ def builders(
     device waits for its own.
     """
     from farm.build.cache import BundleCache
-    from farm.build.pool import BuilderPool
+    from farm.build.pool import BuilderPool, MemoryLimits
 
     builds = _Builds(plan, front, store, BundleCache(config.cache_dir))
     requests: dict[str, Request] = {}
@@ -43,6 +43,7 @@ def builders(
     pool = BuilderPool(
         requests.values(),
         width=config.builders,
+        limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
         cache_root=config.cache_dir,
         env=tools.env,
         supervisor=supervisor,

@@ -15,7 +15,7 @@ import pytest
 
 from farm.build.cache import BundleCache
 from farm.build.key import bundle_key, relevant_versions
-from farm.build.pool import BuilderPool
+from farm.build.pool import BuilderPool, MemoryLimits
 from farm.build.protocol import Reply, Request
 from farm.processes import Supervisor
 from farm.suites import Case, InputSpec, Job, Target
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from farm.engine.toolchain import Toolchain
 
 OPS = """
-import os, signal, time, torch
+import os, pathlib, signal, time, torch
 from .double import double
 class Slow(torch.nn.Module):
     def __init__(self):
@@ -42,6 +42,37 @@ class Noisy(torch.nn.Module):
 class TwoOut(torch.nn.Module):
     def forward(self, x):
         return torch.relu(x), double(x)
+class EatsMemory(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.eaten = [torch.ones(2**24) for _ in range(256)]
+class Starves(torch.nn.Module):
+    # A stub of the kernel, which kills what takes too much: leaves how many others were busy then.
+    def __init__(self, folder):
+        super().__init__()
+        folder = pathlib.Path(folder)
+        while not any(folder.glob("*")):
+            time.sleep(0.05)
+        busy = len(list(folder.glob("busy-*")))
+        (folder / f"starved-{time.monotonic_ns()}").write_text(str(busy))
+        os.kill(os.getpid(), signal.SIGKILL)
+class Busy(torch.nn.Module):
+    # Until it happens a second time; not for ever, as that may wait for this.
+    def __init__(self, folder, number):
+        super().__init__()
+        mark = pathlib.Path(folder, f"busy-{number}")
+        mark.touch()
+        deadline = time.monotonic() + 6
+        while len(list(mark.parent.glob("starved-*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        mark.unlink()
+        raise ValueError("done")
+left = []
+class Leaves700MB(torch.nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        left.append(b"x" * 700_000_000)
+        raise ValueError(f"process {os.getpid()}")
 class NoDelegate(torch.nn.Module):
     def forward(self, x):
         return torch.cumsum(x, 1)
@@ -54,14 +85,17 @@ class Builds:
     def __init__(self, tools: Toolchain, cache: Path, scratch: Path) -> None:
         self.tools, self.cache, self.scratch = tools, BundleCache(cache), scratch
         self.folder = scratch / "suite"
-        self.timeout_s = 600.0
+        self.timeout_s, self.limits = 600.0, MemoryLimits(8192, 4096)
         self.folder.mkdir()
         (self.folder / "ops.py").write_text(OPS)
         (self.folder / "double.py").write_text("def double(x):\n    return x * 2\n")
 
-    def request(self, module: str, *, samples: int = 1, precision: str = "8a8w", backend: str = "htp") -> Request:
+    def request(
+        self, module: str, *, args: tuple[object, ...] = (), samples: int = 1, precision: str = "8a8w",
+        backend: str = "htp",
+    ) -> Request:  # fmt: skip
         case = Case(
-            suite="s", name="c", module=module, inputs=(InputSpec(shape=(1, 3, 8, 8)),), samples=samples,
+            suite="s", name="c", module=module, args=args, inputs=(InputSpec(shape=(1, 3, 8, 8)),), samples=samples,
             folder=str(self.folder),
         )  # fmt: skip
         job = Job(case, Target("SM8650", backend, precision))
@@ -69,13 +103,17 @@ class Builds:
         return Request(job, key, self.tools.versions, str(self.scratch / f"{key[:8]}.log"))
 
     def run(
-        self, *requests: Request, meanwhile: Callable[[Supervisor, BuilderPool], None] | None = None
+        self,
+        *requests: Request,
+        width: int = 2,
+        meanwhile: Callable[[Supervisor, BuilderPool], None] | None = None,
     ) -> list[Reply]:
         replies: list[Reply] = []
         with Supervisor() as supervisor:
             pool = BuilderPool(
-                requests, width=2, cache_root=self.cache.root, env=self.tools.env, supervisor=supervisor,
-                log_folder=self.scratch, timeout_s=self.timeout_s, on_start=self.started.append, on_done=replies.append,
+                requests, width=width, limits=self.limits, cache_root=self.cache.root, env=self.tools.env,
+                supervisor=supervisor, log_folder=self.scratch, timeout_s=self.timeout_s,
+                on_start=self.started.append, on_done=replies.append,
             )  # fmt: skip
             pool.start()
             if meanwhile is not None:
@@ -99,7 +137,8 @@ def mixed(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> tuple[B
     """One pool, good and bad jobs side by side; loading torch for every test would take a minute."""
     folder = tmp_path_factory.mktemp("mixed")
     builds = Builds(tools, folder / "cache", folder)
-    names = (".ops:Noisy", ".ops:Crash", ".ops:Nope", ".nope:Nope", "torch.nn:ReLU", ".ops:TwoOut")
+    builds.limits = MemoryLimits(3000, 2500)
+    names = (".ops:Noisy", ".ops:EatsMemory", ".ops:Crash", ".ops:Nope", ".nope:Nope", "torch.nn:ReLU", ".ops:TwoOut")
     requests = [builds.request(name, samples=2) for name in names]
     on_cpu = (".ops:TwoOut", ".ops:NoDelegate")
     requests += [builds.request(name, precision="fp32", backend="xnnpack") for name in on_cpu]
@@ -181,6 +220,16 @@ def test_a_refusal_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[
     assert not any(reply.infra for reply in replies.values())
 
 
+def test_a_module_that_eats_all_memory_fails_alone(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+    _, replies = mixed
+    eater = replies[".ops:EatsMemory"]
+    assert (eater.ok, eater.infra) == (False, False)
+    assert "more than 3000 MB of memory" in eater.reason
+    assert "raise build.memory_mb" in eater.reason
+    assert replies["torch.nn:ReLU"].ok
+    assert replies[".ops:TwoOut"].ok
+
+
 def test_a_crash_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[str, Reply]]) -> None:
     _, replies = mixed
     crash = replies[".ops:Crash"]
@@ -190,23 +239,37 @@ def test_a_crash_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[st
     assert replies[".ops:TwoOut"].ok
 
 
-def test_a_builder_that_is_killed_is_the_farms_fault_after_a_second_try(builds: Builds) -> None:
-    slow = builds.request(".ops:Slow")
-
-    def kill_twice(supervisor: Supervisor, _pool: BuilderPool) -> None:
-        seen: set[int] = set()
-        while len(seen) < 2:
-            pid = supervisor.find("builder-0").pid if _is_building(builds.cache.root) else 0
-            if pid and pid not in seen:
-                seen.add(pid)
-                os.kill(pid, signal.SIGKILL)
-                for left in builds.cache.root.glob("bundles/*/*.partial"):
-                    shutil.rmtree(left)
-
-    [reply] = builds.run(slow, meanwhile=kill_twice)
+def test_a_builder_that_is_killed_is_the_farms_fault_after_a_second_try_alone(builds: Builds) -> None:
+    marks = builds.scratch / "marks"
+    marks.mkdir()
+    starves = builds.request(".ops:Starves", args=(str(marks),))
+    busy = [builds.request(".ops:Busy", args=(str(marks), number)) for number in range(4)]
+    reply, *others = builds.run(starves, *busy)
     assert reply.infra
-    assert "signal 9" in reply.reason
-    assert builds.cache.lookup(slow.key) is None
+    assert "killed (signal 9), most likely as the machine ran out of memory" in reply.reason
+    assert builds.cache.lookup(starves.key) is None
+    assert [mark.read_text() for mark in sorted(marks.glob("starved-*"))] == ["1", "0"]
+    assert [other.reason for other in others] == ["ValueError: done"] * 4
+
+
+def test_a_builder_that_has_grown_is_replaced_before_the_next_job(builds: Builds) -> None:
+    builds.limits = MemoryLimits(8192, 1024)
+    first, second = builds.run(*_leaving(builds), width=1)
+    assert "process" in first.reason
+    assert first.reason != second.reason
+
+
+@pytest.mark.whole
+def test_a_job_is_not_to_blame_for_what_others_left_in_its_builder(builds: Builds) -> None:
+    builds.limits = MemoryLimits(1500, 4096)
+    first, second = builds.run(*_leaving(builds), width=1)
+    assert "process" in first.reason
+    assert "process" in second.reason
+    assert first.reason != second.reason
+
+
+def _leaving(builds: Builds) -> list[Request]:
+    return [builds.request(".ops:Leaves700MB", args=(n,), precision="fp32", backend="xnnpack") for n in range(2)]
 
 
 def test_a_compiler_that_does_not_finish_fails_in_its_time(builds: Builds) -> None:

@@ -12,7 +12,7 @@ import pytest
 from farm.build.bundle import load_bundle, read_tensor
 from farm.build.cache import BundleCache
 from farm.build.key import bundle_key
-from farm.build.pool import BuilderPool
+from farm.build.pool import BuilderPool, MemoryLimits
 from farm.build.protocol import Reply, Request
 from farm.config import load_config
 from farm.devices.adb import AdbTransport
@@ -67,8 +67,8 @@ def bundle(farm_cache: Path, stub_sdk: StubSdk, tmp_path_factory: pytest.TempPat
         replies: list[Reply] = []
         pool = BuilderPool(
             [Request(job, key, tools.versions, str(scratch / "log"))], width=1, cache_root=farm_cache, env=tools.env,
-            supervisor=supervisor, log_folder=scratch, timeout_s=300, on_start=lambda _key: None,
-            on_done=replies.append,
+            limits=MemoryLimits(8192, 4096), supervisor=supervisor, log_folder=scratch, timeout_s=300,
+            on_start=lambda _key: None, on_done=replies.append,
         )  # fmt: skip
         pool.start()
         pool.join()

@@ -1,0 +1,81 @@
+"""How much memory there is on this machine, and how much a process has. Torch-free.
+
+On Linux, from /proc. Where there is none (macOS) a process seems to have nothing: nothing is limited there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+_KILOBYTE = 1024
+
+
+def usable_bytes() -> int:
+    """Return the memory that processes here may have together: the machine's, or less where a cgroup (v2) says so."""
+    least = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
+    for folder in _own_cgroups():
+        try:
+            limit = (folder / "memory.max").read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if limit.isdigit():
+            least = min(least, int(limit))
+    return least
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process and of all it started, directly or not; 0 when it is gone.
+
+    Pages that several of them share count for each: an upper bound, which `own_bytes` makes exact.
+    """
+    return sum(_resident(member) for member in _family(pid))
+
+
+def own_bytes(pid: int) -> int:
+    """Return the same with shared pages in equal parts (PSS), at some milliseconds a gigabyte."""
+    return sum(_proportional(member) for member in _family(pid))
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int((_PROC / str(pid) / "statm").read_bytes().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def _proportional(pid: int) -> int:
+    try:
+        for line in (_PROC / str(pid) / "smaps_rollup").read_bytes().splitlines():
+            if line.startswith(b"Pss:"):
+                return int(line.split()[1]) * _KILOBYTE
+    except OSError:
+        pass
+    return 0
+
+
+def _family(pid: int) -> list[int]:
+    """Return the process, its children, theirs, and so on."""
+    found = [pid]
+    for member in found:
+        # Every thread has its own children.
+        for listed in (_PROC / str(member) / "task").glob("*/children"):
+            try:
+                found += map(int, listed.read_bytes().split())
+            except OSError:
+                continue  # the thread has just ended
+    return found
+
+
+def _own_cgroups() -> list[Path]:
+    try:
+        lines = (_PROC / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    # The one line of version 2 is `0::/path`; seen from inside a container, the path is often just `/`.
+    names = [line.removeprefix("0::") for line in lines if line.startswith("0::")]
+    own = [_CGROUPS / name.strip("/") for name in names]
+    return [folder for path in own for folder in (path, *path.parents) if folder.is_relative_to(_CGROUPS)]

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from farm.memory import own_bytes, resident_bytes, usable_bytes
+
+MEGABYTE = 2**20
+# A child of the child that is measured takes the memory, shares it with a child of its own, and tells.
+SHARING = f"""
+import os, subprocess, sys
+held = b"x" * (64 * {MEGABYTE})
+if os.fork() == 0:
+    print("ready", flush=True)
+sys.stdin.read()
+"""
+PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SHARING!r}])"
+
+
+def test_what_a_process_started_counts_and_what_they_share_once_when_asked_exactly() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        shared_twice, exact = resident_bytes(process.pid), own_bytes(process.pid)
+        assert process.stdin is not None
+        process.stdin.close()
+    assert shared_twice > 128 * MEGABYTE
+    assert 64 * MEGABYTE < exact < 120 * MEGABYTE
+
+
+def test_a_process_that_is_gone_has_nothing() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert (resident_bytes(process.pid), own_bytes(process.pid)) == (0, 0)
+    assert 0 < own_bytes(os.getpid()) < usable_bytes()
