@@ -61,7 +61,8 @@ def compile_one(job: Job, out: Path) -> None:
     module, inputs = make_module(job.case), make_inputs(job.case, 0)
     dtype = QuantDtype[f"use_{job.target.precision}"]
     quantized = test.get_qdq_module(module, inputs, is_linear_per_channel=True, quant_dtype=dtype)
-    test.lower_module_and_test_output(quantized, inputs)
+    expected = job.case.expectation(job.target)
+    test.lower_module_and_test_output(quantized, inputs, expected_partitions=expected.partitions if expected else 1)
 
 
 def main() -> None:
