@@ -1,0 +1,54 @@
+"""The operator suites as a whole: every job of them on the simulator, what covers what, and what their limits catch."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from farm_home import FarmHome
+from mutations import check_mutations
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.whole
+
+SUITES = ("quantized_ops", "fp_ops")
+
+
+@pytest.fixture(scope="module")
+def ran(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[FarmHome, dict[str, Any]]:
+    """The main job, with all that it has."""
+    folder = tmp_path_factory.mktemp("operators")
+    (folder / "cwd").mkdir()
+    home = FarmHome(farm_cache, folder / "state", folder / "cwd")
+    suites = [word for suite in SUITES for word in ("--suite", suite)]
+    done = home.farm("run", "--soc", "SM8650", *suites, "--virtual", "2", "--json", timeout_s=3000)
+    assert done.returncode == 0, done.stderr[-8000:]
+    return home, json.loads(done.stdout)
+
+
+def test_every_job_passes_or_is_a_known_issue(ran: tuple[FarmHome, dict[str, Any]]) -> None:
+    jobs = ran[1]["jobs"]
+    assert len(jobs) >= 400
+    for job in jobs:
+        attempt = job["attempts"][-1]
+        assert attempt["verdict"] == "passed" or attempt["known_issue"], (job["id"], attempt["reason"])
+        assert attempt["device"].startswith("virtual-SM8650-") or attempt["stage"] == "build", job["id"]
+    assert sum(job["attempts"][-1]["verdict"] == "passed" for job in jobs) >= 400
+
+
+def test_every_builder_has_a_job_that_used_it(ran: tuple[FarmHome, dict[str, Any]]) -> None:
+    home, _ = ran
+    done = home.farm("coverage", "--soc", "SM8650", "--json")
+    assert done.returncode == 0, done.stderr
+    table = json.loads(done.stdout)
+    assert len(table["builders"]) > 100
+    assert [row["name"] for row in table["builders"] if not row["cells"] and not row["without"]] == []
+
+
+def test_what_is_broken_is_caught_by_the_limits(ran: tuple[FarmHome, dict[str, Any]], tmp_path: Path) -> None:
+    home, view = ran
+    tried = check_mutations(view, home.cache, tmp_path)
+    assert sum(tried.values()) >= 1500, tried
