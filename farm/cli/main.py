@@ -25,6 +25,8 @@ _COMMANDS = {
     "history": "Show what a job's numbers were, run by run.",
     "profile": "Show where a job's time goes, node by node, or compare two runs.",
     "debug": "Compare a job's numbers layer by layer and name the first that goes wrong.",
+    "exec": "Run a ready .pte file on a device: outputs, latency, profile.",
+    "repro": "Run a past result again from its exact bundle, or write a script that does.",
     "suites": "List suites, or the cases of some.",
     "socs": "List the SoCs that farm knows.",
     "doctor": "Say what can be compiled, staged and run here, and how to repair what cannot.",

@@ -7,17 +7,18 @@ import socket
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.build.debug_protocol import BUNDLE, CompareRequest, CompileRequest, Written
 from farm.engine.command import INTERRUPTED, Patience, exit_code_of, write_report
-from farm.errors import FarmError, InfraError, NoDeviceError, UsageError
+from farm.engine.fleet import Choice
+from farm.engine.place import attached_place, virtual_place
+from farm.errors import FarmError, InfraError, UsageError
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE
 from farm.identity import user_name
 from farm.layers import Gap, Layer, Step
-from farm.profiles import find_soc
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
 from farm.results.judge import build_failure
@@ -31,11 +32,10 @@ if TYPE_CHECKING:
     from farm.build.debug_process import DebugProcess
     from farm.build.debug_protocol import Reply
     from farm.config import Config
-    from farm.devices.device import Device
+    from farm.engine.place import Place
     from farm.engine.toolchain import Toolchain
     from farm.execution.raw import RawResult
     from farm.processes import Supervisor
-    from farm.runtime.runtime import Runtime
     from farm.store.store import Store
     from farm.suites import Job
 
@@ -82,13 +82,6 @@ class DebugOutcome(msgspec.Struct, frozen=True):
     """The HTML file."""
 
 
-class _Place(NamedTuple):
-    """Something to run on."""
-
-    device: Device
-    runtime: Runtime
-
-
 def debug(config: Config, request: DebugRequest, say: Callable[[str], None]) -> DebugOutcome:
     """Debug one job and return how it ended; everything started is ended again. `say` hears of every step.
 
@@ -133,7 +126,7 @@ class _Debug:
         self._job = request.job
         self._started_ms = time.time_ns() // 1_000_000
         self._layers: tuple[DebuggedLayer, ...] = ()
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, Place] = {}
 
     def execute(self, say: Callable[[str], None]) -> DebugOutcome:
         from farm.engine.toolchain import prepare
@@ -149,7 +142,17 @@ class _Debug:
             ExitStack() as leases,
         ):
             if not self._request.virtual:
-                self._places[_DEVICE] = self._attached(supervisor, leases, say)
+                self._places[_DEVICE] = attached_place(
+                    self._config,
+                    self._store,
+                    self._job.target,
+                    supervisor,
+                    leases,
+                    say,
+                    choice=Choice(),
+                    purpose=self._request.command,
+                    otherwise="--virtual, without the device's column",
+                )
             return self._record(tools, storage, supervisor)
 
     def _record(self, tools: Toolchain, storage: Path, supervisor: Supervisor) -> DebugOutcome:
@@ -197,35 +200,6 @@ class _Debug:
         self._store.plan_jobs(run_id, [self._job])
         return run_id
 
-    def _attached(self, supervisor: Supervisor, leases: ExitStack, say: Callable[[str], None]) -> _Place:
-        """Return an attached device that is leased until `leases` is closed."""
-        from farm.engine.custody import Custody, LeaseTerms
-        from farm.engine.fleet import Choice, attached_fleet
-        from farm.leases import Priority
-
-        target = self._job.target
-        soc = find_soc(target.soc)
-        try:
-            fleet = attached_fleet(self._config, [soc], target.backend, Choice(), supervisor, self._store)
-        except NoDeviceError as error:
-            raise NoDeviceError(str(error).replace("'--virtual 2'", "--virtual, without the device's column")) from None
-        terms = LeaseTerms(
-            ttl_s=self._config.leases.ttl_s, priority=Priority.PERSON, purpose=self._request.command, most=1
-        )
-        custody = Custody(fleet.devices, self._store, terms, say)
-        leases.callback(custody.close)
-        custody.acquire()
-        [device] = custody.held()
-        return _Place(device, fleet.runtimes[device.serial])
-
-    def _simulator(self, supervisor: Supervisor, storage: Path) -> _Place:
-        from farm.engine.fleet import virtual_fleet
-
-        soc = find_soc(self._job.target.soc)
-        fleet = virtual_fleet(self._config, [soc], 1, self._job.target.backend, supervisor, storage)
-        [device] = fleet.devices
-        return _Place(device, fleet.runtimes[device.serial])
-
     def _attempt(self, run_id: str, tools: Toolchain, storage: Path, folder: Path, supervisor: Supervisor) -> Attempt:
         from farm.build.bundle import load_bundle
         from farm.build.debug_process import DebugProcess
@@ -236,7 +210,8 @@ class _Debug:
         process = DebugProcess(supervisor, tools.env, log)
         process.send(CompileRequest(self._job, tools.versions, self._request.sample, str(scratch)))
         with self._clock.step("virtual device"):
-            self._places = {_SIMULATOR: self._simulator(supervisor, storage), **self._places}
+            simulator = virtual_place(self._config, self._job.target, supervisor, storage)
+            self._places = {_SIMULATOR: simulator, **self._places}
         for place in self._places.values():
             self._store.record_device(run_id, place.device)
         reply = process.receive(self._config.build_timeout_s)
@@ -344,7 +319,7 @@ def describe(divergence: Divergence) -> str:
     )
 
 
-def _execute(place: _Place, job: Job, run_id: str, scratch: Path, timeout_s: float, part: str) -> RawResult:
+def _execute(place: Place, job: Job, run_id: str, scratch: Path, timeout_s: float, part: str) -> RawResult:
     from farm.build.bundle import load_bundle
     from farm.devices.connect import open_transport
     from farm.execution.session import DeviceSession, RunnerOptions

@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from farm.store.view import RunView
 
 _FILE, _LOCK = "intent.json", "lock"
+# What another version of farm, or nobody whole, wrote.
+_UNREADABLE = (msgspec.DecodeError, KeyError, ValueError, TypeError)
 
 
-def leave_intent(folder: Path, request: RunRequest, jobs: Sequence[Job]) -> None:
-    """Write down what a run is to do."""
+def leave_intent(folder: Path, request: RunRequest | None, jobs: Sequence[Job]) -> None:
+    """Write down what a run is to do; without a request it is one of a command that nobody resumes."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / _FILE
     part = file.with_suffix(".part")
-    intent = {"request": request, "jobs": jobs, "sources": _sources(jobs)}
+    intent = {"jobs": jobs, "sources": _sources(jobs), **({"request": request} if request is not None else {})}
     part.write_bytes(msgspec.json.encode(intent, enc_hook=str))
     part.rename(file)
 
@@ -42,25 +44,55 @@ def read_intent(folder: Path) -> tuple[RunRequest, tuple[Job, ...]]:
     from farm.engine.run import RunRequest
 
     try:
-        data = msgspec.json.decode((folder / _FILE).read_bytes(), type=dict[str, msgspec.Raw])
+        data = _read(folder)
+        if "request" not in data:
+            raise UsageError(f"run {folder.name} had one job, and there is nothing to resume: give its command again")
         request = msgspec.json.decode(data["request"], type=RunRequest)
-        jobs = msgspec.json.decode(data["jobs"], type=tuple[Job, ...], dec_hook=lambda kind, text: kind(text))
-        then = msgspec.json.decode(data["sources"], type=dict[str, str])
+        jobs = _jobs(data)
+        changed = _changed(data, jobs)
     except FileNotFoundError:
         raise UsageError(
             f"{folder}: there is nothing to resume: the run was on another machine, or of another command"
         ) from None
-    except (msgspec.DecodeError, KeyError, ValueError, TypeError) as error:
+    except _UNREADABLE as error:
         raise UsageError(
             f"run {folder.name} cannot be resumed: what it was to do was written by another version of farm ({error}): "
             "start anew"
         ) from None
-    now = _sources(jobs)
-    if changed := sorted(name for name in then if now.get(name) != then[name]):
+    if changed:
         raise UsageError(
             f"run {folder.name} cannot be resumed: the code of {', '.join(changed)} has changed since: start anew"
         )
     return request, jobs
+
+
+def planned_jobs(folder: Path) -> tuple[Job, ...]:
+    """Return the jobs of the run in `folder` as they were planned; none where that is not known here any more."""
+    try:
+        return _jobs(_read(folder))
+    except (OSError, *_UNREADABLE):
+        return ()
+
+
+def changed_code(folder: Path, job: Job) -> list[str]:
+    """Return where the code of `job`, of the run in `folder`, is that has changed since; none where nobody knows."""
+    try:
+        return _changed(_read(folder), [job])
+    except (OSError, *_UNREADABLE):
+        return []
+
+
+def _read(folder: Path) -> dict[str, msgspec.Raw]:
+    return msgspec.json.decode((folder / _FILE).read_bytes(), type=dict[str, msgspec.Raw])
+
+
+def _jobs(data: Mapping[str, msgspec.Raw]) -> tuple[Job, ...]:
+    return msgspec.json.decode(data["jobs"], type=tuple[Job, ...], dec_hook=lambda kind, text: kind(text))
+
+
+def _changed(data: Mapping[str, msgspec.Raw], jobs: Sequence[Job]) -> list[str]:
+    then = msgspec.json.decode(data["sources"], type=dict[str, str])
+    return sorted(name for name, digest in _sources(jobs).items() if then.get(name) != digest)
 
 
 def _sources(jobs: Sequence[Job]) -> dict[str, str]:

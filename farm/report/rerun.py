@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 # pytest 8.2, _pytest/mark/expression.py: what an identifier of `-k` is made of.
 _NOT_K_IDENTIFIER = re.compile(r"[^\w:+\-.\[\]\\/]+")
 
+_ONE_JOB = (["debug"], ["exec"], ["repro"])
+
 
 def rerun_command(job: JobView, *, virtual: bool, run_command: str = "") -> str:
     """Return the command that runs `job` alone, quoted for a shell.
 
-    A suite that `run_command` named by its path is named so again; `farm debug`, which has one job, is told again.
+    A suite that `run_command` named by its path is named so again; a command that has one job is told again.
     """
     told = _words(run_command)
-    if told[:2] == ["farm", "debug"]:
+    if told[:1] == ["farm"] and told[1:2] in _ONE_JOB:
         return shlex.join(told)
     words = [word for word in _NOT_K_IDENTIFIER.split(job.id) if word and word not in {"and", "or", "not"}]
     argv = ["farm", "run", "--soc", job.soc, "--suite", _suite_argument(job.suite, told)]

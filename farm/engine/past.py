@@ -1,0 +1,189 @@
+"""A result in the store -> what it was made of: its job with its limits, and the exact bundle."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.build.cache import BundleCache
+from farm.build.key import bundle_key, relevant_versions
+from farm.engine.one_off import kept_outputs
+from farm.engine.resume import changed_code, planned_jobs
+from farm.errors import InfraError, UnknownNameError, UsageError
+from farm.results.attempt import Attempt
+from farm.store.view import JobView, RunView
+from farm.suites import Job, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.build.bundle import Bundle
+    from farm.config import Config
+    from farm.engine.toolchain import Toolchain
+    from farm.processes import Supervisor
+    from farm.store.store import Store
+
+
+class Past(msgspec.Struct, frozen=True):
+    """One result: the last attempt of a job in a run that had a bundle and a device."""
+
+    run: RunView
+    view: JobView
+    attempt: Attempt
+    number: int
+    """Which of the job's attempts it is, from 1."""
+    kind: str
+    """Of its device: `virtual` or `hardware`."""
+    outputs: dict[str, str]
+    """SHA-256 by file name, of the outputs that were kept."""
+
+    @property
+    def told(self) -> str:
+        """Which result it is, in one line."""
+        attempt = f"attempt {self.number} of {len(self.view.attempts)}"
+        return f"{self.view.id}: run {self.run.id}, {attempt}, on {self.attempt.device} ({self.kind})"
+
+
+def find_past(store: Store, pattern: str, ref: str | None) -> Past:
+    """Return the result that `pattern`, a job's id or a pattern that only one matches, has in run `ref`, or newest.
+
+    Raises UnknownNameError, UsageError where several jobs match or none was executed.
+    """
+    newest = sorted(store.history(pattern, None, None, 1), key=lambda point: (point.time_ms, point.run_id))
+    names = list(dict.fromkeys(point.job_id for point in newest))
+    if ref is not None:
+        run = store.run_view(store.resolve_run(ref))
+        names = [view.id for view in run.jobs if view.id in names]
+        if not names:
+            raise UsageError(f"run {run.id} has no result of {pattern}: 'farm history {pattern}' shows which runs have")
+    if len(names) > 1:
+        shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+        raise UsageError(f"{pattern} means {len(names)} jobs, one is run again: {shown}")
+    if not names:
+        raise UsageError(f"{pattern} has no result yet: no attempt, or of 'farm debug' alone")
+    if ref is None:
+        run = store.run_view(newest[-1].run_id)
+    return _result(store, run, names[0])
+
+
+def _result(store: Store, run: RunView, job_id: str) -> Past:
+    [view] = [view for view in run.jobs if view.id == job_id]
+    kinds = {device.serial: device.kind for device in run.devices}
+    for number, attempt in reversed(list(enumerate(view.attempts, start=1))):
+        if attempt.bundle_key and attempt.device in kinds:
+            outputs = kept_outputs(store.artifacts(run.id, job_id))
+            return Past(run, view, attempt, number, kinds[attempt.device], outputs)
+    last = view.attempts[-1].reason if view.attempts else "it was not begun"
+    raise UsageError(f"{job_id} was not executed in run {run.id}, so that nothing can be run again: {last}")
+
+
+def find_job(config: Config, past: Past) -> Job:
+    """Return the job of a result: as it was planned, or as its suite has it today.
+
+    Raises UsageError where neither is here.
+    """
+    for job in planned_jobs(config.run_folder(past.run.id)):
+        if job.id == past.view.id:
+            return job
+    try:
+        job = _todays_job(config, past)
+    except UsageError as error:
+        raise UsageError(
+            f"{past.view.id}: what run {past.run.id} planned is not here, and neither is its suite: {error}: "
+            "name the suite's folder in farm.toml"
+        ) from None
+    return job
+
+
+def _todays_job(config: Config, past: Past) -> Job:
+    from farm.suites import find_suites, resolve_suite
+
+    view = past.view
+    cases = {case.name: case for case in resolve_suite(view.suite, find_suites(config.suite_folders)).cases}
+    if view.case not in cases:
+        raise UnknownNameError("case", view.case, cases, f"in suite {view.suite}")
+    return Job(cases[view.case], Target(view.soc, view.backend, view.precision, tuple(sorted(view.options.items()))))
+
+
+def find_bundle(
+    config: Config, past: Past, job: Job, tools: Toolchain, supervisor: Supervisor, say: Callable[[str], None]
+) -> Bundle:
+    """Return the bundle of a result: from the cache, or built again where that gives the same one.
+
+    Raises UsageError that names what is different now, InfraError where building fails.
+    """
+    key = past.attempt.bundle_key
+    cache = BundleCache(config.cache_dir)
+    bundle = cache.lookup(key)
+    if bundle is not None:
+        return bundle
+    changed = _changes(config, past, job, tools)
+    if changed:
+        raise UsageError(
+            f"the bundle {key[:12]} of {past.view.id} is not in the cache any more ({cache.folder(key)}), and building "
+            f"it today gives another one: {changed}; bring that folder back, or run the job as it is today"
+        )
+    say(f"the bundle {key[:12]} is not in the cache any more: building it again, from the same code and versions")
+    _build(config, job, key, tools, supervisor)
+    bundle = cache.lookup(key)
+    if bundle is None:
+        raise InfraError(f"the bundle {key[:12]} was built and is not there: is somebody pruning {config.cache_dir}?")
+    return bundle
+
+
+def _changes(config: Config, past: Past, job: Job, tools: Toolchain) -> str:
+    """Return why the bundle that would be built now is another one; empty when it is the same."""
+    if not _can_build(job):
+        return f"it was made by '{past.run.command}', of files that farm does not keep"
+    now = bundle_key(job, tools.versions)
+    if now == past.attempt.bundle_key:
+        return ""
+    facts = past.run.fingerprint
+    told = [
+        f"{name} was {facts[name]} and is {version}"
+        for name, version in sorted(relevant_versions(job.target.backend, tools.versions).items())
+        if name in facts and facts[name] != version
+    ]
+    told += [f"the code of {place} has changed" for place in changed_code(config.run_folder(past.run.id), job)]
+    return "; ".join(told) or f"the case, or the way farm compiles it, has changed (bundle {now[:12]})"
+
+
+def _can_build(job: Job) -> bool:
+    return bool(job.case.module)
+
+
+def _build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> None:
+    from farm.build.pool import BuilderPool
+    from farm.build.protocol import Reply, Request
+
+    logs = config.cache_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{key}.log"
+    ended = threading.Event()
+    replies: list[Reply] = []
+
+    def done(reply: Reply) -> None:
+        replies.append(reply)
+        ended.set()
+
+    pool = BuilderPool(
+        [Request(job, key, dict(tools.versions), str(log))],
+        width=1,
+        cache_root=config.cache_dir,
+        env=tools.env,
+        supervisor=supervisor,
+        log_folder=logs,
+        timeout_s=config.build_timeout_s,
+        on_start=lambda _key: None,
+        on_done=done,
+    )
+    pool.start()
+    try:
+        ended.wait()
+    finally:
+        pool.stop()
+    if not replies[0].ok:
+        raise InfraError(f"{job.id} could not be built again: {replies[0].reason}: see {log}")
+    log.unlink(missing_ok=True)
