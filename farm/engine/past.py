@@ -107,6 +107,11 @@ def _todays_job(config: Config, past: Past) -> Job:
     return Job(cases[view.case], Target(view.soc, view.backend, view.precision, tuple(sorted(view.options.items()))))
 
 
+def cached_bundle(config: Config, past: Past) -> Bundle | None:
+    """Return the bundle of a result if it is in the cache."""
+    return BundleCache(config.cache_dir).lookup(past.attempt.bundle_key)
+
+
 def find_bundle(
     config: Config, past: Past, job: Job, tools: Toolchain, supervisor: Supervisor, say: Callable[[str], None]
 ) -> Bundle:
@@ -114,20 +119,20 @@ def find_bundle(
 
     Raises UsageError that names what is different now, InfraError where building fails.
     """
-    key = past.attempt.bundle_key
-    cache = BundleCache(config.cache_dir)
-    bundle = cache.lookup(key)
+    bundle = cached_bundle(config, past)
     if bundle is not None:
         return bundle
+    key = past.attempt.bundle_key
     changed = _changes(config, past, job, tools)
     if changed:
         raise UsageError(
-            f"the bundle {key[:12]} of {past.view.id} is not in the cache any more ({cache.folder(key)}), and building "
-            f"it today gives another one: {changed}; bring that folder back, or run the job as it is today"
+            f"the bundle {key[:12]} of {past.view.id} is not in the cache any more "
+            f"({BundleCache(config.cache_dir).folder(key)}), and building it today gives another one: {changed}; "
+            "bring that folder back, or run the job as it is today"
         )
     say(f"the bundle {key[:12]} is not in the cache any more: building it again, from the same code and versions")
     _build(config, job, key, tools, supervisor)
-    bundle = cache.lookup(key)
+    bundle = cached_bundle(config, past)
     if bundle is None:
         raise InfraError(f"the bundle {key[:12]} was built and is not there: is somebody pruning {config.cache_dir}?")
     return bundle
