@@ -98,7 +98,7 @@ def find_job(config: Config, past: Past) -> Job:
 
 
 def _todays_job(config: Config, past: Past) -> Job:
-    from farm.suites import find_suites, resolve_suite
+    from farm.suite_files import find_suites, resolve_suite
 
     view = past.view
     cases = {case.name: case for case in resolve_suite(view.suite, find_suites(config.suite_folders)).cases}

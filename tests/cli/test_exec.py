@@ -1,0 +1,199 @@
+"""`farm exec` as a user calls it: programs that were compiled elsewhere, on the simulator and on the CPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from farm.engine.profile import Profile
+from farm.engine.ready_program import ReadyRequest, plan_ready
+from farm.engine.tensor_files import random_sample, read_list
+from farm.errors import FarmError, UsageError
+from farm.pte import Value
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from farm_home import FarmHome
+
+VIRTUAL = ("--virtual", "1")
+
+
+def test_two_inferences_on_the_simulator_are_shown_compared_saved_and_recorded(home: FarmHome, models: Path) -> None:
+    inputs = [str(models / f"conv_input_{n}.raw") for n in range(2)]
+    expected = [word for n in range(2) for word in ("--expect", str(models / f"conv_quantized_{n}.raw"))]
+    done = home.farm(
+        "exec", str(models / "conv.pte"), *VIRTUAL, "--inputs", *inputs, *expected,
+        "--output", "out", "--profile", "detailed", "--iterations", "2", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["job"], told["inferences"], told["random_inputs"]) == ("exec/conv[SM8650-htp-ready]", 2, False)
+    [comparison] = told["attempt"]["comparisons"]
+    assert (comparison["output"], comparison["reference"]) == (0, "expected")
+    assert comparison["sqnr_db"] > 40
+    for sample, shown in enumerate(told["outputs"]):
+        raw = np.fromfile(home.cwd / "out" / f"output_{sample}_0.raw", np.float32)
+        array = np.load(home.cwd / "out" / f"output_{sample}_0.npy")
+        assert (array.shape, array.dtype) == ((1, 8, 16, 16), np.float32)
+        assert raw.tobytes() == array.tobytes()
+        assert (shown["sample"], shown["shape"], shown["dtype"]) == (sample, [1, 8, 16, 16], "float32")
+        assert shown["greatest"] == array.max()
+        assert shown["first"] == array.ravel()[:8].tolist()
+    assert b"ED00" in (home.cwd / "out" / "etdump.etdp").read_bytes()[:12]
+    latency = {one["metric"]: one for one in told["attempt"]["measurements"]}["latency"]
+    assert len(latency["samples"]) == 4
+    assert any("convolution" in row["node"] for row in told["attempt"]["operators"])
+
+    with open_store(f"sqlite:///{home.state / 'farm.db'}", readonly=True) as store:
+        view = store.run_view(told["run"])
+        kept = {one.kind for one in store.artifacts(told["run"])}
+    assert (view.exit_code, [job.id for job in view.jobs]) == (0, [told["job"]])
+    assert kept == {"etdump", "output:output_0_0.raw", "output:output_1_0.raw"}
+    assert "exec/conv" in home.farm("history", "exec/conv").stdout
+
+    again = home.farm("exec", str(models / "conv.pte"), *VIRTUAL, "--output", "out")
+    assert (again.returncode, "out has something in it already" in again.stderr) == (2, True)
+
+
+def test_a_program_for_the_cpu_says_that_its_inputs_are_random_and_shows_its_outputs(
+    home: FarmHome, models: Path
+) -> None:
+    done = home.farm("exec", str(models / "select.pte"), "--soc", "sm8650", *VIRTUAL, "--seed", "7")
+    assert done.returncode == 0, done.stderr
+    assert "NO INPUTS WERE NAMED: they are random (seed 7)" in done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "exec/select[SM8650-xnnpack-ready]"
+    assert "  input 1   int64[3]  random: 0 or 1, seed 7" in lines
+    assert "  output 1  int64[3]" in lines
+    assert any(line.startswith("  latency") for line in lines)
+    assert "VIRTUAL: times and cycles are of a simulator, not comparable with hardware" in lines
+    assert "note: it ran; nothing says what its outputs should be" in lines
+
+
+def test_what_cannot_be_executed_is_exit_code_1_and_says_why(home: FarmHome, models: Path) -> None:
+    np.ones((4, 2), np.float32).tofile(home.cwd / "table.raw")
+    np.save(home.cwd / "index.npy", np.array([0, 1, 9]))
+    done = home.farm(
+        "exec", str(models / "select.pte"), "--soc", "SM8650", *VIRTUAL, "--inputs", "table.raw", "index.npy"
+    )
+    assert done.returncode == 1, done.stderr
+    assert "failed: execute:" in done.stdout
+    assert "output 0" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["conv.pte", "--soc", "SM8850"], "conv.pte is compiled for SM8650 (htp), not for SM8850 (htp)"),
+        (["conv.pte", "--input-list", "gone.txt"], "gone.txt: No such file or directory"),
+        (["conv.pte", "--inputs", "a.raw", "--inputs", "b.raw", "c.raw"], "c.raw stands alone"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_exit_code_2(
+    home: FarmHome, models: Path, arguments: list[str], said: str
+) -> None:
+    done = home.farm("exec", *arguments, *VIRTUAL, cwd=models)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not home.state.exists()
+
+
+def refused(**named: Any) -> str:
+    with pytest.raises(FarmError) as caught:
+        plan_ready(ReadyRequest(**named))
+    assert isinstance(caught.value, UsageError)
+    return str(caught.value)
+
+
+def test_a_program_that_nothing_here_could_run_is_refused_before_anything_is_pushed(models: Path) -> None:
+    assert "name the one it should run on, as with --soc SM8650" in refused(model=models / "scalar.pte")
+    assert "BackendWithCompilerDemo" in refused(model=models / "foreign.pte", soc="SM8650")
+    assert "compiled for SM8650 (htp), not for SM8650 (xnnpack)" in refused(
+        model=models / "conv.pte", backend="xnnpack"
+    )
+    assert "no method 'forward', but 'double', 'triple'" in refused(model=models / "methods.pte", soc="SM8650")
+    assert "gone.pte: No such file or directory" in refused(model=models / "gone.pte")
+    assert "did you mean 'SM8650'" in refused(model=models / "scalar.pte", soc="SM8651")
+    assert "SM8650 has no lpai backend" in refused(model=models / "conv.pte", backend="lpai")
+    assert "use --profile off" in refused(model=models / "conv_dump.pte")
+    assert plan_ready(ReadyRequest(model=models / "conv_dump.pte", profile=Profile.OFF)).job.target.soc == "SM8650"
+    assert "leave the options use_dlbc out" in refused(model=models / "conv.pte", options=("use_dlbc=true",))
+
+
+def test_inputs_that_do_not_fit_name_the_file_and_what_the_program_takes(models: Path, tmp_path: Path) -> None:
+    conv = models / "conv.pte"
+
+    def file(name: str, array: Any) -> Path:
+        path = tmp_path / name
+        np.save(path, array)
+        return path
+
+    good = models / "conv_input_0.raw"
+    fits = np.zeros((1, 3, 16, 16), np.float32)
+    short = tmp_path / "short.raw"
+    short.write_bytes(b"123")
+    wanted = "input 0 is float32[1, 3, 16, 16]"
+    assert f"short.raw: has 3 bytes, {wanted} and has 3072" in refused(model=conv, inputs=(short,))
+    assert f"is float64[1, 3, 16, 16], {wanted}" in refused(model=conv, inputs=(file("a.npy", fits.astype(float)),))
+    assert f"is float32[3, 16, 16], {wanted}" in refused(model=conv, inputs=(file("b.npy", fits[0]),))
+    assert "no .npy file of numbers" in refused(model=conv, inputs=(file("c.npy", np.array([{}], object)),))
+    (tmp_path / "d.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    assert "no .npy file of numbers" in refused(model=conv, inputs=(tmp_path / "d.npy",))
+    header = file("e.npy", np.zeros(1, np.float32)).read_bytes().replace(b"(1,)", b"(9999999999,)")
+    (tmp_path / "e.npy").write_bytes(header)
+    assert "e.npy: is no .npy file of numbers" in refused(model=conv, inputs=(tmp_path / "e.npy",))
+    two = refused(model=models / "select.pte", soc="SM8650", inputs=(good,))
+    assert "1 input files for a program with float32[4, 2], int64[3]: 2 for every inference" in two
+    assert "no input" in refused(model=models / "nothing.pte", soc="SM8650", inputs=(good,))
+    expected = models / "conv_fp32_0.raw"
+    assert "of 1 inferences are expected" in refused(model=conv, inputs=(good, good), expect=(expected,))
+    rows = [file(f"rows{n}.npy", np.zeros((n, 8), np.float32)) for n in (2, 3, 5)]
+    dynamic = {"model": models / "xnnpack.pte", "soc": "SM8650"}
+    assert "say with --expect what comes out" in refused(**dynamic, inputs=(rows[0],))
+    assert "one shape for all" in refused(**dynamic, inputs=(rows[0], rows[1]))
+    assert "input 0 is float32[4, 8] at most" in refused(**dynamic, inputs=(rows[2],))
+
+
+def test_inputs_in_another_order_of_bytes_or_axes_are_the_same_inputs(models: Path, tmp_path: Path) -> None:
+    plain = np.fromfile(models / "conv_input_0.raw", np.float32).reshape(1, 3, 16, 16)
+    np.save(tmp_path / "odd.npy", np.asfortranarray(plain).astype(">f4"))
+    for source in (models / "conv_input_0.raw", tmp_path / "odd.npy"):
+        [[read]] = plan_ready(ReadyRequest(model=models / "conv.pte", inputs=(source,))).samples
+        assert (read.dtype, read.tobytes()) == (np.dtype(np.float32), plain.tobytes())
+
+
+def test_an_input_list_names_files_beside_it(tmp_path: Path) -> None:
+    listed = tmp_path / "list.txt"
+    listed.write_text("a.raw 'b c.raw'\n\nd.raw\n")
+    assert read_list(listed) == [tmp_path / "a.raw", tmp_path / "b c.raw", tmp_path / "d.raw"]
+    listed.write_text("'open")
+    with pytest.raises(UsageError, match=r"list\.txt: is no list of files"):
+        read_list(listed)
+
+
+def test_random_inputs_are_the_same_for_the_same_seed() -> None:
+    values = [Value((2, 3), "float16"), Value((4,), "bool"), Value((), "uint16"), Value((5,), "int32")]
+    first, again, other = (random_sample(values, seed) for seed in (1, 1, 2))
+    assert [(one.dtype.name, one.shape) for one in first] == [(value.dtype, value.shape) for value in values]
+    assert all(np.array_equal(one, same) for one, same in zip(first, again, strict=True))
+    assert not np.array_equal(first[0], other[0])
+    assert set(first[3].tolist()) <= {0, 1}
+
+
+def test_the_bundle_is_whole_and_another_one_for_other_inputs(models: Path, tmp_path: Path) -> None:
+    from farm.config import load_config
+
+    shutil.copy(models / "conv.pte", tmp_path / "My Model.v2.pte")
+    one, other = (plan_ready(ReadyRequest(model=tmp_path / "My Model.v2.pte", seed=seed)) for seed in (1, 2))
+    assert one.job.id == "exec/my_model_v2[SM8650-htp-ready]"
+    bundle = one.bundle(load_config())
+    bundle.verify()
+    assert bundle.manifest.key != other.bundle(load_config()).manifest.key
+    assert bundle.manifest.key == one.bundle(load_config()).manifest.key
+    assert (bundle.manifest.delegates, bundle.manifest.references) == ({"QnnBackend": 1}, ())
