@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.build.source import source_digest
+from farm.build.source import source_digest, source_place
 from farm.options import compile_options
 from farm.profiles import CPU_BACKENDS, find_soc
 
@@ -95,7 +95,7 @@ _digests: dict[tuple[str, ...], str] = {}
 
 def _source_digest_of(job: Job) -> str:
     # Once per process and module: a suite has a hundred jobs over one file.
-    where = (job.case.folder, job.case.module.partition(":")[0], *job.case.files)
+    where = source_place(job.case)
     if where not in _digests:
         _digests[where] = source_digest(job.case)
     return _digests[where]

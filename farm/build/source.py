@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 _VERSIONED = ("torch", "executorch", "torchao")
 
 
+def source_place(case: Case) -> tuple[str, ...]:
+    """Return where `source_digest` looks: cases with the same place have the same digest."""
+    return (case.folder, case.module.partition(":")[0], *case.files)
+
+
 def source_digest(case: Case) -> str:
     """Return a hash of the code that makes the module of `case`, and of the files that it names.
 

@@ -169,7 +169,7 @@ class _OneOff:
 
         request, kind = self._request, place.device.kind
         # What compiled the bundle, which may be older than what is installed.
-        facts = tools.fingerprint(virtual=kind == "virtual") | bundle.manifest.versions | request.facts
+        facts = tools.fingerprint(virtual=request.virtual) | bundle.manifest.versions | request.facts
         if request.profile.flags(kind) != Profile.AUTO.flags(kind):
             facts["profile"] = str(request.profile)
         record = RunRecord(request.command, user_name(), socket.gethostname(), facts)

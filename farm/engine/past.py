@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -86,7 +87,7 @@ def find_job(config: Config, past: Past) -> Job:
     """
     for job in planned_jobs(config.run_folder(past.run.id)):
         if job.id == past.view.id:
-            return job
+            return _without_lost_files(job)
     try:
         job = _todays_job(config, past)
     except UsageError as error:
@@ -95,6 +96,14 @@ def find_job(config: Config, past: Past) -> Job:
             "name the suite's folder in farm.toml"
         ) from None
     return job
+
+
+def _without_lost_files(job: Job) -> Job:
+    """Return `job`; where its files are gone, which its bundle has, as one that names none: a case of its own."""
+    if all(Path(job.case.folder, file).is_file() for file in job.case.files):
+        return job
+    case = msgspec.structs.replace(job.case, inputs=(), checkpoint="", program="", pte="", expected=())
+    return msgspec.structs.replace(job, case=case)
 
 
 def _todays_job(config: Config, past: Past) -> Job:
@@ -156,7 +165,7 @@ def _changes(config: Config, past: Past, job: Job, tools: Toolchain) -> str:
 
 
 def _can_build(job: Job) -> bool:
-    return bool(job.case.module)
+    return bool(job.case.module or job.case.program or job.case.pte)
 
 
 def _build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> None:

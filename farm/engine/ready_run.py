@@ -120,7 +120,11 @@ def _comparisons(ready: ReadyProgram, outputs: dict[tuple[int, int], NDArray[np.
         figures = worst(
             compare(outputs[sample, index], expected[index]) for sample, expected in enumerate(ready.expected)
         )
-        found.append(Comparison(index, EXPECTED, figures.sqnr_db, figures.cosine, figures.max_abs, figures.mismatch))
+        found.append(
+            Comparison(
+                index, EXPECTED, figures.sqnr_db, figures.cosine, figures.max_abs, figures.mismatch, peak=figures.peak
+            )
+        )
     return tuple(found)
 
 

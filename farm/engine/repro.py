@@ -128,7 +128,7 @@ def _figures(attempt: Attempt) -> dict[str, tuple[str, float | None]]:
     found: dict[str, tuple[str, float | None]] = {}
     for one in attempt.comparisons:
         named = {"sqnr": ("dB", one.sqnr_db), "cosine": ("1", one.cosine), "max_abs": ("1", one.max_abs)}
-        named["mismatch"] = ("1", one.mismatch)
+        named |= {"steps": ("1", one.steps), "loss": ("dB", one.loss_db), "mismatch": ("1", one.mismatch)}
         place = f"{one.reference}[{one.output}]"
         found |= {f"{name}_{place}": (unit, value) for name, (unit, value) in named.items() if value is not None}
     for measured in attempt.measurements:

@@ -15,7 +15,7 @@ from farm.build.bundle import MODEL
 from farm.devices.transport import Link
 from farm.engine.past import cached_bundle, find_bundle, find_job
 from farm.errors import UsageError
-from farm.execution.workspace import INPUT_LIST, job_layout
+from farm.execution.workspace import INPUT_LIST, INPUT_SHAPES, OUTPUT_SHAPES, job_layout
 from farm.options import runtime_flags
 from farm.profiles import find_soc
 from farm.results.text import one_line
@@ -187,6 +187,8 @@ def write_script(
         "warm_up": str(warm_up),
         **runtime_flags(_target(past)),
     }
+    if bundle.manifest.dynamic:
+        flags |= {"input_shape_path": INPUT_SHAPES, "output_shape_path": OUTPUT_SHAPES}
     if speaks_sessions(runtime.files[runtime.runner]):
         flags |= {"result_path": f"{_OUTPUTS}/result.json", "timeout_ms": str(round(timeout_s * 1000))}
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.build.source import source_digest
+from farm.build.source import source_digest, source_place
 from farm.errors import UsageError
 from farm.results.attempt import Verdict
 from farm.suites import Job
@@ -96,9 +96,9 @@ def _changed(data: Mapping[str, msgspec.Raw], jobs: Sequence[Job]) -> list[str]:
 
 
 def _sources(jobs: Sequence[Job]) -> dict[str, str]:
-    """Return the hash of the code of each module that the cases of `jobs` come from."""
-    cases = {f"{job.case.folder}: {job.case.module.partition(':')[0]}": job.case for job in jobs}
-    return {name: source_digest(case) for name, case in cases.items()}
+    """Return the hash of the code and files of each place that the cases of `jobs` come from."""
+    cases = {source_place(job.case): job.case for job in jobs}
+    return {f"{place[0]}: {', '.join(filter(None, place[1:]))}": source_digest(case) for place, case in cases.items()}
 
 
 def missing_jobs(view: RunView, jobs: Sequence[Job]) -> tuple[Job, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import update
 
-from farm.build.source import source_digest
+from farm.build.source import source_digest, source_place
 from farm.store import coverage, history, profiles, queries, rows, schema, selection, values
 from farm.store.clock import clock_ms
 from farm.store.database import Database
@@ -305,11 +305,11 @@ class Store:
 
 
 def case_versions(jobs: Sequence[Job]) -> dict[str, str]:
-    """Return the version of the case of each job, by job id; code is read once per module, not per job."""
-    sources: dict[tuple[str, str], str] = {}
+    """Return the version of the case of each job, by job id; code and files are read once, not per job."""
+    sources: dict[tuple[str, ...], str] = {}
     versions = {}
     for job in jobs:
-        where = (job.case.folder, job.case.module.partition(":")[0])
+        where = source_place(job.case)
         if where not in sources:
             sources[where] = source_digest(job.case)
         versions[job.id] = values.case_version(job.case, sources[where])

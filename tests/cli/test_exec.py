@@ -35,7 +35,7 @@ def test_two_inferences_on_the_simulator_are_shown_compared_saved_and_recorded(h
     assert (told["job"], told["inferences"], told["random_inputs"]) == ("exec/conv[SM8650-htp-ready]", 2, False)
     [comparison] = told["attempt"]["comparisons"]
     assert (comparison["output"], comparison["reference"]) == (0, "expected")
-    assert comparison["sqnr_db"] > 40
+    assert comparison["sqnr_db"] > 35
     for sample, shown in enumerate(told["outputs"]):
         raw = np.fromfile(home.cwd / "out" / f"output_{sample}_0.raw", np.float32)
         array = np.load(home.cwd / "out" / f"output_{sample}_0.npy")

@@ -1,0 +1,300 @@
+"""`farm repro` as a user calls it: the exact bundle, the same device, both results, and a script for adb alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from attached import Attached, attach
+from farm_home import FarmHome
+
+from farm.build.cache import BundleCache
+from farm.config import load_config
+from farm.devices.adb_names import adb_target
+from farm.engine.past import Past, find_bundle, find_job, find_past
+from farm.engine.repro import differences, outputs_told, rows
+from farm.engine.repro_script import write_script
+from farm.engine.toolchain import Toolchain
+from farm.errors import MissingToolError, UnknownNameError, UsageError
+from farm.processes import Supervisor
+from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+from farm.store.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+JOB = "smoke/conv2d[SM8650-htp-8a8w]"
+RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d")
+
+
+@pytest.fixture(scope="module")
+def home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
+    """One home for all tests here."""
+    folder = tmp_path_factory.mktemp("repro")
+    (folder / "cwd").mkdir()
+    return FarmHome(farm_cache, folder / "state", folder / "cwd")
+
+
+@pytest.fixture(scope="module")
+def bench(home: FarmHome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
+    """Virtual devices that are attached as phones are."""
+    with attach(home, tmp_path_factory.mktemp("bench"), ["SM8650", "SM8650", "SM8750"]) as attached:
+        yield attached
+
+
+@pytest.fixture(scope="module")
+def done(home: FarmHome, bench: Attached) -> FarmHome:
+    """The home with one run of one job on the second of these devices, and its result run again on one of its own."""
+    ran = bench.farm(*RUN, "--device", bench.devices[1].serial, timeout_s=300)
+    assert ran.returncode == 0, ran.stderr
+    ran = home.farm("repro", "smoke/*", "--json")
+    assert ran.returncode == 0, ran.stderr
+    (home.cwd / "repro.json").write_text(ran.stdout)
+    return home
+
+
+@pytest.fixture(scope="module")
+def folder(done: FarmHome) -> Path:
+    """What `farm repro --script` wrote."""
+    folder = done.cwd / "it's $HOME"
+    ran = done.farm("repro", JOB, "--script", str(folder), "--iterations", "1")
+    assert ran.returncode == 0, ran.stderr
+    assert "for a VIRTUAL device, with the simulator for x86_64: not for a phone" in ran.stdout
+    return folder
+
+
+@pytest.fixture
+def store(done: FarmHome, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """The store of that home, which is the one of this process as well."""
+    monkeypatch.setenv("FARM_STATE_DIR", str(done.state))
+    with open_store(f"sqlite:///{done.state / 'farm.db'}", readonly=True) as store:
+        yield store
+
+
+def test_a_result_is_run_again_from_its_bundle_and_both_are_recorded(done: FarmHome, store: Store) -> None:
+    told = json.loads((done.cwd / "repro.json").read_text())
+    assert (told["job"], told["then"]["attempt_number"], told["now"]["exit_code"]) == (JOB, 1, 0)
+    assert told["bundle"] == told["now"]["attempt"]["bundle_key"] == told["then"]["attempt"]["bundle_key"]
+    assert (told["then"]["kind"], told["now"]["kind"]) == ("virtual", "virtual")
+    figures = {row["name"]: row for row in told["rows"]}
+    assert figures["sqnr_fp32[0]"]["then"] == figures["sqnr_fp32[0]"]["now"] > 20
+    assert {"latency", "htp_cycles", "pte_size"} <= figures.keys()
+    assert told["outputs"] == "none of then was kept: the figures tell"
+    assert not {"executorch", "qnn", "native_runner"} & told["differences"].keys()
+    then, now = store.run_view(told["then"]["run"]), store.run_view(told["now"]["run"])
+    assert now.fingerprint["repro"] == then.id
+    assert now.command.startswith("farm repro")
+    assert [job.id for job in now.jobs] == [JOB]
+    resumed = done.farm("run", "--resume", now.id)
+    assert (resumed.returncode, "give its command again" in resumed.stderr) == (2, True)
+
+
+def test_it_runs_on_the_very_device_that_it_ran_on_and_shows_both(
+    done: FarmHome, bench: Attached, store: Store
+) -> None:
+    told = json.loads((done.cwd / "repro.json").read_text())
+    then = told["then"]["run"]
+    again = bench.farm("repro", JOB, "--run", then, "--device", "same")
+    assert again.returncode == 0, again.stderr
+    serial = bench.devices[1].serial
+    assert f"{JOB}: run {then}, attempt 1 of 1, on {serial} (virtual)" in again.stderr
+    lines = again.stdout.splitlines()
+    assert lines[:2] == [JOB, f"the same bundle, {told['bundle'][:12]}"]
+    assert ["device", serial, serial] in [line.split() for line in lines]
+    assert any(line.startswith("sqnr_fp32[0]") and line.endswith("=") for line in lines)
+    assert not any(line.startswith("differs:") for line in lines)
+    assert all(len(line) <= 80 for line in lines if not line.startswith("report:"))
+    assert [lease.device for lease in store.leases.all() if lease.token] == []
+
+
+def test_a_result_that_is_not_there_is_told(done: FarmHome, store: Store) -> None:
+    ran = done.farm("repro", "smoke/conv2d", "--script", ".")
+    assert (ran.returncode, ". is there already: name another folder" in ran.stderr) == (2, True), ran.stderr
+    with pytest.raises(UnknownNameError, match="did you mean 'smoke/conv2d'"):
+        find_past(store, "smoke/conv3d", None)
+    with pytest.raises(UnknownNameError, match="unknown run 'nonsense'"):
+        find_past(store, "smoke/conv2d", "nonsense")
+
+
+class TestWithoutItsBundle:
+    @pytest.fixture
+    def past(self, store: Store) -> Past:
+        return find_past(store, JOB, None)
+
+    @staticmethod
+    def look(past: Past, cache: Path, versions: dict[str, str]) -> str:
+        config = msgspec.structs.replace(load_config(), cache_dir=cache)
+        with Supervisor() as supervisor, pytest.raises(UsageError) as caught:
+            find_bundle(config, past, find_job(config, past), Toolchain(versions, {}, ""), supervisor, lambda _: None)
+        return str(caught.value)
+
+    def test_another_version_is_named(self, past: Past, tmp_path: Path) -> None:
+        facts = past.run.fingerprint
+        versions = {name: facts[name] for name in ("executorch", "torch", "torchao", "qnn")}
+        said = self.look(past, tmp_path, {**versions, "executorch": "9.9"})
+        assert f"bundle {past.attempt.bundle_key[:12]} of {JOB} is not in the cache any more" in said
+        assert f"executorch was {facts['executorch']} and is 9.9" in said
+        assert said.count(" was ") == 1
+
+    def test_changed_code_is_named(self, past: Past, tmp_path: Path) -> None:
+        config = load_config()
+        job = find_job(config, past)
+        (tmp_path / "layers.py").write_text("changed = True\n")
+        moved = msgspec.structs.replace(
+            job, case=msgspec.structs.replace(job.case, module=".layers:Net", folder=str(tmp_path))
+        )
+        facts = past.run.fingerprint
+        versions = {name: facts[name] for name in ("executorch", "torch", "torchao", "qnn")}
+        with Supervisor() as supervisor, pytest.raises(UsageError, match=r"the code of .*layers has changed"):
+            find_bundle(
+                msgspec.structs.replace(config, cache_dir=tmp_path / "cache"), past, moved,
+                Toolchain(versions, {}, ""), supervisor, lambda _: None,
+            )  # fmt: skip
+
+    @pytest.mark.whole
+    def test_it_is_built_again_where_that_gives_the_same(self, done: FarmHome, past: Past, tmp_path: Path) -> None:
+        cache = tmp_path / "cache"
+        cache.mkdir()
+        for part in done.cache.iterdir():
+            if part.name not in ("virtual", "bundles"):
+                (cache / part.name).symlink_to(part)
+        assert BundleCache(cache).lookup(past.attempt.bundle_key) is None
+        again = dataclasses.replace(done, cache=cache, owns_cache=True).farm("repro", JOB, timeout_s=300)
+        assert again.returncode == 0, again.stderr
+        assert "building it again, from the same code and versions" in again.stderr
+        assert "outputs: the same, byte by byte" in again.stdout
+        assert BundleCache(cache).lookup(past.attempt.bundle_key) is not None
+
+
+class TestScript:
+    @staticmethod
+    def command(folder: Path, bench: Attached, number: int = 0) -> dict[str, Any]:
+        from farm.devices.adb_server import find_adb
+
+        argv = ["sh", str(folder / "repro.sh"), adb_target(bench.devices[number].serial)]
+        return {"args": argv, "env": {**os.environ, **bench.env, "ADB": str(find_adb())}}
+
+    def run(self, folder: Path, bench: Attached, number: int = 0) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            **self.command(folder, bench, number), capture_output=True, text=True, timeout=120, check=False
+        )
+
+    @staticmethod
+    def left(bench: Attached) -> list[str]:
+        return [path.name for path in (bench.root(0) / "data/local/tmp").glob("farm-repro-*")]
+
+    def test_it_is_plain_shell_and_has_all_it_takes(self, folder: Path) -> None:
+        for script in (folder / "repro.sh", folder / "device" / "run.sh"):
+            assert subprocess.run(["sh", "-n", script], check=False).returncode == 0
+            if shutil.which("shellcheck"):
+                checked = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+                assert checked.returncode == 0, checked.stdout
+        assert {"model.pte", "input_list.txt", "input_0_0.raw", "farm_runner", "real"} <= {
+            path.name for path in (folder / "device").iterdir()
+        }
+        about = json.loads((folder / "about.json").read_text())
+        assert (about["job"], about["runtime_kind"]) == (JOB, "simulator")
+        assert "VIRTUAL" in (folder / "repro.sh").read_text()
+        assert (folder / "reference_fp32" / "output_0_0.raw").is_file()
+
+    def test_it_runs_compares_and_leaves_nothing(self, folder: Path, bench: Attached) -> None:
+        ran = self.run(folder, bench)
+        assert ran.returncode == 0, ran.stderr
+        assert "exit code 0\nmean latency " in ran.stdout
+        assert "output_0_0.raw: " in ran.stdout
+        assert ran.stdout.splitlines()[-1].endswith("bytes, the same as then")
+        assert (folder / "outputs" / "output_0_0.raw").is_file()
+        then = folder / "outputs_then" / "output_0_0.raw"
+        kept = then.read_bytes()
+        then.write_bytes(bytes([kept[0] ^ 1]) + kept[1:])
+        ran = self.run(folder, bench)
+        assert (ran.returncode, ran.stdout.splitlines()[-1].endswith("of which 1 differ from then")) == (0, True)
+        then.unlink()
+        assert "there is nothing to compare it with" in self.run(folder, bench).stdout
+        then.write_bytes(kept)
+        assert self.left(bench) == []
+
+    def test_the_exit_code_is_the_runners(self, folder: Path, bench: Attached, tmp_path: Path) -> None:
+        shutil.copytree(folder, tmp_path / "copy")
+        model = tmp_path / "copy" / "device" / "model.pte"
+        model.write_bytes(model.read_bytes()[:1000])
+        ran = self.run(tmp_path / "copy", bench)
+        assert (ran.returncode, "exit code 4" in ran.stdout) == (4, True), ran.stderr
+        assert self.left(bench) == []
+
+    def test_another_device_is_refused_before_anything_is_pushed(self, folder: Path, bench: Attached) -> None:
+        ran = self.run(folder, bench, 2)
+        assert (ran.returncode, ran.stdout) == (125, "")
+        assert "the program is for SM8650, the device is a SM8750" in ran.stderr
+        gone = self.command(folder, bench)
+        gone["args"][-1] = "nobody"
+        ran = subprocess.run(**gone, capture_output=True, text=True, timeout=60, check=False)
+        assert (ran.returncode, "no device nobody: attach one" in ran.stderr) == (125, True)
+
+    def test_ctrl_c_ends_the_runner_and_removes_its_folder(self, folder: Path, bench: Attached, tmp_path: Path) -> None:
+        shutil.copytree(folder, tmp_path / "copy")
+        script = tmp_path / "copy" / "device" / "run.sh"
+        script.write_text(script.read_text().replace("--iteration=1 ", "--iteration=100000 "))
+        process = subprocess.Popen(
+            **self.command(tmp_path / "copy", bench), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        pids = bench.root(0) / "data/local/tmp"
+        deadline = time.monotonic() + 60
+        while not (found := [one for one in pids.glob("farm-repro-*/device/pid") if one.read_text().strip()]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        runner = int(found[0].read_text())
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert self.left(bench) == []
+        while Path(f"/proc/{runner}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def test_a_phone_gets_no_files_of_another_machine(self, store: Store, tmp_path: Path) -> None:
+        past = msgspec.structs.replace(find_past(store, JOB, None), kind="hardware")
+        with pytest.raises(MissingToolError, match=r"SM8650 htp needs .*farm_runner.*libQnnHtp"):
+            write_script(
+                load_config(), past, tmp_path / "out", lambda _: None,
+                virtual=False, iterations=1, warm_up=0, timeout_s=1,
+            )  # fmt: skip
+        assert not (tmp_path / "out").exists()
+
+
+def attempt(sqnr: float, latency: tuple[float, ...], *more: Measurement) -> Attempt:
+    compared = Comparison(0, "fp32", sqnr, 0.99, 0.5, None)
+    measured = Measurement("latency", "ns", Direction.LOWER, latency)
+    own = Measurement("sqnr_fp32[0]", "dB", Direction.HIGHER, (sqnr + 1, sqnr))
+    return Attempt(JOB, Verdict.PASSED, Stage.DONE, "", comparisons=(compared,), measurements=(measured, own, *more))
+
+
+def test_figures_of_both_are_side_by_side_and_what_one_lacks_is_none() -> None:
+    load = Measurement("load_time", "ns", Direction.LOWER, (7.0,))
+    found = {row.name: (row.then, row.now) for row in rows(attempt(20.0, (1, 2, 9)), attempt(math.inf, (5,), load))}
+    assert found["sqnr_fp32[0]"] == (20.0, math.inf)
+    assert found["latency"] == (2, 5)
+    assert found["load_time"] == (None, 7.0)
+
+
+def test_outputs_and_facts_that_differ_are_named() -> None:
+    assert outputs_told({}, {"a": "1"}) == "none of then was kept: the figures tell"
+    assert outputs_told({"a": "1"}, {}) == "there are no outputs now"
+    assert outputs_told({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) == "all 2 the same, byte by byte"
+    assert outputs_told({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == "1 of 2 differ: b"
+    assert differences(
+        {"qnn": "2.50", "farm": "1"}, {"qnn": "2.51", "farm": "1", "repro": "x", "profile": "basic"}
+    ) == {
+        "qnn": ("2.50", "2.51"),
+        "profile": ("", "basic"),
+    }
