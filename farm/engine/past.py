@@ -59,6 +59,8 @@ def find_past(store: Store, pattern: str, ref: str | None) -> Past:
         names = [view.id for view in run.jobs if view.id in names]
         if not names:
             raise UsageError(f"run {run.id} has no result of {pattern}: 'farm history {pattern}' shows which runs have")
+        if "debug" in run.fingerprint:
+            raise UsageError(f"run {run.id} was of 'farm debug', whose program is not kept: give its command again")
     if len(names) > 1:
         shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
         raise UsageError(f"{pattern} means {len(names)} jobs, one is run again: {shown}")

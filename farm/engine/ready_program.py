@@ -33,6 +33,8 @@ SUITE = "exec"
 """The suite that such jobs are recorded under."""
 
 _XNNPACK = "XnnpackBackend"
+# Of one tensor: more is a program that lies, or one that no phone runs.
+_MOST_BYTES = 2 << 30
 # A bundle that is made in another way is another one.
 _RECIPE = 1
 
@@ -154,7 +156,9 @@ def _target(request: ReadyRequest, program: Program) -> Target:
 def _check_runnable(request: ReadyRequest, program: Program, target: Target) -> None:
     foreign = sorted({one.id for one in program.forward.delegates} - {QNN, _XNNPACK})
     if foreign:
-        raise IllegalTargetError(f"{request.model.name} has a part for {foreign[0][:80]}, which farm's runner has not")
+        raise IllegalTargetError(
+            f"{request.model.name} has a part for {foreign[0][:80]!r}, which farm's runner has not"
+        )
     if request.virtual and target.backend == "htp" and program.qnn is not None and program.qnn.online_prepare:
         raise IllegalTargetError(
             f"{request.model.name} is prepared on the device when it is loaded, which the simulator cannot: attach a "
@@ -175,6 +179,8 @@ def _check_value(model: Path, value: Value, place: str) -> None:
         np.dtype(value.dtype)
     except TypeError:
         raise ConfigError(model, "", f"{place} is {value.dtype}: farm exec takes tensors of numpy's types") from None
+    if value.nbytes > _MOST_BYTES:
+        raise ConfigError(model, "", f"{place} is {value} and has {value.nbytes} bytes, more than {_MOST_BYTES}")
 
 
 def _output_specs(model: Path, method: Method, samples: Samples, expected: Samples) -> tuple[TensorSpec, ...]:
