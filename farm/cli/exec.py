@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option
+from farm.cli.options import config_option, one_off_options
 from farm.cli.output import print_json
 from farm.config import load_config
 from farm.errors import UsageError
@@ -41,18 +41,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
               help="Save the outputs here, raw and .npy; and the profile, if one was asked for.")  # fmt: skip
 @click.option("--soc", default="", help="SoC to run on; what the program was compiled for may be left out.")
 @click.option("--backend", default="", help="Backend; what the program was compiled for may be left out.")
-@click.option("--virtual", type=click.IntRange(1, 1), metavar="1", help="Run it on a virtual device.")
 @click.option("--device", help="Run it on this attached device: name, serial or id.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Run-time backend option; repeatable.")
 @click.option("--profile", type=click.Choice(_PROFILES), default="auto", show_default=True,
               help="How closely to look inside; detailed shows every node.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Most rows of a profile.")
-@click.option("--iterations", type=click.IntRange(1, 100_000), default=3, show_default=True,
-              help="Timed executions of every inference.")  # fmt: skip
-@click.option("--warm-up", type=click.IntRange(0, 100_000), default=1, show_default=True,
-              help="Executions before those, not timed.")  # fmt: skip
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True,
-              metavar="SECONDS", help="Longest that it may take on the device.")  # fmt: skip
+@one_off_options
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead.")
 @config_option
 def command(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 config_option = click.option(
     "--config",
@@ -12,3 +16,37 @@ config_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Configuration; otherwise $FARM_CONFIG, or the nearest farm.toml upwards.",
 )
+
+_ONE_OFF = (
+    click.option("--virtual", type=click.IntRange(1, 1), metavar="1", help="Run it on a virtual device."),
+    click.option(
+        "--iterations",
+        type=click.IntRange(1, 100_000),
+        default=3,
+        show_default=True,
+        help="Timed executions of every inference.",
+    ),
+    click.option(
+        "--warm-up",
+        type=click.IntRange(0, 100_000),
+        default=1,
+        show_default=True,
+        help="Executions before those, not timed.",
+    ),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=1),
+        default=300.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Longest that it may take on the device.",
+    ),
+)
+
+
+def one_off_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what a command that runs one program has: `virtual`, `iterations`, `warm_up`, `timeout_s`."""
+    for option in reversed(_ONE_OFF):
+        command = option(command)
+    return command

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option
+from farm.cli.options import config_option, one_off_options
 from farm.cli.output import print_json
 from farm.config import load_config
 from farm.errors import UsageError
@@ -24,15 +24,9 @@ if TYPE_CHECKING:
 @click.argument("job")
 @click.option("--run", "ref", metavar="RUN", help="Its result in this run: latest, latest~1 or an id.")
 @click.option("--device", help="Run it on this device: name, serial or id, or 'same' for the one it ran on.")
-@click.option("--virtual", type=click.IntRange(1, 1), metavar="1", help="Run it on a virtual device.")
 @click.option("--script", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
               help="Run nothing: write all it takes to FOLDER, with a shell script that needs adb alone.")  # fmt: skip
-@click.option("--iterations", type=click.IntRange(1, 100_000), default=3, show_default=True,
-              help="Timed inferences of every sample.")  # fmt: skip
-@click.option("--warm-up", type=click.IntRange(0, 100_000), default=1, show_default=True,
-              help="Inferences before those, not timed.")  # fmt: skip
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True,
-              metavar="SECONDS", help="Longest that it may take on the device.")  # fmt: skip
+@one_off_options
 @click.option("--json", "as_json", is_flag=True, help="Print both results as JSON instead of a table.")
 @config_option
 def command(
