@@ -203,6 +203,38 @@ class BuilderPool:
         return self._log_folder / f"builder-{number}.log"
 
 
+def build_one(
+    request: Request,
+    *,
+    limits: MemoryLimits,
+    cache_root: Path,
+    env: Mapping[str, str],
+    supervisor: Supervisor,
+    log_folder: Path,
+    timeout_s: float,
+) -> Reply:
+    """Build a single bundle in a builder of its own and return how it went."""
+    replies: list[Reply] = []
+    pool = BuilderPool(
+        [request],
+        width=1,
+        limits=limits,
+        cache_root=cache_root,
+        env=env,
+        supervisor=supervisor,
+        log_folder=log_folder,
+        timeout_s=timeout_s,
+        on_start=lambda _key: None,
+        on_done=replies.append,
+    )
+    pool.start()
+    try:
+        pool.join()
+    finally:
+        pool.stop()
+    return replies[0]
+
+
 class _Turns:
     """Many may work at the same time, or one alone. Who wants to be alone comes before all who begin after it asked."""
 

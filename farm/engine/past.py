@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -171,35 +170,21 @@ def _can_build(job: Job) -> bool:
 
 
 def _build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> None:
-    from farm.build.pool import BuilderPool
-    from farm.build.protocol import Reply, Request
+    from farm.build.pool import MemoryLimits, build_one
+    from farm.build.protocol import Request
 
     logs = config.cache_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{key}.log"
-    ended = threading.Event()
-    replies: list[Reply] = []
-
-    def done(reply: Reply) -> None:
-        replies.append(reply)
-        ended.set()
-
-    pool = BuilderPool(
-        [Request(job, key, dict(tools.versions), str(log))],
-        width=1,
+    reply = build_one(
+        Request(job, key, dict(tools.versions), str(log)),
+        limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
         cache_root=config.cache_dir,
         env=tools.env,
         supervisor=supervisor,
         log_folder=logs,
         timeout_s=config.build_timeout_s,
-        on_start=lambda _key: None,
-        on_done=done,
     )
-    pool.start()
-    try:
-        ended.wait()
-    finally:
-        pool.stop()
-    if not replies[0].ok:
-        raise InfraError(f"{job.id} could not be built again: {replies[0].reason}: see {log}")
+    if not reply.ok:
+        raise InfraError(f"{job.id} could not be built again: {reply.reason}: see {log}")
     log.unlink(missing_ok=True)
