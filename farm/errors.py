@@ -7,6 +7,7 @@ FarmError
 │   └── IllegalTargetError     an SoC, backend and precision that do not go together; says why
 ├── NothingSelectedError       the selection is empty: exit 5
 ├── DelegationError            a backend that runs whole graphs only did not take all of one
+├── ProgramError               a program that a test wanted did not compile, load or run
 └── InfraError                 the farm or a device, never the code under test: exit 4
     ├── MissingToolError       a library, compiler or tool; which, where it was looked for, how to get it: exit 2
     ├── NoDeviceError          no attached device can run the target
@@ -100,6 +101,18 @@ class DelegationError(FarmError):
             f"the {backend} backend runs whole graphs only: this one {became}; "
             "replace what it does not support, or run the case on htp"
         )
+
+
+class ProgramError(FarmError):
+    """A program that a test wanted did not compile, load or run: the code is at fault, as far as one device can tell.
+
+    `stage` and `cause` are values of `farm.results.attempt.Stage` and `Cause`, `log` is what the compiler or the runner
+    wrote.
+    """
+
+    def __init__(self, problem: str, *, stage: str, cause: str = "", log: str = "") -> None:
+        self.problem, self.stage, self.cause, self.log = problem, stage, cause, log
+        super().__init__(f"{problem}\n{log}" if log.strip() else problem)
 
 
 class InfraError(FarmError):

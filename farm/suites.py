@@ -223,11 +223,12 @@ class Target(_Frozen, frozen=True):
     soc: str
     backend: str
     precision: str
+    """Empty for a test, which has none that farm knows of."""
     options: OptionSet = ()
 
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
-        return f"{self.soc}-{self.backend}-{self.precision}{options}"
+        return f"{'-'.join(filter(None, (self.soc, self.backend, self.precision)))}{options}"
 
 
 class Job(_Frozen, frozen=True):

@@ -14,6 +14,7 @@ from farm.errors import FarmError, InfraError
 # Name -> what `farm --help` says of it; the module farm.cli.NAME has a click command called `command`.
 _COMMANDS = {
     "run": "Compile suites for SoCs, run them on devices, judge and report.",
+    "pytest": "Run your own pytest tests, or ExecuTorch's, one worker a device.",
     "devices": "Show the attached devices: what they are, how they are, who has them.",
     "device": "Name a device, put it in or out of service, show its health.",
     "lease": "Reserve a device for yourself.",

@@ -130,6 +130,11 @@ class DeviceSession:
         return self._serial
 
     @property
+    def runtime_folder(self) -> PurePosixPath:
+        """Where the runtime lies on the device, once it is staged: for a program that is not farm's."""
+        return self._runtime_folder
+
+    @property
     def pushed_bytes(self) -> int:
         """Bytes of objects (runtime, models, large inputs) that were pushed so far."""
         return self._objects.pushed_bytes

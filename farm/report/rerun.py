@@ -22,11 +22,14 @@ _ONE_JOB = (["debug"], ["exec"], ["repro"])
 def rerun_command(job: JobView, *, virtual: bool, run_command: str = "") -> str:
     """Return the command that runs `job` alone, quoted for a shell.
 
-    A suite that `run_command` named by its path is named so again; a command that has one job is told again.
+    A suite that `run_command` named by its path is named so again; a command that has one job is told again, and
+    `farm pytest` with a -k for the test, which may match others whose names begin alike.
     """
     told = _words(run_command)
     if told[:1] == ["farm"] and told[1:2] in _ONE_JOB:
         return shlex.join(told)
+    if told[:2] == ["farm", "pytest"]:
+        return shlex.join([*told, *([] if "--" in told else ["--"]), "-k", _test_expression(job.case)])
     words = [word for word in _NOT_K_IDENTIFIER.split(job.id) if word and word not in {"and", "or", "not"}]
     argv = ["farm", "run", "--soc", job.soc, "--suite", _suite_argument(job.suite, told)]
     if job.backend != "htp":
@@ -41,6 +44,13 @@ def rerun_command(job: JobView, *, virtual: bool, run_command: str = "") -> str:
     if profile in (["basic"], ["detailed"]):
         argv += ["--profile", *profile]
     return shlex.join([*argv, "-k", " and ".join(words)])
+
+
+def _test_expression(nodeid: str) -> str:
+    """Return what `-k` finds a test by: its file, its class and itself."""
+    parts = nodeid.rpartition("/")[2].split("::")
+    words = [word for part in parts for word in _NOT_K_IDENTIFIER.split(part)]
+    return " and ".join(word for word in words if word and word not in {"and", "or", "not"})
 
 
 def options_of(job: JobView) -> list[str]:

@@ -151,7 +151,7 @@ def _known(summary: RunSummary, width: int, found: Mapping[int, Worth]) -> list[
 
 
 def _short(job: JobSummary) -> str:
-    return one_line(f"{job.job.case}[{job.job.soc}-{job.job.precision}]", 44)
+    return one_line(f"{job.job.case}[{'-'.join(filter(None, (job.job.soc, job.job.precision)))}]", 44)
 
 
 def _wrapped(text: str, width: int, style: str) -> list[Text]:

@@ -55,7 +55,7 @@ def history(
 def matching_jobs(connection: Connection, pattern: str, soc: str | None, run_id: str | None = None) -> dict[int, str]:
     """Return the jobs that `pattern` means, id to name; those of a run where `run_id` is given, which may be none."""
     job = schema.job.c
-    rows = connection.execute(select(job.id, job.name, job.suite, job.case_name, job.soc).order_by(job.name)).all()
+    rows = connection.execute(select(job.id, job.name, job.suite, job.soc).order_by(job.name)).all()
     expression = _expression(pattern)
     found = [row for row in rows if any(map(expression.fullmatch, _names(row)))]
     if not found:
@@ -93,7 +93,7 @@ def fingerprints(connection: Connection, hashes: Iterable[str]) -> dict[str, dic
 
 
 def _names(row: Any) -> tuple[str, str, str]:
-    return row.name, f"{row.suite}/{row.case_name}", row.suite
+    return row.name, f"{row.suite}/{values.case_of(row.name)}", row.suite
 
 
 def _expression(pattern: str) -> re.Pattern[str]:

@@ -138,7 +138,7 @@ def _jobs(connection: Connection, run_id: str, attempts: dict[int, list[Attempt]
         JobView(
             id=row.name,
             suite=row.suite,
-            case=row.case_name,
+            case=values.case_of(row.name),
             soc=row.soc,
             backend=row.backend,
             precision=row.precision,
@@ -156,7 +156,7 @@ def _jobs(connection: Connection, run_id: str, attempts: dict[int, list[Attempt]
 
 
 _CASE_COLUMNS = (schema.suite_case.c.module, schema.suite_case.c.version)
-_JOB_COLUMNS = ("suite", "case_name", "soc", "backend", "precision", "options")
+_JOB_COLUMNS = ("suite", "soc", "backend", "precision", "options")
 
 
 def _attempts(connection: Connection, run_id: str) -> dict[int, list[Attempt]]:

@@ -137,7 +137,8 @@ def insert_jobs(
     # In one order everywhere, so that two writers never wait for each other.
     ordered = sorted(jobs, key=lambda job: job.id)
     insert_missing(connection, schema.job, [_job_row(job) for job in ordered])
-    cases = {(job.case.suite, job.case.name, versions[job.id]): job.case.module for job in ordered}
+    key_of = {job.id: (job.case.suite, values.case_column(job.case.name), versions[job.id]) for job in ordered}
+    cases = {key_of[job.id]: job.case.module for job in ordered}
     names = ("suite", "case_name", "version")
     rows = [{**dict(zip(names, key, strict=True)), "module": module} for key, module in sorted(cases.items())]
     insert_missing(connection, schema.suite_case, rows)
@@ -151,7 +152,7 @@ def insert_jobs(
     for part in chunks({version for _, _, version in cases}):
         found = connection.execute(select(schema.suite_case).where(case.version.in_(part)))
         row_of.update(((row.suite, row.case_name, row.version), row.id) for row in found)
-    return job_ids, {job.id: row_of[job.case.suite, job.case.name, versions[job.id]] for job in jobs}
+    return job_ids, {job.id: row_of[key_of[job.id]] for job in jobs}
 
 
 def insert_device(connection: Connection, run_id: str, device: Device) -> int:
@@ -207,7 +208,7 @@ def _job_row(job: Job) -> dict[str, Any]:
     return {
         "name": job.id,
         "suite": job.case.suite,
-        "case_name": job.case.name,
+        "case_name": values.case_column(job.case.name),
         "soc": job.target.soc,
         "backend": job.target.backend,
         "precision": job.target.precision,

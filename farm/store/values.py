@@ -25,6 +25,7 @@ LAYERS_LIMIT = 30_000
 NAME_LIMIT = 256
 KEY_LIMIT = 128
 METRIC_LIMIT = 128
+CASE_LIMIT = 64
 SOC_LIMIT = 64
 UNIT_LIMIT = 32
 KIND_LIMIT = 16
@@ -39,6 +40,21 @@ def clean(text: str, limit: int = REASON_LIMIT) -> str:
     """
     text = storable(text[: limit + 1])
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def case_column(name: str) -> str:
+    """Return the name of a case as its column holds it; one that is longer, as a test's may be, ends in its hash.
+
+    The whole of it is in the name of its jobs.
+    """
+    if len(name) <= CASE_LIMIT:
+        return name
+    return f"{name[: CASE_LIMIT - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def case_of(job_name: str) -> str:
+    """Return the name of the case in that of a job, `suite/case[target]`."""
+    return job_name.partition("/")[2].rpartition("[")[0]
 
 
 def clean_log(text: str) -> str:

@@ -1,0 +1,171 @@
+"""The fixture `bundle`: a case of a suite, a module or a ready `.pte` -> a Program for the SoC of the devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farm.build.bundle import MODEL, Bundle, Manifest, load_bundle, sha256_of
+from farm.build.cache import BundleCache
+from farm.build.key import bundle_key
+from farm.errors import InfraError, ProgramError, UnknownNameError, UsageError
+from farm.options import parse_options
+from farm.profiles import check_target, find_soc
+from farm.pytest_plugin.runner import Program, lay_out
+from farm.results.attempt import Cause, Stage
+from farm.results.text import bounded_log
+from farm.suites import Case, InputSpec, Job, Target, find_suites, plan, resolve_suite
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from farm.build.protocol import Reply
+    from farm.profiles import Soc
+    from farm.pytest_plugin.runner import Arrays
+    from farm.pytest_plugin.worker import Worker
+    from farm.suites import OptionSet
+
+
+class Bundles:
+    """Compiles in a process of its own, so that a test needs no torch; what is unchanged is compiled once."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._plan = worker, worker.plan
+        self._cache = BundleCache(worker.plan.cache_root)
+        self._count = 0
+
+    def case(self, name: str, *, precision: str = "", options: Mapping[str, str] | None = None) -> Program:
+        """Return a case of a suite, `quantized_ops/conv2d`, at its first precision unless another is said.
+
+        Raises UnknownNameError, IllegalTargetError; ProgramError when it does not compile.
+        """
+        suite_name, slash, case_name = name.rpartition("/")
+        if not slash or not suite_name:
+            raise UsageError(f"{name!r} is no case: expected suite/case, such as quantized_ops/conv2d")
+        suite = resolve_suite(suite_name, find_suites(self._plan.suite_folders))
+        cases = {case.name: case for case in suite.cases}
+        if case_name not in cases:
+            raise UnknownNameError("case", case_name, cases, f"in suite {suite.name}")
+        from msgspec.structs import replace
+
+        alone = replace(suite, cases=(cases[case_name],))
+        wanted = (precision,) if precision else ()
+        jobs = plan([alone], [self._soc], self._plan.backend, wanted, (self._options(options),))
+        return self._compiled(jobs[0])
+
+    def module(
+        self,
+        module: str,
+        inputs: Sequence[InputSpec | Sequence[int]],
+        *,
+        precision: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        samples: int = 1,
+        options: Mapping[str, str] | None = None,
+    ) -> Program:
+        """Return a torch module, `package.module:Class`, or `.file:Class` beside the test, compiled.
+
+        `inputs` are shapes of normal float32 inputs, or InputSpec; made from their seeds, they calibrate the quantizer
+        and are what it runs with. `seed` is that of the weights.
+        """
+        specs = tuple(one if isinstance(one, InputSpec) else InputSpec(tuple(one)) for one in inputs)
+        if ":" not in module or not specs:
+            raise UsageError("expected 'package.module:Class' or '.file:Class', and at least one input")
+        check_target(self._soc, self._plan.backend, precision)
+        case = Case(
+            "pytest",
+            "module",
+            module=module,
+            inputs=specs,
+            args=tuple(args),
+            kwargs=dict(kwargs or {}),
+            seed=seed,
+            samples=samples,
+            precisions=(precision,),
+            folder=str(self._worker.test_folder),
+        )
+        return self._compiled(Job(case, Target(self._soc.name, self._plan.backend, precision, self._options(options))))
+
+    def pte(
+        self, path: str | Path, inputs: Arrays | None = None, *, samples: Sequence[Arrays] | None = None
+    ) -> Program:
+        """Return a ready `.pte`, a path from the folder of the test; nothing is compiled and nothing is compared.
+
+        It must have been compiled for the SoC of the devices. Inputs are numpy arrays, given here or to `runner`.
+        """
+        model = self._worker.test_folder / path
+        if not model.is_file():
+            raise UsageError(f"{model} is not there: expected a .pte file")
+        digest = sha256_of(model)
+        manifest = Manifest(
+            key=digest,
+            job_id=f"pytest/{model.name}",
+            soc=self._soc.name,
+            backend=self._plan.backend,
+            precision="",
+            samples=0,
+            inputs=(),
+            outputs=(),
+            pte_bytes=model.stat().st_size,
+            delegates={},
+            delegated_ops=0,
+            fallback_ops={},
+            seconds={},
+            versions={},
+            files={MODEL: digest},
+            references=(),
+        )
+        given = list(samples or ()) if inputs is None else [inputs]
+        self._count += 1
+        folder = self._worker.scratch / "ready" / str(self._count)
+        return Program(lay_out(folder, model, given, Bundle(folder, manifest)))
+
+    @property
+    def _soc(self) -> Soc:
+        return find_soc(self._plan.soc)
+
+    def _options(self, options: Mapping[str, str] | None) -> OptionSet:
+        texts = (f"{name}={value}" for name, value in (options or {}).items())
+        sets = parse_options(texts, self._plan.backend)
+        if len(sets) > 1:
+            raise UsageError("an option has one value here: a program is compiled once")
+        return sets[0]
+
+    def _compiled(self, job: Job) -> Program:
+        key = bundle_key(job, self._plan.versions)
+        if self._cache.lookup(key) is None:
+            self._compile(job, key)
+        return Program(load_bundle(self._cache.folder(key)), job)
+
+    def _compile(self, job: Job, key: str) -> None:
+        from farm.build.pool import BuilderPool
+        from farm.build.protocol import Request
+
+        replies: list[Reply] = []
+        log = self._worker.scratch / f"build-{key[:16]}.log"
+        pool = BuilderPool(
+            [Request(job, key, dict(self._plan.versions), str(log))],
+            width=1,
+            cache_root=self._plan.cache_root,
+            env=self._plan.compiler_env,
+            supervisor=self._worker.supervisor,
+            log_folder=self._worker.scratch,
+            timeout_s=self._plan.build_timeout_s,
+            on_start=lambda _: None,
+            on_done=replies.append,
+        )
+        pool.start()
+        try:
+            pool.join()
+        finally:
+            pool.stop()
+        reply = replies[0]
+        if reply.ok:
+            return
+        if reply.infra:
+            raise InfraError(f"{job.case.module} was not compiled: {reply.reason}")
+        said = bounded_log(log.read_text(errors="replace"), 16 * 1024) if log.exists() else ""
+        problem = f"{job.case.module} does not compile for {job.target}: {reply.reason}"
+        raise ProgramError(problem, stage=Stage.BUILD, cause=Cause.COMPILE, log=said)

@@ -1,0 +1,337 @@
+"""One `farm pytest`, from devices to exit code: the user's pytest runs in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.engine.command import INTERRUPTED, Patience, exit_code_of, write_report
+from farm.engine.fleet import Choice
+from farm.engine.session import STORE_VARIABLE
+from farm.errors import InfraError, NoDeviceError, NothingSelectedError, UsageError
+from farm.identity import user_name
+from farm.profiles import find_soc, load_socs
+from farm.pytest_plugin.plan import PLAN_VARIABLE, SuitePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from farm.config import Config
+    from farm.engine.custody import Custody
+    from farm.engine.fleet import Fleet
+    from farm.engine.toolchain import Toolchain
+    from farm.processes import Child, Supervisor
+    from farm.profiles import Soc
+    from farm.store.store import Store
+    from farm.store.view import RunView
+
+_PLUGIN = "farm.pytest_plugin.plugin"
+_PYTEST_INTERNAL, _PYTEST_USAGE, _PYTEST_EMPTY = 3, 4, 5
+# What pytest answers without running a test: no device is needed.
+_LISTING = {
+    "--collect-only", "--co", "-h", "--help", "-V", "--version", "--fixtures", "--funcargs", "--fixtures-per-test",
+    "--markers", "--cache-show",
+}  # fmt: skip
+# What decides how many workers there are, and what cannot work in one.
+_WORKERS = ("-n", "--numprocesses", "--maxprocesses", "--tx")
+_TERMINAL = ("--pdb", "--trace")
+# As long as xdist waits for its workers, and some more.
+_ENDING_SECONDS = 30.0
+
+
+class SuiteRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for."""
+
+    soc: str
+    """Empty for that of the attached devices, where all have the same."""
+    backend: str = "htp"
+    virtual: int = 0
+    """Virtual devices; 0 for attached ones."""
+    choice: Choice = Choice()
+    most_devices: int | None = None
+    arguments: tuple[str, ...] = ()
+    """Of pytest."""
+    command: str = ""
+    quiet: bool = False
+    """Standard output is not for pytest: it writes to standard error."""
+
+
+class SuiteOutcome(msgspec.Struct, frozen=True):
+    """How it ended."""
+
+    exit_code: int
+    view: RunView
+    report: Path
+    """The HTML file."""
+
+
+def is_listing(arguments: Sequence[str]) -> bool:
+    """Tell whether pytest only answers a question, so that no device is needed. Pure."""
+    return not _LISTING.isdisjoint(arguments)
+
+
+def list_tests(arguments: Sequence[str]) -> int:
+    """Let pytest answer, and return the exit code: 0, 2 when it did not understand, 5 without any test."""
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", _PLUGIN, *arguments], check=False)
+    return done.returncode if done.returncode in (0, _PYTEST_EMPTY) else UsageError.exit_code
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise UsageError for what is not for the user to say, or cannot work in a worker."""
+    for argument in arguments:
+        if argument.startswith(_WORKERS):
+            raise UsageError(
+                f"{argument} is not for the user to say: there is one worker a device; --virtual N or --devices N, "
+                "before the --, says how many"
+            )
+        if argument in _TERMINAL or argument.startswith("--pdbcls"):
+            raise UsageError(f"{argument} needs a terminal, which a worker has not: run plain pytest for that")
+
+
+def run(config: Config, request: SuiteRequest, note: Callable[[str], None]) -> SuiteOutcome:
+    """Run the user's pytest on devices and return how it ended; everything started is ended again.
+
+    Raises UsageError, NoDeviceError or MissingToolError before anything is changed, NothingSelectedError where there
+    was no test, InfraError when pytest broke down before there was one.
+    """
+    from farm.processes import Supervisor
+    from farm.runtime.runtime import require_backend
+    from farm.store.store import open_store
+
+    check_arguments(request.arguments)
+    soc = find_soc(request.soc) if request.soc else None
+    with Patience(), open_store(config.store_url) as store, Supervisor() as supervisor:
+        soc = soc or _attached_soc(config, request.choice, supervisor, store)
+        require_backend(soc, request.backend, config.sdk_root)
+        return _Launch(config, request, soc, store, note).execute(supervisor)
+
+
+def _attached_soc(config: Config, choice: Choice, supervisor: Supervisor, store: Store) -> Soc:
+    """Return the SoC of all attached devices that may be used. Raises NoDeviceError, UsageError."""
+    from farm.devices.discovery import scan_all
+    from farm.engine.fleet import choose
+
+    registered = {one.id: one for one in store.registry.all()}
+    devices, refused = choose(scan_all(config, supervisor), registered, list(load_socs()), choice)
+    names = sorted({device.soc for device in devices})
+    if not names:
+        raise NoDeviceError(
+            f"no attached device can be used: attached are {', '.join(refused) or 'none'}; attach one, or use the "
+            "simulator with '--soc SM8650 --virtual 2'"
+        )
+    if len(names) > 1:
+        raise UsageError(f"attached are devices of {', '.join(names)}: say --soc, as a test runs on one of them")
+    return find_soc(names[0])
+
+
+class _Launch:
+    """The part that leaves traces: store, folder, processes."""
+
+    def __init__(
+        self, config: Config, request: SuiteRequest, soc: Soc, store: Store, note: Callable[[str], None]
+    ) -> None:
+        self._config, self._request, self._soc, self._store, self._note = config, request, soc, store, note
+        self._interrupted = False
+
+    def execute(self, supervisor: Supervisor) -> SuiteOutcome:
+        from farm.engine.toolchain import prepare
+        from farm.publish import own_folder
+
+        tools = prepare(self._config, self._note, virtual=self._request.virtual > 0)
+        token = secrets.token_hex(6)
+        plan: SuitePlan | None = None
+        with own_folder(self._config.cache_dir / "virtual", f"pytest-{token}") as folder:
+            try:
+                fleet = self._fleet(folder, supervisor)
+                with self._custody(fleet, supervisor) as (custody, chosen):
+                    plan = self._plan(token, folder, fleet, chosen, tools)
+                    plan.write()
+                    custody.begin(folder)
+                    status = self._pytest(plan, supervisor)
+                interrupted = self._interrupted or plan.was_interrupted
+                return self._finished(plan.run_id, status, interrupted=interrupted)
+            except KeyboardInterrupt:
+                # The second Ctrl-C, or SIGTERM: what was recorded so far stays.
+                if plan is None or not plan.run_id:
+                    raise
+                return self._finished(plan.run_id, 0, interrupted=True)
+
+    def _fleet(self, folder: Path, supervisor: Supervisor) -> Fleet:
+        from farm.engine.fleet import attached_fleet, virtual_fleet
+
+        config, request = self._config, self._request
+        if request.virtual:
+            return virtual_fleet(config, [self._soc], request.virtual, request.backend, supervisor, folder / "devices")
+        return attached_fleet(config, [self._soc], request.backend, request.choice, supervisor, self._store)
+
+    @contextlib.contextmanager
+    def _custody(self, fleet: Fleet, supervisor: Supervisor) -> Iterator[tuple[Custody, tuple[int, ...]]]:
+        """Yield the devices' custody, and the numbers of those that are ours now: others come too late for a worker."""
+        from farm.engine.custody import Custody, LeaseTerms
+        from farm.leases import Priority
+
+        request = self._request
+        terms = LeaseTerms(
+            ttl_s=self._config.leases.ttl_s,
+            priority=Priority.PERSON,
+            purpose=request.command,
+            most=request.most_devices,
+        )
+        custody = Custody(fleet.devices, self._store, terms if fleet.leased else None, self._note)
+        if fleet.server is not None:
+            custody.keep_alive(partial(fleet.server.revive, supervisor))
+        try:
+            custody.acquire()
+            held = {device.id for device in custody.held()}
+            for number, device in enumerate(fleet.devices):
+                if device.id not in held:
+                    custody.retire(number)
+            yield custody, tuple(number for number, device in enumerate(fleet.devices) if device.id in held)
+        finally:
+            custody.close()
+
+    def _plan(self, token: str, folder: Path, fleet: Fleet, chosen: tuple[int, ...], tools: Toolchain) -> SuitePlan:
+        from farm.store.records import RunRecord
+
+        virtual = self._request.virtual > 0
+        return SuitePlan(
+            token=token,
+            folder=folder,
+            soc=self._soc.name,
+            backend=self._request.backend,
+            devices=tuple(fleet.devices),
+            chosen=chosen,
+            runtimes=fleet.runtimes,
+            leased=fleet.leased,
+            record=RunRecord(
+                command=self._request.command,
+                user=user_name(),
+                host=socket.gethostname(),
+                fingerprint=tools.fingerprint(virtual=virtual),
+            ),
+            cache_root=self._config.cache_dir,
+            suite_folders=self._config.suite_folders,
+            versions=dict(tools.versions),
+            compiler_env=dict(tools.env),
+            build_timeout_s=self._config.build_timeout_s,
+        )
+
+    def _pytest(self, plan: SuitePlan, supervisor: Supervisor) -> int:
+        """Return pytest's exit status."""
+        serials = [plan.devices[number].serial for number in plan.chosen]
+        count = "1 device" if len(serials) == 1 else f"{len(serials)} devices"
+        self._note(f"pytest with {count}: {', '.join(serials)}")
+        # An ini file may have said otherwise: what is on the command line comes after it.
+        argv = [sys.executable, "-m", "pytest", "-p", _PLUGIN, "-n", str(len(serials)), *self._request.arguments]
+        with _standard_output_for(quiet=self._request.quiet):
+            child = supervisor.spawn(argv, name="pytest", env=self._environment(plan), foreground=True)
+        try:
+            return child.process.wait()
+        except KeyboardInterrupt:
+            self._interrupted = True
+            return _let_end(child)
+
+    def _environment(self, plan: SuitePlan) -> dict[str, str]:
+        from farm.devices.adb_server import find_adb
+        from farm.pytest_plugin.upstream import lay_out_sdk
+        from farm.runtime.outside import outside_environment
+
+        outside = outside_environment(self._config.cache_dir, sdk_root=self._config.sdk_root)
+        sdk = lay_out_sdk(plan.folder / "sdk", Path(outside["QNN_SDK_ROOT"]), self._soc)
+        return {
+            **os.environ,
+            **outside,
+            "QNN_SDK_ROOT": str(sdk),
+            "PATH": f"{find_adb().parent}:{os.environ.get('PATH', os.defpath)}",
+            PLAN_VARIABLE: str(plan.path),
+            STORE_VARIABLE: self._config.store_url,
+        }
+
+    def _finished(self, run_id: str, status: int, *, interrupted: bool) -> SuiteOutcome:
+        if not run_id:
+            raise _without_tests(status, interrupted=interrupted)
+        exit_code = InfraError.exit_code
+        try:
+            exit_code = INTERRUPTED if interrupted else self._exit_code(run_id, status)
+        finally:
+            self._store.finish_run(run_id, exit_code)
+        view = self._store.run_view(run_id)
+        folder = self._config.run_folder(run_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        return SuiteOutcome(exit_code, view, write_report(view, folder / "report.html"))
+
+    def _exit_code(self, run_id: str, status: int) -> int:
+        if status == _PYTEST_INTERNAL or status < 0:
+            self._note(f"pytest broke down ({_ended(status)}): what it says above tells why")
+            return InfraError.exit_code
+        found = exit_code_of(self._store.run_view(run_id))
+        # Other plugins have demands of their own, as for coverage.
+        return found or (1 if status else 0)
+
+
+def _without_tests(status: int, *, interrupted: bool) -> BaseException:
+    """Return how it ended where no test was collected."""
+    if interrupted:
+        return KeyboardInterrupt()
+    if status in (0, _PYTEST_EMPTY):
+        return NothingSelectedError("pytest collected no test: what stands behind -- selects none")
+    if status == _PYTEST_USAGE:
+        return UsageError(
+            "pytest could not begin: what it says above tells which argument, ini file or conftest it was"
+        )
+    return InfraError(f"pytest ended before it had collected a test ({_ended(status)}): what it says above tells why")
+
+
+def _ended(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit code {status}"
+
+
+def _let_end(child: Child) -> int:
+    """Wait until pytest, which was interrupted as well, has put its things away."""
+    if not _hears_terminal():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGINT)
+    try:
+        return child.process.wait(_ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        return child.terminate()
+
+
+def _hears_terminal() -> bool:
+    """Tell whether this process and its children are what a terminal sends Ctrl-C to."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+@contextlib.contextmanager
+def _standard_output_for(*, quiet: bool) -> Iterator[None]:
+    """Let what is started meanwhile write to standard error where standard output is for something else."""
+    if not quiet:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,82 @@
+"""What `farm pytest` decided before the user's pytest begins, as a file that its controller and its workers read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from farm.devices.device import Device
+from farm.runtime.runtime import Runtime
+from farm.store.records import RunRecord
+
+PLAN_VARIABLE = "FARM_PYTEST_PLAN"
+"""Environment variable that says where the plan is."""
+
+_RUN, _INTERRUPTED = "run", "interrupted"
+
+
+class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One `farm pytest`: devices, and where things are."""
+
+    token: str
+    """Names what this command leaves on devices."""
+    folder: Path
+    """Lives as long as the command: permits, scratch folders of the workers, what they tell."""
+    soc: str
+    backend: str
+    devices: tuple[Device, ...]
+    chosen: tuple[int, ...]
+    """Numbers of the devices that get a worker: others could not be had when the tests began."""
+    runtimes: dict[str, Runtime]
+    """By the device's serial."""
+    leased: bool
+    """Devices are leased; otherwise they are this command's own."""
+    record: RunRecord
+    """What the run is, once there is a test."""
+    cache_root: Path
+    suite_folders: tuple[Path, ...]
+    versions: dict[str, str]
+    """Of the compiler, as in `farm.build.key`."""
+    compiler_env: dict[str, str]
+    """Variables that a builder process must start with."""
+    build_timeout_s: float
+
+    @property
+    def path(self) -> Path:
+        """The file it is kept in."""
+        return self.folder / "plan.json"
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run; empty as long as no test was collected."""
+        try:
+            return (self.folder / _RUN).read_text()
+        except FileNotFoundError:
+            return ""
+
+    def leave_run(self, run_id: str) -> None:
+        """Tell the command which run it has become."""
+        (self.folder / _RUN).write_text(run_id)
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether pytest was, by Ctrl-C or `pytest.exit`."""
+        return (self.folder / _INTERRUPTED).exists()
+
+    def leave_interrupted(self) -> None:
+        """Tell the command that pytest was interrupted."""
+        (self.folder / _INTERRUPTED).touch()
+
+    def write(self) -> None:
+        """Write it for the processes to come."""
+        self.path.write_bytes(msgspec.json.encode(self, enc_hook=str))
+
+
+def read_plan() -> SuitePlan | None:
+    """Return the plan of the `farm pytest` that started this process, None where that was something else."""
+    path = os.environ.get(PLAN_VARIABLE)
+    if not path:
+        return None
+    return msgspec.json.decode(Path(path).read_bytes(), type=SuitePlan, dec_hook=lambda kind, text: kind(text))

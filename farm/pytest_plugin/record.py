@@ -1,0 +1,159 @@
+"""Tests -> jobs, and reports of pytest -> attempts. Pure."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from farm.results.attempt import Attempt, Cause, Measurement, OperatorProfile, Stage, Verdict
+from farm.results.text import bounded_log, one_line
+from farm.store.values import storable
+from farm.suites import Case, Job, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SUITE = "pytest"
+"""The suite that every test belongs to."""
+
+TOLD = "farm_told"
+"""Attribute of a test's last report: what its worker knows that pytest does not."""
+
+# The id of a job has 512 characters in the store, with suite and target; parameters can make a node id longer.
+_NAME_CHARS = 400
+_PHASES = ("setup", "call", "teardown")
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a worker knows of a test that has ended."""
+
+    device: str
+    """Serial."""
+    fence: int
+    """Of the lease; 0 without one."""
+    infra: str = ""
+    """What the farm or the device did wrong; empty when nothing."""
+    stage: Stage = Stage.EXECUTE
+    """Where it failed, if it did."""
+    cause: Cause = Cause.NONE
+    bundle_key: str = ""
+    measurements: tuple[Measurement, ...] = ()
+    """Of the one program that it ran; none where it ran several."""
+    operators: tuple[OperatorProfile, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def packed(self) -> str:
+        """Return it as text that every plugin can carry with a report, infinities included."""
+        return base64.b64encode(msgspec.msgpack.encode(self)).decode()
+
+
+def unpack(report: pytest.TestReport) -> Told | None:
+    """Return what the worker told with a report; None where it died before, or nothing was to be told."""
+    packed = getattr(report, TOLD, None)
+    return msgspec.msgpack.decode(base64.b64decode(packed), type=Told) if isinstance(packed, str) else None
+
+
+def job_of_test(nodeid: str, soc: str, backend: str, source: str) -> Job:
+    """Return the job of a test: `pytest/tests/test_net.py::test_net[SM8650-htp]`.
+
+    `source` is the hash of its file. A test has no precision that farm knows of.
+    """
+    name = storable(nodeid)
+    if len(name) > _NAME_CHARS:
+        name = f"{name[: _NAME_CHARS - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    case = Case(SUITE, name, module=f"nodeid:{storable(nodeid)}", inputs=(), kwargs={"source": source})
+    return Job(case, Target(soc, backend, ""))
+
+
+def attempt_of(job_id: str, reports: Sequence[pytest.TestReport], serial: str) -> Attempt:
+    """Return what the reports of one execution of a test say, those of its subtests among them.
+
+    `serial` is the device of its worker, for a worker that died before it could tell.
+    """
+    told = next((told for report in reversed(reports) if (told := unpack(report)) is not None), Told(serial, 0))
+    starts = [start for report in reports if (start := getattr(report, "start", 0.0))]
+    bad = [report for report in reports if report.failed or report.outcome == "rerun"]  # type: ignore[comparison-overlap]
+    verdict, stage, cause, reason, known_issue, notes = _ending(reports, bad, told)
+    return Attempt(
+        job_id,
+        verdict,
+        stage,
+        one_line(reason),
+        device=told.device,
+        started_ms=int(min(starts) * 1000) if starts else 0,
+        seconds=sum(report.duration for report in reports if report.when in _PHASES),
+        bundle_key=told.bundle_key,
+        known_issue=one_line(known_issue),
+        measurements=() if verdict is Verdict.INFRA else told.measurements,
+        operators=told.operators,
+        log=bounded_log("\n".join(_text(report) for report in (bad or _shown(reports)))),
+        notes=tuple(map(one_line, (*told.notes, *notes))),
+        cause=cause,
+    )
+
+
+def collection_failure(job_id: str, report: pytest.CollectReport) -> Attempt:
+    """Return the attempt of what could not be collected, as a module that cannot be imported."""
+    reason = one_line(_last_line(report.longreprtext)) or "it cannot be collected"
+    return Attempt(job_id, Verdict.FAILED, Stage.LOAD, reason, log=bounded_log(report.longreprtext))
+
+
+_Ending = tuple[Verdict, Stage, Cause, str, str, tuple[str, ...]]
+"""Verdict, stage, cause, reason, known issue, notes."""
+
+
+def _ending(reports: Sequence[pytest.TestReport], bad: Sequence[pytest.TestReport], told: Told) -> _Ending:
+    if bad:
+        return _failure(bad, told)
+    expected = next((report for report in reports if hasattr(report, "wasxfail")), None)
+    if expected is not None:
+        why = str(expected.wasxfail).removeprefix("reason: ") or "it is expected to fail"
+        if expected.skipped:
+            return Verdict.FAILED, told.stage, told.cause, _reason(expected), f"xfail: {why}", ()
+        return Verdict.PASSED, Stage.DONE, Cause.NONE, "", "", (f"expected to fail, and passed: {why}",)
+    # A subtest that was skipped leaves the others.
+    skip = next((report for report in reports if type(report) is pytest.TestReport and report.skipped), None)
+    if skip is not None:
+        return Verdict.SKIPPED, Stage.EXECUTE, Cause.NONE, _skip_reason(skip), "", ()
+    return Verdict.PASSED, Stage.DONE, Cause.NONE, "", "", ()
+
+
+def _failure(bad: Sequence[pytest.TestReport], told: Told) -> _Ending:
+    reason = _reason(bad[0]) + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
+    if bad[0].when not in _PHASES:
+        # xdist's own report of a worker that is gone.
+        return Verdict.FAILED, Stage.EXECUTE, Cause.CRASH, reason, "", ()
+    if told.infra:
+        return Verdict.INFRA, told.stage, told.cause, told.infra, "", ()
+    notes = ("a plugin ran it again",) if bad[0].outcome == "rerun" else ()  # type: ignore[comparison-overlap]
+    return Verdict.FAILED, told.stage, told.cause, reason, "", notes
+
+
+def _shown(reports: Sequence[pytest.TestReport]) -> list[pytest.TestReport]:
+    return [report for report in reports if report.skipped and hasattr(report, "wasxfail")]
+
+
+def _reason(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    said = str(crash.message) if crash is not None else _last_line(report.longreprtext)
+    where = "" if report.when in ("call", "???") else f"{report.when}: "
+    # An assertion's first line says what was compared.
+    return where + (said.strip().partition("\n")[0] or "it failed and did not say why")
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    said = report.longrepr[2] if isinstance(report.longrepr, tuple) else _last_line(report.longreprtext)
+    return said.removeprefix("Skipped: ").strip() or "skipped"
+
+
+def _text(report: pytest.TestReport) -> str:
+    sections = [f"---- {title} ----\n{content}" for title, content in report.sections]
+    return "\n".join([report.longreprtext, *sections])
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")

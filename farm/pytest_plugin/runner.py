@@ -1,0 +1,258 @@
+"""The fixture `runner`: a program and its inputs go to the device of this worker, numpy arrays come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from farm.build.bundle import INPUTS, MODEL, Bundle, TensorSpec, sha256_of
+from farm.engine.profile import Profile
+from farm.errors import DeviceError, DeviceGoneError, ProgramError, UsageError
+from farm.execution.session import RunnerOptions
+from farm.options import parse_options, runtime_flags
+from farm.pytest_plugin.worker import Executed
+from farm.results.attempt import Stage, Verdict
+from farm.results.ending import Ending
+from farm.results.judge import judge
+from farm.results.measurements import bundle_measurements, time_measurements
+from farm.results.outcome import outcome
+from farm.results.profile import read_profile
+from farm.results.text import bounded_log
+from farm.suites import Job, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from farm.execution.raw import RawResult
+    from farm.pytest_plugin.worker import Worker
+    from farm.results.attempt import Measurement, OperatorProfile
+    from farm.results.runner_report import RunnerReport
+
+    Arrays = Sequence[NDArray[Any]]
+
+# Of all outputs of one execution that nobody knew the sizes of before.
+_OUTPUT_BYTES = 1 << 30
+
+
+class Program(msgspec.Struct, frozen=True):
+    """Something to run: a compiled bundle with inputs, and references where it was compiled here."""
+
+    bundle: Bundle
+    job: Job | None = None
+    """What it was compiled from; None for a ready `.pte`."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Shape and dtype of each input."""
+        return self.bundle.manifest.inputs
+
+    def reference(self, kind: str = "fp32", *, sample: int = 0, output: int = 0) -> NDArray[Any]:
+        """Return what the module gives on the CPU for the inputs of the bundle; `kind` is `fp32` or `quantized`."""
+        if kind not in self.bundle.manifest.references:
+            known = ", ".join(self.bundle.manifest.references) or "none"
+            raise UsageError(f"the program has no reference {kind!r}: it has {known}")
+        return self.bundle.reference(kind, sample, output)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One execution that came to its end."""
+
+    outputs: tuple[tuple[NDArray[Any], ...], ...]
+    """By sample and index, in the shapes and dtypes that the program says."""
+    latency_ms: tuple[float, ...]
+    """Every timed inference; on a virtual device a time of this machine."""
+    load_ms: float
+    operators: tuple[OperatorProfile, ...]
+    """What each node took; only with `profile="detailed"`."""
+    measurements: tuple[Measurement, ...]
+    """What is recorded with the test: latency, load time, cycles, sizes."""
+    notes: tuple[str, ...]
+    _judged: tuple[Job, Bundle, RawResult] | None
+
+    def check(self) -> None:
+        """Raise AssertionError unless the outputs are within the limits of the case that it was compiled from."""
+        if self._judged is None:
+            raise UsageError("check() needs a case of a suite and its own inputs: compare the outputs yourself")
+        attempt = judge(*self._judged)
+        if attempt.verdict is not Verdict.PASSED:
+            raise AssertionError(attempt.reason)
+
+
+class Runner:
+    """Call it with a program."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._count = 0
+
+    def __call__(
+        self,
+        program: Program,
+        inputs: Arrays | None = None,
+        *,
+        samples: Sequence[Arrays] | None = None,
+        iterations: int = 3,
+        warm_up: int = 1,
+        timeout_s: float = 300.0,
+        options: Mapping[str, str] | None = None,
+        profile: str = "auto",
+    ) -> Ran:
+        """Run `program` and return what came back.
+
+        `inputs` are those of one inference, `samples` those of several; without both it runs the ones in its bundle.
+        `options` are backend options as for `farm run --option`, by name. Raises ProgramError when it did not load, did
+        not run, crashed or hung; DeviceError when the device is to blame; UsageError for what cannot be.
+        """
+        if inputs is not None and samples is not None:
+            raise UsageError("give inputs, of one inference, or samples, of several")
+        bundle, own = program.bundle, False
+        if inputs is not None or samples is not None:
+            bundle, own = self._with(bundle, [inputs] if inputs is not None else list(samples or ())), True
+        if not bundle.manifest.samples:
+            raise UsageError("the program has no inputs: give inputs=[...] to runner(), or to bundle.pte()")
+        raw = self._execute(bundle, self._options(options, profile, iterations, warm_up, timeout_s))
+        report = self._report(raw)
+        return self._ran(program, bundle, raw, report, own_inputs=own, detailed=profile == Profile.DETAILED)
+
+    def _options(
+        self, options: Mapping[str, str] | None, profile: str, iterations: int, warm_up: int, timeout_s: float
+    ) -> RunnerOptions:
+        known = [one.value for one in Profile if one is not Profile.OPTRACE]
+        if profile not in known:
+            raise UsageError(f"profile is {profile!r}, expected one of {', '.join(known)}")
+        if iterations < 1 or warm_up < 0 or timeout_s <= 0:
+            raise UsageError("iterations is at least 1, warm_up at least 0, timeout_s more than 0")
+        plan = self._worker.plan
+        [chosen] = parse_options((f"{name}={value}" for name, value in (options or {}).items()), plan.backend)
+        flags = runtime_flags(Target(plan.soc, plan.backend, "", chosen))
+        if len(flags) < len(chosen):
+            raise UsageError("options of the compiler go to bundle.case() or bundle.module(), not to runner()")
+        kept = Profile(profile)
+        flags |= kept.flags(self._worker.info.kind)
+        return RunnerOptions(iterations, warm_up, timeout_s, flags, etdump=kept.kept)
+
+    def _execute(self, bundle: Bundle, options: RunnerOptions) -> RawResult:
+        if bundle.manifest.soc != self._worker.info.soc:
+            raise UsageError(
+                f"the program is for {bundle.manifest.soc}, the device {self._worker.info.serial} is a "
+                f"{self._worker.info.soc}"
+            )
+        self._count += 1
+        folder = self._worker.scratch / "raw" / str(self._count)
+        session = self._worker.session()
+        return session.execute(bundle.manifest.job_id, session.stage(bundle), folder, options)
+
+    def _report(self, raw: RawResult) -> RunnerReport:
+        found = outcome(raw)
+        if isinstance(found, Ending):
+            if found.verdict is Verdict.INFRA:
+                kind = DeviceGoneError if found.cause == "gone" else DeviceError
+                raise kind(raw.serial, found.reason.removeprefix(f"{raw.serial}: "))
+            log = bounded_log(raw.stderr)
+            raise ProgramError(found.reason, stage=found.stage, cause=found.cause, log=log)
+        return found
+
+    def _ran(
+        self,
+        program: Program,
+        bundle: Bundle,
+        raw: RawResult,
+        report: RunnerReport,
+        *,
+        own_inputs: bool,
+        detailed: bool,
+    ) -> Ran:
+        manifest = bundle.manifest
+        if not manifest.outputs:
+            self._pull_outputs(raw, report)
+        profile = read_profile(raw.folder, report, manifest.delegates, operators=detailed)
+        measured = (*time_measurements(report), *profile.measurements)
+        if program.job is not None:
+            measured = (*measured, *bundle_measurements(manifest))
+        outputs = tuple(
+            tuple(_output(raw, report, sample, index) for index in range(len(report.outputs)))
+            for sample in range(len(report.inferences))
+        )
+        notes = (*raw.notes, *profile.notes)
+        self._worker.executed(Executed(manifest.key, measured, profile.operators), notes)
+        return Ran(
+            outputs,
+            latency_ms=tuple(ns / 1e6 for inference in report.inferences for ns in inference.iterations_ns),
+            load_ms=report.load_ns / 1e6,
+            operators=profile.operators,
+            measurements=measured,
+            notes=notes,
+            _judged=(program.job, bundle, raw) if program.job is not None and not own_inputs else None,
+        )
+
+    def _pull_outputs(self, raw: RawResult, report: RunnerReport) -> None:
+        """Bring outputs of a size that only the runner knows, and it may say anything."""
+        sizes = {
+            raw.workspace / f"output_{sample}_{index}.raw": tensor.nbytes
+            for sample in range(len(report.inferences))
+            for index, tensor in enumerate(report.outputs)
+        }
+        if sum(sizes.values()) > _OUTPUT_BYTES:
+            raise ProgramError(f"its outputs have more than {_OUTPUT_BYTES >> 20} MiB", stage=Stage.PULL)
+        self._worker.transport.pull(
+            {path: raw.folder / path.name for path in sizes}, max_bytes={path: size + 1 for path, size in sizes.items()}
+        )
+
+    def _with(self, bundle: Bundle, samples: Sequence[Arrays]) -> Bundle:
+        """Return the same program with other inputs. Raises UsageError where they do not fit."""
+        specs = bundle.manifest.inputs
+        for number, sample in enumerate(samples):
+            given = tuple(TensorSpec(tuple(array.shape), array.dtype.name) for array in sample)
+            if specs and given != specs:
+                raise UsageError(
+                    f"the inputs of sample {number} are {_shown(given)}, the program takes {_shown(specs)}"
+                )
+        self._count += 1
+        return lay_out(self._worker.scratch / "inputs" / str(self._count), bundle.model, samples, bundle)
+
+
+def lay_out(folder: Path, model: Path, samples: Sequence[Arrays], like: Bundle) -> Bundle:
+    """Return a bundle in the new `folder` of the program `model` with these inputs; all else is as in `like`."""
+    (folder / INPUTS).mkdir(parents=True)
+    (folder / MODEL).symlink_to(model.resolve())
+    files = {MODEL: like.manifest.files[MODEL]}
+    for number, sample in enumerate(samples):
+        for index, array in enumerate(sample):
+            path = folder / INPUTS / f"input_{number}_{index}.raw"
+            np.ascontiguousarray(array).tofile(path)
+            files[f"{INPUTS}/{path.name}"] = sha256_of(path)
+    specs = tuple(TensorSpec(tuple(array.shape), array.dtype.name) for array in (samples[0] if samples else ()))
+    manifest = msgspec.structs.replace(like.manifest, samples=len(samples), inputs=specs, files=files, references=())
+    return Bundle(folder, manifest)
+
+
+def _output(raw: RawResult, report: RunnerReport, sample: int, index: int) -> NDArray[Any]:
+    tensor = report.outputs[index]
+    path = raw.output(sample, index)
+    try:
+        size = path.stat().st_size
+        kind = np.dtype(tensor.dtype)
+    except FileNotFoundError:
+        raise DeviceError(raw.serial, f"{path.name} is not there although the runner reported success") from None
+    except TypeError:
+        raise ProgramError(
+            f"output {index} has the dtype {tensor.dtype}, which numpy lacks", stage=Stage.PULL
+        ) from None
+    if (
+        kind.kind not in "biufc"
+        or size != tensor.nbytes
+        or size != kind.itemsize * int(np.prod(tensor.shape, dtype=object))
+    ):
+        raise DeviceError(raw.serial, f"{path.name} has {size} bytes, the runner wrote {tensor.nbytes} for {tensor}")
+    return np.fromfile(path, dtype=kind).reshape(tensor.shape)
+
+
+def _shown(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in specs) or "none"

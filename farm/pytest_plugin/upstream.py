@@ -1,0 +1,166 @@
+"""What ExecuTorch's own Qualcomm tests are told, so that they run unchanged on the device of a worker.
+
+Their `SimpleADB` wants the folders of a QNN SDK and of an Android build, pushes a runner and seven libraries for every
+class of tests, and works in one folder of the device. The runner that it finds here is a script that hands over to
+farm's, which lies on the device with its libraries, by hash; what it pushes besides is of no use, and small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farm.devices.device import LOOPBACK, AdbAddress
+from farm.errors import DeviceError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+    from farm.execution.session import DeviceSession
+    from farm.profiles import Soc
+    from farm.pytest_plugin.worker import Worker
+    from farm.runtime.runtime import Runtime
+
+TARGET = "aarch64-android"
+RUNNER = "qnn_executor_runner"
+"""Called so, farm's runner writes an ETDump unasked, which upstream's tests count on."""
+
+_TESTS = "executorch.backends.qualcomm.tests.utils"
+# executorch 1.5.1, tests/utils.py: its working folder, whatever the test.
+_WORKSPACES = PurePosixPath("/data/local/tmp")
+_WORKSPACE = _WORKSPACES / "qnn_executorch_test"
+_UNUSED = "stub: the runner that is pushed beside this brings its own libraries\n"
+_CLEAN_SECONDS = 30.0
+
+
+def lay_out_sdk(folder: Path, sdk: Path, soc: Soc) -> Path:
+    """Return an SDK in the new `folder`: all that `sdk` has, and stubs for what SimpleADB insists on besides."""
+    (folder / "lib").mkdir(parents=True)
+    for entry in sdk.iterdir():
+        if entry.name != "lib":
+            (folder / entry.name).symlink_to(entry)
+    skels = f"hexagon-v{soc.htp_arch}/unsigned"
+    wanted = [f"{TARGET}/libQnn{name}.so" for name in ("System", "Htp", f"HtpV{soc.htp_arch}Stub", "HtpPrepare", "Gpu")]
+    wanted += [f"{skels}/libQnnHtpV{soc.htp_arch}Skel.so"]
+    for library in wanted:
+        _place(folder / "lib" / library, sdk / "lib" / library)
+    for entry in (sdk / "lib").iterdir():
+        if not (folder / "lib" / entry.name).exists():
+            (folder / "lib" / entry.name).symlink_to(entry)
+    return folder
+
+
+def _place(path: Path, real: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if real.is_file():
+        path.symlink_to(real)
+    else:
+        path.write_text(_UNUSED)
+
+
+class Upstream:
+    """Upstream's tests in one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._build = worker.scratch / "build-android"
+        self._folder = worker.scratch / "upstream"
+        self._told: DeviceSession | None = None
+        """The session whose runner the script hands over to."""
+
+    def set_options(self, config: pytest.Config) -> None:
+        """Fill in what upstream's newer tests have as options of pytest, where the user left them out."""
+        for name, value in self._options().items():
+            if hasattr(config.option, name) and getattr(config.option, name) in (None, ""):
+                setattr(config.option, name, value)
+
+    def owns(self, item: pytest.Item) -> bool:
+        """Tell whether a test is one of upstream's, or written as they are, or needs what they do."""
+        return self._base(item) is not None or hasattr(item.config.option, "direct_build_folder")
+
+    @contextlib.contextmanager
+    def around(self, item: pytest.Item) -> Iterator[None]:
+        """Let a test of upstream's work in a folder of its worker: it writes where it stands."""
+        if not self.owns(item):
+            yield
+            return
+        self._folder.mkdir(exist_ok=True)
+        before = Path.cwd()
+        os.chdir(self._folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+    def prepare(self, item: pytest.Item) -> None:
+        """Before a test's own set-up: bring the runner onto the device, and tell the test of it. Raises DeviceError."""
+        if not self.owns(item):
+            return
+        if not isinstance(self._worker.info.address, AdbAddress):
+            raise UsageError(f"upstream's tests speak adb, and {self._worker.info.serial} hangs on no adb server")
+        session = self._worker.session()
+        if session is not self._told:
+            session.prepare([])
+            self._write_runner(session.runtime_folder)
+            self._told = session
+        base = self._base(item)
+        if base is None:
+            return
+        # As upstream's setup_environment does it, whose other options keep the values of the class.
+        for name, value in self._options().items():
+            setattr(base, name, value)
+        base.enable_x86_64 = base.compile_only = False
+        base.error_only = True
+        base.direct_build_folder = None
+        base.executorch_root = base.executorch_root or str(self._folder)
+        base.artifact_dir = str(self._folder)
+
+    def clean(self) -> None:
+        """Remove what SimpleADB leaves on a device."""
+        if self._told is not None:
+            with contextlib.suppress(DeviceError):
+                self._worker.transport.run(["rm", "-rf", "--", str(_WORKSPACE)], timeout_s=_CLEAN_SECONDS)
+
+    def _base(self, item: pytest.Item) -> Any:
+        """Return upstream's TestQNN where a test derives from it."""
+        module = sys.modules.get(_TESTS)
+        base, cls = getattr(module, "TestQNN", None), getattr(item, "cls", None)
+        return base if base is not None and cls is not None and issubclass(cls, base) else None
+
+    def _options(self) -> dict[str, str | None]:
+        plan, address = self._worker.plan, self._worker.info.address
+        host = address.host if isinstance(address, AdbAddress) and address.host != LOOPBACK else None
+        return {
+            "device": self._worker.device.adb_name,
+            "host": host,
+            "soc_model": plan.soc,
+            "backend": plan.backend,
+            "build_folder": str(self._build),
+            "target": TARGET,
+        }
+
+    def _write_runner(self, runtime: PurePosixPath) -> None:
+        """Make the build folder. Relative paths mean the same on every device, virtual ones among them."""
+        to = os.path.relpath(runtime, _WORKSPACE)
+        script = self._build / "examples/qualcomm/executor_runner" / RUNNER
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(f'#!/bin/sh\nexec env LD_LIBRARY_PATH={to} ADSP_LIBRARY_PATH={to} {to}/{RUNNER} "$@"\n')
+        script.chmod(0o755)
+        library = self._build / "backends/qualcomm/libqnn_executorch_backend.so"
+        library.parent.mkdir(parents=True, exist_ok=True)
+        library.write_text(_UNUSED)
+
+
+def with_name(runtime: Runtime, name: str) -> Runtime:
+    """Return the same runtime with its runner under one more name."""
+    files = {**runtime.files, name: runtime.files[runtime.runner]}
+    return msgspec.structs.replace(
+        runtime, files=files, hashes={**runtime.hashes, name: runtime.hashes[runtime.runner]}
+    )

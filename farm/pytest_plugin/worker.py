@@ -1,0 +1,247 @@
+"""One worker of the user's pytest: its device, whether that is fit, and what a test has to do with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.devices.connect import open_transport
+from farm.devices.device import LOOPBACK, AdbAddress
+from farm.devices.recovery import recover
+from farm.engine.permits import Permit, read_permit
+from farm.errors import DeviceError, DeviceGoneError, InfraError, LeaseLostError, ProgramError
+from farm.execution.objects import SESSION_PREFIX
+from farm.execution.presence import Presence
+from farm.execution.session import DeviceSession
+from farm.execution.takeover import take_over
+from farm.execution.trouble import cause_of
+from farm.processes import Supervisor
+from farm.pytest_plugin.device import LeasedDevice
+from farm.pytest_plugin.record import Told
+from farm.pytest_plugin.upstream import RUNNER, Upstream, with_name
+from farm.results.attempt import Cause, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from farm.pytest_plugin.plan import SuitePlan
+    from farm.results.attempt import Measurement, OperatorProfile
+
+_SHELL_SECONDS = 30.0
+# A lease that was lost, as after a long stop of the machine, is often given back at the next look.
+_PERMIT_SECONDS = 20.0
+_POLL_SECONDS = 0.1
+
+
+class Executed(msgspec.Struct, frozen=True):
+    """One program that a test ran."""
+
+    bundle_key: str
+    measurements: tuple[Measurement, ...] = ()
+    operators: tuple[OperatorProfile, ...] = ()
+
+
+class Worker:
+    """Belongs to the thread that runs the tests."""
+
+    def __init__(self, plan: SuitePlan, number: int) -> None:
+        self.plan, self._number = plan, number
+        self.info = plan.devices[number]
+        self.scratch = plan.folder / f"worker-{number}-{os.getpid()}"
+        """A folder of this process alone on this machine."""
+        self.transport = open_transport(self.info)
+        self.supervisor = Supervisor()
+        self.upstream = Upstream(self)
+        self.test_folder: Path = self.scratch
+        """Where the file of the running test is."""
+        self._name = f"{SESSION_PREFIX}{plan.token}-{os.getpid()}"
+        self.device = LeasedDevice(
+            self.info, self.transport, self.transport.storage / f"{self._name}-files", self._note
+        )
+        self._presence = Presence(self.transport)
+        self._session: DeviceSession | None = None
+        self._sessions = 0
+        self._permit: Permit | None = None
+        self._doubt = ""
+        """What went wrong with the device; it has to be brought back first."""
+        self.given_up = ""
+        """Why the device is of no use any more."""
+        self._trouble: InfraError | None = None
+        self._blamed: list[BaseException] = []
+        self._failure: ProgramError | None = None
+        self._executed: list[Executed] = []
+        self._notes: list[str] = []
+        self.scratch.mkdir(parents=True, exist_ok=True)
+
+    def environment(self) -> dict[str, str]:
+        """Return what brings `adb` to the device of this worker."""
+        address = self.info.address
+        if not isinstance(address, AdbAddress):
+            return {}
+        elsewhere = {} if address.host == LOOPBACK else {"ANDROID_ADB_SERVER_ADDRESS": address.host}
+        return {
+            "ANDROID_SERIAL": self.device.adb_name,
+            "ANDROID_ADB_SERVER_PORT": str(address.port),
+            **elsewhere,
+        }
+
+    def begin_test(self, folder: Path) -> None:
+        """Forget what an earlier test had to do with the device."""
+        self.test_folder = folder
+        self._trouble = self._failure = None
+        self._executed, self._notes = [], []
+
+    def get_ready(self) -> None:
+        """Make sure that the device may be used and answers. Raises LeaseLostError, DeviceError."""
+        try:
+            if not self.given_up:
+                self._renew()
+            if self._doubt and not self.given_up:
+                self._mend()
+            if self.given_up:
+                raise DeviceGoneError(self.info.serial, f"it was given up: {self.given_up}")
+        except InfraError as error:
+            self._note(error)
+            raise
+
+    def session(self) -> DeviceSession:
+        """Return the session in which programs run, begun where there is none."""
+        if self._session is None:
+            self._sessions += 1
+            name = f"{self.plan.token}.{self._sessions}"
+            runtime = with_name(self.plan.runtimes[self.info.serial], RUNNER)
+            self._session = DeviceSession(open_transport(self.info), runtime, name, self.info.serial)
+        return self._session
+
+    def executed(self, program: Executed, notes: tuple[str, ...] = ()) -> None:
+        """Note a program that the test ran."""
+        self._executed.append(program)
+        self._notes += notes
+
+    def blame(self, error: BaseException) -> str:
+        """Return what the farm or the device did wrong where a test failed with `error`; empty where it did nothing."""
+        for one in _chain(error):
+            if isinstance(one, ProgramError) and self._failure is None:
+                self._failure = one
+            # A class that could not be set up fails all its tests with the same exception.
+            if isinstance(one, InfraError) or any(one is other for other in self._blamed):
+                return self._blame(error, one)
+        if self._trouble is not None:
+            return self._blame(error, self._trouble)
+        try:
+            self._presence.demand()
+        except DeviceError as problem:
+            return self._blame(error, problem)
+        return ""
+
+    def told(self) -> Told:
+        """Return what is to be recorded of the test that ends."""
+        only = self._executed[0] if len(self._executed) == 1 else Executed("")
+        trouble, failure = self._trouble, self._failure
+        told = Told(
+            self.info.serial,
+            self._permit.fence if self._permit is not None else 0,
+            bundle_key=only.bundle_key,
+            measurements=only.measurements,
+            operators=only.operators,
+            notes=tuple(self._notes),
+        )
+        if len(self._executed) > 1:
+            note = f"ran {len(self._executed)} programs: the numbers of none are kept"
+            told = msgspec.structs.replace(told, notes=(*told.notes, note))
+        if failure is not None:
+            told = msgspec.structs.replace(told, stage=Stage(failure.stage), cause=Cause(failure.cause))
+        if trouble is not None:
+            cause = Cause(cause_of(trouble)) if isinstance(trouble, DeviceError) else Cause.NONE
+            cause = Cause.LEASE if isinstance(trouble, LeaseLostError) else cause
+            told = msgspec.structs.replace(told, infra=str(trouble), cause=cause)
+        return told
+
+    def close(self) -> None:
+        """Leave the device as it was found."""
+        if self._permit is not None and not self.given_up:
+            self.upstream.clean()
+            self._end_session()
+            with contextlib.suppress(DeviceError):
+                self._shell('rm -rf -- "$1"', self.device.folder)
+        self.transport.close()
+        self.supervisor.close()
+
+    def _renew(self) -> None:
+        """Wait until the device may be used; under a new lease, begin anew on it."""
+        deadline = time.monotonic() + _PERMIT_SECONDS
+        while not (permit := read_permit(self.plan.folder, self._number)).go or permit.is_over:
+            if time.monotonic() > deadline:
+                raise LeaseLostError(f"{self.info.serial} may not be used any more: its lease was lost")
+            time.sleep(_POLL_SECONDS)
+        before, self._permit = self._permit, permit
+        if before is not None and before.fence == permit.fence:
+            return
+        if before is not None:
+            self._end_session()
+        if self.plan.leased:
+            take_over(self.transport, self._name)
+        self._presence.demand()
+        self._make_folder()
+
+    def _mend(self) -> None:
+        problem = recover(self.info, works=self._answers).problem
+        self._end_session()
+        if problem:
+            self.given_up = f"{self._doubt}; {problem}"
+            return
+        self._doubt = ""
+        # It may have started anew: what it is now is what counts.
+        self._presence = Presence(self.transport)
+        self._presence.demand()
+        self._make_folder()
+
+    def _answers(self) -> str:
+        try:
+            self.transport.run(["true"], timeout_s=_SHELL_SECONDS)
+        except DeviceError as error:
+            return str(error)
+        return ""
+
+    def _make_folder(self) -> None:
+        self._shell('mkdir -p -- "$1"', self.device.folder)
+
+    def _shell(self, script: str, *words: PurePosixPath) -> None:
+        argv = ["sh", "-c", script, "sh", *map(str, words)]
+        done = self.transport.run(argv, timeout_s=_SHELL_SECONDS)
+        if done.code != 0:
+            stderr = done.stderr.decode(errors="replace")
+            raise DeviceError(self.info.serial, "its storage cannot be used", argv=argv, code=done.code, stderr=stderr)
+
+    def _end_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _note(self, error: InfraError) -> None:
+        self._trouble = self._trouble or error
+
+    def _blame(self, error: BaseException, why: BaseException) -> str:
+        if not any(error is other for other in self._blamed):
+            self._blamed.append(error)
+        trouble = why if isinstance(why, InfraError) else DeviceGoneError(self.info.serial, "an earlier test lost it")
+        self._note(trouble)
+        if isinstance(trouble, DeviceError) and not self._doubt and not self.given_up:
+            self._doubt = str(trouble)
+        return str(trouble)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
