@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.build.bundle import MODEL, Bundle, Manifest, load_bundle, sha256_of
+import msgspec
+
+from farm.build.bundle import MODEL, Manifest, TensorSpec, load_bundle, sha256_of
 from farm.build.cache import BundleCache
 from farm.build.key import bundle_key
+from farm.build.ready import is_dynamic, output_specs, read_ready
 from farm.errors import InfraError, ProgramError, UnknownNameError, UsageError
 from farm.options import parse_options
-from farm.profiles import check_target, find_soc
+from farm.profiles import READY, check_target, find_soc
 from farm.pytest_plugin.runner import Program, lay_out
 from farm.results.attempt import Cause, Stage
 from farm.results.text import bounded_log
-from farm.suites import Case, InputSpec, Job, Target, find_suites, plan, resolve_suite
+from farm.suite_files import find_suites, resolve_suite
+from farm.suites import Case, InputSpec, Job, Target, plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from farm.build.protocol import Reply
     from farm.profiles import Soc
@@ -46,9 +50,7 @@ class Bundles:
         cases = {case.name: case for case in suite.cases}
         if case_name not in cases:
             raise UnknownNameError("case", case_name, cases, f"in suite {suite.name}")
-        from msgspec.structs import replace
-
-        alone = replace(suite, cases=(cases[case_name],))
+        alone = msgspec.structs.replace(suite, cases=(cases[case_name],))
         wanted = (precision,) if precision else ()
         jobs = plan([alone], [self._soc], self._plan.backend, wanted, (self._options(options),))
         return self._compiled(jobs[0])
@@ -93,25 +95,31 @@ class Bundles:
     ) -> Program:
         """Return a ready `.pte`, a path from the folder of the test; nothing is compiled and nothing is compared.
 
-        It must have been compiled for the SoC of the devices. Inputs are numpy arrays, given here or to `runner`.
+        Inputs are numpy arrays, given here or to `runner`. Raises ConfigError for a file that is no program,
+        IllegalTargetError for one that was compiled for another SoC or backend.
         """
         model = self._worker.test_folder / path
-        if not model.is_file():
-            raise UsageError(f"{model} is not there: expected a .pte file")
+        job = Job(
+            Case("pytest", "ready", module="", inputs=(), pte=model.name, folder=str(model.parent)),
+            Target(self._soc.name, self._plan.backend, READY),
+        )
+        method = read_ready(job)
+        if is_dynamic(method):
+            raise UsageError(f"{model.name} has dynamic shapes: make it a case of a suite, and use bundle.case()")
         digest = sha256_of(model)
         manifest = Manifest(
             key=digest,
             job_id=f"pytest/{model.name}",
             soc=self._soc.name,
             backend=self._plan.backend,
-            precision="",
+            precision=READY,
             samples=0,
-            inputs=(),
-            outputs=(),
+            inputs=tuple(TensorSpec(value.shape, value.dtype) for value in method.inputs),
+            outputs=output_specs(method),
             pte_bytes=model.stat().st_size,
-            delegates={},
-            delegated_ops=0,
-            fallback_ops={},
+            delegates=method.partitions,
+            delegated_ops=None,
+            fallback_ops=dict(method.cpu_operators),
             seconds={},
             versions={},
             files={MODEL: digest},
@@ -119,8 +127,7 @@ class Bundles:
         )
         given = list(samples or ()) if inputs is None else [inputs]
         self._count += 1
-        folder = self._worker.scratch / "ready" / str(self._count)
-        return Program(lay_out(folder, model, given, Bundle(folder, manifest)))
+        return Program(lay_out(self._worker.scratch / "ready" / str(self._count), model, given, manifest))
 
     @property
     def _soc(self) -> Soc:

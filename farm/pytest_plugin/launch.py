@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.store.view import RunView
 
-_PLUGIN = "farm.pytest_plugin.plugin"
+# By the name of its entry point, so that it is loaded once, also where the user lets pytest load none by itself.
+_PLUGINS = ("-p", "xdist", "-p", "farm.pytest_plugin.plugin")
 _PYTEST_INTERNAL, _PYTEST_USAGE, _PYTEST_EMPTY = 3, 4, 5
 # What pytest answers without running a test: no device is needed.
 _LISTING = {
@@ -82,7 +83,7 @@ def is_listing(arguments: Sequence[str]) -> bool:
 
 def list_tests(arguments: Sequence[str]) -> int:
     """Let pytest answer, and return the exit code: 0, 2 when it did not understand, 5 without any test."""
-    done = subprocess.run([sys.executable, "-m", "pytest", "-p", _PLUGIN, *arguments], check=False)
+    done = subprocess.run([sys.executable, "-m", "pytest", *_PLUGINS, *arguments], check=False)
     return done.returncode if done.returncode in (0, _PYTEST_EMPTY) else UsageError.exit_code
 
 
@@ -232,7 +233,7 @@ class _Launch:
         count = "1 device" if len(serials) == 1 else f"{len(serials)} devices"
         self._note(f"pytest with {count}: {', '.join(serials)}")
         # An ini file may have said otherwise: what is on the command line comes after it.
-        argv = [sys.executable, "-m", "pytest", "-p", _PLUGIN, "-n", str(len(serials)), *self._request.arguments]
+        argv = [sys.executable, "-m", "pytest", *_PLUGINS, "-n", str(len(serials)), *self._request.arguments]
         with _standard_output_for(quiet=self._request.quiet):
             child = supervisor.spawn(argv, name="pytest", env=self._environment(plan), foreground=True)
         try:

@@ -156,4 +156,6 @@ def _text(report: pytest.TestReport) -> str:
 
 
 def _last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    # How pytest marks the lines of an exception.
+    return last.removeprefix("E   ")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from farm.build.bundle import INPUTS, MODEL, Bundle, TensorSpec, sha256_of
+from farm.build.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec, sha256_of
 from farm.engine.profile import Profile
 from farm.errors import DeviceError, DeviceGoneError, ProgramError, UsageError
 from farm.execution.session import RunnerOptions
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from farm.results.runner_report import RunnerReport
 
     Arrays = Sequence[NDArray[Any]]
-
-# Of all outputs of one execution that nobody knew the sizes of before.
-_OUTPUT_BYTES = 1 << 30
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -170,8 +167,6 @@ class Runner:
         detailed: bool,
     ) -> Ran:
         manifest = bundle.manifest
-        if not manifest.outputs:
-            self._pull_outputs(raw, report)
         profile = read_profile(raw.folder, report, manifest.delegates, operators=detailed)
         measured = (*time_measurements(report), *profile.measurements)
         if program.job is not None:
@@ -192,45 +187,34 @@ class Runner:
             _judged=(program.job, bundle, raw) if program.job is not None and not own_inputs else None,
         )
 
-    def _pull_outputs(self, raw: RawResult, report: RunnerReport) -> None:
-        """Bring outputs of a size that only the runner knows, and it may say anything."""
-        sizes = {
-            raw.workspace / f"output_{sample}_{index}.raw": tensor.nbytes
-            for sample in range(len(report.inferences))
-            for index, tensor in enumerate(report.outputs)
-        }
-        if sum(sizes.values()) > _OUTPUT_BYTES:
-            raise ProgramError(f"its outputs have more than {_OUTPUT_BYTES >> 20} MiB", stage=Stage.PULL)
-        self._worker.transport.pull(
-            {path: raw.folder / path.name for path in sizes}, max_bytes={path: size + 1 for path, size in sizes.items()}
-        )
-
     def _with(self, bundle: Bundle, samples: Sequence[Arrays]) -> Bundle:
         """Return the same program with other inputs. Raises UsageError where they do not fit."""
-        specs = bundle.manifest.inputs
-        for number, sample in enumerate(samples):
-            given = tuple(TensorSpec(tuple(array.shape), array.dtype.name) for array in sample)
-            if specs and given != specs:
-                raise UsageError(
-                    f"the inputs of sample {number} are {_shown(given)}, the program takes {_shown(specs)}"
-                )
+        if bundle.manifest.dynamic:
+            raise UsageError("a program with dynamic shapes runs with its own inputs only")
         self._count += 1
-        return lay_out(self._worker.scratch / "inputs" / str(self._count), bundle.model, samples, bundle)
+        folder = self._worker.scratch / "inputs" / str(self._count)
+        return lay_out(folder, bundle.model, samples, bundle.manifest)
 
 
-def lay_out(folder: Path, model: Path, samples: Sequence[Arrays], like: Bundle) -> Bundle:
-    """Return a bundle in the new `folder` of the program `model` with these inputs; all else is as in `like`."""
+def lay_out(folder: Path, model: Path, samples: Sequence[Arrays], manifest: Manifest) -> Bundle:
+    """Return a bundle in the new `folder` of the program `model`, described by `manifest`, with these inputs alone.
+
+    Raises UsageError where they do not fit.
+    """
+    for number, sample in enumerate(samples):
+        given = [(tuple(array.shape), array.dtype.name) for array in sample]
+        if given != [(spec.shape, spec.dtype) for spec in manifest.inputs]:
+            taken, said = _shown(manifest.inputs), _shown([TensorSpec(*one) for one in given])
+            raise UsageError(f"the inputs of sample {number} are {said}, the program takes {taken}")
     (folder / INPUTS).mkdir(parents=True)
     (folder / MODEL).symlink_to(model.resolve())
-    files = {MODEL: like.manifest.files[MODEL]}
+    files = {MODEL: manifest.files[MODEL]}
     for number, sample in enumerate(samples):
         for index, array in enumerate(sample):
             path = folder / INPUTS / f"input_{number}_{index}.raw"
             np.ascontiguousarray(array).tofile(path)
             files[f"{INPUTS}/{path.name}"] = sha256_of(path)
-    specs = tuple(TensorSpec(tuple(array.shape), array.dtype.name) for array in (samples[0] if samples else ()))
-    manifest = msgspec.structs.replace(like.manifest, samples=len(samples), inputs=specs, files=files, references=())
-    return Bundle(folder, manifest)
+    return Bundle(folder, msgspec.structs.replace(manifest, samples=len(samples), files=files, references=()))
 
 
 def _output(raw: RawResult, report: RunnerReport, sample: int, index: int) -> NDArray[Any]:
