@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import simpleadb
 from simpleadb import Layout, lay_out
 
 from farm.devices.adb_names import adb_target
@@ -91,16 +88,6 @@ class Attached:
         """What brings `adb`, by that name, to the device."""
         return {"PATH": f"{self.server.adb.parent}:{os.environ['PATH']}", **self.server.environment()}
 
-    def adb(self, *words: str | Path) -> None:
-        subprocess.run(
-            [self.server.adb, "-s", self.name, *words],
-            env={**os.environ, **self.env},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=120,
-            check=True,
-        )
-
 
 @pytest.fixture(scope="session")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
@@ -130,35 +117,6 @@ def run_here(outside_env: dict[str, str], tmp_path: Path) -> Callable[..., Ran]:
         env = {**outside_env, "QNN_EXECUTOR_RUNNER": str(script)}
         done = _unittest(tmp_path, env, "--enable_x86_64", "--build_folder", ".", *names)
         return Ran(done.returncode, done.stdout, _lines(starts))
-
-    return run
-
-
-@pytest.fixture
-def run_on_device(
-    device: Attached, layout: Layout, simulator: Runtime, outside_env: dict[str, str], tmp_path: Path
-) -> Callable[..., Ran]:
-    """Upstream's device mode: everything goes through the `adb` command, as to a phone.
-
-    Upstream pushes one runner and seven libraries, an Android build's; ours has more, so it is on the device before,
-    and what upstream pushes as its runner hands over to it. Relative paths mean the same on every device.
-    """
-    (device.files / "starts.log").unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for name, path in simulator.files.items():
-            Path(folder, name).parent.mkdir(exist_ok=True)
-            shutil.copy(path, Path(folder, RUNNER if name == simulator.runner else name))
-        device.adb("push", f"{folder}/.", "/data/local/tmp/farm_runtime")
-    (layout.build / simpleadb.RUNNER).unlink()
-    script = _listing_runner(
-        layout.build / "listing", f"env LD_LIBRARY_PATH=../farm_runtime ../farm_runtime/{RUNNER}", "../starts.log"
-    )
-    script.rename(layout.build / simpleadb.RUNNER)
-
-    def run(*names: str) -> Ran:
-        env = {**outside_env, **device.env, "QNN_SDK_ROOT": str(layout.sdk)}
-        done = _unittest(tmp_path, env, "--device", device.name, "--build_folder", str(layout.build), *names)
-        return Ran(done.returncode, done.stdout, _lines(device.files / "starts.log"))
 
     return run
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from farm.store.view import JobView, RunView
 
+# Other plugins of this environment take pytest longer to import than it takes to run these tests.
+ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
 # The module and shape of farm's own canary, which is compiled by other tests as well.
 SUITE = """
 import os
@@ -100,7 +103,7 @@ def test_own_tests_on_two_devices(home: FarmHome) -> None:
     lay_out(home.cwd, SUITE)
 
     done = home.farm(
-        "pytest", "--soc", "SM8650", "--virtual", "2", "--json", "--", "tests", "-q", timeout_s=600
+        "pytest", "--soc", "SM8650", "--virtual", "2", "--json", "--", "tests", "-q", timeout_s=600, env=ALONE
     )  # fmt: skip
 
     view = json.loads(done.stdout)
@@ -143,7 +146,7 @@ def test_own_tests_on_two_devices(home: FarmHome) -> None:
 def test_what_does_not_compile_failed(home: FarmHome) -> None:
     lay_out(home.cwd, 'def test_one(bundle): bundle.module("torch.nn:NoSuchModule", [(1,)], precision="8a8w")\n')
 
-    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "1", "--", timeout_s=300)
+    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "1", "--", timeout_s=300, env=ALONE)
 
     assert done.returncode == 1, done.stderr
     (attempt,) = latest(home).jobs[0].attempts
@@ -166,7 +169,7 @@ def test_second(request):
 def test_third(): pass
 """,
     )
-    with home.running("pytest", "--soc", "SM8650", "--virtual", "1", "--", "-p", "no:cacheprovider") as process:
+    with home.running("pytest", "--soc", "SM8650", "--virtual", "1", "--", env=ALONE) as process:
         until((home.cwd / "reached").exists, process)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=120)
@@ -182,7 +185,7 @@ def test_third(): pass
 def test_what_a_module_cannot_import_failed(home: FarmHome) -> None:
     lay_out(home.cwd, "import no_such_module\n")
 
-    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "1", "--", "-p", "no:cacheprovider")
+    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "1", "--", timeout_s=300, env=ALONE)
 
     assert done.returncode == 1, done.stderr
     (only,) = latest(home).jobs
@@ -200,7 +203,7 @@ def test_what_a_module_cannot_import_failed(home: FarmHome) -> None:
 def test_nothing_is_recorded_without_a_test(home: FarmHome, arguments: list[str], code: int, said: str) -> None:
     lay_out(home.cwd, "def test_one(): pass\n")
 
-    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "1", "--", "-p", "no:cacheprovider", *arguments)
+    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "1", "--", *arguments, timeout_s=300, env=ALONE)
 
     assert (done.returncode, done.stderr.splitlines()[-1][: len(f"farm: {said}")]) == (code, f"farm: {said}")
     with open_store(home.state / "farm.db") as store:
@@ -230,7 +233,7 @@ def test_refusals(home: FarmHome, arguments: list[str], said: str) -> None:
 def test_listing_needs_no_device(home: FarmHome) -> None:
     lay_out(home.cwd, "def test_one(device): pass\n")
 
-    done = home.farm("pytest", "--", "--collect-only", "-q", "-p", "no:cacheprovider")
+    done = home.farm("pytest", "--", "--collect-only", "-q", env=ALONE)
 
     assert done.returncode == 0, done.stderr
     assert "tests/test_own.py::test_one" in done.stdout
