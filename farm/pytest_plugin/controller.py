@@ -39,16 +39,21 @@ class FairScheduling(LoadScheduling):  # type: ignore[misc] # xdist has no types
 
     def give_up(self, node: Any) -> None:
         """Take back what the worker `node` has not begun."""
+        if node in self._idle:
+            return
         self._idle.add(node)
         if not self._has_others():
             for other in self.nodes:
                 super().check_schedule(other)
-        elif self.collection is not None and node in self.node2pending:
+        elif later := self.node2pending.get(node, [])[2:]:
             # It may have looked at the next two already.
-            node.send_steal(self.node2pending[node][2:])
+            node.send_steal(later)
 
     def remove_pending_tests_from_node(self, node: Any, indices: Sequence[int]) -> None:
         """Give tests that a worker gave back to the others."""
+        if node not in self.node2pending:
+            # It had none any more, and has ended meanwhile.
+            return
         self.node2pending[node] = [index for index in self.node2pending[node] if index not in indices]
         self.pending[:0] = indices
         for other in self.nodes:

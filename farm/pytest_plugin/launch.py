@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from farm.engine.session import STORE_VARIABLE
 from farm.errors import InfraError, NoDeviceError, NothingSelectedError, UsageError
 from farm.identity import user_name
 from farm.profiles import find_soc, load_socs
-from farm.pytest_plugin.plan import PLAN_VARIABLE, SuitePlan
+from farm.pytest_plugin.plan import PLAN_VARIABLE, SuitePlan, devices_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -154,7 +153,7 @@ class _Launch:
         with own_folder(self._config.cache_dir / "virtual", f"pytest-{token}") as folder:
             try:
                 fleet = self._fleet(folder, supervisor)
-                with self._custody(fleet, supervisor) as (custody, chosen):
+                with self._custody(fleet, folder, supervisor) as (custody, chosen):
                     plan = self._plan(token, folder, fleet, chosen, tools)
                     plan.write()
                     custody.begin(folder)
@@ -176,7 +175,7 @@ class _Launch:
         return attached_fleet(config, [self._soc], request.backend, request.choice, supervisor, self._store)
 
     @contextlib.contextmanager
-    def _custody(self, fleet: Fleet, supervisor: Supervisor) -> Iterator[tuple[Custody, tuple[int, ...]]]:
+    def _custody(self, fleet: Fleet, folder: Path, supervisor: Supervisor) -> Iterator[tuple[Custody, tuple[int, ...]]]:
         """Yield the devices' custody, and the numbers of those that are ours now: others come too late for a worker."""
         from farm.engine.custody import Custody, LeaseTerms
         from farm.leases import Priority
@@ -189,8 +188,13 @@ class _Launch:
             most=request.most_devices,
         )
         custody = Custody(fleet.devices, self._store, terms if fleet.leased else None, self._note)
-        if fleet.server is not None:
-            custody.keep_alive(partial(fleet.server.revive, supervisor))
+
+        def look() -> bool:
+            for number, reason in devices_left(folder).items():
+                custody.retire(number, reason)
+            return fleet.server is not None and fleet.server.revive(supervisor)
+
+        custody.keep_alive(look)
         try:
             custody.acquire()
             held = {device.id for device in custody.held()}
@@ -284,13 +288,13 @@ def _without_tests(status: int, *, interrupted: bool) -> BaseException:
     """Return how it ended where no test was collected."""
     if interrupted:
         return KeyboardInterrupt()
-    if status in (0, _PYTEST_EMPTY):
+    if status == _PYTEST_EMPTY:
         return NothingSelectedError("pytest collected no test: what stands behind -- selects none")
     if status == _PYTEST_USAGE:
         return UsageError(
             "pytest could not begin: what it says above tells which argument, ini file or conftest it was"
         )
-    return InfraError(f"pytest ended before it had collected a test ({_ended(status)}): what it says above tells why")
+    return InfraError(f"pytest ended and no test is recorded ({_ended(status)}): what it says above tells why")
 
 
 def _ended(status: int) -> str:

@@ -14,7 +14,7 @@ from farm.store.records import RunRecord
 PLAN_VARIABLE = "FARM_PYTEST_PLAN"
 """Environment variable that says where the plan is."""
 
-_RUN, _INTERRUPTED = "run", "interrupted"
+_RUN, _INTERRUPTED, _LEFT = "run", "interrupted", "left-"
 
 
 class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,9 +69,22 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
         """Tell the command that pytest was interrupted."""
         (self.folder / _INTERRUPTED).touch()
 
+    def leave_device(self, number: int, reason: str) -> None:
+        """Tell the command that a worker has let go of its device for good."""
+        part = self.folder / f"{_LEFT}{number}.part"
+        part.write_text(reason)
+        part.rename(part.with_suffix(""))
+
     def write(self) -> None:
         """Write it for the processes to come."""
         self.path.write_bytes(msgspec.json.encode(self, enc_hook=str))
+
+
+def devices_left(folder: Path) -> dict[int, str]:
+    """Return the devices that workers have let go of for good, by number, and why."""
+    return {
+        int(path.name.removeprefix(_LEFT)): path.read_text() for path in folder.glob(f"{_LEFT}*") if not path.suffix
+    }
 
 
 def read_plan() -> SuitePlan | None:

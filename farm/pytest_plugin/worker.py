@@ -72,6 +72,7 @@ class Worker:
         """What went wrong with the device; it has to be brought back first."""
         self.given_up = ""
         """Why the device is of no use any more."""
+        self._is_handed_over = False
         self._trouble: InfraError | None = None
         self._blamed: list[BaseException] = []
         self._failure: ProgramError | None = None
@@ -98,14 +99,18 @@ class Worker:
         self._executed, self._notes = [], []
 
     def get_ready(self) -> None:
-        """Make sure that the device may be used and answers. Raises LeaseLostError, DeviceError."""
+        """Make sure that the device may be used and answers. Raises LeaseLostError, also for one that was given up, and
+        DeviceError.
+        """
         try:
             if not self.given_up:
                 self._renew()
             if self._doubt and not self.given_up:
                 self._mend()
             if self.given_up:
-                raise DeviceGoneError(self.info.serial, f"it was given up: {self.given_up}")
+                said = f"it is not used any more: {self.given_up}"
+                gone = DeviceGoneError(self.info.serial, said)
+                raise LeaseLostError(str(gone)) if self._is_handed_over else gone
         except InfraError as error:
             self._note(error)
             raise
@@ -146,7 +151,8 @@ class Worker:
         trouble, failure = self._trouble, self._failure
         told = Told(
             self.info.serial,
-            self._permit.fence if self._permit is not None else 0,
+            # What says only that the device was not used is true whoever has it now.
+            self._permit.fence if self._permit is not None and not self.given_up else 0,
             bundle_key=only.bundle_key,
             measurements=only.measurements,
             operators=only.operators,
@@ -166,17 +172,30 @@ class Worker:
     def close(self) -> None:
         """Leave the device as it was found."""
         if self._permit is not None and not self.given_up:
-            self.upstream.clean()
-            self._end_session()
-            with contextlib.suppress(DeviceError):
-                self._shell('rm -rf -- "$1"', self.device.folder)
+            self._leave()
         self.transport.close()
         self.supervisor.close()
+
+    def _leave(self) -> None:
+        """Remove from the device what is ours, as far as it lets us."""
+        self.upstream.clean()
+        self._end_session()
+        with contextlib.suppress(DeviceError):
+            self._shell('rm -rf -- "$1"', self.device.folder)
+
+    def _give_up(self, reason: str) -> None:
+        self.given_up = reason
+        self.plan.leave_device(self._number, reason)
 
     def _renew(self) -> None:
         """Wait until the device may be used; under a new lease, begin anew on it."""
         deadline = time.monotonic() + _PERMIT_SECONDS
         while not (permit := read_permit(self.plan.folder, self._number)).go or permit.is_over:
+            if self._permit is not None and permit.fence and permit.fence == self._permit.fence and not permit.is_over:
+                self._leave()
+                self._is_handed_over = True
+                self._give_up("it is given to somebody who waits for it")
+                return
             if time.monotonic() > deadline:
                 raise LeaseLostError(f"{self.info.serial} may not be used any more: its lease was lost")
             time.sleep(_POLL_SECONDS)
@@ -194,7 +213,7 @@ class Worker:
         problem = recover(self.info, works=self._answers).problem
         self._end_session()
         if problem:
-            self.given_up = f"{self._doubt}; {problem}"
+            self._give_up(f"{self._doubt}; {problem}")
             return
         self._doubt = ""
         # It may have started anew: what it is now is what counts.

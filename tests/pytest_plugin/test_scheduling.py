@@ -67,6 +67,21 @@ def test_who_lost_its_device_gives_its_tests_to_others(workers: tuple[FairSchedu
     assert sched.tests_finished
 
 
+def test_what_is_given_back_after_a_worker_has_ended_is_nothing(
+    workers: tuple[FairScheduling, list[NodeStub]],
+) -> None:
+    sched, (broken, _) = workers
+    sched.give_up(broken)
+    sched.give_up(broken)
+    assert len(broken.asked_back) == len(set(broken.asked_back)), "asked for once"
+    sched.remove_node(broken)
+    before = list(sched.pending)
+
+    sched.remove_pending_tests_from_node(broken, [])
+
+    assert sched.pending == before
+
+
 def test_tests_end_where_no_device_is_left(workers: tuple[FairScheduling, list[NodeStub]]) -> None:
     sched, nodes = workers
     for node in nodes:
