@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,6 @@ from farm.store.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from farm.pytest_plugin.plan import SuitePlan
     from farm.results.attempt import Attempt
@@ -150,24 +150,16 @@ class Controller:
             plan.leave_run(run_id)
             for number in plan.chosen:
                 store.record_device(run_id, plan.devices[number])
-        hashes: dict[Path, str] = {}
-        jobs = [job_of_test(self._name(nodeid), plan.soc, plan.backend, self._source(nodeid, hashes)) for nodeid in new]
+        files, hashes = plan.files(), dict[Path, str]()
+        jobs = []
+        for nodeid in new:
+            place = nodeid.partition("::")[0]
+            path = Path(files.get(place) or self._config.rootpath / place)
+            # pytest has no name for a file outside of its root.
+            name = nodeid if place else f"{path.name}{nodeid}"
+            jobs.append(job_of_test(name, plan.soc, plan.backend, _source(path, hashes)))
         store.plan_jobs(run_id, jobs)
         self._ids |= {nodeid: job.id for nodeid, job in zip(new, jobs, strict=True)}
-
-    def _name(self, nodeid: str) -> str:
-        """Return a node id with its file: pytest leaves it out where that is the root."""
-        return f"{self._config.rootpath.name}{nodeid}" if nodeid.startswith("::") else nodeid
-
-    def _source(self, nodeid: str, hashes: dict[Path, str]) -> str:
-        """Return the hash of the file of a test, empty where it has none."""
-        path = self._config.rootpath / nodeid.partition("::")[0]
-        if path not in hashes:
-            try:
-                hashes[path] = hashlib.sha256(path.read_bytes()).hexdigest()
-            except OSError:
-                hashes[path] = ""
-        return hashes[path]
 
     def _record(self, nodeid: str, attempt: Any, fence: int, number: int) -> None:
         self._plan_tests([nodeid])
@@ -186,3 +178,13 @@ class Controller:
             action()
         except FarmError as error:
             print(f"\nfarm: a result is not recorded: {error}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _source(path: Path, hashes: dict[Path, str]) -> str:
+    """Return the hash of the file of a test, empty where it has none."""
+    if path not in hashes:
+        try:
+            hashes[path] = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError:
+            hashes[path] = ""
+    return hashes[path]

@@ -303,6 +303,9 @@ def _ended(status: int) -> str:
 
 def _let_end(child: Child) -> int:
     """Wait until pytest, which was interrupted as well, has put its things away."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Nor does pytest hear of it, as under nohup.
+        return child.terminate()
     if not _hears_terminal():
         with contextlib.suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGINT)

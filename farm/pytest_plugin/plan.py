@@ -14,7 +14,7 @@ from farm.store.records import RunRecord
 PLAN_VARIABLE = "FARM_PYTEST_PLAN"
 """Environment variable that says where the plan is."""
 
-_RUN, _INTERRUPTED, _LEFT = "run", "interrupted", "left-"
+_RUN, _INTERRUPTED, _LEFT, _FILES = "run", "interrupted", "left-", "files"
 
 
 class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +74,19 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
         part = self.folder / f"{_LEFT}{number}.part"
         part.write_text(reason)
         part.rename(part.with_suffix(""))
+
+    def leave_files(self, files: dict[str, str]) -> None:
+        """Tell where tests are: paths by the beginning of their node ids, which is empty for those outside the root."""
+        part = self.folder / f"{_FILES}.{os.getpid()}.part"
+        part.write_bytes(msgspec.json.encode(files))
+        part.rename(self.folder / _FILES)
+
+    def files(self) -> dict[str, str]:
+        """Return what `leave_files` told last."""
+        try:
+            return msgspec.json.decode((self.folder / _FILES).read_bytes(), type=dict[str, str])
+        except FileNotFoundError:
+            return {}
 
     def write(self) -> None:
         """Write it for the processes to come."""

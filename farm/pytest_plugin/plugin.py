@@ -49,6 +49,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         worker.close()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tell where the tests are before anybody hears of them."""
+    worker = session.config.stash.get(_WORKER, None)
+    if worker is not None:
+        worker.plan.leave_files({item.nodeid.partition("::")[0]: str(item.path) for item in session.items})
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Let the worker know which test runs."""

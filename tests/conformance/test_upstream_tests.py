@@ -72,7 +72,7 @@ def test_on_two_devices(home: FarmHome) -> None:
 
     assert done.returncode == 0, done.stderr[-8000:]
     jobs = json.loads(done.stdout)["jobs"]
-    assert {job["id"].partition("::")[2] for job in jobs} == {f"{name}[SM8650-htp]" for name in ON_DEVICES}
+    assert {job["id"] for job in jobs} == {f"pytest/test_qnn_delegate.py::{name}[SM8650-htp]" for name in ON_DEVICES}
     attempts = [attempt for job in jobs for attempt in job["attempts"]]
     assert [attempt["verdict"] for attempt in attempts] == ["passed"] * len(ON_DEVICES)
     assert {attempt["device"] for attempt in attempts} == {"virtual-SM8650-0", "virtual-SM8650-1"}
