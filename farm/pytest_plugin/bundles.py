@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from farm.build.protocol import Reply
     from farm.profiles import Soc
     from farm.pytest_plugin.runner import Arrays
     from farm.pytest_plugin.worker import Worker
@@ -147,28 +146,19 @@ class Bundles:
         return Program(load_bundle(self._cache.folder(key)), job)
 
     def _compile(self, job: Job, key: str) -> None:
-        from farm.build.pool import BuilderPool
+        from farm.build.pool import build_one
         from farm.build.protocol import Request
 
-        replies: list[Reply] = []
         log = self._worker.scratch / f"build-{key[:16]}.log"
-        pool = BuilderPool(
-            [Request(job, key, dict(self._plan.versions), str(log))],
-            width=1,
+        reply = build_one(
+            Request(job, key, dict(self._plan.versions), str(log)),
+            limits=self._plan.build_limits,
             cache_root=self._plan.cache_root,
             env=self._plan.compiler_env,
             supervisor=self._worker.supervisor,
             log_folder=self._worker.scratch,
             timeout_s=self._plan.build_timeout_s,
-            on_start=lambda _: None,
-            on_done=replies.append,
         )
-        pool.start()
-        try:
-            pool.join()
-        finally:
-            pool.stop()
-        reply = replies[0]
         if reply.ok:
             return
         if reply.infra:

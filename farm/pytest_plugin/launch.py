@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.build.pool import MemoryLimits
 from farm.engine.command import INTERRUPTED, Patience, exit_code_of, write_report
 from farm.engine.fleet import Choice
 from farm.engine.session import STORE_VARIABLE
@@ -229,6 +230,7 @@ class _Launch:
             versions=dict(tools.versions),
             compiler_env=dict(tools.env),
             build_timeout_s=self._config.build_timeout_s,
+            build_limits=MemoryLimits(self._config.build_memory_mb, self._config.build_recycle_mb),
         )
 
     def _pytest(self, plan: SuitePlan, supervisor: Supervisor) -> int:

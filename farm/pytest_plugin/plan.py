@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from farm.build.pool import MemoryLimits
 from farm.devices.device import Device
 from farm.runtime.runtime import Runtime
 from farm.store.records import RunRecord
@@ -42,6 +43,7 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
     compiler_env: dict[str, str]
     """Variables that a builder process must start with."""
     build_timeout_s: float
+    build_limits: MemoryLimits
 
     @property
     def path(self) -> Path:
