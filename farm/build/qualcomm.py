@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
 from executorch.backends.qualcomm.serialization.qc_schema import (
     QcomChipset,
     QnnExecuTorchBackendOptions,
@@ -46,6 +46,10 @@ _BACKEND_TYPES = {
     "lpai": QnnExecuTorchBackendType.kLpaiBackend,
     "gpu": QnnExecuTorchBackendType.kGpuBackend,
 }
+# Whose weights have blocks in the precisions called `_block`, along their second dimension, the input channels.
+_BLOCK_TARGETS = (torch.ops.aten.conv2d.default, torch.ops.aten.linear.default)
+_BLOCK_SIZES = (32, 16)
+"""Input channels that share a scale: the first that divides them. Weights with others have a scale per channel."""
 _LPAI_TARGETS = {"x86": QnnExecuTorchLpaiTargetEnv.kX86, "arm": QnnExecuTorchLpaiTargetEnv.kArm}
 
 
@@ -79,14 +83,49 @@ def calibrate(
     exported: torch.nn.Module, samples: Sequence[tuple[torch.Tensor, ...]], target: Target
 ) -> torch.fx.GraphModule:
     """Return `exported` with the observers that the backend's rules want, which have seen all of `samples`."""
-    quantizer = QnnQuantizer(backend=_BACKEND_TYPES[target.backend], soc_model=QcomChipset[target.soc])
-    quantizer.set_default_quant_config(
-        QuantDtype[f"use_{target.precision}"], is_qat=False, is_conv_per_channel=True, is_linear_per_channel=True
-    )
+    quantizer = _Quantizer(backend=_BACKEND_TYPES[target.backend], soc_model=QcomChipset[target.soc])
+    dtype = QuantDtype[f"use_{target.precision}"]
+    quantizer.set_default_quant_config(dtype, is_qat=False, is_conv_per_channel=True, is_linear_per_channel=True)
     prepared: torch.fx.GraphModule = prepare_pt2e(exported, quantizer)
     for inputs in samples:
         prepared(*inputs)
     return prepared
+
+
+class _Quantizer(QnnQuantizer):  # type: ignore[misc]
+    """Gives the weights blocks where the precision asks for them: ExecuTorch wants a block per name of a node."""
+
+    def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        dtype = self.default_quant_config.quant_dtype
+        if dtype.name.endswith("_block"):
+            blocks = _blocks(model)
+            self.set_block_size_map(blocks)
+            # A configuration has one block, that of the last node it was given for: each block gets its own.
+            configs = {
+                block: ModuleQConfig(dtype, is_conv_per_channel=True, is_linear_per_channel=True)
+                for block in dict.fromkeys(blocks.values())
+            }
+            self.set_submodule_qconfig_list(
+                [
+                    (lambda node, block=block: blocks.get(node.name) == block, config)
+                    for block, config in configs.items()
+                ]
+            )
+        annotated: torch.fx.GraphModule = super().annotate(model)
+        return annotated
+
+
+def _blocks(model: torch.fx.GraphModule) -> dict[str, tuple[int, ...]]:
+    blocks = {}
+    for node in model.graph.nodes:
+        if node.target not in _BLOCK_TARGETS:
+            continue
+        _, channels, *kernel = node.args[1].meta["val"].shape
+        size = next((size for size in _BLOCK_SIZES if channels % size == 0), None)
+        # Of a larger kernel with blocks, HTP of QNN 2.51 takes the first position alone: docs/suites.md.
+        if size is not None and all(extent == 1 for extent in kernel):
+            blocks[node.name] = (1, size, *kernel)
+    return blocks
 
 
 def compiler_specs(
