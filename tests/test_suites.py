@@ -216,9 +216,10 @@ def test_two_suites_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_the_shipped_suites_have_what_they_promise() -> None:
     known = find_suites()
     operators = load_suite(known["quantized_ops"])
-    assert sum("8a8w" in case.precisions for case in operators.cases) >= 60
-    for precision in ("16a8w", "16a16w"):
-        assert sum(precision in case.precisions for case in operators.cases) >= 8
+    assert sum("8a8w" in case.precisions for case in operators.cases) >= 190
+    assert sum("16a8w" in case.precisions for case in operators.cases) >= 140
+    for precision in ("8a4w", "16a16w", "16a4w"):
+        assert sum(precision in case.precisions for case in operators.cases) >= 12
     assert len(load_suite(known["smoke"]).cases) == 8
 
 

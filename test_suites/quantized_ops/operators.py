@@ -28,6 +28,15 @@ class Function(nn.Module):
         return tuple(result) if isinstance(result, tuple) else result
 
 
+class Chain(nn.Sequential):
+    """Layers of torch.nn one after another: the full name of each, then the list of its arguments."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(
+            *(pkgutil.resolve_name(name)(*args) for name, args in zip(parts[::2], parts[1::2], strict=True))
+        )
+
+
 class Values(Function):
     """Only the values of a function that gives values and indices."""
 
@@ -124,14 +133,103 @@ class Gather(nn.Module):
 
 
 class IndexPut(nn.Module):
-    """Rows of the first input replaced, at constant indices, by the second."""
+    """Rows of the first input replaced, at constant indices, by the second; or the second added to them."""
 
-    def __init__(self, indices: list[int]) -> None:
+    def __init__(self, indices: list[int], accumulate: bool = False) -> None:
         super().__init__()
+        self.accumulate = accumulate
         self.register_buffer("indices", torch.tensor(indices))
 
     def forward(self, x: Tensor, values: Tensor) -> Tensor:
-        return torch.index_put(x, [self.indices], values)
+        return torch.index_put(x, [self.indices], values, self.accumulate)
+
+
+class Cache(nn.Module):
+    """Rows of a buffer that outlives the inference replaced, at indices that are an input: a KV cache."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(rows, columns))
+
+    def forward(self, indices: Tensor, values: Tensor) -> Tensor:
+        self.cache.index_copy_(0, indices, values)
+        # The buffer itself is no output: it stays where it is.
+        return self.cache + 0
+
+
+class SliceScatter(nn.Module):
+    """A strided slice of one dimension of the first input replaced by the second."""
+
+    def __init__(self, dim: int, start: int, stop: int, step: int) -> None:
+        super().__init__()
+        self.place = {"dim": dim, "start": start, "end": stop, "step": step}
+
+    def forward(self, x: Tensor, values: Tensor) -> Tensor:
+        return torch.slice_scatter(x, values, **self.place)
+
+
+class Copy(nn.Module):
+    """The input copied over a constant of more rows; the additions quantize both sides, as a copy has no rule."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        target = torch.zeros(self.rows, *x.shape[1:])
+        return torch.ops.aten.copy.default(target, x + 1.0) + 1.0
+
+
+class AddArange(nn.Module):
+    """The input plus an arithmetic sequence."""
+
+    def __init__(self, start: float, stop: float, step: float) -> None:
+        super().__init__()
+        self.sequence = start, stop, step
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.arange(*self.sequence, dtype=torch.float32)
+
+
+class Drawn(nn.Module):
+    """The input where as many numbers, drawn on the device, lie below a bound; its negative where they do not."""
+
+    def __init__(self, name: str, below: float) -> None:
+        super().__init__()
+        self.function = pkgutil.resolve_name(name)
+        self.below = below
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(self.function(x) < self.below, x, -x)
+
+
+class Cast(nn.Module):
+    """The input as another type, given by its name."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self.dtype = getattr(torch, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype)
+
+
+class Otherwise(nn.Module):
+    """The input where it is positive, else a constant."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x > 0, x, self.value)
+
+
+class Centered(nn.Module):
+    """The input less its mean, which is a tensor without dimensions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - torch.mean(x)
 
 
 class Where(nn.Module):
@@ -153,7 +251,11 @@ class Logical(nn.Module):
 
 
 class GridSample(nn.Module):
-    """Samples the first input at the positions of the second: bilinear, zeros outside."""
+    """Samples the first input at the positions of the second."""
+
+    def __init__(self, mode: str = "bilinear", padding: str = "zeros") -> None:
+        super().__init__()
+        self.mode, self.padding = mode, padding
 
     def forward(self, x: Tensor, grid: Tensor) -> Tensor:
-        return nn.functional.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        return nn.functional.grid_sample(x, grid, mode=self.mode, padding_mode=self.padding, align_corners=False)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 MAIN = ("run", "--soc", "SM8650", "--virtual", "2")
 # Of the main job, enough of every kind, the cases of the suite smoke with them; all of it is for -m whole.
-SOME = "linear or conv2d or matmul or add or gelu or softmax or layer_norm or max_pool2d or argmax or topk or where"
+SOME = (
+    "(8a8w or 16a8w) and (/linear[ or /conv2d[ or /matmul[ or /add[ or /gelu[ or /softmax[ or /layer_norm[ "
+    "or /max_pool2d[ or /argmax[ or topk or /where[)"
+)
 
 OPS = """
 import os, signal, time, torch
@@ -111,6 +114,8 @@ def check_main_job(main_job: dict[str, Any]) -> None:
     for job in main_job["jobs"]:
         [attempt] = job["attempts"]
         assert attempt["verdict"] == "passed" or attempt["known_issue"], (job["id"], attempt["reason"])
+        if attempt["stage"] in ("build", "execute"):
+            continue
         metrics = {measurement["metric"]: measurement for measurement in attempt["measurements"]}
         assert {"latency", "warm_load_time", "pte_size", "partitions", "htp_cycles"} <= set(metrics), job["id"]
         assert len(metrics["latency"]["samples"]) >= 3
