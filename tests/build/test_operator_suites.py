@@ -1,0 +1,73 @@
+"""The operator suites cover what ExecuTorch's Qualcomm backend builds, or say why not."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from farm_home import FarmHome
+
+from farm.build.cache import BundleCache
+from farm.builders import SuiteOperators, installed_builders, suite_operators
+from farm.profiles import find_soc
+from farm.suite_files import find_suites, load_suite
+from farm.suites import plan
+
+SUITES = ("quantized_ops", "fp_ops")
+
+
+def said() -> SuiteOperators:
+    """What each case made the backend build, and why some builders have none."""
+    return suite_operators(find_suites()["quantized_ops"].parent)
+
+
+def test_every_builder_of_executorch_has_a_case_or_a_reason() -> None:
+    assert len(installed_builders()) >= 100
+    built = {target for targets in said().cases.values() for target in targets}
+    without = {name for name, targets in installed_builders().items() if built.isdisjoint(targets)}
+    missing = sorted(without - set(said().without))
+    assert not missing, f"no case of {' and '.join(SUITES)} makes the backend build with {', '.join(missing)}"
+    stale = sorted(set(said().without) - without)
+    assert not stale, f"operators.json says why these have no case, but they have one, or are gone: {', '.join(stale)}"
+
+
+def test_the_table_is_of_the_cases_that_there_are() -> None:
+    cases = {case.name for suite in SUITES for case in load_suite(find_suites()[suite]).cases}
+    assert set(said().cases) == cases
+
+
+def test_floating_point_runs_what_quantized_runs_or_says_why_not() -> None:
+    quantized, floating = ({case.name for case in load_suite(find_suites()[suite]).cases} for suite in SUITES)
+    manifest = tomllib.loads(find_suites()["fp_ops"].read_text())
+    [include] = manifest["include"]
+    assert quantized - floating == set(include["without"])
+    assert all(include["without"].values())
+
+
+def test_the_kinds_of_tensors_and_precisions_are_represented() -> None:
+    suites = [load_suite(find_suites()[suite]) for suite in SUITES]
+    jobs = plan(suites, [find_soc("SM8650")], "htp")
+    assert 400 <= len(jobs) <= 650
+    precisions = {job.target.precision for job in jobs}
+    assert precisions == {"8a8w", "8a4w", "16a8w", "16a16w", "16a4w", "16a4w_block", "fp16"}
+    inputs = [spec for suite in suites for case in suite.cases for spec in case.inputs]
+    assert {spec.dtype for spec in inputs} == {"float32", "int32", "int64", "bool"}
+    assert {len(spec.shape or ()) for spec in inputs} >= {0, 1, 2, 3, 4, 5}
+    assert any(spec.dynamic for spec in inputs)
+
+
+@pytest.mark.whole
+def test_the_table_is_what_compiling_says(home: FarmHome, farm_cache: Path) -> None:
+    done = home.farm(
+        *("run", "--soc", "SM8650", "--suite", "quantized_ops", "--suite", "fp_ops", "--virtual", "2", "--json"),
+        timeout_s=3000,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    built: dict[str, set[str]] = {}
+    for job in json.loads(done.stdout)["jobs"]:
+        for attempt in job["attempts"]:
+            bundle = BundleCache(farm_cache).lookup(attempt["bundle_key"])
+            built.setdefault(job["case"], set()).update(bundle.manifest.operators if bundle else ())
+    assert {case: set(targets) for case, targets in said().cases.items()} == built
