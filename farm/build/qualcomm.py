@@ -24,6 +24,7 @@ from executorch.backends.qualcomm.utils.utils import (
     to_edge_transform_and_lower_to_qnn,
 )
 from executorch.exir import ExecutorchBackendConfig
+from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from farm.build.delegation import WHOLE_GRAPH_BACKENDS, read_delegation, refused_operators, require_whole_graph
@@ -50,6 +51,14 @@ _BACKEND_TYPES = {
 _BLOCK_TARGETS = (torch.ops.aten.conv2d.default, torch.ops.aten.linear.default)
 _BLOCK_SIZES = (32, 16)
 """Input channels that share a scale: the first that divides them. Weights with others have a scale per channel."""
+_RULES: dict[str, Any] = {
+    "is_conv_per_channel": True,
+    "is_linear_per_channel": True,
+    # ExecuTorch's own is a moving average, in which the first sample has a hundred times the weight of the next: all
+    # others are clipped to what it needs.
+    "act_observer": MinMaxObserver,
+}
+"""How everything is quantized, whatever its precision."""
 _LPAI_TARGETS = {"x86": QnnExecuTorchLpaiTargetEnv.kX86, "arm": QnnExecuTorchLpaiTargetEnv.kArm}
 
 
@@ -84,8 +93,7 @@ def calibrate(
 ) -> torch.fx.GraphModule:
     """Return `exported` with the observers that the backend's rules want, which have seen all of `samples`."""
     quantizer = _Quantizer(backend=_BACKEND_TYPES[target.backend], soc_model=QcomChipset[target.soc])
-    dtype = QuantDtype[f"use_{target.precision}"]
-    quantizer.set_default_quant_config(dtype, is_qat=False, is_conv_per_channel=True, is_linear_per_channel=True)
+    quantizer.set_default_quant_config(QuantDtype[f"use_{target.precision}"], is_qat=False, **_RULES)
     prepared: torch.fx.GraphModule = prepare_pt2e(exported, quantizer)
     for inputs in samples:
         prepared(*inputs)
@@ -102,7 +110,7 @@ class _Quantizer(QnnQuantizer):  # type: ignore[misc]
             self.set_block_size_map(blocks)
             # A configuration has one block, that of the last node it was given for: each block gets its own.
             configs = {
-                block: ModuleQConfig(dtype, is_conv_per_channel=True, is_linear_per_channel=True)
+                block: ModuleQConfig(dtype, **_RULES)
                 for block in dict.fromkeys(blocks.values())
             }
             self.set_submodule_qconfig_list(
