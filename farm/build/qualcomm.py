@@ -109,10 +109,7 @@ class _Quantizer(QnnQuantizer):  # type: ignore[misc]
             blocks = _blocks(model)
             self.set_block_size_map(blocks)
             # A configuration has one block, that of the last node it was given for: each block gets its own.
-            configs = {
-                block: ModuleQConfig(dtype, **_RULES)
-                for block in dict.fromkeys(blocks.values())
-            }
+            configs = {block: ModuleQConfig(dtype, **_RULES) for block in dict.fromkeys(blocks.values())}
             self.set_submodule_qconfig_list(
                 [
                     (lambda node, block=block: blocks.get(node.name) == block, config)

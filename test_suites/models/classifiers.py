@@ -21,15 +21,24 @@ class Classifier(nn.Module):
         super().__init__()
         config = getattr(transformers, f"{architecture}Config")(num_labels=classes, image_size=size, **options)
         self.model = getattr(transformers, f"{architecture}ForImageClassification")(config)
-        for name, layer in list(self.model.named_modules()):
-            # EfficientNet's averages over a window that is larger than the image, which no accelerator takes.
-            if isinstance(layer, nn.AvgPool2d):
-                self.model.set_submodule(name, nn.AdaptiveAvgPool2d(1))
+        _as_accelerators_want_it(self.model)
         head = [layer for layer in self.model.modules() if isinstance(layer, nn.Linear)][-1]
         settle(self.model, torch.randn(_BATCH, 3, size, size), heads=[head])
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.model(pixel_values=pixels).logits
+
+
+def _as_accelerators_want_it(model: nn.Module) -> None:
+    """Replace two forms of EfficientNet by what computes the same."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.AvgPool2d):
+            # Its window is larger than the image, which HTP leaves to the CPU.
+            model.set_submodule(name, nn.AdaptiveAvgPool2d(1))
+        elif isinstance(layer, nn.Conv2d) and isinstance(layer.padding, str):
+            # ExecuTorch's quantizer gives weights a scale per channel only where padding has numbers.
+            same = layer.padding == "same"
+            layer.padding = tuple(size // 2 if same else 0 for size in layer.kernel_size)
 
 
 class MobileNetV3(nn.Module):
