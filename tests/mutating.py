@@ -1,4 +1,4 @@
-"""What broken programs would give: `python mutating.py FOLDER SUITE...`, a process with torch.
+"""What broken programs would give: `python mutating.py FOLDER SUITE/CASE...`, a process with torch.
 
 Leaves FOLDER/SUITE/CASE.npz with, for every output of the FP32 module: `output_N`, what it is; `stale_N`, the same for
 other inputs; `unbiased_N`, what it is without the biases of the module, where it has any.
@@ -18,19 +18,21 @@ from farm.suite_files import find_suites, resolve_suite
 
 
 def main() -> None:
-    folder, *suites = sys.argv[1:]
+    folder, *names = sys.argv[1:]
+    suites = {name.partition("/")[0] for name in names}
     known = find_suites()
+    cases = {f"{suite}/{case.name}": case for suite in suites for case in resolve_suite(suite, known).cases}
+    for suite in suites:
+        (Path(folder) / suite).mkdir(parents=True)
     with torch.no_grad():
-        for name in suites:
-            (Path(folder) / name).mkdir(parents=True)
-            for case in resolve_suite(name, known).cases:
-                module = make_module(case)
-                inputs = make_inputs(case, 0)
-                found = outputs("output", module, inputs)
-                found |= outputs("stale", module, make_inputs(case, case.samples))
-                if unbiased := without_biases(module):
-                    found |= outputs("unbiased", unbiased, inputs)
-                np.savez(Path(folder) / name / f"{case.name}.npz", **found)
+        for name in names:
+            case = cases[name]
+            module, inputs = make_module(case), make_inputs(case, 0)
+            found = outputs("output", module, inputs)
+            found |= outputs("stale", module, make_inputs(case, case.samples))
+            if unbiased := without_biases(module):
+                found |= outputs("unbiased", unbiased, inputs)
+            np.savez(Path(folder) / f"{name}.npz", **found)
 
 
 def outputs(name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> dict[str, np.ndarray]:

@@ -37,7 +37,8 @@ def check_mutations(view: Mapping[str, Any], cache: Path, folder: Path) -> Count
     """
     suites = sorted({job["suite"] for job in view["jobs"]})
     broken = folder / "broken"
-    subprocess.run([sys.executable, str(Path(__file__).with_name("mutating.py")), str(broken), *suites], check=True)
+    cases = sorted({f"{job['suite']}/{job['case']}" for job in view["jobs"]})
+    subprocess.run([sys.executable, str(Path(__file__).with_name("mutating.py")), str(broken), *cases], check=True)
     known = find_suites()
     jobs = {job.id: job for job in plan([resolve_suite(name, known) for name in suites], [find_soc("SM8650")], "htp")}
     tried, caught, missed = Counter[str](), Counter[str](), []

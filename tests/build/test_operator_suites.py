@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
-from pathlib import Path
 
-import pytest
-from farm_home import FarmHome
-
-from farm.build.cache import BundleCache
 from farm.builders import SuiteOperators, installed_builders, suite_operators
 from farm.profiles import find_soc
 from farm.suite_files import find_suites, load_suite
@@ -56,18 +50,3 @@ def test_the_kinds_of_tensors_and_precisions_are_represented() -> None:
     assert {spec.dtype for spec in inputs} == {"float32", "int32", "int64", "bool"}
     assert {len(spec.shape or ()) for spec in inputs} >= {0, 1, 2, 3, 4, 5}
     assert any(spec.dynamic for spec in inputs)
-
-
-@pytest.mark.whole
-def test_the_table_is_what_compiling_says(home: FarmHome, farm_cache: Path) -> None:
-    done = home.farm(
-        *("run", "--soc", "SM8650", "--suite", "quantized_ops", "--suite", "fp_ops", "--virtual", "2", "--json"),
-        timeout_s=3000,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    built: dict[str, set[str]] = {}
-    for job in json.loads(done.stdout)["jobs"]:
-        for attempt in job["attempts"]:
-            bundle = BundleCache(farm_cache).lookup(attempt["bundle_key"])
-            built.setdefault(job["case"], set()).update(bundle.manifest.operators if bundle else ())
-    assert {case: set(targets) for case, targets in said().cases.items()} == built

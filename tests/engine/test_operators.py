@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from farm_home import FarmHome
 from mutations import check_mutations
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.whole
 
@@ -46,6 +46,15 @@ def test_every_builder_has_a_job_that_used_it(ran: tuple[FarmHome, dict[str, Any
     table = json.loads(done.stdout)
     assert len(table["builders"]) > 100
     assert [row["name"] for row in table["builders"] if not row["cells"] and not row["without"]] == []
+
+
+def test_the_table_of_what_cases_are_built_of_is_up_to_date(
+    ran: tuple[FarmHome, dict[str, Any]], tmp_path: Path
+) -> None:
+    home, view = ran
+    (tmp_path / "run.json").write_text(json.dumps(view))
+    script = Path(__file__).parents[2] / "tools" / "generate_operators.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path / "run.json"), "--check"], check=True, env=home.env)
 
 
 def test_what_is_broken_is_caught_by_the_limits(ran: tuple[FarmHome, dict[str, Any]], tmp_path: Path) -> None:

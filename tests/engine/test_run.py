@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from farm_home import FarmHome, wait_for_no_process
+from mutations import check_mutations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAIN = ("run", "--soc", "SM8650", "--virtual", "2")
-# Of the main job, enough of every kind, the cases of the suite smoke with them; all of it is for -m whole.
+# Of the main job, enough of every kind, the cases of the suite smoke with them; all of it is in test_operators.py.
 SOME = (
     "(8a8w or 16a8w) and (/linear[ or /conv2d[ or /matmul[ or /add[ or /gelu[ or /softmax[ or /layer_norm[ "
     "or /max_pool2d[ or /argmax[ or topk or /where[)"
@@ -96,15 +97,6 @@ def main_job(shared: FarmHome) -> dict[str, Any]:
     return view
 
 
-@pytest.mark.whole
-def test_every_operator_is_compiled_and_executed(home: FarmHome) -> None:
-    done = home.farm(*MAIN, "--suite", "quantized_ops", "--json", timeout_s=1500)
-    assert done.returncode == 0, done.stderr[-4000:]
-    view = json.loads(done.stdout)
-    assert len({job["case"] for job in view["jobs"] if job["precision"] == "8a8w"}) >= 60
-    check_main_job(view)
-
-
 def test_operators_are_compiled_and_executed(main_job: dict[str, Any]) -> None:
     assert len(main_job["jobs"]) >= 20
     check_main_job(main_job)
@@ -145,6 +137,10 @@ def test_again_nothing_is_compiled_and_the_exact_numbers_are_the_same(
         }
 
     assert exact(again) == exact(main_job)
+
+
+def test_what_is_broken_is_caught_by_the_limits(shared: FarmHome, main_job: dict[str, Any], tmp_path: Path) -> None:
+    check_mutations(main_job, shared.cache, tmp_path)
 
 
 def test_smoke_shares_the_bundles(home: FarmHome, main_job: dict[str, Any]) -> None:
