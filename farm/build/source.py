@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
+import importlib.metadata
 import importlib.util
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +28,9 @@ def source_place(case: Case) -> tuple[str, ...]:
 def source_digest(case: Case) -> str:
     """Return a hash of the code that makes the module of `case`, and of the files that it names.
 
-    For a module in the suite's folder that is every Python file there, as they may import each other. For an
-    installed package it is the file of the module; torch and executorch are told apart by version.
+    For a module in the suite's folder that is every Python file there, as they may import each other, and the version
+    of every package that they import. For an installed package it is the file of the module; torch and executorch are
+    told apart by version.
     """
     digest = hashlib.sha256()
     for file in case.files:
@@ -37,12 +42,35 @@ def source_digest(case: Case) -> str:
             folder = folder.parent / name[2:].split(".")[0]
         for path in sorted(folder.rglob("*.py")):
             digest.update(str(path.relative_to(folder)).encode() + b"\0")
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+            code = path.read_bytes()
+            digest.update(hashlib.sha256(code).digest())
+            for package in sorted(_imported(code)):
+                digest.update(f"{package} {_version(package)}".encode())
     elif name.partition(".")[0] not in _VERSIONED:
         path_or_none = _installed_file(name)
         if path_or_none is not None:
             digest.update(path_or_none.read_bytes())
     return digest.hexdigest()
+
+
+def _imported(code: bytes) -> set[str]:
+    """Return the packages that a file imports, by their first names; none of what is no Python."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError):
+        return set()
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.partition(".")[0] for name in found} - {*_VERSIONED, *sys.stdlib_module_names}
+
+
+@functools.cache
+def _version(package: str) -> str:
+    # Distributions that are called otherwise than their package are told apart by nothing.
+    try:
+        return importlib.metadata.version(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return ""
 
 
 def _installed_file(name: str) -> Path | None:

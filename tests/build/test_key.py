@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from farm.build import key as key_module
+from farm.build import source as source_module
 from farm.build.key import bundle_key, relevant_versions, toolchain_versions
 from farm.suites import Case, InputSpec, Job, KnownIssue, Limits, Target, Tolerance
 
@@ -83,3 +84,13 @@ def test_a_change_of_the_suites_code_does(job: Job, monkeypatch: pytest.MonkeyPa
     Path(job.case.folder, "ops.py").write_text("class Relu: pass\n")
     monkeypatch.setattr(key_module, "_digests", {})
     assert bundle_key(job, VERSIONS) != before
+
+
+def test_another_version_of_what_that_code_imports_does(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(job.case.folder, "ops.py").write_text("import os, torch\nfrom numpy.linalg import norm\nclass Relu: pass\n")
+    keys = set()
+    for version in ("1", "2", "2"):
+        monkeypatch.setattr(key_module, "_digests", {})
+        monkeypatch.setattr(source_module, "_version", lambda package, version=version: f"{package} {version}")
+        keys.add(bundle_key(job, VERSIONS))
+    assert len(keys) == 2
