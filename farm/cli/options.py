@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 config_option = click.option(
     "--config",
@@ -45,8 +45,45 @@ _ONE_OFF = (
 )
 
 
+_DEVICES = (
+    click.option(
+        "--virtual",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Run on N virtual devices a SoC, with an HTP simulator, instead of attached ones.",
+    ),
+    click.option(
+        "--device",
+        "devices",
+        multiple=True,
+        metavar="NAME",
+        help="Only attached devices of this name or serial; repeatable.",
+    ),
+    click.option(
+        "--label", "labels", multiple=True, help="Only attached devices with this label; repeatable: with all."
+    ),
+    click.option(
+        "--devices",
+        "most_devices",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="At most N attached devices a SoC; otherwise all that are free.",
+    ),
+)
+
+
 def one_off_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what a command that runs one program has: `virtual`, `iterations`, `warm_up`, `timeout_s`."""
-    for option in reversed(_ONE_OFF):
+    return _with(_ONE_OFF, command)
+
+
+def devices_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what a command that runs on many devices has: `virtual`, or `devices`, `labels`, `most_devices`."""
+    return _with(_DEVICES, command)
+
+
+def _with(options: Iterable[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(tuple(options)):
         command = option(command)
     return command

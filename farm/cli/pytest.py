@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from farm.cli.options import config_option
+from farm.cli.options import config_option, devices_options
 from farm.config import load_config
 from farm.errors import UsageError
 
@@ -16,13 +16,7 @@ from farm.errors import UsageError
 @click.command("pytest")
 @click.option("--soc", default="", help="SoC of the devices; where only devices of one are attached, that one.")
 @click.option("--backend", default="htp", show_default=True, help="What programs are compiled for: htp, gpu, lpai.")
-@click.option("--virtual", type=click.IntRange(min=0), default=0, metavar="N",
-              help="Run on N virtual devices, with an HTP simulator, instead of attached ones.")  # fmt: skip
-@click.option("--device", "devices", multiple=True, metavar="NAME",
-              help="Only attached devices of this name or serial; repeatable.")  # fmt: skip
-@click.option("--label", "labels", multiple=True, help="Only attached devices with this label; repeatable: with all.")
-@click.option("--devices", "most_devices", type=click.IntRange(min=1), metavar="N",
-              help="At most N attached devices; otherwise all that are free.")  # fmt: skip
+@devices_options
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report here as well.")
 @click.option("--json", "as_json", is_flag=True,
               help="Print the run as JSON; pytest then writes to standard error.")  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.holding import duration
-from farm.cli.options import config_option
+from farm.cli.options import config_option, devices_options
 from farm.config import load_config
 from farm.engine.profile import Profile
 from farm.errors import UsageError
@@ -28,13 +28,7 @@ _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-firs
 @click.option("--backend", default="htp", show_default=True,
               help="htp, gpu, lpai; or xnnpack, the CPU, where any case runs in fp32.")  # fmt: skip
 @click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
-@click.option("--virtual", type=click.IntRange(min=0), default=0, metavar="N",
-              help="Run on N virtual devices a SoC, with an HTP simulator, instead of attached ones.")  # fmt: skip
-@click.option("--device", "devices", multiple=True, metavar="NAME",
-              help="Only attached devices of this name or serial; repeatable.")  # fmt: skip
-@click.option("--label", "labels", multiple=True, help="Only attached devices with this label; repeatable: with all.")
-@click.option("--devices", "most_devices", type=click.IntRange(min=1), metavar="N",
-              help="At most N attached devices a SoC; otherwise all that are free.")  # fmt: skip
+@devices_options
 @click.option("--nightly", is_flag=True,
               help="Hand a device over, between two jobs, to a person who waits for it.")  # fmt: skip
 @click.option("--resume", metavar="RUN", help="Finish what is missing of a run, stale jobs too: latest, or its id.")
