@@ -18,9 +18,11 @@ from farm.runtime.simulator import host_sdk
 
 
 def pytest_configure() -> None:
-    """Let what tests start hear Ctrl-C, also when a shell started the tests in the background, where it is ignored."""
+    """Let what tests start hear Ctrl-C and a terminal that closes, also in the background and under nohup."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

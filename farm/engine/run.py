@@ -107,11 +107,11 @@ def collect(config: Config, request: RunRequest, note: Callable[[str], None]) ->
 
     Raises UsageError for what cannot be, NothingSelectedError when nothing is left.
     """
-    from farm.engine.toolchain import prepare
-    from farm.store.store import open_store
-
     jobs = select(config, request, jobs_of(config, request))
     if request.asks_the_store:
+        from farm.engine.toolchain import prepare
+        from farm.store.store import open_store
+
         with open_store(config.store_url) as store:
             jobs = narrow(
                 request, jobs, store, lambda: prepare(config, note, virtual=request.virtual > 0).versions, note
@@ -209,11 +209,22 @@ def resume(config: Config, ref: str, front: Front, budget_s: float | None = None
         front.note(f"run {run_id}: {len(jobs) - len(missing)} of {len(jobs)} jobs are finished")
         if not missing:
             if view.exit_code is None:
-                with in_progress(folder):
+                with in_progress(folder) as before:
+                    _release_leases(store, before)
                     store.finish_run(run_id, exit_code_of(view))
                 view = store.run_view(run_id)
             return RunOutcome(exit_code_of(view), view, write_report(view, folder / "report.html"))
         return _Run(config, request, front, store, patience, budget).execute(missing, run_id)
+
+
+def _release_leases(store: Store, pid: int) -> None:
+    """Give back at once what a process had that is known to be dead; others have to wait until it expires."""
+    # One that lives is another with the same number.
+    if pid and not Path(f"/proc/{pid}").exists():
+        host, user = socket.gethostname(), user_name()
+        store.leases.release(
+            lease for lease in store.leases.all() if (lease.host, lease.user, lease.pid) == (host, user, pid)
+        )
 
 
 class _Run:
@@ -255,7 +266,7 @@ class _Run:
         exit_code = InfraError.exit_code
         with in_progress(folder) as before:
             try:
-                self._release_leases(before)
+                _release_leases(self._store, before)
                 with own_folder(self._config.cache_dir / "virtual", run_id) as storage, Supervisor() as supervisor:
                     status = self._on_devices(jobs, run_id, folder, storage, tools, supervisor)
                 exit_code = INTERRUPTED if self._patience.was_asked else self._exit_code(run_id, status)
@@ -274,15 +285,6 @@ class _Run:
         self._past = self._store.past(ids, self._request.device_kind)
         if self._request.failed_first:
             self._first = self._store.failed_last(ids, self._request.device_kind, user_name())
-
-    def _release_leases(self, pid: int) -> None:
-        """Give back at once what a process had that is known to be dead; others have to wait until it expires."""
-        # One that lives is another with the same number.
-        if pid and not Path(f"/proc/{pid}").exists():
-            host, user = socket.gethostname(), user_name()
-            self._store.leases.release(
-                lease for lease in self._store.leases.all() if (lease.host, lease.user, lease.pid) == (host, user, pid)
-            )
 
     def _begin(self, jobs: Sequence[Job], fingerprint: dict[str, str]) -> str:
         from farm.engine.resume import leave_intent

@@ -21,7 +21,7 @@ from executorch.backends.qualcomm.utils.utils import (
 )
 
 from farm.build.delegation import read_delegation, require_whole_graph
-from farm.build.flow import Stopwatch
+from farm.build.flow import Example, Stopwatch
 from farm.build.key import toolchain_versions
 from farm.build.qualcomm import FLOW, compiler_specs
 from farm.errors import DelegationError, FarmError
@@ -70,7 +70,14 @@ def specs_of(target: Target, *, virtual: bool = False) -> dict[str, object]:
 
 def compile_for_gpu() -> str:
     try:
-        FLOW(Chain(), [INPUTS], Target("SM8650", "gpu", "fp16"), toolchain_versions("any"), Stopwatch())
+        FLOW(
+            Chain(),
+            Example(INPUTS, None),
+            [INPUTS],
+            Target("SM8650", "gpu", "fp16"),
+            toolchain_versions("any"),
+            Stopwatch(),
+        )
     except FarmError as error:
         return f"{type(error).__name__}: {error}"
     return ""

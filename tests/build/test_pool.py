@@ -236,6 +236,7 @@ def test_a_crash_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[st
     assert replies[".ops:TwoOut"].ok
 
 
+@pytest.mark.whole
 def test_a_builder_that_is_killed_is_the_farms_fault_after_a_second_try_alone(builds: Builds) -> None:
     marks = builds.scratch / "marks"
     marks.mkdir()
@@ -249,6 +250,7 @@ def test_a_builder_that_is_killed_is_the_farms_fault_after_a_second_try_alone(bu
     assert [other.reason for other in others] == ["ValueError: done"] * 4
 
 
+@pytest.mark.whole
 def test_a_builder_that_has_grown_is_replaced_before_the_next_job(builds: Builds) -> None:
     builds.limits = MemoryLimits(8192, 1024)
     first, second = builds.run(*_leaving(builds), width=1)

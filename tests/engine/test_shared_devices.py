@@ -191,7 +191,8 @@ def test_a_killed_run_leaves_no_device_locked_and_is_resumed(pair: Attached) -> 
 
 
 def test_a_job_whose_device_goes_away_is_run_by_another(pair: Attached) -> None:
-    with pair.running(*LONG, "--json") as process:
+    # Jobs enough that it is in the middle of one.
+    with pair.running(*ALL, "--iterations", "400", "--json") as process:
         until(lambda: verdicts(pair.home), "a first job")
         inject(pair.root(0), Fault("offline", seconds=3600))
         out = process.communicate(timeout=300)[0]
