@@ -1,0 +1,338 @@
+"""Made-up series with known steps: how many are found, how soon, and how often is there an alert about nothing?
+
+    python bench/regressions.py [--seeds 5] [--first-seed 1] [--series 300] [--nights 60] [--sigmas N] [--quick]
+
+Nights are noisy by 2 %, single inferences by 3 %; one night in fifty is 20 to 60 % off, on three nights everything on a
+device is 5 to 15 % slower. A third of the series get slower by 5, 8 or 12 % in a random night. Every night goes
+through the functions of farm/analysis, as the farm calls them; only the devices are made up. A line for each seed, the
+last line is JSON over all seeds: `false_alerts_per_series_night`; `found_8pct_2_nights`, `found_12pct_2_nights`: share
+found in the first or second night with it; `first_bad_exact`: share of the found ones whose first bad run is named.
+The line before tells what it costs (pairs of two times five inferences, old runs looked at), what becomes of steps of
+5 %, and what change points alone find in the histories afterwards, without running anything again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farm.analysis.alerts import Alert, RunRange, grouped, levelled, new_alerts, reference
+from farm.analysis.candidates import LEAST_BASELINE, way
+from farm.analysis.change_points import LEAST_LEVEL, change_points
+from farm.analysis.confirmation import (
+    INFERENCES,
+    MOST_PAIRS,
+    PAIRS,
+    Answer,
+    Confirmation,
+    Pair,
+    confirm,
+    control,
+    pairs_needed,
+)
+from farm.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, suspicion
+from farm.analysis.nights import Observation, is_the_programs, look
+from farm.analysis.robust import discoveries
+from farm.analysis.scale import GATES, Gates, Scale, Series
+from farm.results.attempt import Direction
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.analysis.alerts import AlertGroup
+
+DEVICES = 6
+BETWEEN_NIGHTS, WITHIN_RUN = 0.02, 0.03
+# Of a run: three samples with three iterations each.
+VALUES = 9
+OUTLIERS, OUTLIER = 0.02, (0.2, 0.6)
+HOT_NIGHTS, HOT = 3, (0.05, 0.15)
+STEPS = (0.05, 0.08, 0.12)
+# Within a pair the device warms up or cools down, alike for both bundles.
+DRIFT = 0.05
+DAY_MS = 86_400_000
+
+
+class World:
+    """What really happens: nothing here is known to the farm but `measured` and what `pair` gives."""
+
+    def __init__(self, seed: int, series: int, nights: int) -> None:
+        truth, self._draw = (np.random.default_rng(one) for one in np.random.SeedSequence(seed).spawn(2))
+        self.series, self.nights = series, nights
+        self.device = np.arange(series) % DEVICES
+        self.step_size, self.step_night = self._plant(truth)
+        level = 10 ** truth.uniform(5, 8, size=series)
+        self._level = level[:, None] * np.where(
+            np.arange(nights) >= self.step_night[:, None], 1.0 + self.step_size[:, None], 1.0
+        )
+        night = 1.0 + BETWEEN_NIGHTS * truth.standard_normal((series, nights))
+        outliers = truth.random((series, nights)) < OUTLIERS
+        night *= np.where(outliers, 1.0 + truth.uniform(*OUTLIER, size=(series, nights)), 1.0)
+        self.hot = {
+            (device, int(one))
+            for device in range(DEVICES)
+            for one in truth.choice(np.arange(nights), size=min(HOT_NIGHTS, nights), replace=False)
+        }
+        for device, one in sorted(self.hot):
+            night[self.device == device, one] *= 1.0 + truth.uniform(*HOT)
+        within = 1.0 + WITHIN_RUN * truth.standard_normal((series, nights, VALUES))
+        self.measured = np.median(self._level[:, :, None] * night[:, :, None] * within, axis=2)
+
+    def _plant(self, truth: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return the size of each series' step, 0 for two thirds, and its night: one that can be judged at all."""
+        size, night = np.zeros(self.series), np.full(self.series, self.nights)
+        chosen = truth.permutation(self.series)[: self.series // 3]
+        size[chosen] = np.resize(STEPS, len(chosen))
+        night[chosen] = truth.integers(LEAST_BASELINE, self.nights - 1, size=len(chosen))
+        return size, night
+
+    def slow_down(self, device: int, night: int, size: float) -> None:
+        """Make every bundle for `device` slower from `night` on, as a change of a compiler would."""
+        slower = np.where(np.arange(self.nights) >= night, 1.0 + size, 1.0)
+        self._level[self.device == device] *= slower
+        self.measured[self.device == device] *= slower
+
+    def pair(self, series: int, good: int, new: int) -> Pair:
+        """Run the bundles of two nights one after the other on one device, tonight."""
+        tonight = 1.0 + DRIFT * self._draw.standard_normal()
+        sides = []
+        for night in (good, new):
+            noise = 1.0 + WITHIN_RUN * self._draw.standard_normal(INFERENCES)
+            sides.append(self._level[series, night] * tonight * noise)
+        return sides[0], sides[1]
+
+
+@dataclass
+class Farm:
+    """What the farm does, night by night, and what it remembers."""
+
+    world: World
+    screen: float | None = None
+    """False discovery rate among candidates, before they are confirmed; None confirms all."""
+    sigmas: float = GATES[Scale.RATIO].sigmas
+    alerts: dict[int, list[Alert]] = field(default_factory=dict)
+    """By night."""
+    steps: list[dict[int, float]] = field(default_factory=list)
+    """Of each series: the run where a level begins, and its change."""
+    spent: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.series = [Series(str(one), "latency", "ns", Direction.LOWER) for one in range(self.world.series)]
+        self.steps = [{} for _ in self.series]
+
+    def run(self) -> None:
+        for night in range(self.world.nights):
+            found = self._night(night)
+            self.alerts[night] = [alert for group in found for alert in group.alerts]
+
+    def _night(self, night: int) -> Sequence[AlertGroup]:
+        observations = [self._observation(series, night) for series in range(self.world.series)]
+        usual = GATES[Scale.RATIO]
+        gates = {**GATES, Scale.RATIO: Gates(usual.change, self.sigmas, usual.confirmed)}
+        seen = look(observations, gates=gates)
+        programs = set()
+        for shift in seen.shifts:
+            answers = [self._compare(one, night, up=shift.change > 0) for one in shift.representatives]
+            programs |= {(shift.device, shift.metric)} if is_the_programs(answers) else set()
+            truly = (int(shift.device), night) in self.world.hot
+            self.spent["hot nights told" if truly else "hot nights told wrongly"] += 1
+        if programs:
+            self.spent["devices whose programs were blamed"] += len(programs)
+            seen = look(observations, programs=programs, gates=gates)
+        candidates = seen.candidates
+        if self.screen is not None:
+            kept = discoveries([judgement.p_value for judgement in seen.judgements], self.screen)
+            candidates = tuple(one for one in candidates if kept[one])
+        self.spent["candidates"] += len(candidates)
+        pairs = pairs_needed(len(candidates))
+        ups = [seen.judgements[one].change > 0 for one in candidates]
+        answers = [self._compare(one, night, up=up, first=pairs) for one, up in zip(candidates, ups, strict=True)]
+        found = []
+        for one, answer in zip(candidates, control(answers), strict=True):
+            self.spent[answer.answer.value] += 1
+            if answer.answer is Answer.CONFIRMED:
+                found.append(self._attribute(one, night, answer))
+        new = new_alerts(found, [alert for told in self.alerts.values() for alert in told])
+        return grouped(new)
+
+    def _observation(self, series: int, night: int) -> Observation:
+        values = levelled(Scale.RATIO, self.world.measured[series, :night].tolist(), self.steps[series])
+        return Observation(
+            self.series[series], str(self.world.device[series]), values, float(self.world.measured[series, night])
+        )
+
+    def _compare(self, series: int, night: int, *, up: bool, first: int = PAIRS) -> Confirmation:
+        good = reference(night, self.steps[series])
+        return self._measure(series, good, night, up=up, first=first)
+
+    def _measure(
+        self, series: int, good: int, new: int, *, up: bool, first: int = PAIRS, gate: float | None = None
+    ) -> Confirmation:
+        """Measure pairs, and once more as many where they do not tell."""
+        pairs: list[Pair] = []
+        for most in (first, max(first, MOST_PAIRS)):
+            pairs += [self.world.pair(series, good, new) for _ in range(most - len(pairs))]
+            answer = confirm(Scale.RATIO, pairs, up=up, gate=gate)
+            if answer.answer is not Answer.UNKNOWN:
+                break
+        self.spent["pairs"] += len(pairs)
+        return answer
+
+    def _attribute(self, series: int, night: int, seen: Confirmation) -> Alert:
+        """Run old bundles again until the first bad one is known."""
+        good = reference(night, self.steps[series])
+        values = self.world.measured[series, : night + 1].tolist()
+        bracket = Bracket(good, night)
+        weights = suspicion(Scale.RATIO, values, bracket, seen.change)
+        for _ in range(MOST_PROBES):
+            probe = next_probe(bracket, weights)
+            if probe is None:
+                break
+            self.spent["probes"] += 1
+            answer = self._measure(series, good, probe, up=seen.change > 0, gate=abs(seen.change) / 2.0)
+            bracket = narrowed(bracket, probe, answer.answer)
+        self.steps[series][bracket.bad] = seen.change
+        range_ = RunRange(bracket.bad * DAY_MS, bracket.good * DAY_MS, str(bracket.bad), str(bracket.good))
+        finding = way(Direction.LOWER, seen.change)
+        return Alert(
+            str(series), finding, range_, seen.change, seen.low, seen.high, seen.p_value, f"{seen.reason}; run {night}"
+        )
+
+
+@dataclass
+class Score:
+    """What was found, against what was planted."""
+
+    series_nights: int = 0
+    false: int = 0
+    alerts: int = 0
+    planted: Counter[float] = field(default_factory=Counter)
+    found: Counter[float] = field(default_factory=Counter)
+    in_two: Counter[float] = field(default_factory=Counter)
+    exact: int = 0
+    nights: int = 0
+    spent: Counter[str] = field(default_factory=Counter)
+    points: Counter[str] = field(default_factory=Counter)
+    """What change points find in whole histories."""
+
+    def add(self, farm: Farm) -> None:
+        world = farm.world
+        self.series_nights += world.series * world.nights
+        self.nights += world.nights
+        self.spent += farm.spent
+        self.planted.update(float(size) for size in world.step_size if size)
+        seen = set()
+        for night, alerts in farm.alerts.items():
+            for alert in alerts:
+                self.alerts += 1
+                one = int(alert.series)
+                size, begun = float(world.step_size[one]), int(world.step_night[one])
+                # A second alert about one step is about nothing, as is one about its end.
+                if not size or night < begun or one in seen or alert.change < 0:
+                    self.false += 1
+                    continue
+                seen.add(one)
+                self.found[size] += 1
+                self.in_two[size] += night <= begun + 1
+                self.exact += alert.range.first_bad == str(begun)
+        for one in range(world.series):
+            self._look_back(world, one)
+
+    def _look_back(self, world: World, one: int) -> None:
+        """Score the change points of a whole history: those nearest to the step against the truth, others are false."""
+        found = change_points(Scale.RATIO, world.measured[one].tolist())
+        size, begun = float(world.step_size[one]), int(world.step_night[one])
+        self.points["series"] += 1
+        if begun > world.nights - LEAST_LEVEL:
+            # None, or too late to be a level.
+            self.points["false"] += len(found)
+            return
+        self.points[f"steps {size}"] += 1
+        near = [point for point in found if point.earliest <= begun <= point.latest or abs(point.index - begun) <= 2]
+        self.points["false"] += len(found) - len(near[:1])
+        if near:
+            self.points[f"found {size}"] += 1
+            self.points["found"] += 1
+            self.points["exact"] += near[0].index == begun
+            self.points["inside"] += near[0].earliest <= begun <= near[0].latest
+
+    def merge(self, other: Score) -> None:
+        self.series_nights += other.series_nights
+        self.false += other.false
+        self.alerts += other.alerts
+        self.exact += other.exact
+        self.nights += other.nights
+        for name in ("planted", "found", "in_two", "spent", "points"):
+            getattr(self, name).update(getattr(other, name))
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "false_alerts_per_series_night": round(self.false / self.series_nights, 6),
+            "found_8pct_2_nights": _share(self.in_two[0.08], self.planted[0.08]),
+            "found_12pct_2_nights": _share(self.in_two[0.12], self.planted[0.12]),
+            "first_bad_exact": _share(self.exact, self.found.total()),
+        }
+
+    def more(self) -> dict[str, float]:
+        spent, nights = self.spent, self.nights
+        return {
+            "false_alerts": self.false,
+            "alerts": self.alerts,
+            "found_5pct_2_nights": _share(self.in_two[0.05], self.planted[0.05]),
+            **{f"found_{size * 100:.0f}pct_ever": _share(self.found[size], self.planted[size]) for size in STEPS},
+            "candidates_a_night": round(spent["candidates"] / nights, 2),
+            "refuted_share": _share(spent["refuted"], spent["candidates"]),
+            "unknown_share": _share(spent["unknown"], spent["candidates"]),
+            "pairs_a_night": round(spent["pairs"] / nights, 1),
+            "old_runs_looked_at_per_alert": round(spent["probes"] / max(1, self.alerts), 2),
+            "hot_nights_told": spent["hot nights told"],
+            "hot_nights_told_wrongly": spent["hot nights told wrongly"],
+            "programs_blamed": spent["devices whose programs were blamed"],
+            **{
+                f"change_points_found_{size * 100:.0f}pct": _share(
+                    self.points[f"found {size}"], self.points[f"steps {size}"]
+                )
+                for size in STEPS
+            },
+            "change_points_exact": _share(self.points["exact"], self.points["found"]),
+            "change_points_interval_right": _share(self.points["inside"], self.points["found"]),
+            "change_points_false_per_series": _share(self.points["false"], self.points["series"]),
+        }
+
+
+def _share(part: float, whole: float) -> float:
+    return round(part / max(1, whole), 4)
+
+
+def main() -> None:
+    """Go through the nights of every seed."""
+    parser = argparse.ArgumentParser(description="Regressions that were planted, and what is found of them.")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--series", type=int, default=300)
+    parser.add_argument("--nights", type=int, default=60)
+    parser.add_argument("--sigmas", type=float, default=GATES[Scale.RATIO].sigmas, help="the candidates' sigma gate")
+    parser.add_argument("--screen", type=float, help="false discovery rate among candidates, before they are confirmed")
+    parser.add_argument("--quick", action="store_true", help="one seed")
+    options = parser.parse_args()
+    total = Score()
+    for seed in range(options.first_seed, options.first_seed + (1 if options.quick else options.seeds)):
+        began = time.perf_counter()
+        farm = Farm(World(seed, options.series, options.nights), options.screen, options.sigmas)
+        farm.run()
+        score = Score()
+        score.add(farm)
+        total.merge(score)
+        print(json.dumps({"seed": seed, "seconds": round(time.perf_counter() - began, 1), **score.figures()}))
+    print(json.dumps({"of_all": True, **total.more()}))
+    print(json.dumps(total.figures()))
+
+
+if __name__ == "__main__":
+    main()

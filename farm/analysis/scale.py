@@ -1,0 +1,112 @@
+"""How two values of a metric are compared: as a ratio, in dB, or by their difference; and from where on it matters."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from farm.results.attempt import Direction
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+LEAST_SIGMA = 0.25
+"""A history that repeats to the bit is taken to vary by this share of a candidate's least change."""
+
+# Below this a cosine's distance from 1 is rounding: 120 dB.
+_LEAST_DISTANCE = 1e-12
+
+
+class Scale(StrEnum):
+    """What a change of a metric is measured in. Changes add up on every scale."""
+
+    RATIO = "ratio"
+    """Times, cycles, bytes: the natural logarithm of the ratio."""
+    DECIBEL = "dB"
+    """SQNR, PSNR: a logarithm already, so the difference is what a ratio is elsewhere."""
+    COSINE = "cosine"
+    """As decibels of its distance from 1: all cosines worth having begin with 0.99, and their ratio says nothing."""
+    SHARE = "share"
+    """Shares between 0 and 1, such as top-1 agreement: the difference."""
+
+
+class Gates(msgspec.Struct, frozen=True):
+    """From where on a change matters; both gates of a candidate have to be passed."""
+
+    change: float
+    """Of a candidate: a size, on the scale of the metric."""
+    sigmas: float
+    """Of a candidate: how many times what the history varies by."""
+    confirmed: float
+    """Of a change that pairs confirm: a size, on the scale of the metric."""
+
+
+GATES = {
+    Scale.RATIO: Gates(math.log(1.03), 1.5, math.log(1.02)),
+    Scale.DECIBEL: Gates(0.5, 1.5, 0.25),
+    Scale.COSINE: Gates(0.5, 1.5, 0.25),
+    Scale.SHARE: Gates(0.01, 1.5, 0.005),
+}
+"""Their reasons are in docs/regressions.md."""
+
+
+class Series(msgspec.Struct, frozen=True):
+    """One metric of one job."""
+
+    id: str
+    """Whatever tells it from others."""
+    metric: str
+    unit: str
+    direction: Direction | None
+    """None: neither way is better."""
+    exact: bool = False
+    """Repeats exactly: any change is one."""
+
+    @property
+    def scale(self) -> Scale:
+        """Return how its values are compared."""
+        return scale_of(self.metric, self.unit)
+
+
+def scale_of(metric: str, unit: str) -> Scale:
+    """Return how values of a metric are compared."""
+    if unit == "dB":
+        return Scale.DECIBEL
+    if unit == "1":
+        return Scale.COSINE if metric.startswith("cosine") else Scale.SHARE
+    return Scale.RATIO
+
+
+def scaled(scale: Scale, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return numbers whose differences are changes on `scale`, one for each value.
+
+    A negative value has no ratio: NaN. Zero is -inf there; an SQNR of equal outputs stays inf.
+    """
+    array = np.asarray(values, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if scale is Scale.RATIO:
+            return np.log(array)
+        if scale is Scale.COSINE:
+            return -10.0 * np.log10(np.maximum(1.0 - array, _LEAST_DISTANCE))
+    return array
+
+
+def unscaled(scale: Scale, number: float) -> float:
+    """Return the value that `scaled` makes `number` of."""
+    if scale is Scale.RATIO:
+        with np.errstate(over="ignore"):
+            return float(np.exp(number))
+    return 1.0 - 10.0 ** (-number / 10.0) if scale is Scale.COSINE else number
+
+
+def change_text(scale: Scale, change: float) -> str:
+    """Return a change on `scale` for people: `+8.2 %`, `-0.7 dB`, `-0.012`."""
+    if scale is Scale.RATIO:
+        return f"{100.0 * (unscaled(scale, change) - 1.0):+.1f} %"
+    return f"{change:+.3g}" if scale is Scale.SHARE else f"{change:+.1f} dB"

@@ -1,0 +1,82 @@
+"""One alert for a series and a step, in groups, and what becomes of the history after it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from farm.analysis.alerts import Alert, RunRange, grouped, levelled, new_alerts, reference
+from farm.analysis.candidates import Finding, judge
+from farm.analysis.scale import Scale
+
+from .conftest import LATENCY, noisy
+
+REGRESSION, IMPROVEMENT = Finding.REGRESSION, Finding.IMPROVEMENT
+
+
+def alert(series: str, good: int, bad: int, finding: Finding = REGRESSION, change: float = 0.08) -> Alert:
+    found = RunRange(bad * 1000, good * 1000, f"run-{bad}", f"run-{good}")
+    return Alert(series, finding, found, change, change - 0.01, change + 0.01, 0.001, "+8.3 %")
+
+
+def test_a_step_is_told_once_however_often_it_is_found() -> None:
+    first = alert("a", 4, 5)
+    assert new_alerts([first], []) == (first,)
+    assert new_alerts([alert("a", 4, 5)], [first]) == ()
+    assert new_alerts([alert("a", 2, 7)], [first]) == (), "the same step, less exactly"
+    assert new_alerts([first, alert("a", 2, 7)], []) == (first,)
+
+
+def test_a_next_step_another_series_and_the_way_back_are_told() -> None:
+    known = [alert("a", 4, 5)]
+    others = [alert("a", 5, 6), alert("b", 4, 5), alert("a", 6, 7, IMPROVEMENT)]
+    assert new_alerts(others, known) == tuple(others)
+
+
+def test_what_came_in_one_run_is_one_group_the_worst_first() -> None:
+    found = [
+        alert("small", 4, 5, change=0.05),
+        alert("later", 7, 8),
+        alert("better", 4, 5, IMPROVEMENT, change=-0.5),
+        alert("large", 4, 5, change=0.3),
+    ]
+    first, second = grouped(found)
+    assert [one.series for one in first.alerts] == ["large", "small", "better"]
+    assert (first.range.last_good, first.range.first_bad) == ("run-4", "run-5")
+    assert [one.series for one in second.alerts] == ["later"]
+    assert grouped([]) == ()
+
+
+def test_after_an_alert_the_next_night_is_judged_on_the_new_level() -> None:
+    values = [*noisy(20), *(1.1 * value for value in noisy(2, seed=1))]
+    assert judge(LATENCY, values, 1.1e6).finding is REGRESSION
+    level = levelled(Scale.RATIO, values, {20: math.log(1.1)})
+    assert level[20:] == values[20:], "to the last digit"
+    assert level[:20] == pytest.approx([1.1 * value for value in values[:20]])
+    assert judge(LATENCY, level, 1.1e6).finding is Finding.UNCHANGED
+    assert judge(LATENCY, level, 1.21e6).finding is REGRESSION
+    assert judge(LATENCY, level, 1.0e6).finding is IMPROVEMENT, "the way back is seen at once"
+
+
+def test_steps_add_up_and_none_changes_nothing() -> None:
+    values = [1.0, 1.1, 1.21]
+    assert levelled(Scale.RATIO, values, {1: math.log(1.1), 2: math.log(1.1)}) == pytest.approx([1.21] * 3)
+    assert levelled(Scale.DECIBEL, [41.0, 40.0], {1: -1.0}) == [40.0, 40.0]
+    assert levelled(Scale.RATIO, values, {}) == values
+    array = np.array(values)
+    levelled(Scale.DECIBEL, array, {1: 5.0})  # type: ignore[arg-type]
+    assert array.tolist() == values
+
+
+def test_before_a_step_without_a_size_nothing_can_be_compared() -> None:
+    level = levelled(Scale.DECIBEL, [math.inf, math.inf, 140.0], {2: -math.inf})
+    assert math.isnan(level[0])
+    assert level[2] == 140.0
+
+
+def test_the_good_bundle_is_the_oldest_of_the_baseline_on_its_level() -> None:
+    assert reference(60, []) == 39
+    assert reference(12, []) == 0
+    assert reference(60, [10, 50]) == 50

@@ -1,0 +1,136 @@
+"""What pairs measured in turns say: confirmed, refuted, or not yet."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farm.analysis.confirmation import Answer, Confirmation, confirm, control, pairs_needed
+from farm.analysis.scale import Scale
+
+from .conftest import PATIENT, in_turns
+
+SAMPLES = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=3)
+
+
+def test_ten_pairs_confirm_8_percent_on_a_device_that_drifts() -> None:
+    said = confirm(Scale.RATIO, in_turns(1.08), up=True)
+    assert said.answer is Answer.CONFIRMED
+    assert said.p_value < 0.01
+    assert said.low < math.log(1.08) < said.high
+    assert said.pairs == 10
+    assert "in 10 pairs" in said.reason
+
+
+def test_ten_pairs_refute_a_change_that_is_none() -> None:
+    said = confirm(Scale.RATIO, in_turns(1.0, noise=0.01), up=True)
+    assert said.answer is Answer.REFUTED
+    assert said.high < math.log(1.02)
+
+
+def test_a_small_change_stays_unknown_however_certain_its_sign() -> None:
+    said = confirm(Scale.RATIO, in_turns(1.018, count=10, noise=0.01), up=True)
+    assert said.p_value < 0.01
+    assert said.low < math.log(1.02) < said.high
+    assert said.answer is Answer.UNKNOWN
+
+
+def test_a_few_pairs_say_nothing() -> None:
+    assert confirm(Scale.RATIO, in_turns(1.5, count=5), up=True).answer is Answer.UNKNOWN
+    nothing = confirm(Scale.RATIO, [], up=True)
+    assert nothing.answer is Answer.UNKNOWN
+    assert nothing.pairs == 0
+
+
+def test_more_pairs_decide_what_ten_left_unknown() -> None:
+    pairs = in_turns(1.05, count=40, noise=0.08)
+    assert confirm(Scale.RATIO, pairs[:10], up=True).answer is Answer.UNKNOWN
+    assert confirm(Scale.RATIO, pairs, up=True).answer is Answer.CONFIRMED
+
+
+def test_a_claim_of_slower_is_not_confirmed_by_faster() -> None:
+    pairs = in_turns(1 / 1.08)
+    assert confirm(Scale.RATIO, pairs, up=True).answer is Answer.REFUTED
+    faster = confirm(Scale.RATIO, pairs, up=False)
+    assert faster.answer is Answer.CONFIRMED
+    assert faster.low < math.log(1 / 1.08) < faster.high < 0
+
+
+@PATIENT
+@given(st.lists(st.tuples(st.floats(1e3, 1e6), st.floats(1e3, 1e6)), min_size=1, max_size=20))
+def test_both_ways_are_judged_alike(values: list[tuple[float, float]]) -> None:
+    there = confirm(Scale.RATIO, [([good], [new]) for good, new in values], up=True)
+    back = confirm(Scale.RATIO, [([new], [good]) for good, new in values], up=False)
+    assert there.answer is back.answer
+    assert (there.change, there.low, there.high) == pytest.approx((-back.change, -back.high, -back.low))
+    assert there.p_value == pytest.approx(back.p_value)
+
+
+def test_figures_that_repeat_on_a_device_are_decided_by_their_size() -> None:
+    assert confirm(Scale.DECIBEL, [([41.0] * 5, [40.0] * 5)] * 10, up=False).answer is Answer.CONFIRMED
+    assert confirm(Scale.DECIBEL, [([41.0] * 5, [40.9] * 5)] * 10, up=False).answer is Answer.REFUTED
+    assert confirm(Scale.DECIBEL, [([41.0] * 5, [41.0] * 5)] * 10, up=False).answer is Answer.REFUTED
+
+
+def test_outputs_that_are_equal_with_the_good_bundle_only_are_confirmed() -> None:
+    lost = confirm(Scale.DECIBEL, [([math.inf], [140.0])] * 10, up=False)
+    assert lost.answer is Answer.CONFIRMED
+    assert lost.change == -math.inf
+    same = confirm(Scale.DECIBEL, [([math.inf], [math.inf])] * 10, up=False)
+    assert same.answer is Answer.REFUTED
+    assert same.change == 0.0
+
+
+def test_a_pair_that_cannot_be_compared_is_left_out() -> None:
+    pairs = [*in_turns(1.08), ([], [1.0]), ([1.0], [math.nan]), ([-1.0], [2.0])]
+    assert confirm(Scale.RATIO, pairs, up=True).pairs == 10
+
+
+@PATIENT
+@given(st.sampled_from(list(Scale)), st.lists(st.tuples(SAMPLES, SAMPLES), max_size=12), st.booleans())
+def test_no_samples_break_it(scale: Scale, pairs: list[tuple[list[float], list[float]]], up: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        said = confirm(scale, pairs, up=up)
+    assert 0.0 <= said.p_value <= 1.0
+    assert said.answer in Answer
+
+
+def test_changes_that_are_none_are_rarely_confirmed_and_real_ones_nearly_always() -> None:
+    none = [confirm(Scale.RATIO, in_turns(1.0, seed=seed), up=True).answer for seed in range(300)]
+    real = [confirm(Scale.RATIO, in_turns(1.08, seed=seed), up=True).answer for seed in range(100)]
+    assert none.count(Answer.CONFIRMED) <= 3
+    assert none.count(Answer.REFUTED) > 150
+    assert real.count(Answer.CONFIRMED) >= 98
+
+
+def said(p_value: float, answer: Answer = Answer.CONFIRMED) -> Confirmation:
+    return Confirmation(answer, "+8.0 %", 10, 0.08, 0.06, 0.1, p_value)
+
+
+def test_among_many_candidates_the_weakest_confirmation_does_not_count() -> None:
+    night = [said(0.0001), said(0.009), *(said(0.6, Answer.REFUTED) for _ in range(30))]
+    kept = control(night)
+    assert [one.answer for one in kept[:3]] == [Answer.CONFIRMED, Answer.UNKNOWN, Answer.REFUTED]
+    assert "not enough among 32 candidates of the night" in kept[1].reason
+    assert control(night[:2]) == tuple(night[:2])
+    assert control([]) == ()
+
+
+def test_the_pairs_that_are_needed_let_a_single_change_through() -> None:
+    assert pairs_needed(0) == pairs_needed(25) == 10
+    for candidates in (1, 26, 40, 300, 5000):
+        best = 2.0 ** -(pairs_needed(candidates) - 1)
+        night = [said(best), *(said(1.0, Answer.REFUTED) for _ in range(candidates - 1))]
+        assert control(night)[0].answer is Answer.CONFIRMED
+
+
+def test_the_estimate_is_not_moved_by_one_wild_pair() -> None:
+    pairs = list(in_turns(1.08))
+    pairs[3] = ([1e6] * 5, [9e6] * 5)
+    assert confirm(Scale.RATIO, pairs, up=True).change == pytest.approx(np.log(1.08), abs=0.03)

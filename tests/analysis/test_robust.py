@@ -1,0 +1,155 @@
+"""The statistics against their definitions, spelled out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farm.analysis.robust import (
+    discoveries,
+    level_sigma,
+    median_and_mad,
+    middle_of_pairs,
+    p_of_next,
+    sigma_of_next,
+    signed_rank_p,
+)
+
+from .conftest import PATIENT
+
+FIGURES = st.floats(-1e6, 1e6)
+
+
+def all_signs(differences: list[float]) -> float:
+    """The share of all ways to choose signs with a sum of positive ranks at least as great, ranks shared by ties."""
+    sizes = [abs(one) for one in differences]
+    ranks = [sum(other < one for other in sizes) + (sizes.count(one) + 1) / 2 for one in sizes]
+    seen = sum(rank for rank, one in zip(ranks, differences, strict=True) if one > 0)
+    sums = [sum(chosen) for chosen in itertools.product(*((0.0, rank) for rank in ranks))]
+    return sum(one >= seen - 1e-9 for one in sums) / len(sums)
+
+
+@PATIENT
+@given(st.lists(st.integers(-6, 6).filter(bool), min_size=1, max_size=9))
+def test_the_signed_rank_test_counts_signs_also_with_ties(differences: list[int]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert signed_rank_p(np.array(differences, float)) == pytest.approx(all_signs([float(d) for d in differences]))
+
+
+def test_the_signed_rank_test_is_the_one_of_scipy() -> None:
+    from scipy.stats import wilcoxon
+
+    draw = np.random.default_rng(4)
+    for count in (3, 10, 20, 40):
+        found = draw.standard_normal(count) + 0.3
+        assert signed_rank_p(found) == pytest.approx(wilcoxon(found, alternative="greater").pvalue)
+
+
+def test_equal_pairs_are_no_evidence() -> None:
+    assert signed_rank_p(np.zeros(10)) == 1.0
+
+
+def test_ten_pairs_that_agree_are_one_chance_in_1024() -> None:
+    assert signed_rank_p(np.full(10, 0.5)) == pytest.approx(1 / 1024)
+    assert signed_rank_p(np.array([math.inf] * 10)) == pytest.approx(1 / 1024)
+
+
+@PATIENT
+@given(st.lists(FIGURES, min_size=1, max_size=25))
+def test_the_middle_of_pairs_is_the_median_of_their_walsh_averages(differences: list[float]) -> None:
+    walsh = [(a + b) / 2 for n, a in enumerate(differences) for b in differences[n:]]
+    middle, low, high = middle_of_pairs(np.array(differences), 0.95)
+    assert middle == pytest.approx(float(np.median(walsh)), abs=1e-9)
+    assert low <= middle + 1e-9
+    assert middle <= high + 1e-9
+    assert math.isinf(low) == (len(differences) < 6), "five pairs cannot say anything with 95 %"
+
+
+@PATIENT
+@given(st.lists(st.floats(-1, 1).map(lambda one: round(one, 6)), min_size=8, max_size=12, unique_by=abs))
+def test_the_interval_and_the_test_say_the_same(differences: list[float]) -> None:
+    found = np.array(differences)
+    _, low, _ = middle_of_pairs(found, 0.95)
+    if (1 / 2 ** len(found)) < 0.025 and low != 0 and 0 not in found:
+        assert (low > 0) == (signed_rank_p(found) <= 0.025)
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    draw = np.random.default_rng(5)
+    inside = 0
+    for _ in range(400):
+        _, low, high = middle_of_pairs(draw.standard_t(3, 10) + 1.0, 0.95)
+        inside += low <= 1.0 <= high
+    assert 0.92 <= inside / 400 <= 0.985
+
+
+@PATIENT
+@given(st.lists(st.floats(0, 1), max_size=40), st.floats(0.01, 0.5))
+def test_discoveries_are_the_smallest_up_to_the_last_that_is_small_enough(p_values: list[float], rate: float) -> None:
+    ordered = sorted(p_values)
+    enough = [p for rank, p in enumerate(ordered, 1) if p <= rate * rank / len(ordered)]
+    expected = tuple(bool(enough) and p <= max(enough) for p in p_values)
+    assert discoveries(p_values, rate) == expected
+
+
+def test_few_discoveries_are_chance_where_many_are_asked() -> None:
+    draw = np.random.default_rng(2)
+    shares = []
+    for _ in range(200):
+        chance, real = draw.random(90), draw.random(10) * 1e-4
+        kept = discoveries([*chance, *real], 0.05)
+        shares.append(sum(kept[:90]) / max(1, sum(kept)))
+        assert sum(kept[90:]) == 10
+    assert np.mean(shares) < 0.06
+
+
+@pytest.mark.parametrize("count", [8, 21])
+def test_a_p_value_is_as_rare_as_it_says(count: int) -> None:
+    draw = np.random.default_rng(count)
+    p_values = []
+    for _ in range(4000):
+        before = draw.standard_normal(count)
+        median, mad = median_and_mad(before)
+        p_values.append(p_of_next((draw.standard_normal() - median) / sigma_of_next(mad, count), count))
+    for level in (0.2, 0.05, 0.01):
+        assert np.mean(np.array(p_values) < level) == pytest.approx(level, rel=0.35)
+
+
+def test_a_first_difference_after_20_equal_runs_is_one_chance_in_21() -> None:
+    assert p_of_next(math.inf, 20) == pytest.approx(1 / 21)
+
+
+def test_infinite_values_have_a_median() -> None:
+    assert median_and_mad(np.array([math.inf] * 5)) == (math.inf, 0.0)
+    assert median_and_mad(np.array([math.inf, 3.0, 3.0, 4.0, math.inf]))[0] == 4.0
+    assert median_and_mad(np.array([1.0, 3.0, 2.0, math.inf, 2.0])) == (2.0, 1.0)
+    assert all(math.isnan(one) for one in median_and_mad(np.array([-math.inf, math.inf])))
+
+
+def test_a_step_does_not_look_like_noise() -> None:
+    flat = 0.02 * np.random.default_rng(1).standard_normal(200)
+    stepped = flat + np.where(np.arange(200) < 100, 0.0, 5.0)
+    assert level_sigma(stepped, 0.0) == pytest.approx(level_sigma(flat, 0.0), rel=0.05)
+    assert level_sigma(np.ones(5), 0.01) == 0.01
+    assert level_sigma(np.ones(1), 0.01) == 0.01
+
+
+def test_a_command_that_needs_no_statistics_does_not_load_scipy() -> None:
+    modules = ("alerts", "axes", "candidates", "change_points", "confirmation", "first_bad", "history", "nights")
+    loads = "; ".join(f"import farm.analysis.{name}" for name in modules)
+    said = subprocess.run(
+        [sys.executable, "-c", f"{loads}; import sys; print([m for m in sys.modules if m.startswith('scipy')])"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert said.stdout.strip() == "[]"
