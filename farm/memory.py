@@ -61,10 +61,15 @@ def _family(pid: int) -> list[int]:
     """Return the process, its children, theirs, and so on."""
     found = [pid]
     for member in found:
-        # Every thread has its own children.
-        for listed in (_PROC / str(member) / "task").glob("*/children"):
+        tasks = _PROC / str(member) / "task"
+        try:
+            # Every thread has its own children.
+            threads = list(tasks.iterdir())
+        except OSError:
+            continue  # the process has just ended
+        for thread in threads:
             try:
-                found += map(int, listed.read_bytes().split())
+                found += map(int, (thread / "children").read_bytes().split())
             except OSError:
                 continue  # the thread has just ended
     return found

@@ -39,6 +39,9 @@ class TensorSpec(msgspec.Struct, frozen=True):
     step: float | None = None
     """Quantization step of an output, in its unit; None where it is not quantized, or not as a whole."""
 
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
@@ -138,7 +141,7 @@ def read_tensor(path: Path, spec: TensorSpec) -> NDArray[np.generic]:
 
     size = path.stat().st_size
     if size != spec.nbytes:
-        raise ValueError(f"{path.name} has {size} bytes, expected {spec.nbytes} for {spec.dtype}{list(spec.shape)}")
+        raise ValueError(f"{path.name} has {size} bytes, expected {spec.nbytes} for {spec}")
     return np.fromfile(path, dtype=np.dtype(spec.dtype)).reshape(spec.shape)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from farm.build.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Manifest, TensorSpec, sha256_of
 from farm.build.delegation import built_operators, read_delegation
+from farm.build.dispatcher import one_look_a_list
 from farm.build.factory import make_example, make_inputs, make_module, read_expected
 from farm.build.flow import Stopwatch
 from farm.build.key import relevant_versions
@@ -67,7 +68,7 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
         backend=target.backend,
         precision=target.precision,
         samples=case.samples,
-        inputs=tuple(_spec(tensor) for tensor in samples[0]),
+        inputs=tuple(tensor_spec(tensor) for tensor in samples[0]),
         outputs=program.outputs,
         pte_bytes=(folder / MODEL).stat().st_size,
         delegates=program.delegates,
@@ -107,7 +108,8 @@ def _compile(
     with watch.step("reference"):
         references = {"fp32": [_outputs(module, inputs) for inputs in samples]}
     example = make_example(case, module, samples[0])
-    with _schematics(folder / OPTRACE if _for_optrace(target) else None), built_operators() as operators:
+    schematics = _schematics(folder / OPTRACE if _for_optrace(target) else None)
+    with schematics, built_operators() as operators, one_look_a_list():
         lowered = flow(module, example, samples, target, versions, watch)
     delegation = read_delegation(lowered.edge.exported_program().graph_module)
     steps: Sequence[float | None] = [None] * len(references["fp32"][0])
@@ -125,7 +127,7 @@ def _compile(
         keep_graphs(folder / MODEL, folder / OPTRACE)
     return _Program(
         references=references,
-        outputs=tuple(_spec(tensor, step) for tensor, step in zip(references["fp32"][0], steps, strict=True)),
+        outputs=tuple(tensor_spec(tensor, step) for tensor, step in zip(references["fp32"][0], steps, strict=True)),
         delegates=dict(Counter(delegate.id for delegate in program.executorch_program.execution_plan[0].delegates)),
         delegated_ops=delegation.delegated_ops,
         fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
@@ -141,7 +143,7 @@ def _take_ready(
     case = job.case
     method = read_ready(job)
     for inputs in samples:
-        check_inputs(job, method, inputs)
+        check_inputs(job, method, [tensor_spec(tensor) for tensor in inputs])
     references = {}
     with watch.step("reference"):
         if case.module or case.program:
@@ -150,7 +152,7 @@ def _take_ready(
         elif case.expected:
             references["fp32"] = read_expected(case)
     shutil.copyfile(Path(case.folder, case.pte), folder / MODEL)
-    outputs = tuple(_spec(tensor) for tensor in references["fp32"][0]) if references else output_specs(method)
+    outputs = tuple(tensor_spec(tensor) for tensor in references["fp32"][0]) if references else output_specs(method)
     return _Program(
         references=references,
         outputs=outputs,
@@ -179,7 +181,8 @@ def _outputs(module: torch.nn.Module, inputs: Tensors) -> Tensors:
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
-def _spec(tensor: torch.Tensor, step: float | None = None) -> TensorSpec:
+def tensor_spec(tensor: torch.Tensor, step: float | None = None) -> TensorSpec:
+    """Return a tensor as a manifest describes it."""
     return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), step)
 
 

@@ -19,7 +19,8 @@ from executorch.backends.qualcomm.utils.utils import (
 from executorch.exir import ExecutorchBackendConfig
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
-from farm.build.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, sha256_of
+from farm.build.bundle import INPUTS, MANIFEST, MODEL, Manifest, sha256_of
+from farm.build.compiler import tensor_spec
 from farm.build.debug_protocol import BUNDLE
 from farm.build.debug_reference import Computed, LayerNode, layer_nodes, run_float, run_quantized
 from farm.build.delegation import Delegation, read_delegation
@@ -222,8 +223,8 @@ def _write_manifest(
         backend=target.backend,
         precision=target.precision,
         samples=1,
-        inputs=tuple(_spec(tensor) for tensor in inputs),
-        outputs=tuple(_spec(tensor) for tensor in outputs),
+        inputs=tuple(tensor_spec(tensor) for tensor in inputs),
+        outputs=tuple(tensor_spec(tensor) for tensor in outputs),
         pte_bytes=(bundle / MODEL).stat().st_size,
         delegates={"QnnBackend": delegation.partitions},
         delegated_ops=delegation.delegated_ops,
@@ -238,7 +239,3 @@ def _write_manifest(
 
 def _tensors(value: Any) -> tuple[torch.Tensor, ...]:
     return (value,) if isinstance(value, torch.Tensor) else tuple(value)
-
-
-def _spec(tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))

@@ -109,6 +109,9 @@ class BuilderPool:
             reply = self._build(number, request)
             if not self._stopping.is_set():
                 self._on_done(reply)
+        self._end_builder(number)
+
+    def _end_builder(self, number: int) -> None:
         child = self._children.pop(number, None)
         if child is not None:
             child.terminate(timeout_s=1.0)
@@ -122,6 +125,8 @@ class BuilderPool:
                 try:
                     reply, again = self._ask(number, request)
                 except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for a reply
+                    # What it was asked it may still answer, and that would be taken for the answer to the next.
+                    self._end_builder(number)
                     reply = Reply(request.key, ok=False, seconds=0.0, reason=f"no builder: {error}", infra=True)
                     again = _Again.BESIDE
             if again is _Again.NO:
@@ -150,6 +155,8 @@ class BuilderPool:
         self._fresh.discard(number)
         if line.endswith(b"\n"):
             reply = msgspec.json.decode(line, type=Reply)
+            if reply.key != request.key:
+                raise ValueError(f"it answered what it was asked before ({reply.key})")
             return reply, _Again.BESIDE if reply.infra else _Again.NO
         code = child.process.wait()
 

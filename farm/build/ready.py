@@ -1,4 +1,4 @@
-"""A `.pte` file that was compiled elsewhere, checked against its case and its target. Imports torch."""
+"""A `.pte` file that was compiled elsewhere, checked against its case and its target. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from farm.pte import read_pte
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from farm.pte import Method, Value
     from farm.suites import Job
@@ -45,14 +43,12 @@ def read_ready(job: Job) -> Method:
     return method
 
 
-def check_inputs(job: Job, method: Method, inputs: Sequence[torch.Tensor]) -> None:
+def check_inputs(job: Job, method: Method, inputs: Sequence[TensorSpec]) -> None:
     """Raise ConfigError unless `inputs` are what the program takes."""
-    manifest = Path(job.case.folder) / "suite.toml"
-    given = [f"{_dtype(tensor)}{list(tensor.shape)}" for tensor in inputs]
-    if len(given) != len(method.inputs) or not all(map(_fits, inputs, method.inputs)):
-        wanted = ", ".join(map(str, method.inputs)) or "none"
-        problem = f"are {', '.join(given)}; {job.case.pte} takes {wanted}"
-        raise ConfigError(manifest, f"case.{job.case.name}.inputs", problem)
+    if len(inputs) != len(method.inputs) or not all(map(_fits, inputs, method.inputs)):
+        given, wanted = (", ".join(map(str, tensors)) or "none" for tensors in (inputs, method.inputs))
+        problem = f"are {given}; {job.case.pte} takes {wanted}"
+        raise ConfigError(Path(job.case.folder) / "suite.toml", f"case.{job.case.name}.inputs", problem)
 
 
 def output_specs(method: Method) -> tuple[TensorSpec, ...]:
@@ -65,12 +61,8 @@ def is_dynamic(method: Method) -> bool:
     return any(value.dynamic for value in (*method.inputs, *method.outputs))
 
 
-def _fits(tensor: torch.Tensor, value: Value) -> bool:
-    if _dtype(tensor) != value.dtype or len(tensor.shape) != len(value.shape):
+def _fits(tensor: TensorSpec, value: Value) -> bool:
+    if tensor.dtype != value.dtype or len(tensor.shape) != len(value.shape):
         return False
     sizes = list(zip(tensor.shape, value.shape, strict=True))
     return all(size <= bound for size, bound in sizes) if value.dynamic else all(size == bound for size, bound in sizes)
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -19,8 +19,11 @@ from executorch.backends.qualcomm.utils.utils import (
     generate_qnn_executorch_compiler_spec,
     to_edge_transform_and_lower_to_qnn,
 )
+from torch._export import utils
+from torch.export import decomp_utils
 
 from farm.build.delegation import read_delegation, require_whole_graph
+from farm.build.dispatcher import one_look_a_list
 from farm.build.flow import Example, Stopwatch
 from farm.build.key import toolchain_versions
 from farm.build.qualcomm import FLOW, compiler_specs
@@ -83,6 +86,32 @@ def compile_for_gpu() -> str:
     return ""
 
 
+def composite_operators() -> dict[str, object]:
+    def names() -> set[str]:
+        return {operator.name() for operator in decomp_utils._collect_all_valid_cia_ops()}
+
+    def count() -> None:
+        looks.append(1)
+        look()
+
+    plain, look, looks = names(), utils._materialize_cpp_cia_ops, list[int]()
+    utils._materialize_cpp_cia_ops = count
+    with one_look_a_list():
+        inside, first = names(), len(looks)
+        with torch.library._scoped_library("farm_test", "DEF") as library:
+            library.define("double(Tensor x) -> Tensor")
+            library.impl("double", lambda x: x * 2, "CompositeImplicitAutograd")
+            registered = names()
+    after = len(looks)
+    names()
+    return {
+        "same": inside == plain,
+        "looks": first,
+        "new": sorted(registered - plain),
+        "looks after": len(looks) - after,
+    }
+
+
 LPAI = (
     ("affinity", "hard"), ("client_perf_type", "non_real_time"), ("core_selection", "2"), ("fps", "9"),
     ("ftrt_ratio", "30"), ("lpai_fps", "77"),
@@ -109,4 +138,5 @@ if __name__ == "__main__":
             "htp options": specs_of(Target("SM8650", "htp", "8a8w", HTP)),
         },
         "gpu": compile_for_gpu(),
+        "composite": composite_operators(),
     }))  # fmt: skip

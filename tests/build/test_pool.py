@@ -64,11 +64,17 @@ class Busy(torch.nn.Module):
             time.sleep(0.05)
         mark.unlink()
         raise ValueError("done")
+class Tells(torch.nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        time.sleep(0.5)
+        raise ValueError(f"number {number}")
 left = []
 class Leaves700MB(torch.nn.Module):
     def __init__(self, number):
         super().__init__()
         left.append(b"x" * 700_000_000)
+        time.sleep(0.5)  # its memory is looked at ten times a second
         raise ValueError(f"process {os.getpid()}")
 class NoDelegate(torch.nn.Module):
     def forward(self, x):
@@ -260,11 +266,29 @@ def test_a_builder_that_has_grown_is_replaced_before_the_next_job(builds: Builds
 
 @pytest.mark.whole
 def test_a_job_is_not_to_blame_for_what_others_left_in_its_builder(builds: Builds) -> None:
-    builds.limits = MemoryLimits(1500, 4096)
+    builds.limits = MemoryLimits(1300, 4096)
     first, second = builds.run(*_leaving(builds), width=1)
     assert "process" in first.reason
     assert "process" in second.reason
     assert first.reason != second.reason
+
+
+def test_every_job_has_its_own_answer_also_when_its_builder_could_not_be_looked_at(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def resident_bytes(pid: int) -> int:
+        looks.append(pid)
+        if len(looks) == 2:
+            raise FileNotFoundError("a process that has just ended")
+        return 0
+
+    monkeypatch.setattr("farm.memory.resident_bytes", resident_bytes)
+    requests = [builds.request(".ops:Tells", args=(n,), precision="fp32", backend="xnnpack") for n in range(4)]
+    replies = builds.run(*requests, width=1)
+    said = {reply.key: reply.reason for reply in replies}
+    assert said == {request.key: f"ValueError: number {n}" for n, request in enumerate(requests)}
 
 
 def _leaving(builds: Builds) -> list[Request]:
