@@ -127,26 +127,15 @@ def _case(manifest: Path, suite: _SuiteTable, name: str, table: _CaseTable) -> C
     for expected in table.expect:
         _check_known(manifest, f"{key}.expect.precisions", expected.precisions, PRECISIONS)
         _check_known(manifest, f"{key}.expect.socs", expected.socs, load_socs())
-    case = Case(
-        suite=suite.name,
-        name=name,
-        inputs=table.inputs,
-        module=table.module,
-        checkpoint=table.checkpoint,
-        program=table.program,
-        pte=table.pte,
-        expected=table.expected,
-        args=table.args,
-        kwargs=table.kwargs,
-        seed=table.seed,
-        samples=table.samples,
-        precisions=table.precisions or ((READY,) if table.pte else suite.precisions),
-        tolerances={**suite.tolerance, **table.tolerance},
-        known_issues=tuple(_placed(issue, suite.backends) for issue in table.known_issues),
-        expect=(*table.expect, *([suite.expect] if suite.expect else [])),
-        metrics=table.metrics,
-        folder=str(manifest.parent.resolve()),
-    )
+    given = {name: getattr(table, name) for name in _CaseTable.__struct_fields__ if name in Case.__struct_fields__}
+    filled_in = {
+        "precisions": table.precisions or ((READY,) if table.pte else suite.precisions),
+        "tolerances": {**suite.tolerance, **table.tolerance},
+        "known_issues": tuple(_placed(issue, suite.backends) for issue in table.known_issues),
+        "expect": (*table.expect, *([suite.expect] if suite.expect else [])),
+    }
+    folder = str(manifest.parent.resolve())
+    case = Case(suite=suite.name, name=name, folder=folder, **{**given, **filled_in})
     for file in case.files:
         if not Path(case.folder, file).is_file():
             raise ConfigError(manifest, key, f"{file!r} is no file; it is looked for in {case.folder}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from datetime import date
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -122,6 +123,20 @@ class KnownIssue(_Frozen, frozen=True):
     """Empty is everywhere; a manifest that leaves it out means the backends of its suite."""
     evidence: str = ""
     """The figures that show it, and how they were obtained."""
+    owner: str = ""
+    """Who sees to it."""
+    expires: date | None = None
+    """Last day (UTC) on which it counts; None is for good."""
+
+    @property
+    def summary(self) -> str:
+        """Return the reason, with who sees to it and until when."""
+        until = f"until {self.expires}" if self.expires else ""
+        return f"{self.reason} ({', '.join(filter(None, (self.owner, until)))})" if self.owner or until else self.reason
+
+    def has_expired(self, today: date) -> bool:
+        """Tell whether it counts no more: what it covers is red again."""
+        return self.expires is not None and self.expires < today
 
 
 class Case(_Frozen, frozen=True):
@@ -192,8 +207,7 @@ class Case(_Frozen, frozen=True):
         if target.backend in CPU_BACKENDS:
             return None
         for expected in self.expect:
-            places = ((expected.precisions, target.precision), (expected.socs, target.soc))
-            if all(not named or one in named for named, one in places):
+            if _covers((expected.precisions, target.precision), (expected.socs, target.soc)):
                 return expected
         return None
 
@@ -201,9 +215,14 @@ class Case(_Frozen, frozen=True):
         """Return the known issue that covers the case on `target`."""
         for issue in self.known_issues:
             places = ((issue.precisions, target.precision), (issue.socs, target.soc), (issue.backends, target.backend))
-            if all(not named or one in named for named, one in places):
+            if _covers(*places):
                 return issue
         return None
+
+
+def _covers(*places: tuple[tuple[str, ...], str]) -> bool:
+    """Tell whether each name is among those beside it, of which none are all."""
+    return all(not named or one in named for named, one in places)
 
 
 class Suite(_Frozen, frozen=True):

@@ -32,14 +32,19 @@ class FarmHome:
         return {**kept, "FARM_CACHE_DIR": str(self.cache), "FARM_STATE_DIR": str(self.state), "COLUMNS": "80"}
 
     def farm(
-        self, *arguments: str, timeout_s: float = 120, env: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        *arguments: str,
+        timeout_s: float = 120,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: str = "",
     ) -> subprocess.CompletedProcess[str]:
         """Run `farm` as a user does, without a terminal."""
         return subprocess.run(
             [sys.executable, "-m", "farm.cli.main", *arguments],
             env={**self.env, **(env or {})},
             cwd=cwd or self.cwd,
-            stdin=subprocess.DEVNULL,
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from farm.cli.options import config_option
 from farm.cli.output import print_json
 from farm.config import load_config
 from farm.report.clean import one_line
+from farm.report.plot import sparkline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,7 +43,8 @@ def command(
 
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians of an attempt's
     samples. Virtual devices and hardware are never in one table. What is different about a run from the one before is
-    told beside it. Runs of 'farm debug' are left out.
+    told beside it. Below, a line for each metric that moved, from its least to its greatest. Runs of 'farm debug'
+    are left out.
     """
     from farm.store.store import open_store
 
@@ -84,7 +87,26 @@ def _tables(points: Sequence[HistoryPoint], wanted: Sequence[str], facts: Mappin
         lines.append(f"{job_id}  {f'{kind} device' if kind else 'no device'}")
         for line, what in zip(_aligned(table, left=3), changed, strict=True):
             lines += _with_change(line, what)
+        lines += _plots(points_of_job, shown)
     return lines
+
+
+def _plots(points: Sequence[HistoryPoint], shown: Sequence[str]) -> list[str]:
+    """Return a line for every metric that moved: oldest to newest, with its least and greatest."""
+    lines = []
+    width = max(map(len, shown), default=0)
+    for metric in shown:
+        found = [point for point in points if point.metric == metric]
+        known = sorted((point for point in found if point.p50 is not None), key=_p50)
+        if known and known[0].p50 != known[-1].p50:
+            # The newest are the ones that somebody asks for.
+            line = sparkline([point.p50 for point in found][-(_WIDTH - width - _LEAST_ROOM - 4) :])
+            lines.append(f"  {metric.ljust(width)}  {line}  {_figure(known[0])} to {_figure(known[-1])}")
+    return lines
+
+
+def _p50(point: HistoryPoint) -> float:
+    return math.nan if point.p50 is None else point.p50
 
 
 def _difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -27,22 +26,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 _LOOK_SECONDS = 0.3
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_PART = r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|min|m|h|d)\s*"
 _SAID_CHARACTERS = 500
-_LONGEST_S = 30 * 86400
-
-
-def duration(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
-    """Return `90s`, `10m`, `1.5h`, `1h30m` or `2d` in seconds: the callback of an option."""
-    if value is None:
-        return None
-    parts = re.findall(_PART, value) if re.fullmatch(rf"\s*(?:{_PART})+", value) else []
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if not 0 < seconds <= _LONGEST_S:
-        problem = f"{value!r}: expected a time of at most 30 days, such as 90s, 10m, 1h30m or 2d"
-        raise click.BadParameter(problem, context, option)
-    return seconds
 
 
 def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: str) -> list[Device]:

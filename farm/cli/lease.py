@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from farm.cli.holding import duration
-from farm.cli.options import config_option
+from farm.cli.options import config_option, duration
 
 
 @click.command("lease")

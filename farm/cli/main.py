@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 import sys
 import traceback
 
@@ -11,7 +12,8 @@ import click
 from farm import __version__
 from farm.errors import FarmError, InfraError
 
-# Name -> what `farm --help` says of it; the module farm.cli.NAME has a click command called `command`.
+# Name -> what `farm --help` says of it; the module farm.cli.NAME has a click command called `command`. A name that is a
+# word of Python has an underscore behind it there.
 _COMMANDS = {
     "run": "Compile suites for SoCs, run them on devices, judge and report.",
     "pytest": "Run your own pytest tests, or ExecuTorch's, one worker a device.",
@@ -23,11 +25,16 @@ _COMMANDS = {
     "virtual": "Start virtual devices that stay, and let them misbehave.",
     "report": "Write and show the report of a run.",
     "coverage": "Show every operator in every precision, and how its cases do.",
+    "status": "Show how things stand: newly red, not tested, infra trouble.",
     "history": "Show what a job's numbers were, run by run.",
+    "diff": "Compare two runs: newly red, fixed, slower, faster, missing.",
     "profile": "Show where a job's time goes, node by node, or compare two runs.",
     "debug": "Compare a job's numbers layer by layer and name the first that goes wrong.",
     "exec": "Run a ready .pte file on a device: outputs, latency, profile.",
+    "export": "Write what runs hold for other tools, or for another store.",
+    "import": "Read runs that 'farm export' wrote into this store.",
     "repro": "Run a past result again from its exact bundle, or write a script that does.",
+    "sql": "Ask the store a question in SQL, read only.",
     "suites": "List suites, or the cases of some.",
     "socs": "List the SoCs that farm knows.",
     "doctor": "Say what can be compiled, staged and run here, and how to repair what cannot.",
@@ -46,7 +53,8 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        command = importlib.import_module(f"farm.cli.{cmd_name}").command
+        module = f"farm.cli.{cmd_name}_" if keyword.iskeyword(cmd_name) else f"farm.cli.{cmd_name}"
+        command = importlib.import_module(module).command
         assert isinstance(command, click.Command)  # noqa: S101 - a slip of ours, not of the user
         return command
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import sys
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
 
 import click
 import msgspec
@@ -12,7 +15,7 @@ import msgspec
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from farm.store.view import RunView
@@ -50,8 +53,39 @@ def print_json(answer: Mapping[str, object]) -> None:
 
 def write_file(path: Path, text: str) -> None:
     """Write a file that the user named, and its folder. Raises UsageError."""
+    with written(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def written(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that is at `path` when all of it is written, and nowhere when that fails. Raises UsageError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():
+            # A terminal, a pipe: nothing can take its place.
+            with path.open("wb") as file:
+                yield file
+            return
+        target = path.resolve()
+        part = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
+        try:
+            with part.open("wb") as file:
+                yield file
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+@contextmanager
+def standard_output() -> Iterator[IO[bytes]]:
+    """Yield standard output for bytes. When its reader goes away the command ends quietly, as if by SIGPIPE."""
+    try:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # Python would complain when it flushes what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(128 + signal.SIGPIPE) from None

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.holding import duration
-from farm.cli.options import config_option, devices_options
+from farm.cli.options import config_option, devices_options, duration
 from farm.config import load_config
 from farm.engine.profile import Profile
 from farm.errors import UsageError

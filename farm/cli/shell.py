@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.holding import duration
-from farm.cli.options import config_option
+from farm.cli.options import config_option, duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,6 +6,7 @@ import secrets
 import socket
 import time
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -277,6 +278,8 @@ class _Debug:
 
     def _finished(self, ending: Ending, key: str, notes: tuple[str, ...], log: str = "") -> Attempt:
         issue = self._job.known_issue
+        if issue is not None and issue.has_expired(datetime.now(tz=UTC).date()):
+            issue = None
         known = ending.verdict is Verdict.FAILED and issue is not None and issue.stage == ending.stage
         diagnosis = self._diagnosis()
         return Attempt(
@@ -288,7 +291,7 @@ class _Debug:
             started_ms=self._started_ms,
             seconds=sum(self._clock.seconds.get(part, 0.0) for part in self._places),
             bundle_key=key,
-            known_issue=issue.reason if known and issue else "",
+            known_issue=issue.summary if known and issue else "",
             log=bounded_log(log),
             notes=tuple(one_line(note) for note in ("farm debug: compiled to keep every tensor", *notes)),
             layers=layer_comparisons([row.layer for row in self._layers], diagnosis),

@@ -15,6 +15,7 @@ from farm.errors import UsageError
 from farm.execution.raw import ETDUMP_FILE
 from farm.results.attempt import Attempt, Comparison, Verdict
 from farm.results.numerics import compare, worst
+from farm.results.outputs import compared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,11 +121,7 @@ def _comparisons(ready: ReadyProgram, outputs: dict[tuple[int, int], NDArray[np.
         figures = worst(
             compare(outputs[sample, index], expected[index]) for sample, expected in enumerate(ready.expected)
         )
-        found.append(
-            Comparison(
-                index, EXPECTED, figures.sqnr_db, figures.cosine, figures.max_abs, figures.mismatch, peak=figures.peak
-            )
-        )
+        found.append(compared(index, EXPECTED, figures))
     return tuple(found)
 
 

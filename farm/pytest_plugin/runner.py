@@ -239,4 +239,4 @@ def _output(raw: RawResult, report: RunnerReport, sample: int, index: int) -> ND
 
 
 def _shown(specs: Sequence[TensorSpec]) -> str:
-    return ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in specs) or "none"
+    return ", ".join(map(str, specs)) or "none"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import msgspec
 
 from farm.report.summary import summarize
 from farm.report.worth import worths
+from farm.store.values import jsonable
 from farm.store.view import RunView
 
 
@@ -21,7 +19,7 @@ def render_json(view: RunView) -> str:
     which means "does not apply".
     """
     summary = summarize(view)
-    document = _finite(msgspec.to_builtins(view))
+    document = jsonable(msgspec.to_builtins(view))
     document["summary"] = {
         "verdict_line": summary.verdict_line,
         "tone": summary.tone.value,
@@ -38,15 +36,3 @@ def render_json(view: RunView) -> str:
 def parse_json(text: str | bytes) -> RunView:
     """Return the run that `render_json` wrote. Raises msgspec.ValidationError for anything else."""
     return msgspec.json.decode(text, type=RunView, strict=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_finite(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value

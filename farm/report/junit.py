@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import xml.etree.ElementTree as ET
 
 import msgspec
@@ -46,7 +45,7 @@ def _test_case(suite: ET.Element, job: JobSummary) -> None:
     case = ET.SubElement(
         suite,
         "testcase",
-        {"classname": _attribute(view.suite), "name": _attribute(name), "time": f"{_seconds(job):.3f}"},
+        {"classname": _attribute(view.suite), "name": _attribute(name), "time": f"{job.seconds:.3f}"},
     )
     facts = {"soc": view.soc, "backend": view.backend, "precision": view.precision}
     facts |= {"device": job.device, "device_kind": job.kind} if job.device else {}
@@ -97,12 +96,8 @@ def _totals(jobs: list[JobSummary] | tuple[JobSummary, ...]) -> dict[str, str]:
         "failures": str(sum(job.outcome is Outcome.FAILED for job in jobs)),
         "errors": str(sum(job.outcome is Outcome.INFRA for job in jobs)),
         "skipped": str(sum(job.outcome in skipped for job in jobs)),
-        "time": f"{sum(_seconds(job) for job in jobs):.3f}",
+        "time": f"{sum(job.seconds for job in jobs):.3f}",
     }
-
-
-def _seconds(job: JobSummary) -> float:
-    return math.fsum(a.seconds for a in job.job.attempts if math.isfinite(a.seconds))
 
 
 def _run_facts(summary: RunSummary) -> dict[str, str]:

@@ -124,6 +124,11 @@ class JobSummary(msgspec.Struct, frozen=True):
         return self.attempt.device if self.attempt else ""
 
     @property
+    def seconds(self) -> float:
+        """Wall time of all its attempts on devices."""
+        return math.fsum(one.seconds for one in self.job.attempts if math.isfinite(one.seconds))
+
+    @property
     def virtual(self) -> bool:
         """Whether its numbers come from a virtual device."""
         return self.kind == "virtual"

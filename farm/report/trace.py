@@ -1,4 +1,4 @@
-"""An ETDump -> a trace that Perfetto and chrome://tracing show.
+"""An ETDump, or a run -> a trace that Perfetto and chrome://tracing show.
 
 Format: "Trace Event Format", JSON object form, complete events (`ph` X) and metadata (`ph` M). Pure.
 """
@@ -6,6 +6,7 @@ Format: "Trace Event Format", JSON object form, complete events (`ph` X) and met
 from __future__ import annotations
 
 from collections import Counter
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from farm.report.clean import one_line
@@ -15,11 +16,15 @@ from farm.results.profile import delegate_calls
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from farm.results.attempt import Attempt
     from farm.results.etdump import Block, ProfileEvent
+    from farm.store.view import RunView
 
 _PROCESS = 1
 _RUNTIME_TRACK = 1
 _NAME_LIMIT = 200
+_TEXT_LIMIT = 1000
+_LONGEST_S = 1e9
 
 BY_CLOCK = "by the delegate's clock"
 IN_PROPORTION = "in proportion to its value: the delegate gives no times"
@@ -44,6 +49,60 @@ def chrome_trace(blocks: Sequence[Block], facts: Mapping[str, str], delegates: C
         "executions": "all, warm-ups included",
     }
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {**_clean(facts), **notes}}
+
+
+def run_trace(view: RunView) -> dict[str, Any]:
+    """Return a trace of a run: a track for each device, a slice for each attempt, from when the first began.
+
+    A device executes one job at a time, while files of others come and go: an attempt's seconds have the transfers,
+    which may lie before its beginning. A slice ends where the next begins at the latest; `args.seconds` is the whole.
+    An attempt that never began is in no track, and counted in `otherData.not_shown`.
+    """
+    numbered = [
+        (attempt, number) for job in view.jobs for number, attempt in enumerate(job.attempts, 1) if attempt.started_ms
+    ]
+    kinds = {device.serial: device.kind for device in view.devices}
+    serials = list(dict.fromkeys([*kinds, *sorted(attempt.device for attempt, _ in numbered)]))
+    tracks = {serial: track for track, serial in enumerate(serials, start=1)}
+    begin_ms = min([view.started_ms, *(attempt.started_ms for attempt, _ in numbered)])
+    events = [_named("process_name", 0, f"farm run {view.id}")]
+    for serial, track in tracks.items():
+        kind = kinds.get(serial, "")
+        events.append(_named("thread_name", track, f"{serial} ({kind})" if kind else serial or "no device"))
+        on_it = sorted((one for one in numbered if one[0].device == serial), key=lambda one: one[0].started_ms)
+        following = [attempt.started_ms for attempt, _ in on_it[1:]]
+        for (attempt, number), next_ms in zip_longest(on_it, following):
+            length = _ns(attempt.seconds)
+            room = length if next_ms is None else min(length, (next_ms - attempt.started_ms) * 1_000_000)
+            start = (attempt.started_ms - begin_ms) * 1_000_000
+            events.append(
+                _complete(attempt.job_id, attempt.verdict.value, track, start, room, _attempt_facts(attempt, number))
+            )
+    facts = {
+        "run": view.id,
+        "command": view.command,
+        "device_kinds": ", ".join(sorted(set(kinds.values()))),
+        "begin_ms": str(begin_ms),
+        "not_shown": str(sum(len(job.attempts) for job in view.jobs) - len(numbered)),
+    }
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _clean(facts)}
+
+
+def _attempt_facts(attempt: Attempt, number: int) -> dict[str, Any]:
+    texts = {
+        "verdict": attempt.verdict.value,
+        "stage": attempt.stage.value,
+        "cause": attempt.cause.value,
+        "reason": attempt.reason,
+        "known_issue": attempt.known_issue,
+    }
+    told = {name: one_line(text, _TEXT_LIMIT) for name, text in texts.items() if text}
+    return {**told, "attempt": number, "seconds": _ns(attempt.seconds) / 1e9}
+
+
+def _ns(seconds: float) -> int:
+    # A time that cannot be has no length.
+    return round(seconds * 1e9) if 0 <= seconds < _LONGEST_S else 0
 
 
 def _block(block: Block, number: int, begin: int, tracks: Mapping[tuple[int, int], int]) -> Iterable[dict[str, Any]]:

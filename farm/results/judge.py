@@ -5,6 +5,7 @@ Nothing is written and no device is asked. docs/results.md has the table of verd
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -157,7 +158,10 @@ def _with_known_issue(job: Job, attempt: Attempt) -> Attempt:
     if issue is None:
         return attempt
     if attempt.verdict is Verdict.FAILED and attempt.stage == issue.stage:
-        return msgspec.structs.replace(attempt, known_issue=issue.reason)
+        if issue.has_expired(datetime.now(tz=UTC).date()):
+            note = f"known issue has expired, fix it or give it another date: {issue.summary}"
+            return msgspec.structs.replace(attempt, notes=(*attempt.notes, one_line(note)))
+        return msgspec.structs.replace(attempt, known_issue=issue.summary)
     if attempt.verdict is Verdict.PASSED:
         note = f"known issue no longer shows: {issue.reason}"
         return msgspec.structs.replace(attempt, notes=(*attempt.notes, note))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from farm.results.metrics import measure
 from farm.results.numerics import Figures, Violation, compare, is_decided, signal_problem, violations, with_loss, worst
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -40,7 +41,7 @@ def outputs_problem(bundle: Bundle, raw: RawResult, report: RunnerReport) -> End
     for index, (written, expected) in enumerate(zip(report.outputs, manifest.outputs, strict=True)):
         # Without a reference the program's own description is all there is, and that has the bounds of a dynamic shape.
         if manifest.references and (written.dtype, written.shape) != (expected.dtype, expected.shape):
-            return _wrong(f"output {index} is {written}, the reference is {expected.dtype}{list(expected.shape)}")
+            return _wrong(f"output {index} is {written}, the reference is {expected}")
         for sample in range(manifest.samples):
             path = raw.output(sample, index)
             try:
@@ -67,14 +68,34 @@ def reference_problem(bundle: Bundle) -> Ending | None:
 def compare_outputs(bundle: Bundle, raw: RawResult) -> FiguresByOutput:
     """Return the figures of every output of every sample. Raises BundleError when a reference cannot be read."""
     figures: FiguresByOutput = {}
-    for sample, index, kind in _every(bundle):
-        spec = bundle.manifest.outputs[index]
-        reference = _reference(bundle, kind, sample, index)
-        found = compare(_output(bundle, raw, sample, index), reference, spec.step)
-        if kind == "fp32" and "quantized" in bundle.manifest.references:
-            found = with_loss(found, compare(_reference(bundle, "quantized", sample, index), reference))
-        figures.setdefault((index, kind), []).append(found)
+    manifest = bundle.manifest
+    for index, sample in itertools.product(range(len(manifest.outputs)), range(manifest.samples)):
+        references = {kind: _reference(bundle, kind, sample, index) for kind in manifest.references}
+        if not references:
+            continue  # nobody knows which shape its outputs have
+        actual = _output(bundle, raw, sample, index)
+        for kind, reference in references.items():
+            found = compare(actual, reference, manifest.outputs[index].step)
+            if kind == "fp32" and "quantized" in references:
+                found = with_loss(found, compare(references["quantized"], reference))
+            figures.setdefault((index, kind), []).append(found)
     return figures
+
+
+def compared(output: int, reference: str, figures: Figures, broken: Iterable[str] = ()) -> Comparison:
+    """Return one output against one reference as an attempt keeps it, with the limits that it breaks."""
+    return Comparison(
+        output,
+        reference,
+        figures.sqnr_db,
+        figures.cosine,
+        figures.max_abs,
+        figures.mismatch,
+        tuple(broken),
+        peak=figures.peak,
+        steps=figures.steps,
+        loss_db=figures.loss_db,
+    )
 
 
 def measure_outputs(job: Job, bundle: Bundle, raw: RawResult) -> tuple[tuple[Measurement, ...], dict[int, list[str]]]:
@@ -111,20 +132,7 @@ def decide(
         found = violations(figure, limits[kind])
         if kind == "fp32":
             found = (*found, *(Violation(text, 1.0) for text in broken_metrics.get(index, ())))
-        comparisons.append(
-            Comparison(
-                index,
-                kind,
-                figure.sqnr_db,
-                figure.cosine,
-                figure.max_abs,
-                figure.mismatch,
-                tuple(violation.text for violation in found),
-                peak=figure.peak,
-                steps=figure.steps,
-                loss_db=figure.loss_db,
-            )
-        )
+        comparisons.append(compared(index, kind, figure, (violation.text for violation in found)))
         broken += [(violation, f"output {index} against {kind}: {violation.text}") for violation in found]
     if broken:
         _, reason = max(broken, key=lambda item: item[0].excess)

@@ -110,7 +110,8 @@ def _newest_row(debugged: Collection[str], run_ids: Collection[str] | None, *, t
         query = query.where(exists().where(attempt.c.run_job_id == row.c.id))
     if run_ids is not None:
         query = query.where(row.c.run_id.in_(run_ids))
-    return query.order_by(row.c.id.desc()).limit(1).correlate(schema.job).scalar_subquery()
+    # Not by row: an imported run may be older than those before it.
+    return query.order_by(row.c.run_id.desc()).limit(1).correlate(schema.job).scalar_subquery()
 
 
 def _newest(connection: Connection, which: ColumnElement[bool], run_ids: Collection[str] | None) -> list[JobResult]:

@@ -77,6 +77,20 @@ class Database:
 
         return self._patiently(once)
 
+    def ask(self, query: str, limit: int) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Return the names of the columns and at most `limit` rows of a query that somebody wrote.
+
+        Raises StoreError for what the database refuses, UsageError where it is not open to read only.
+        """
+        if not self.readonly:
+            raise UsageError(f"{self.name}: the store is open to write: no place for a query of somebody's own")
+        with self.reading() as connection:
+            # A colon is no parameter of ours, and neither is a per cent sign one of the driver's.
+            result = connection.execute(text(query.replace(":", r"\:")))
+            if not result.returns_rows:
+                raise UsageError("that is no query: it has no rows")
+            return list(result.keys()), [tuple(row) for row in result.fetchmany(limit)]
+
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
@@ -98,7 +112,10 @@ class Database:
 
     def _create_engine(self) -> Engine:
         if not self._is_sqlite:
-            return create_engine(self._url, pool_pre_ping=True)
+            # Also of a second transaction, which a query of somebody's own could begin.
+            own = self._url.query.get("options", "")
+            settings = {"options": f"{own} -c default_transaction_read_only=on"} if self.readonly else {}
+            return create_engine(self._url, pool_pre_ping=True, connect_args=settings)
         url, uri = self._url, {}
         if self.readonly:
             # A store on a medium that cannot be written has no place for the shared memory of a write-ahead log.

@@ -18,7 +18,7 @@ from farm.store.rows import ATTEMPT_COLUMNS, FIGURES
 from farm.store.view import DeviceView, JobView, RunView, Stale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from sqlalchemy import Connection, Row, Select, Table
 
@@ -58,7 +58,7 @@ def run_view(connection: Connection, run_id: str) -> RunView:
     run = connection.execute(query).first()
     if run is None:
         return run_view(connection, resolve_run(connection, run_id))
-    attempts = _attempts(connection, run_id)
+    attempts = attempts_of(connection, run_id)
     return RunView(
         id=run.id,
         command=run.command,
@@ -101,28 +101,38 @@ def _back(connection: Connection, ref: str, steps: int) -> str:
     raise UsageError(f"{ref}: the store {has}")
 
 
-def _devices(connection: Connection, run_id: str) -> tuple[DeviceView, ...]:
-    attempt, device = schema.attempt.c, schema.device.c
-    used = (
-        select(
-            attempt.device_id,
-            func.count(attempt.run_job_id.distinct()).label("jobs"),
-            func.sum(attempt.seconds).label("seconds"),
-        )
-        .select_from(schema.attempt.join(schema.run_job))
-        .where(schema.run_job.c.run_id == run_id)
-        .group_by(attempt.device_id)
-        .subquery()
-    )
+def devices_of(connection: Connection, run_id: str) -> Sequence[Row[Any]]:
+    """Return the devices that had a part in a run, in an order that is the same in every store."""
     query = (
-        select(device.serial, device.soc, device.kind, device.build, used.c.jobs, used.c.seconds)
-        .select_from(schema.run_device.join(schema.device).outerjoin(used, used.c.device_id == device.id))
+        select(schema.device)
+        .select_from(schema.run_device.join(schema.device))
         .where(schema.run_device.c.run_id == run_id)
-        .order_by(device.serial, device.id)
     )
+    # Not by the database: two have two orders of text.
+    return sorted(connection.execute(query), key=lambda row: (row.serial, row.soc, row.kind, row.build))
+
+
+def _devices(connection: Connection, run_id: str) -> tuple[DeviceView, ...]:
+    attempt = schema.attempt.c
+    query = (
+        select(attempt.device_id, attempt.run_job_id, attempt.seconds)
+        .select_from(schema.attempt.join(schema.run_job))
+        .where(schema.run_job.c.run_id == run_id, attempt.device_id.is_not(None))
+    )
+    used: dict[int, list[tuple[int, float]]] = {}
+    for device_id, run_job_id, seconds in connection.execute(query):
+        used.setdefault(device_id, []).append((run_job_id, seconds))
     return tuple(
-        DeviceView(row.serial, row.soc, row.kind, row.build, row.jobs or 0, row.seconds or 0.0)
-        for row in connection.execute(query)
+        DeviceView(
+            row.serial,
+            row.soc,
+            row.kind,
+            row.build,
+            len({run_job_id for run_job_id, _ in used.get(row.id, ())}),
+            # Whatever the order of the rows, which may be another one in another store.
+            math.fsum(seconds for _, seconds in used.get(row.id, ())),
+        )
+        for row in devices_of(connection, run_id)
     )
 
 
@@ -159,7 +169,7 @@ _CASE_COLUMNS = (schema.suite_case.c.module, schema.suite_case.c.version)
 _JOB_COLUMNS = ("suite", "soc", "backend", "precision", "options")
 
 
-def _attempts(connection: Connection, run_id: str) -> dict[int, list[Attempt]]:
+def attempts_of(connection: Connection, run_id: str) -> dict[int, list[Attempt]]:
     """Return the attempts of a run by the id of their `run_job`, oldest first."""
     comparisons: dict[int, list[Comparison]] = {}
     for row in connection.execute(_of_run(schema.comparison, run_id)):

@@ -131,3 +131,52 @@ class Past(msgspec.Struct, frozen=True):
     """On the device."""
     total_seconds: float
     """Both, compiling as 0 where the bundle came from the cache."""
+
+
+class Before(msgspec.Struct, frozen=True):
+    """The newest verdict about a job's code before some run."""
+
+    run_id: str
+    time_ms: int
+    """When it was recorded; epoch, milliseconds."""
+    verdict: str
+    known_issue: str
+
+
+class JobStatus(msgspec.Struct, frozen=True):
+    """How one job of a run ended, without its numbers."""
+
+    job_id: str
+    verdict: str
+    """Of the attempt that decides; empty where there is none."""
+    known_issue: str
+    stage: str
+    reason: str
+    """One line; why it is stale where it is."""
+    stale: bool = False
+    before: Before | None = None
+    """On this kind of device; None for a job that never had a verdict."""
+
+
+class RunStatus(msgspec.Struct, frozen=True):
+    """A run without its numbers."""
+
+    run_id: str
+    command: str
+    user: str
+    priority: str
+    device_kind: str
+    started_ms: int
+    finished_ms: int | None
+    exit_code: int | None
+    jobs: tuple[JobStatus, ...]
+
+
+class UnfinishedRun(msgspec.Struct, frozen=True):
+    """A run that has no end."""
+
+    run_id: str
+    user: str
+    host: str
+    command: str
+    started_ms: int

@@ -71,7 +71,7 @@ def now_ms() -> int:
 
 def new_run_id(started_ms: int) -> str:
     """Return an id that sorts by time, to the second, and that no other machine gives in the same second."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(started_ms // 1000))}-{secrets.token_hex(3)}"
+    return values.run_id_time(started_ms) + secrets.token_hex(3)
 
 
 def chunks(keys: Collection[_Key]) -> Iterator[list[_Key]]:
@@ -163,7 +163,16 @@ def insert_device(connection: Connection, run_id: str, device: Device) -> int:
         "kind": values.clean(device.kind, values.KIND_LIMIT),
         "build": values.clean(device.build, values.NAME_LIMIT),
     }
-    return _insert_device_row(connection, run_id, row)
+    return insert_device_row(connection, run_id, row)
+
+
+def insert_device_row(connection: Connection, run_id: str, row: Mapping[str, str]) -> int:
+    """Note that a device, whose columns are `row`, has a part in a run, and return its row id."""
+    insert_missing(connection, schema.device, [row])
+    query = select(schema.device.c.id).where(*(schema.device.c[name] == value for name, value in row.items()))
+    device_id: int = connection.execute(query).scalar_one()
+    insert_missing(connection, schema.run_device, [{"run_id": run_id, "device_id": device_id}])
+    return device_id
 
 
 def insert_attempt(
@@ -180,28 +189,46 @@ def insert_attempt(
         device_id = insert_device(connection, run_id, device)
     elif attempt.device:
         device_id = _known_device(connection, run_id, attempt)
-    row = {
-        "run_job_id": run_job_id,
-        # Without a time, two attempts that say the same may well be two.
-        "digest": values.attempt_digest(attempt) if attempt.started_ms else None,
-        "device_id": device_id,
-        "recorded_ms": now_ms(),
-        **{name: getattr(attempt, name) for name in ATTEMPT_COLUMNS},
-    }
-    statement = _insert_ignoring(connection, schema.attempt).returning(schema.attempt.c.id)
-    attempt_id = connection.execute(statement, row).scalar()
+    # Without a time, two attempts that say the same may well be two.
+    digest = values.attempt_digest(attempt) if attempt.started_ms else None
+    row = {"run_job_id": run_job_id, "digest": digest, "device_id": device_id, "recorded_ms": now_ms()}
+    insert_attempt_row(connection, row, job_row_id, attempt, artifacts)
+
+
+def insert_attempt_row(
+    connection: Connection,
+    known: Mapping[str, Any],
+    job_row_id: int,
+    attempt: Attempt,
+    artifacts: Sequence[ArtifactRecord],
+) -> bool:
+    """Insert an attempt of which the columns `known` are known, all its numbers and artifacts; False where it is there.
+
+    It is there when its job has one of the same digest in this run.
+    """
+    row = {**known, **{name: getattr(attempt, name) for name in ATTEMPT_COLUMNS}}
+    attempt_id = insert_new(connection, schema.attempt, row)
     if attempt_id is None:
-        return
+        return False
     _insert(connection, schema.comparison, _comparison_rows(attempt_id, attempt.comparisons))
     _insert_measurements(connection, attempt_id, job_row_id, attempt.measurements)
     _insert(connection, schema.op_profile, operator_rows(attempt_id, attempt.operators))
     _insert(connection, schema.layer, layer_rows(attempt_id, attempt.layers))
     _insert_artifacts(connection, attempt_id, artifacts)
+    return True
 
 
-def insert_missing(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Insert the rows that are not there yet, and return how many; several writers may do so at once."""
-    return connection.execute(_insert_ignoring(connection, table), rows).rowcount if rows else 0
+def insert_missing(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert the rows that are not there yet; several writers may do so at once."""
+    if rows:
+        connection.execute(_insert_ignoring(connection, table), rows)
+
+
+def insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> Any:
+    """Insert a row and return its key; None where it is there."""
+    # Not how many rows were inserted: PostgreSQL's driver does not tell.
+    statement = _insert_ignoring(connection, table).returning(*table.primary_key.columns)
+    return connection.execute(statement, row).scalar()
 
 
 def _job_row(job: Job) -> dict[str, Any]:
@@ -216,14 +243,6 @@ def _job_row(job: Job) -> dict[str, Any]:
     }
 
 
-def _insert_device_row(connection: Connection, run_id: str, row: Mapping[str, str]) -> int:
-    insert_missing(connection, schema.device, [row])
-    query = select(schema.device.c.id).where(*(schema.device.c[name] == value for name, value in row.items()))
-    device_id: int = connection.execute(query).scalar_one()
-    insert_missing(connection, schema.run_device, [{"run_id": run_id, "device_id": device_id}])
-    return device_id
-
-
 def _known_device(connection: Connection, run_id: str, attempt: Attempt) -> int:
     found: int | None = connection.scalar(_KNOWN_DEVICE, {"of_run": run_id, "of_serial": attempt.device})
     if found is not None:
@@ -231,7 +250,7 @@ def _known_device(connection: Connection, run_id: str, attempt: Attempt) -> int:
     # An attempt is worth more than the facts about its device; `unknown` is compared with neither kind.
     soc = connection.execute(select(schema.job.c.soc).where(schema.job.c.name == attempt.job_id)).scalar_one()
     row = {"serial": attempt.device, "soc": soc, "kind": "unknown", "build": ""}
-    return _insert_device_row(connection, run_id, row)
+    return insert_device_row(connection, run_id, row)
 
 
 def _comparison_rows(attempt_id: int, comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 # The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
-REVISION = "0006"
+REVISION = "0007"
 # Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
 VERSION_TABLE = "farm_schema"
 
@@ -119,8 +119,8 @@ run_job = Table(
     Column("judged_by", String(64)),
     Column("stale", JSON(none_as_null=True)),
     UniqueConstraint("run_id", "job_id"),
-    # In the order of time, so that the newest of a job is found at once.
-    Index("ix_run_job_job_id_id", "job_id", "id"),
+    # Ids of runs sort by time, so that the newest of a job is found at once; rows of an imported run are newer than it.
+    Index("ix_run_job_job_id_run_id", "job_id", "run_id"),
 )
 
 # What the first of several shards knew of durations, so that those that begin later divide the jobs as it did.

@@ -43,7 +43,12 @@ def failed_last(connection: Connection, job_ids: Sequence[str], kind: str, user:
     """Return the jobs that did not pass in the newest run of `user` that tried them."""
     job, run_job, run, attempt = schema.job.c, schema.run_job.c, schema.run.c, schema.attempt.c
     # In the order of farm.report.summary.final_attempt: trouble takes no verdict back.
-    order = (run_job.id.desc(), case((attempt.verdict == Verdict.INFRA, 1), else_=0), attempt.id.desc())
+    order = (
+        run.started_ms.desc(),
+        run_job.id.desc(),
+        case((attempt.verdict == Verdict.INFRA, 1), else_=0),
+        attempt.id.desc(),
+    )
     failed: set[str] = set()
     for part in chunks(job_ids):
         ranked = (
@@ -125,7 +130,9 @@ def _decided(*conditions: ColumnElement[bool]) -> Any:
         attempt.known_issue,
         attempt.recorded_ms,
         tried.c.seconds,
-        func.row_number().over(partition_by=run_job.job_id, order_by=attempt.id.desc()).label("age"),
+        func.row_number()
+        .over(partition_by=run_job.job_id, order_by=(attempt.recorded_ms.desc(), attempt.id.desc()))
+        .label("age"),
     ).select_from(
         schema.run_job.join(schema.job)
         .join(tried, tried.c.run_job_id == run_job.id)

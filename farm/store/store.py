@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import update
 
 from farm.build.source import source_digest, source_place
-from farm.store import coverage, history, profiles, queries, rows, schema, selection, values
+from farm.store import coverage, history, profiles, queries, rows, schema, selection, status, values
 from farm.store.clock import clock_ms
 from farm.store.database import Database
 from farm.store.lease_rows import require_live
@@ -33,8 +33,11 @@ if TYPE_CHECKING:
         Past,
         ProfileRecord,
         RunRecord,
+        RunStatus,
+        UnfinishedRun,
     )
     from farm.store.registry import Registry
+    from farm.store.transfer import Transfer
     from farm.store.view import RunView, Stale
     from farm.suites import Job
 
@@ -81,6 +84,13 @@ class Store:
 
         return Registry(self._database, self._clock)
 
+    @cached_property
+    def transfer(self) -> Transfer:
+        """Runs as lines, for another store."""
+        from farm.store.transfer import Transfer
+
+        return Transfer(self._database)
+
     def begin_run(self, record: RunRecord, prepare: Callable[[str], object] = lambda _: None) -> str:
         """Record a run that begins, and return its id: UTC time and a random part, `20261121-014501-4f7a12`.
 
@@ -101,7 +111,7 @@ class Store:
             rows.insert_missing(connection, schema.fingerprint, [{"hash": row["fingerprint_hash"], "facts": facts}])
             while True:
                 run_id = rows.new_run_id(started_ms)
-                if rows.insert_missing(connection, schema.run, [{"id": run_id, **row}]):
+                if rows.insert_new(connection, schema.run, {"id": run_id, **row}) is not None:
                     prepare(run_id)
                     return run_id
 
@@ -220,6 +230,24 @@ class Store:
         with self._database.reading() as connection:
             return coverage.with_elsewhere(connection, queries.run_view(connection, run_id))
 
+    def run_to_show(self) -> str | None:
+        """Return the newest nightly run of the last eight days, or else the newest run; None where there is none.
+
+        Runs of `farm debug` are left out.
+        """
+        with self._database.reading() as connection:
+            return status.run_to_show(connection, rows.now_ms())
+
+    def run_status(self, run_id: str) -> RunStatus:
+        """Return how the jobs of a run ended, and how each did before it, without numbers. Raises UnknownNameError."""
+        with self._database.reading() as connection:
+            return status.run_status(connection, run_id)
+
+    def unfinished_runs(self) -> list[UnfinishedRun]:
+        """Return the runs of the last day that have no end, newest first."""
+        with self._database.reading() as connection:
+            return status.unfinished(connection, rows.now_ms())
+
     def job_results(self, job_ids: Collection[str], run_ids: Collection[str] | None = None) -> list[JobResult]:
         """Return the newest result of each job that has one, of `run_ids` alone where given.
 
@@ -297,6 +325,13 @@ class Store:
     def mark_stale(self, run_id: str, stale: Mapping[str, Stale | None]) -> None:
         """Record why planned jobs of a run are left out, by their ids; None for one that is not, after all."""
         self._database.write(lambda connection: selection.mark_stale(connection, run_id, stale))
+
+    def ask(self, query: str, limit: int) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Return the names of the columns and at most `limit` rows of a query in the database's own SQL.
+
+        Raises StoreError for what it refuses, UsageError where the store is not open to read only.
+        """
+        return self._database.ask(query, limit)
 
     def artifacts(self, run_id: str, job_id: str | None = None) -> list[ArtifactRecord]:
         """Return the artifacts of a run, or of one of its jobs, oldest first."""

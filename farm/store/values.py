@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,6 +24,7 @@ OPERATORS_LIMIT = 10_000
 LAYERS_LIMIT = 30_000
 # As wide as the columns, which PostgreSQL insists on.
 NAME_LIMIT = 256
+JOB_LIMIT = 512
 KEY_LIMIT = 128
 METRIC_LIMIT = 128
 CASE_LIMIT = 64
@@ -40,6 +42,11 @@ def clean(text: str, limit: int = REASON_LIMIT) -> str:
     """
     text = storable(text[: limit + 1])
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def run_id_time(started_ms: int) -> str:
+    """Return what the id of a run begins with that began at a time: UTC, to the second, so that ids sort by time."""
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime(started_ms // 1000))
 
 
 def case_column(name: str) -> str:
@@ -67,6 +74,22 @@ def clean_log(text: str) -> str:
 def storable(text: str) -> str:
     """Return `text` without NUL and lone surrogates, whatever its length."""
     return text.replace("\0", "\u2400").encode("utf-8", "backslashreplace").decode()
+
+
+def jsonable(value: Any) -> Any:
+    """Return builtins as JSON can hold them: numbers that are not finite are the strings `inf`, `-inf` and `nan`.
+
+    Characters that UTF-8 has not are spelled out.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {jsonable(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    return value
 
 
 def pack_floats(samples: Sequence[float]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from farm.devices.device import AdbAddress, Device
@@ -82,3 +83,75 @@ def test_heap_runs_show_numbers_and_debug_runs_are_no_history(home: FarmHome, st
     assert lines[3].split()[-1] == "-4096"
     points = json.loads(home.farm("history", "s/c", "--json").stdout)["points"]
     assert [point["metric"] for point in points] == ["dsp_heap_difference"]
+
+
+def test_a_metric_that_moved_has_a_line_of_blocks_and_one_that_did_not_has_none(home: FarmHome, store: Store) -> None:
+    with store:
+        for hour in range(40):
+            record(store, hour, USUAL, msgspec.structs.replace(LATENCY, samples=(1e6 + hour * 1e4,)), HEAP)
+    lines = home.farm("history", "s/c", "--limit", "40").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].startswith("  latency")
+    assert lines[-1].endswith("█  1.000 to 1.390")
+    assert "▁" not in "".join(line for line in lines if "dsp_heap" in line)
+
+
+def test_two_runs_are_compared_the_newer_one_is_the_second(home: FarmHome, store: Store) -> None:
+    with store:
+        record(store, 0, USUAL, HEAP)
+        record(store, 1, {**USUAL, "qnn": "2.52"}, msgspec.structs.replace(HEAP, samples=(8192.0,)))
+    done = home.farm("diff", "latest~1")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "  qnn: 2.51 -> 2.52" in lines
+    assert "    dsp_heap_difference: -4,096 bytes -> 8,192 bytes" in lines
+    assert lines[lines.index(f"  {JOB.id}") - 1] == "WORSE: 1"
+    (job,) = json.loads(home.farm("diff", "latest~1", "latest", "--json").stdout)["diff"]["jobs"]
+    assert (job["group"], job["changes"][0]["after"]) == ("same", 8192.0)
+
+
+def test_a_run_that_is_not_there_is_named(home: FarmHome, store: Store) -> None:
+    with store:
+        record(store, 0, USUAL, HEAP)
+    done = home.farm("diff", "latest~1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "latest~1" in done.stderr
+
+
+def test_how_things_stand(home: FarmHome, store: Store) -> None:
+    with store:
+        record(store, 0, USUAL, HEAP)
+        assert "never had a verdict" not in home.farm("status").stdout
+        run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {**USUAL}, 1_790_000_000_000 + 3_600_000))
+        store.plan_jobs(run_id, [JOB])
+    done = home.farm("status")
+    assert done.returncode == 0, done.stderr
+    assert "NOT FINISHED" in done.stdout
+    assert "NOT TESTED: 1" in done.stdout
+    status = json.loads(home.farm("status", "latest~1", "--json").stdout)["status"]
+    assert status["jobs"] == {JOB.id: "passed"}
+
+
+def test_a_question_in_sql_is_answered_as_table_csv_or_json(home: FarmHome, store: Store) -> None:
+    with store:
+        record(store, 0, USUAL, HEAP)
+        record(store, 1, USUAL, HEAP)
+    query = "SELECT host, count(*) AS runs, '\x1b[31m' AS red FROM run GROUP BY host"
+    table = home.farm("sql", query)
+    assert table.returncode == 0, table.stderr
+    assert [line.split()[:2] for line in table.stdout.splitlines()] == [["host", "runs"], ["bench", "2"]]
+    assert "\x1b" not in table.stdout
+    assert home.farm("sql", "SELECT id FROM run ORDER BY 1", "--csv", "--limit", "1").stdout.startswith("id\n2026")
+    answer = json.loads(home.farm("sql", "-", "--json", stdin="SELECT samples FROM counter LIMIT 1").stdout)
+    assert answer["rows"] == [["00f0ffffffffffff"]]
+
+
+def test_sql_changes_nothing_and_errors_are_one_line(home: FarmHome, store: Store) -> None:
+    with store:
+        record(store, 0, USUAL, HEAP)
+    for query in ("DELETE FROM run", "selct", "", "SELECT 1; SELECT 2"):
+        done = home.farm("sql", query)
+        assert done.returncode in (2, 4), query
+        assert done.stdout == ""
+        assert len(done.stderr.splitlines()) == 1
+    assert home.farm("sql", "SELECT count(*) FROM run", "--csv").stdout == "count(*)\n1\n"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from export_schemas import TRACE
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.report.trace import BY_CLOCK, IN_PROPORTION, chrome_trace
+from farm.report.trace import BY_CLOCK, IN_PROPORTION, chrome_trace, run_trace
+from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.etdump import Block, ProfileEvent
+from farm.store.view import RunView
 
 FACTS = {"job": "s/c[x]", "run": "20260101-000000-abcdef", "device_kind": "virtual"}
 
@@ -43,29 +46,18 @@ INFERENCE = Block(
 
 
 def checked(blocks: Iterable[Block]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the trace of an ETDump as a reader loads it, and its complete events."""
+    return well_formed(chrome_trace(list(blocks), FACTS, ["QnnBackend"]), {"runtime", "node"})
+
+
+def well_formed(made: dict[str, Any], categories: set[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return a trace as a reader loads it, and its complete events, after checking it against the format."""
-    trace = json.loads(msgspec.json.encode(chrome_trace(list(blocks), FACTS, ["QnnBackend"])))
-    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
-    assert trace["displayTimeUnit"] in ("ms", "ns")
-    assert all(isinstance(value, str) for value in trace["otherData"].values())
-    named = set()
-    for one in trace["traceEvents"]:
-        assert isinstance(one["name"], str)
-        assert one["name"]
-        assert isinstance(one["pid"], int)
-        assert isinstance(one["tid"], int)
-        if one["ph"] == "M":
-            assert one["name"] in ("process_name", "thread_name")
-            assert isinstance(one["args"]["name"], str)
-            named.add(one["tid"])
-        else:
-            assert one["ph"] == "X"
-            assert one["cat"] in ("runtime", "node")
-            assert one["ts"] >= 0
-            assert one["dur"] >= 0
-            assert isinstance(one["args"], dict)
+    trace = json.loads(msgspec.json.encode(made))
+    TRACE.validate(trace)
+    named = {one["tid"] for one in trace["traceEvents"] if one["ph"] == "M"}
     complete = [one for one in trace["traceEvents"] if one["ph"] == "X"]
     assert {one["tid"] for one in complete} <= named
+    assert {one["cat"] for one in complete} <= categories
     return trace, complete
 
 
@@ -168,6 +160,7 @@ _EVENTS = st.builds(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(_EVENTS, max_size=6), max_size=3))
 def test_whatever_a_dump_says_the_trace_is_well_formed(blocks: list[list[ProfileEvent]]) -> None:
     checked(Block("Execute\x1b", tuple(events)) for events in blocks)
@@ -181,3 +174,54 @@ def test_nodes_fill_their_call_and_stay_in_it(values: tuple[int, int]) -> None:
     assert found[0][1] == 0
     assert found[-1][2] == (1_000 if sum(values) else 0)
     assert nested(found)
+
+
+VERDICTS = set(Verdict)
+
+
+def tracks_of(trace: dict[str, Any]) -> dict[str, int]:
+    return {one["args"]["name"]: one["tid"] for one in trace["traceEvents"] if one["name"] == "thread_name"}
+
+
+def test_a_run_has_a_track_for_each_device_and_a_slice_for_each_attempt(example_run: RunView) -> None:
+    trace, slices = well_formed(run_trace(example_run), VERDICTS)
+    attempts = [attempt for job in example_run.jobs for attempt in job.attempts]
+    assert len(slices) == len(attempts)
+    tracks = tracks_of(trace)
+    assert set(tracks) == {"virtual-SM8650-0 (virtual)", "virtual-SM8750-0 (virtual)", "no device"}
+    failed = [one for one in slices if one["cat"] == "failed" and "group_norm" in one["name"]]
+    assert [one["tid"] for one in failed] == [tracks["virtual-SM8650-0 (virtual)"]]
+    assert failed[0]["args"]["verdict"] == "failed"
+    assert failed[0]["args"]["reason"].startswith("output 0 against fp32: sqnr 11.8 dB < 20 dB")
+    assert (failed[0]["ts"], failed[0]["dur"]) == (61_000_000.0, 310_000.0)
+    retried = [one["args"]["attempt"] for one in slices if "softmax[SM8650-htp-16a8w]" in one["name"]]
+    assert sorted(retried) == [1, 2]
+    assert trace["otherData"]["device_kinds"] == "virtual"
+    assert trace["otherData"]["not_shown"] == "0"
+
+
+def test_slices_of_one_device_never_overlap_and_say_how_long_the_attempt_was(
+    run_of: Callable[..., RunView],
+) -> None:
+    def at(ms: int, seconds: float) -> tuple[Attempt, ...]:
+        return (Attempt("j", Verdict.PASSED, Stage.DONE, "", "virtual-SM8650-0", 1000 + ms, seconds),)
+
+    view = run_of(at(20, 0.03), at(0, 0.025), at(-5, 0.001), (), at(-1000, 9.0), started_ms=1000)
+    trace, slices = well_formed(run_trace(view), VERDICTS)
+    (track,) = {one["tid"] for one in slices}
+    found = sorted((start, end) for _, start, end in spans(slices, track))
+    assert found == [(0, 1_000_000), (5_000_000, 25_000_000), (25_000_000, 55_000_000)]
+    assert [one["args"]["seconds"] for one in slices] == [0.001, 0.025, 0.03]
+    # The device that did nothing has its row; what has no time is counted.
+    assert len(tracks_of(trace)) == 2
+    assert trace["otherData"]["not_shown"] == "1"
+
+
+def test_the_trace_of_any_run_is_well_formed(
+    hostile_run: RunView, large_run: RunView, run_of: Callable[..., RunView]
+) -> None:
+    for view in (large_run, run_of(), run_of((), finished_ms=None)):
+        well_formed(run_trace(view), VERDICTS)
+    trace, slices = well_formed(run_trace(hostile_run), VERDICTS)
+    assert len(slices) == 5
+    assert not {"\x1b", "\u202e", "\0"} & set(json.dumps(trace, ensure_ascii=False))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -476,6 +477,22 @@ def test_a_known_issue_that_no_longer_shows_is_noted(execution: Execution) -> No
     attempt = execution.judge()
     assert (attempt.verdict, attempt.known_issue) == (Verdict.PASSED, "")
     assert attempt.notes == ("known issue no longer shows: HTP rounds half to even",)
+
+
+def test_a_known_issue_that_has_expired_is_red_again_and_says_so(execution: Execution) -> None:
+    past = msgspec.structs.replace(ISSUE, owner="ada", expires=date(2020, 1, 31))
+    execution.known_issues = (past,)
+    execution.set_output(0, 0, -execution.output(0, 0))
+    attempt = execution.judge()
+    assert (attempt.verdict, attempt.known_issue) == (Verdict.FAILED, "")
+    assert "expired" in attempt.notes[0]
+    assert "(ada, until 2020-01-31)" in attempt.notes[0]
+
+
+def test_a_known_issue_says_who_sees_to_it_and_until_when(execution: Execution) -> None:
+    execution.known_issues = (msgspec.structs.replace(ISSUE, owner="ada", expires=date(2999, 12, 31)),)
+    execution.set_output(0, 0, -execution.output(0, 0))
+    assert execution.judge().known_issue == f"{ISSUE.reason} (ada, until 2999-12-31)"
 
 
 def test_a_known_issue_covers_no_fault_of_the_farm(execution: Execution) -> None:

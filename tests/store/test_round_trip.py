@@ -184,6 +184,13 @@ def test_an_attempt_offered_twice_is_recorded_once(store: Store, make: type[Make
     assert store.artifacts(run_id, "another") == []
 
 
+def test_two_runs_never_have_one_id(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = iter(["20260921-141320-aaaaaa", "20260921-141320-aaaaaa", "20260921-141320-bbbbbb"])
+    monkeypatch.setattr("farm.store.rows.new_run_id", lambda _: next(ids))
+    record = RunRecord("farm run", "ada", "bench", {"qnn": "2.51"})
+    assert [store.begin_run(record) for _ in range(2)] == ["20260921-141320-aaaaaa", "20260921-141320-bbbbbb"]
+
+
 def test_a_device_is_known_by_its_build_too(store: Store, make: type[Make]) -> None:
     job = make.job()
     for build in ("before update", "after update"):

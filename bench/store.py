@@ -1,0 +1,206 @@
+"""How long the store takes to answer when it has a million measurements.
+
+    python bench/store.py                                1,000,000 measurements in SQLite: two minutes
+    python bench/store.py --quick                        20,000
+    python bench/store.py --store postgresql://...       in an empty database of a PostgreSQL server
+
+Fills a store with nightly runs of 2,000 jobs, ten series each, and records one more run as `farm run` does, attempt by
+attempt. Then it asks as a user does: `farm history` of one job and `farm status`, each a process of its own, the
+median of five. The statements of both are looked at with EXPLAIN: `full_scans` are tables whose rows are all read,
+although they grow with every run.
+
+The last line is one JSON object, times in seconds: `measurements`, `ingest`, `history`, `status`, `full_scans`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import event, insert, select
+
+from farm.devices.device import AdbAddress, Device
+from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.store import rows, schema
+from farm.store.database import Database
+from farm.store.records import RunRecord
+from farm.store.store import Store, open_store
+from farm.suites import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+DEVICE = Device(serial="phone", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
+METRICS = 10
+GROWING = ("attempt", "measurement", "counter", "run_job", "comparison")
+DAY_MS = 86_400_000
+FACTS = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "hardware"}
+
+
+def make_jobs(count: int) -> list[Job]:
+    spec = (InputSpec(shape=(1, 3)),)
+    return [
+        Job(Case("suite", f"case_{n}", module="torch.nn:ReLU", inputs=spec), Target("SM8650", "htp", "8a8w"))
+        for n in range(count)
+    ]
+
+
+def measured(draw: random.Random) -> tuple[Measurement, ...]:
+    return tuple(
+        Measurement(f"metric_{n}", "ns", Direction.LOWER, tuple(draw.uniform(1e6, 1.1e6) for _ in range(3)))
+        for n in range(METRICS)
+    )
+
+
+def attempt_of(job: Job, started_ms: int, draw: random.Random) -> Attempt:
+    verdict = Verdict.FAILED if draw.random() < 0.01 else Verdict.PASSED
+    reason = "output 0 is off" if verdict is Verdict.FAILED else ""
+    return Attempt(
+        job.id, verdict, Stage.DONE, reason, DEVICE.serial, started_ms, 0.2, bundle_key="b" * 64,
+        measurements=measured(draw),
+    )  # fmt: skip
+
+
+def record_run(store: Store, jobs: list[Job], started_ms: int, draw: random.Random) -> str:
+    """Record a run as `farm run` does."""
+    run_id = store.begin_run(RunRecord("farm run --nightly", "ci", "bench", FACTS, started_ms, "nightly"))
+    store.plan_jobs(run_id, jobs)
+    store.record_device(run_id, DEVICE)
+    for job in jobs:
+        store.record_attempt(run_id, attempt_of(job, started_ms, draw))
+    store.finish_run(run_id, 0)
+    return run_id
+
+
+def copy_run(connection: Connection, pattern: str, started_ms: int) -> None:
+    """Write a run with the rows of another one: quicker than to record it, and for the queries the same."""
+    run_id = rows.new_run_id(started_ms)
+    run = dict(connection.execute(select(schema.run).where(schema.run.c.id == pattern)).mappings().one())
+    connection.execute(insert(schema.run), [{**run, "id": run_id, "started_ms": started_ms}])
+    devices = connection.execute(select(schema.run_device).where(schema.run_device.c.run_id == pattern)).mappings()
+    connection.execute(insert(schema.run_device), [{**row, "run_id": run_id} for row in devices])
+    new_ids: dict[str, dict[int, int]] = {"run_job": {}, "attempt": {}}
+    for table, parent, column in (
+        (schema.run_job, "", ""),
+        (schema.attempt, "run_job", "run_job_id"),
+        (schema.measurement, "attempt", "attempt_id"),
+    ):
+        found = _rows_of(connection, table, pattern)
+        first = connection.scalar(select(table.c.id).order_by(table.c.id.desc()).limit(1)) if "id" in table.c else 0
+        for number, row in enumerate(found, start=1):
+            if parent:
+                row[column] = new_ids[parent][row[column]]
+            else:
+                row["run_id"] = run_id
+            if "id" in row:
+                new_ids[table.name][row["id"]] = row["id"] = (first or 0) + number
+            if "started_ms" in row:
+                row["started_ms"] = row["recorded_ms"] = started_ms
+        connection.execute(insert(table), found)
+
+
+def _rows_of(connection: Connection, table: Any, run_id: str) -> list[dict[str, Any]]:
+    run_job, attempt = schema.run_job, schema.attempt
+    query = select(table).where(run_job.c.run_id == run_id)
+    if table is attempt:
+        query = query.join(run_job, run_job.c.id == attempt.c.run_job_id)
+    elif table is not run_job:
+        query = query.join(attempt, attempt.c.id == table.c.attempt_id).join(
+            run_job, run_job.c.id == attempt.c.run_job_id
+        )
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def command_seconds(environment: dict[str, str], *arguments: str) -> float:
+    """Return the median of five."""
+    taken = []
+    for _ in range(5):
+        started = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "farm.cli.main", *arguments],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+
+def full_scans(address: str, job_id: str, run_id: str) -> list[str]:
+    """Return growing tables that the statements of `farm history` and `farm status` read from end to end."""
+    statements: list[tuple[str, Any]] = []
+
+    def remember(*call: Any) -> None:
+        statements.append((call[2], call[3]))
+
+    database = Database(address, readonly=True)
+    with database.reading() as connection:
+        engine = connection.engine
+        event.listen(engine, "before_cursor_execute", remember)
+        Store(database).history(job_id)
+        Store(database).run_to_show()
+        Store(database).run_status(run_id)
+        Store(database).unfinished_runs()
+        event.remove(engine, "before_cursor_execute", remember)
+        explain = "EXPLAIN QUERY PLAN" if engine.dialect.name == "sqlite" else "EXPLAIN"
+        found = set()
+        for statement, parameters in statements:
+            if not statement.lstrip().startswith("SELECT"):
+                continue
+            for row in connection.exec_driver_sql(f"{explain} {statement}", parameters):
+                line = str(row[-1]).strip()
+                scan = re.search(r"^SCAN (\w+)|Seq Scan on (\w+)", line)
+                name = next(filter(None, scan.groups()), "") if scan else ""
+                if re.sub(r"_\d+$", "", name) in GROWING:
+                    found.add(line)
+    database.close()
+    return sorted(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="20,000 measurements")
+    parser.add_argument("--store", help="where to make it; must be empty")
+    arguments = parser.parse_args()
+    count, nights = (200, 10) if arguments.quick else (2000, 50)
+    draw, jobs = random.Random(1), make_jobs(count)
+    with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
+        address = arguments.store or str(Path(folder, "farm.db"))
+        now_ms = time.time_ns() // 1_000_000
+        with open_store(address) as store:
+            if store.latest_run_id():
+                sys.exit(f"{address} is not empty")
+            pattern = record_run(store, jobs, now_ms - nights * DAY_MS, draw)
+            database = Database(address)
+            for night in range(1, nights - 1):
+                database.write(partial(copy_run, pattern=pattern, started_ms=now_ms - (nights - night) * DAY_MS))
+            database.close()
+            started = time.perf_counter()
+            run_id = record_run(store, jobs, now_ms - 3_600_000, draw)
+            ingest = time.perf_counter() - started
+        print(f"{count} jobs, {nights} runs; the last was recorded in {ingest:.2f} s")
+        environment = {**os.environ, "FARM_STORE": address, "FARM_STATE_DIR": folder}
+        job_id = jobs[count // 2].id
+        result = {
+            "measurements": count * nights * METRICS,
+            "ingest": round(ingest, 3),
+            "history": round(command_seconds(environment, "history", job_id), 3),
+            "status": round(command_seconds(environment, "status"), 3),
+            "full_scans": full_scans(address, job_id, run_id),
+        }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""How things stand -> lines for a terminal: newly red, what was not tested, what is wrong with the farm. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.report import format as fmt
+from farm.report.clean import one_line
+from farm.store.records import JobStatus, RunStatus, UnfinishedRun
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LEAST_WIDTH = 40
+_PASSED, _FAILED, _INFRA = "passed", "failed", "infra"
+
+
+class Standing(StrEnum):
+    """How a job stands, in the order in which somebody looks at them."""
+
+    NEW_FAILURE = "new_failure"
+    """It failed, and did not the last time that it had a verdict, or never had one."""
+    STILL_FAILING = "still_failing"
+    STALE = "stale"
+    """It was left out, or has not been run: what is known of it is old."""
+    INFRA = "infra"
+    """The farm could not judge it."""
+    FIXED = "fixed"
+    """It failed the last time, known issues among that."""
+    KNOWN = "known"
+    PASSED = "passed"
+
+
+class SickDevice(msgspec.Struct, frozen=True):
+    """A device that is not healthy, or out of service."""
+
+    device: str
+    state: str
+    reason: str
+
+
+class Status(msgspec.Struct, frozen=True):
+    """How things stand."""
+
+    run: RunStatus | None
+    """The newest nightly run, or else the newest; None where there is none."""
+    jobs: dict[str, Standing]
+    """Of the run, by id."""
+    devices: tuple[SickDevice, ...]
+    unfinished: tuple[UnfinishedRun, ...]
+
+
+def status_of(run: RunStatus | None, devices: Sequence[SickDevice], unfinished: Sequence[UnfinishedRun]) -> Status:
+    """Return how things stand; `run` is told as it ended, whatever came after it."""
+    jobs = {} if run is None else {job.job_id: standing(job) for job in run.jobs}
+    others = tuple(one for one in unfinished if run is None or one.run_id != run.run_id)
+    return Status(run, jobs, tuple(devices), others)
+
+
+def standing(job: JobStatus) -> Standing:
+    """Return how one job stands."""
+    before = job.before
+    failed_before = before is not None and before.verdict == _FAILED and not before.known_issue
+    if job.verdict == _INFRA:
+        return Standing.INFRA
+    if job.verdict == _FAILED:
+        if job.known_issue:
+            return Standing.KNOWN
+        return Standing.STILL_FAILING if failed_before else Standing.NEW_FAILURE
+    if not job.verdict:
+        return Standing.STALE
+    if job.verdict == _PASSED and before is not None and before.verdict == _FAILED:
+        return Standing.FIXED
+    return Standing.PASSED
+
+
+def status_lines(status: Status, now_ms: int, limit: int, width: int = 80) -> list[str]:
+    """Return how things stand, what needs a look first; at most `limit` jobs of a kind, no line wider than `width`."""
+    width = max(width, _LEAST_WIDTH)
+    lines = ["no run yet: 'farm run' makes one"] if status.run is None else _run(status, status.run, now_ms, limit)
+    if status.devices:
+        lines += ["", f"DEVICES: {len(status.devices)} not fit"]
+        lines += [f"  {one.device}: {one.state}{f': {one.reason}' if one.reason else ''}" for one in status.devices]
+    for one in status.unfinished:
+        lines.append(f"unfinished: {one.run_id} of {one.user} on {one.host}, began {_ago(one.started_ms, now_ms)}")
+    return [_clean(line, width) for line in lines]
+
+
+def _run(status: Status, run: RunStatus, now_ms: int, limit: int) -> list[str]:
+    kind = f" on {run.device_kind} devices" if run.device_kind else ""
+    ended = f"exit code {run.exit_code}" if run.finished_ms is not None else "NOT FINISHED"
+    lines = [
+        f"{run.run_id}: {run.priority} run of {run.user}, {_ago(run.started_ms, now_ms)}, {ended}",
+        f"  {run.command}",
+        f"  {_counts(status)}{kind}",
+    ]
+    for title, kind_of_job in (
+        ("NEW FAILURES", Standing.NEW_FAILURE),
+        ("STILL FAILING", Standing.STILL_FAILING),
+        ("NOT TESTED", Standing.STALE),
+        ("INFRA", Standing.INFRA),
+        ("FIXED", Standing.FIXED),
+    ):
+        jobs = [job for job in run.jobs if status.jobs[job.job_id] is kind_of_job]
+        if jobs:
+            lines += ["", f"{title}: {len(jobs)}"]
+            for job in jobs[:limit]:
+                lines += [f"  {job.job_id}", *(f"    {said}" for said in _said(job, now_ms))]
+            lines += [f"  and {len(jobs) - limit} more: --limit"] if len(jobs) > limit else []
+    return lines
+
+
+def _counts(status: Status) -> str:
+    told = {kind: sum(one is kind for one in status.jobs.values()) for kind in Standing}
+    told[Standing.PASSED] += told.pop(Standing.FIXED)
+    failed = told.pop(Standing.NEW_FAILURE) + told.pop(Standing.STILL_FAILING)
+    words = {Standing.PASSED: "passed", Standing.KNOWN: "known", Standing.INFRA: "infra", Standing.STALE: "NOT TESTED"}
+    parts = [f"{failed} failed", *(f"{told[kind]} {word}" for kind, word in words.items() if told[kind])]
+    return f"{len(status.jobs)} jobs: {', '.join(parts)}"
+
+
+def _said(job: JobStatus, now_ms: int) -> list[str]:
+    stage = f"{job.stage}: " if job.stage and job.verdict != _PASSED else ""
+    lines = [f"{stage}{job.reason}"] if job.reason else []
+    if job.before is None:
+        return [*lines, "never had a verdict before"]
+    verdict = "known issue" if job.before.known_issue else job.before.verdict
+    return [*lines, f"before: {verdict} in {job.before.run_id}, {_ago(job.before.time_ms, now_ms)}"]
+
+
+def _ago(time_ms: int, now_ms: int) -> str:
+    seconds = (now_ms - time_ms) / 1000
+    return f"{round(seconds / 86_400)} days ago" if seconds >= 2 * 86_400 else f"{fmt.duration(max(0.0, seconds))} ago"
+
+
+def _clean(line: str, width: int) -> str:
+    indent = len(line) - len(line.lstrip())
+    return " " * indent + one_line(line, width - indent)

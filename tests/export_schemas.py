@@ -1,0 +1,167 @@
+"""What the formats ask for, written down from their documentation, and no more than farm writes of each.
+
+CTRF: https://ctrf.io/docs/specification/root, which is closed everywhere: no other member is allowed. The published
+schema is in no package on PyPI. The benchmark database: the types of its columns, oss_ci_benchmark_v3 of
+pytorch/test-infra. Traces: "Trace Event Format", complete events and metadata.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+TEXT = {"type": "string"}
+INTEGER = {"type": "integer"}
+ANYTHING = {"type": "object"}
+
+
+def closed(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    """Return the schema of an object that has nothing else."""
+    return {
+        "type": "object",
+        "required": list(required),
+        "properties": {**required, **optional},
+        "additionalProperties": False,
+    }
+
+
+def _checker(schema: dict[str, Any]) -> Any:
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+def listed(item: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": item, **more}
+
+
+_UUID = {"type": "string", "pattern": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"}
+_STATUS = {"enum": ["passed", "failed", "skipped", "pending", "other"]}
+_NAME = {"type": "string", "minLength": 1}
+_COUNT = {"type": "integer", "minimum": 0}
+_ATTEMPT = closed(
+    {"attempt": {"type": "integer", "minimum": 1}, "status": _STATUS},
+    duration=_COUNT, start=INTEGER, stop=INTEGER, message=TEXT, trace=TEXT, extra=ANYTHING,
+)  # fmt: skip
+_TEST = closed(
+    {"name": _NAME, "status": _STATUS, "duration": INTEGER},
+    id=_UUID, start=INTEGER, stop=INTEGER, suite=listed(TEXT, minItems=1), message=TEXT, trace=TEXT, rawStatus=TEXT,
+    tags=listed(TEXT), type=TEXT, filePath=TEXT, retries=_COUNT, retryAttempts=listed(_ATTEMPT, minItems=1),
+    flaky={"type": "boolean"}, device=TEXT, parameters=ANYTHING, extra=ANYTHING,
+)  # fmt: skip
+_SUMMARY = closed(
+    dict.fromkeys(("tests", "passed", "failed", "skipped", "pending", "other"), _COUNT)
+    | {"start": INTEGER, "stop": INTEGER},
+    suites=_COUNT, extra=ANYTHING,
+)  # fmt: skip
+_ENVIRONMENT = closed(
+    {},
+    **dict.fromkeys(("reportName", "appName", "appVersion", "buildName", "commit", "branchName", "osPlatform"), TEXT),
+    testEnvironment=TEXT, healthy={"type": "boolean"}, extra=ANYTHING,
+)  # fmt: skip
+_RESULTS = closed(
+    {"tool": closed({"name": _NAME}, version=TEXT, extra=ANYTHING), "summary": _SUMMARY, "tests": listed(_TEST)},
+    environment=_ENVIRONMENT, extra=ANYTHING,
+)  # fmt: skip
+CTRF = _checker(closed(
+    {
+        "reportFormat": {"const": "CTRF"},
+        "specVersion": {"type": "string", "pattern": "^[0-9]+\\.[0-9]+\\.[0-9]+$"},
+        "results": _RESULTS,
+    },
+    reportId=_UUID, timestamp=TEXT, generatedBy=TEXT, extra=ANYTHING,
+))  # fmt: skip
+
+# The database's Map(String, String).
+_STRINGS = {"type": "object", "additionalProperties": TEXT}
+_UINT32 = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
+HUD = _checker(
+    listed(
+        closed(
+            {
+                "benchmark": closed({"name": TEXT, "mode": TEXT, "dtype": TEXT, "extra_info": _STRINGS}),
+                "model": closed(
+                    {"name": TEXT, "type": TEXT, "backend": TEXT, "origins": listed(TEXT), "extra_info": _STRINGS}
+                ),
+                "inputs": {"type": "object", "additionalProperties": closed({"dtype": TEXT, "extra_info": _STRINGS})},
+                "metric": closed(
+                    {
+                        "name": _NAME,
+                        "benchmark_values": listed({"type": "number"}, minItems=1),
+                        "target_value": {"type": "number"},
+                        "extra_info": _STRINGS,
+                    }
+                ),
+                "runners": listed(
+                    closed(
+                        {
+                            **dict.fromkeys(("name", "type", "cpu_info"), TEXT),
+                            **dict.fromkeys(("avail_mem_in_gb", "total_mem_in_gb"), _UINT32),
+                            "extra_info": _STRINGS,
+                        }
+                    ),
+                    minItems=1,
+                ),
+                "dependencies": {
+                    "type": "object",
+                    "required": ["executorch"],
+                    "additionalProperties": closed(
+                        {**dict.fromkeys(("repo", "branch", "sha", "version"), TEXT), "extra_info": _STRINGS}
+                    ),
+                },
+            }
+        )
+    )
+)
+
+_METADATA = closed(
+    {
+        "ph": {"const": "M"},
+        "name": {"enum": ["process_name", "thread_name"]},
+        "pid": INTEGER,
+        "tid": INTEGER,
+        "args": closed({"name": TEXT}),
+    }
+)
+_TIME = {"type": "number", "minimum": 0}
+_COMPLETE = closed(
+    {
+        "ph": {"const": "X"},
+        "name": _NAME,
+        "cat": _NAME,
+        "pid": INTEGER,
+        "tid": INTEGER,
+        "ts": _TIME,
+        "dur": _TIME,
+        "args": ANYTHING,
+    }
+)
+TRACE = _checker(
+    closed(
+        {
+            "traceEvents": listed({"oneOf": [_METADATA, _COMPLETE]}),
+            "displayTimeUnit": {"enum": ["ms", "ns"]},
+            "otherData": _STRINGS,
+        }
+    )
+)
+
+# JUnit, as Jenkins' junit-10.xsd has it: attributes by element, those that it needs first, and the elements inside.
+# Beyond it: `properties` of a test case, as pytest and Surefire write them, and `skipped` of all suites together.
+JUNIT: dict[str, tuple[set[str], set[str], set[str]]] = {
+    "testsuites": (set(), {"name", "time", "tests", "failures", "errors", "skipped"}, {"testsuite"}),
+    "testsuite": (
+        {"name", "tests", "failures", "errors"},
+        {"time", "skipped", "timestamp", "hostname", "id", "package"},
+        {"properties", "testcase", "system-out", "system-err"},
+    ),
+    "testcase": (
+        {"name"},
+        {"time", "classname", "group"},
+        {"properties", "skipped", "error", "failure", "system-out", "system-err"},
+    ),
+    "properties": (set(), set(), {"property"}),
+    "property": ({"name", "value"}, set(), set()),
+    **{name: (set(), {"type", "message"}, set()) for name in ("failure", "error", "skipped")},
+    **{name: (set(), set(), set()) for name in ("system-out", "system-err")},
+}

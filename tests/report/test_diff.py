@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from farm.report.diff import Group, JobDiff, RunDiff, diff_runs
+from farm.report.diff_text import diff_lines
+from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.store.view import DeviceView, JobView, RunView, Stale
+
+DEVICE = "virtual-SM8650-0"
+
+
+def latency(*ms: float) -> Measurement:
+    return Measurement("latency", "ns", Direction.LOWER, tuple(one * 1e6 for one in ms))
+
+
+def exact(metric: str, value: float, direction: Direction = Direction.LOWER) -> Measurement:
+    return Measurement(metric, "count", direction, (value,), exact=True)
+
+
+def sqnr(value: float) -> Measurement:
+    return Measurement("sqnr_fp32[0]", "dB", Direction.HIGHER, (value,))
+
+
+def attempt(verdict: Verdict = Verdict.PASSED, *measured: Measurement, **more: Any) -> Attempt:
+    reason = "" if verdict is Verdict.PASSED else "output 0 is off"
+    return Attempt("x", verdict, Stage.DONE, reason, more.pop("device", DEVICE), 1, measurements=measured, **more)
+
+
+def job(case: str, *attempts: Attempt, **more: Any) -> JobView:
+    return JobView(f"ops/{case}[SM8650-htp-8a8w]", "ops", case, "SM8650", "htp", "8a8w", attempts, **more)
+
+
+def run(*jobs: JobView, **more: Any) -> RunView:
+    fields: dict[str, Any] = {
+        "id": "a-run", "command": "farm run", "started_ms": 1_767_261_600_000, "finished_ms": 1_767_261_700_000,
+        "exit_code": 0, "user": "somebody", "host": "here", "fingerprint": {},
+        "devices": (DeviceView(DEVICE, "SM8650", "virtual", "build"),),
+    }  # fmt: skip
+    return RunView(jobs=jobs, **{**fields, **more})
+
+
+def diff(before: RunView, after: RunView) -> RunDiff:
+    return diff_runs(before, after)
+
+
+def changes(before: Measurement, after: Measurement) -> list[tuple[str, bool]]:
+    found = diff(run(job("a", attempt(Verdict.PASSED, before))), run(job("a", attempt(Verdict.PASSED, after))))
+    return [(change.metric, change.worse) for change in found.jobs[0].changes]
+
+
+def only(found: RunDiff) -> JobDiff:
+    (one,) = found.jobs
+    return one
+
+
+FAILED, KNOWN, INFRA = attempt(Verdict.FAILED), attempt(Verdict.FAILED, known_issue="k"), attempt(Verdict.INFRA)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "group"),
+    [
+        ((attempt(),), (FAILED,), Group.NEW_FAILURE),
+        ((KNOWN,), (FAILED,), Group.NEW_FAILURE),
+        ((), (FAILED,), Group.NEW_FAILURE),
+        ((FAILED,), (FAILED,), Group.STILL_FAILING),
+        ((FAILED,), (KNOWN,), Group.STILL_FAILING),
+        ((FAILED,), (attempt(),), Group.FIXED),
+        ((KNOWN,), (attempt(),), Group.FIXED),
+        ((attempt(),), (INFRA,), Group.MISSING),
+        ((FAILED,), (), Group.MISSING),
+        ((INFRA,), (attempt(),), Group.ADDED),
+        ((attempt(),), (KNOWN,), Group.SAME),
+        ((attempt(),), (attempt(),), Group.SAME),
+    ],
+)
+def test_what_became_of_a_job(before: tuple[Attempt, ...], after: tuple[Attempt, ...], group: Group) -> None:
+    assert only(diff(run(job("a", *before)), run(job("a", *after)))).group is group
+
+
+def test_a_job_that_is_gone_is_missing_and_comes_last() -> None:
+    found = diff(run(job("a", attempt()), job("b", attempt())), run(job("b", attempt()), job("c", FAILED)))
+    assert [(one.job_id.split("[")[0], one.group) for one in found.jobs] == [
+        ("ops/b", Group.SAME), ("ops/c", Group.NEW_FAILURE), ("ops/a", Group.MISSING),
+    ]  # fmt: skip
+
+
+def test_a_stale_job_is_missing_and_says_why() -> None:
+    stale = job("a", stale=Stale("no time was left"))
+    one = only(diff(run(job("a", attempt())), run(stale)))
+    assert (one.group, one.after) == (Group.MISSING, "stale")
+    assert "no time was left" in one.reason
+
+
+def test_times_whose_samples_overlap_are_the_same() -> None:
+    assert changes(latency(1, 1.1, 1.3), latency(1.2, 1.4, 1.5)) == []
+
+
+def test_times_that_are_told_apart_differ_in_either_direction() -> None:
+    assert changes(latency(1, 1.1, 1.2), latency(1.3, 1.4, 1.5)) == [("latency", True)]
+    assert changes(latency(1.3, 1.4, 1.5), latency(1, 1.1, 1.2)) == [("latency", False)]
+
+
+def test_one_sample_tells_nothing_apart() -> None:
+    assert changes(latency(1), latency(9)) == []
+
+
+def test_less_than_two_per_cent_is_not_worth_a_look() -> None:
+    assert changes(latency(1, 1.001, 1.002), latency(1.010, 1.011, 1.012)) == []
+
+
+def test_a_counter_that_differs_at_all_is_a_change_with_a_direction() -> None:
+    assert changes(exact("partitions", 1), exact("partitions", 2)) == [("partitions", True)]
+    higher = Direction.HIGHER
+    assert changes(exact("delegated_ops", 3, higher), exact("delegated_ops", 4, higher)) == [("delegated_ops", False)]
+
+
+def test_a_drop_of_the_sqnr_is_a_change_for_the_worse_also_from_infinity() -> None:
+    assert changes(sqnr(40.0), sqnr(39.0)) == [("sqnr_fp32[0]", True)]
+    assert changes(sqnr(math.inf), sqnr(60.0)) == [("sqnr_fp32[0]", True)]
+    assert changes(sqnr(40.0), sqnr(39.95)) == []
+    assert changes(sqnr(math.inf), sqnr(math.inf)) == []
+
+
+def test_numbers_of_a_phone_and_of_a_simulator_are_not_compared() -> None:
+    phone = DeviceView("phone", "SM8650", "hardware", "build")
+    after = run(job("a", attempt(Verdict.PASSED, latency(9, 9, 9), device="phone")), devices=(phone,))
+    one = only(diff(run(job("a", attempt(Verdict.PASSED, latency(1, 1, 1)))), after))
+    assert (one.changes, one.not_compared) == ((), "before on virtual device, after on hardware device")
+
+
+def test_numbers_of_another_test_are_not_compared() -> None:
+    before, after = (
+        run(job("a", attempt(Verdict.PASSED, exact("partitions", value)), case_version=str(value))) for value in (1, 2)
+    )
+    one = only(diff(before, after))
+    assert (one.changes, one.not_compared) == ((), "another test under the same name")
+
+
+def test_what_is_different_about_the_runs_is_told() -> None:
+    found = diff(run(fingerprint={"qnn": "2.47", "x": "1"}), run(fingerprint={"qnn": "2.51", "y": "2"}))
+    assert found.facts == (("qnn", "2.47", "2.51"), ("x", "1", ""), ("y", "", "2"))
+
+
+def test_the_text_puts_new_failures_first_and_fits_80_columns() -> None:
+    before = run(
+        *(job(f"slow{n}", attempt(Verdict.PASSED, latency(1, 1, 1))) for n in range(12)),
+        job("red", attempt()), job("green", FAILED), id="before-run", fingerprint={"qnn": "2.47"},
+    )  # fmt: skip
+    after = run(
+        *(job(f"slow{n}", attempt(Verdict.PASSED, latency(2, 2, 2 + n))) for n in range(12)),
+        job("red", attempt(Verdict.FAILED)), job("green", attempt()), id="after-run", fingerprint={"qnn": "2.51"},
+    )  # fmt: skip
+    lines = diff_lines(diff(before, after), limit=10)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert "qnn: 2.47 -> 2.51" in text
+    assert text.index("NEW FAILURES: 1") < text.index("FIXED: 1") < text.index("SLOWER: 12")
+    assert "    passed -> failed: output 0 is off" in lines
+    assert "    latency: 1.000 ms -> 2.000 ms, +100.0 %" in lines
+    assert "and 2 more" in text
+    assert lines[-1] == "12 of 14 jobs ended as before"
+
+
+def test_names_of_jobs_cannot_write_to_the_terminal() -> None:
+    evil = msgspec.structs.replace(job("a", FAILED), id="ops/\x1b[31mred")
+    assert "\x1b" not in "\n".join(diff_lines(diff(run(), run(evil)), limit=10))
+
+
+def test_equal_runs_say_so() -> None:
+    assert diff_lines(diff(run(job("a", attempt())), run(job("a", attempt()))), 10)[-1] == "1 job, nothing differs"

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from farm.report.status import SickDevice, Standing, standing, status_lines, status_of
+from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
+
+NOW = 1_795_225_501_000
+DAY = 86_400_000
+
+
+def job(verdict: str, before: str | None = None, *, name: str = "ops/a[SM8650-htp-8a8w]", known: str = "") -> JobStatus:
+    issue = before == "known"
+    then = before and Before("earlier-run", NOW - 3 * DAY, "failed" if issue else before, "is wrong" if issue else "")
+    reason = "" if verdict == "passed" else "output 0 is off"
+    return JobStatus(name, verdict, known, "numerics" if verdict else "", reason, before=then or None)
+
+
+def run(*jobs: JobStatus) -> RunStatus:
+    return RunStatus("the-run", "farm run --nightly", "ci", "nightly", "virtual", NOW - 3_600_000, NOW, 1, jobs)
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "stands"),
+    [
+        ("failed", None, Standing.NEW_FAILURE),
+        ("failed", "passed", Standing.NEW_FAILURE),
+        ("failed", "known", Standing.NEW_FAILURE),
+        ("failed", "failed", Standing.STILL_FAILING),
+        ("passed", "failed", Standing.FIXED),
+        ("passed", "known", Standing.FIXED),
+        ("passed", "passed", Standing.PASSED),
+        ("passed", None, Standing.PASSED),
+        ("infra", "failed", Standing.INFRA),
+        ("", "passed", Standing.STALE),
+    ],
+)
+def test_how_a_job_stands(now: str, before: str | None, stands: Standing) -> None:
+    assert standing(job(now, before)) is stands
+
+
+def test_a_known_issue_is_neither_new_nor_still_failing() -> None:
+    assert standing(job("failed", "passed", known="is wrong")) is Standing.KNOWN
+
+
+def test_the_text_has_what_needs_a_look_first_and_fits_80_columns() -> None:
+    jobs = [job("passed", "passed", name=f"ops/p{n}") for n in range(20)]
+    jobs += [job("failed", "passed", name=f"ops/{'new' * 40}{n}") for n in range(12)]
+    jobs += [
+        job("", "passed", name="ops/stale"),
+        job("infra", name="ops/infra"),
+        job("passed", "failed", name="ops/ok"),
+    ]
+    status = status_of(
+        run(*jobs),
+        [SickDevice("phone-1", "quarantined", "the canary was wrong " * 9)],
+        [UnfinishedRun("the-run", "ci", "bench", "farm run", NOW), UnfinishedRun("other", "ada", "h", "farm", NOW)],
+    )
+    lines = status_lines(status, NOW, limit=10)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "the-run: nightly run of ci, 1 h 00 min ago, exit code 1"
+    assert "35 jobs: 12 failed, 21 passed, 1 infra, 1 NOT TESTED on virtual devices" in text
+    order = [text.index(title) for title in ("NEW FAILURES: 12", "NOT TESTED: 1", "INFRA: 1", "FIXED: 1", "DEVICES: 1")]
+    assert order == sorted(order)
+    assert "and 2 more" in text
+    assert "    numerics: output 0 is off" in lines
+    assert "    before: passed in earlier-run, 3 days ago" in lines
+    assert "unfinished: other of ada" in text
+    assert "unfinished: the-run" not in text
+
+
+def test_an_empty_store_says_what_to_do() -> None:
+    assert status_lines(status_of(None, [], []), NOW, 10) == ["no run yet: 'farm run' makes one"]
+
+
+def test_names_cannot_write_to_the_terminal() -> None:
+    status = status_of(run(job("failed", name="ops/\x1b[31mred")), [SickDevice("\x1b[0m", "suspect", "\x07")], [])
+    assert not {"\x1b", "\x07"} & set("".join(status_lines(status, NOW, 10)))
