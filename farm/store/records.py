@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 from farm.results.attempt import OperatorProfile
@@ -180,3 +182,109 @@ class UnfinishedRun(msgspec.Struct, frozen=True):
     host: str
     command: str
     started_ms: int
+
+
+class AlertState(StrEnum):
+    """What is known of a number that stands out."""
+
+    CANDIDATE = "candidate"
+    """It looks different from the runs before; nothing was measured for it yet."""
+    EXACT = "exact"
+    """Of a number that repeats exactly: it changed."""
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"
+    UNKNOWN = "unknown"
+    """Pairs were measured and do not tell."""
+    ACCEPTED = "accepted"
+    """Somebody says that the new level is right."""
+
+
+class RemarkState(StrEnum):
+    """What somebody says of an alert, or of a job."""
+
+    OPEN = "open"
+    ACKNOWLEDGED = "acknowledged"
+    """Somebody sees to it."""
+    ACCEPTED = "accepted"
+    FIXED = "fixed"
+
+
+class Remark(msgspec.Struct, frozen=True):
+    """What somebody said."""
+
+    state: str
+    """One of `RemarkState`."""
+    user: str
+    owner: str
+    """Who sees to it; empty where nobody."""
+    note: str
+    time_ms: int = 0
+    """Epoch, milliseconds; 0 is now."""
+    until_ms: int | None = None
+    """Until when it counts; None is for good."""
+
+
+class NewAlert(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands out, or what became of it. Changes are on the scale of the series, NaN where there is none."""
+
+    series_id: int
+    device_kind: str
+    finding: str
+    """One of `farm.analysis.candidates.Finding`."""
+    state: str
+    """One of `AlertState`."""
+    last_good: str
+    first_bad: str
+    change: float
+    low: float
+    high: float
+    p_value: float
+    reason: str
+    guilt: str = ""
+
+
+class AlertRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A number that stands out, and what is known of it."""
+
+    id: int
+    series_id: int
+    job_id: str
+    metric: str
+    unit: str
+    direction: str
+    """`lower`, `higher` or empty."""
+    exact: bool
+    device_kind: str
+    run_id: str
+    """The run that it was found in."""
+    finding: str
+    """`regression`, `improvement` or `changed`."""
+    state: str
+    """One of `AlertState`; accepted where somebody said so."""
+    last_good: str
+    """Run ids between which it came."""
+    first_bad: str
+    change: float
+    """On the scale of the series, as its interval; `farm.analysis.scale.change_text` shows it."""
+    low: float
+    high: float
+    p_value: float
+    reason: str
+    """One line."""
+    guilt: str
+    """Which axis is to blame, one line; empty where it is not known."""
+    device: str
+    """Where the pairs were measured; empty where none were."""
+    found_ms: int
+    remark: Remark | None = None
+    """The newest."""
+
+    @property
+    def owner(self) -> str:
+        """Return who sees to it; empty where nobody."""
+        return self.remark.owner if self.remark else ""
+
+    @property
+    def note(self) -> str:
+        """Return what was said of it last."""
+        return self.remark.note if self.remark else ""

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 # The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
-REVISION = "0007"
+REVISION = "0008"
 # Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
 VERSION_TABLE = "farm_schema"
 
@@ -241,6 +241,48 @@ counter = Table(
     Column("value", BigInteger, nullable=False),
     Column("max", BigInteger, nullable=False),
     Column("samples", LargeBinary, nullable=False),
+)
+
+# Runs by their ids alone: what is known of a number outlives the run that it was found in.
+alert = Table(
+    "alert",
+    metadata,
+    Column("id", _RowId, primary_key=True),
+    Column("series_id", ForeignKey(series.c.id), nullable=False),
+    Column("device_kind", String(16), nullable=False),
+    Column("run_id", String(64), nullable=False, index=True),
+    Column("finding", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("last_good", String(64), nullable=False),
+    Column("first_bad", String(64), nullable=False),
+    # NULL is a NaN.
+    Column("change", Float(53)),
+    Column("low", Float(53)),
+    Column("high", Float(53)),
+    Column("p_value", Float(53)),
+    Column("reason", Text, nullable=False),
+    Column("guilt", Text, nullable=False),
+    Column("device", String(256), nullable=False),
+    # As they were measured: [[good, new], ...]; what can be judged again.
+    Column("pairs", JSON(none_as_null=True)),
+    Column("found_ms", BigInteger, nullable=False),
+    UniqueConstraint("series_id", "device_kind", "run_id"),
+    Index("ix_alert_state", "state"),
+)
+
+# Every remark stays; the newest of a subject counts.
+triage = Table(
+    "triage",
+    metadata,
+    Column("id", _RowId, primary_key=True),
+    # `alert:12`, or `job:` and its id.
+    Column("subject", String(576), nullable=False, index=True),
+    Column("state", String(16), nullable=False),
+    Column("user_name", String(256), nullable=False),
+    Column("owner", String(256), nullable=False),
+    Column("note", Text, nullable=False),
+    Column("time_ms", BigInteger, nullable=False),
+    Column("until_ms", BigInteger),
 )
 
 artifact = Table(

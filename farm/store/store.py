@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from farm.devices.device import Device
     from farm.results.attempt import Attempt
+    from farm.store.alerts import Alerts
     from farm.store.clock import Clock
+    from farm.store.points import JobPast
     from farm.store.records import (
         ArtifactRecord,
         HistoryPoint,
@@ -83,6 +85,13 @@ class Store:
         from farm.store.registry import Registry
 
         return Registry(self._database, self._clock)
+
+    @cached_property
+    def alerts(self) -> Alerts:
+        """Numbers that stand out, and what became of them."""
+        from farm.store.alerts import Alerts
+
+        return Alerts(self._database)
 
     @cached_property
     def transfer(self) -> Transfer:
@@ -272,6 +281,25 @@ class Store:
         """
         with self._database.reading() as connection:
             return history.history(connection, job_pattern, metric, soc, limit)
+
+    def job_pasts(self, run_id: str) -> list[JobPast]:
+        """Return what the jobs that a run judged measured, then and in the runs before it, for each kind of device.
+
+        Runs of `farm debug` are left out. Raises UnknownNameError.
+        """
+        from farm.store import points
+
+        with self._database.reading() as connection:
+            jobs = points.jobs_of_run(connection, queries.resolve_run(connection, run_id))
+            return list(points.job_pasts(connection, jobs, run_id))
+
+    def pasts_of(self, job_pattern: str, soc: str | None = None, most: int = 60) -> list[JobPast]:
+        """Return what the newest `most` runs of jobs measured; which jobs as for `history`."""
+        from farm.store import points
+
+        with self._database.reading() as connection:
+            jobs = history.matching_jobs(connection, values.clean(job_pattern), soc and values.clean(soc))
+            return list(points.job_pasts(connection, jobs, None, most=most))
 
     def fingerprints(self, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return the facts of fingerprints, name to value, by their hash."""

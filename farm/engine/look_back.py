@@ -1,0 +1,151 @@
+"""The numbers of a run against those of the runs before it: which stand out. No device is asked."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.store.records import AlertState, NewAlert
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from farm.analysis.history import Point
+    from farm.analysis.nights import Night
+    from farm.store.points import JobPast, SeriesPast
+    from farm.store.records import AlertRecord
+    from farm.store.store import Store
+
+_STEPS = frozenset({AlertState.CONFIRMED, AlertState.ACCEPTED})
+"""What moved a level, and is not found once more."""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One number of the run, and the runs that it is compared with."""
+
+    past: JobPast
+    series: SeriesPast
+    points: tuple[Point, ...]
+    """That can be compared with the newest, which is the last, oldest first."""
+    steps: dict[int, float]
+    """Index of the first run on a new level, and the change."""
+
+
+class LookBack(msgspec.Struct, frozen=True):
+    """All numbers of a run, and what stands out among them."""
+
+    seen: tuple[Seen, ...]
+    night: Night
+    """Its indices are those of `seen`."""
+    insufficient: int
+    """Numbers that have too few runs to compare with."""
+
+    def shifts(self) -> list[str]:
+        """Return what is off as a whole, one line each."""
+        return [shift.reason for shift in self.night.shifts]
+
+
+def is_judged(past: JobPast, one: SeriesPast) -> bool:
+    """Tell whether a number says something about the program: times of a simulated device are those of this machine."""
+    return one.series.unit != "ns" or past.runs[-1].device_kind != "virtual"
+
+
+def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]] = ()) -> LookBack:
+    """Judge every number of a run against the runs before it. Nothing is written; `programs` as in `nights.look`."""
+    pasts = store.job_pasts(run_id)
+    known: dict[tuple[int, str], list[AlertRecord]] = {}
+    for alert in store.alerts.of_jobs(past.job_id for past in pasts):
+        if alert.run_id < run_id:
+            known.setdefault((alert.series_id, alert.device_kind), []).append(alert)
+    return judge_pasts(pasts, known, programs)
+
+
+def judge_pasts(
+    pasts: Iterable[JobPast],
+    known: Mapping[tuple[int, str], Sequence[AlertRecord]],
+    programs: Collection[tuple[str, str]] = (),
+) -> LookBack:
+    """Judge the newest run of every job; `known` has by series and device kind what stood out before. Pure."""
+    from farm.analysis.candidates import Finding
+    from farm.analysis.nights import Observation, look
+
+    seen = [one for past in pasts for one in _seen(past, known)]
+    night = look(
+        [Observation(one.series.series, one.past.device, _levelled(one), one.points[-1].value) for one in seen],
+        programs=programs,
+    )
+    insufficient = sum(judgement.finding is Finding.INSUFFICIENT_DATA for judgement in night.judgements)
+    return LookBack(tuple(seen), night, insufficient)
+
+
+def found_alerts(looked: LookBack) -> list[NewAlert]:
+    """Return what stands out, to be recorded: candidates, and exact numbers that changed. Pure."""
+    return [
+        *(_alert(looked, index, AlertState.EXACT) for index in looked.night.exact),
+        *(_alert(looked, index, AlertState.CANDIDATE) for index in looked.night.candidates),
+    ]
+
+
+def record_look_back(store: Store, run_id: str) -> LookBack:
+    """Judge every number of a run, record what stands out, and return it."""
+    looked = look_back(store, run_id)
+    store.alerts.record(run_id, found_alerts(looked))
+    return looked
+
+
+def _seen(past: JobPast, known: Mapping[tuple[int, str], Sequence[AlertRecord]]) -> Iterable[Seen]:
+    from farm.analysis.history import split
+
+    # What can be compared is a question of the runs, the same for all numbers of a job.
+    comparable = {point.run_id for point in split(past.runs).comparable()}
+    for one in past.series:
+        if math.isnan(one.values[-1]) or not is_judged(past, one):
+            continue
+        points = tuple(point for point in past.points(one) if point.run_id in comparable)
+        alerts = known.get((one.id, past.runs[-1].device_kind), ())
+        yield Seen(past, one, points, _steps(points, alerts))
+
+
+def _steps(points: Sequence[Point], alerts: Iterable[AlertRecord]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for alert in alerts:
+        if alert.state in _STEPS and not alert.exact and not math.isnan(alert.change):
+            index = next((index for index, point in enumerate(points) if point.run_id >= alert.first_bad), 0)
+            if 0 < index < len(points):
+                found[index] = found.get(index, 0.0) + alert.change
+    return found
+
+
+def _levelled(one: Seen) -> list[float]:
+    from farm.analysis.alerts import levelled
+
+    before = one.points[:-1]
+    steps = {index: change for index, change in one.steps.items() if index < len(before)}
+    values = [point.value for point in before]
+    late = one.steps.get(len(before))
+    # A step that came with this very run was told of when it was looked at the first time.
+    return levelled(one.series.series.scale, values, {**steps, **({len(before): late} if late is not None else {})})
+
+
+def _alert(looked: LookBack, index: int, state: AlertState) -> NewAlert:
+    from farm.analysis.alerts import reference
+
+    one, judgement = looked.seen[index], looked.night.judgements[index]
+    before = one.points[:-1]
+    exact = state is AlertState.EXACT
+    good = before[-1] if exact else before[reference(len(before), [step for step in one.steps if step < len(before)])]
+    return NewAlert(
+        series_id=one.series.id,
+        device_kind=one.points[-1].device_kind,
+        finding=judgement.finding,
+        state=state,
+        last_good=good.run_id,
+        first_bad=one.points[-1].run_id,
+        change=judgement.change,
+        low=judgement.change if exact else math.nan,
+        high=judgement.change if exact else math.nan,
+        p_value=judgement.p_value,
+        reason=judgement.reason,
+    )

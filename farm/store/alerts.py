@@ -1,0 +1,220 @@
+"""Numbers that stand out, what pairs said of them, and what people did about them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import delete, insert, select, update
+
+from farm.errors import UnknownNameError
+from farm.store import rows, schema, values
+from farm.store.records import AlertRecord, AlertState, NewAlert, Remark, RemarkState
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from sqlalchemy import Connection, Row
+
+    from farm.store.database import Database
+
+_TOLD = (AlertState.CONFIRMED, AlertState.EXACT)
+"""What is known to be so."""
+_SETTLED = (RemarkState.ACCEPTED, RemarkState.FIXED)
+
+
+class Alerts:
+    """The alerts of a store. Every method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def record(self, run_id: str, found: Sequence[NewAlert]) -> None:
+        """Record what stands out in a run, in place of what an earlier look at it found.
+
+        What was found then as well stays, with what was measured and said of it in between.
+        """
+
+        def write(connection: Connection) -> None:
+            alert = schema.alert
+            rows.require_run(connection, run_id)
+            there = {(one.series_id, one.device_kind) for one in found}
+            of_run = select(alert.c.id, alert.c.series_id, alert.c.device_kind).where(
+                alert.c.run_id == run_id, alert.c.state.in_((AlertState.CANDIDATE, AlertState.EXACT))
+            )
+            gone = [row.id for row in connection.execute(of_run) if (row.series_id, row.device_kind) not in there]
+            for part in rows.chunks(gone):
+                connection.execute(delete(alert).where(alert.c.id.in_(part)))
+            rows.insert_missing(connection, alert, [_row(run_id, one) for one in found])
+
+        self._database.write(write)
+
+    def answer(self, alert_id: int, new: NewAlert, *, device: str, pairs: Sequence[tuple[float, float]] | None) -> None:
+        """Record what pairs said: state, range, change and reason of `new`; `pairs` as medians, good and new."""
+        row = {
+            **_figures(new),
+            "state": new.state,
+            "last_good": new.last_good,
+            "first_bad": new.first_bad,
+            "reason": values.clean(new.reason),
+            "guilt": values.clean(new.guilt),
+            "device": values.clean(device, values.NAME_LIMIT),
+            "pairs": None if pairs is None else [[_finite(one) for one in pair] for pair in pairs],
+        }
+        self._database.write(
+            lambda connection: connection.execute(update(schema.alert).where(schema.alert.c.id == alert_id).values(row))
+        )
+
+    def of_run(self, run_id: str) -> list[AlertRecord]:
+        """Return what stands out in a run, whatever became of it."""
+        return self._find(schema.alert.c.run_id == run_id)
+
+    def of_jobs(self, job_ids: Iterable[str]) -> list[AlertRecord]:
+        """Return all that ever stood out of jobs, by their ids, oldest first."""
+        found = []
+        for part in rows.chunks(sorted(set(job_ids))):
+            found += self._find(schema.job.c.name.in_(part))
+        return found
+
+    def get(self, alert_id: int) -> AlertRecord:
+        """Return one alert. Raises UnknownNameError."""
+        found = self._find(schema.alert.c.id == alert_id)
+        if not found:
+            known = [str(one.id) for one in self.open()]
+            raise UnknownNameError("alert", str(alert_id), known, "" if known else "(none is open)")
+        return found[0]
+
+    def open(self, device_kind: str | None = None) -> list[AlertRecord]:
+        """Return the regressions and changes that are confirmed, or of exact numbers, and that nothing has settled.
+
+        Settled are those that somebody accepted or called fixed, and those after which the number got better again.
+        """
+        told = schema.alert.c.state.in_(_TOLD)
+        found = [one for one in self._find(told) if device_kind in (None, one.device_kind)]
+        better: dict[tuple[int, str], str] = {}
+        for one in found:
+            if one.finding == "improvement":
+                better[_series(one)] = max(one.first_bad, better.get(_series(one), ""))
+        return [
+            one
+            for one in found
+            if one.finding != "improvement"
+            and one.state in _TOLD
+            and not (one.remark and one.remark.state in _SETTLED)
+            and one.first_bad > better.get(_series(one), "")
+        ]
+
+    def remark(self, subject: str, remark: Remark) -> None:
+        """Record what somebody says of a subject, `alert:12` or `job:` and its id."""
+        row = {
+            "subject": values.clean(subject, 576),
+            "state": remark.state,
+            "user_name": values.clean(remark.user, values.NAME_LIMIT),
+            "owner": values.clean(remark.owner, values.NAME_LIMIT),
+            "note": values.clean(remark.note),
+            "time_ms": remark.time_ms or rows.now_ms(),
+            "until_ms": remark.until_ms,
+        }
+        self._database.write(lambda connection: connection.execute(insert(schema.triage), [row]))
+
+    def remarks(self, subjects: Collection[str]) -> dict[str, list[Remark]]:
+        """Return what was said of subjects, oldest first."""
+        with self._database.reading() as connection:
+            return _remarks(connection, subjects)
+
+    def declare(self, run_id: str, accepted: NewAlert, remark: Remark) -> int:
+        """Record a step that somebody says is there and is right, and return the alert's id."""
+
+        def write(connection: Connection) -> int:
+            alert = schema.alert
+            same = (alert.c.run_id == run_id) & (alert.c.series_id == accepted.series_id)
+            same &= alert.c.device_kind == accepted.device_kind
+            connection.execute(delete(alert).where(same))
+            statement = insert(alert).values(_row(run_id, accepted)).returning(alert.c.id)
+            return int(connection.execute(statement).scalar_one())
+
+        alert_id = self._database.write(write)
+        self.remark(f"alert:{alert_id}", remark)
+        return alert_id
+
+    def _find(self, condition: Any) -> list[AlertRecord]:
+        alert, series = schema.alert.c, schema.series.c
+        query = (
+            select(schema.alert, schema.job.c.name, series.metric, series.unit, series.direction, series.exact)
+            .select_from(schema.alert.join(schema.series).join(schema.job, schema.job.c.id == series.job_id))
+            .where(condition)
+            .order_by(alert.first_bad, alert.id)
+        )
+        with self._database.reading() as connection:
+            found = connection.execute(query).all()
+            remarks = _remarks(connection, [f"alert:{row.id}" for row in found])
+        return [_record(row, remarks.get(f"alert:{row.id}", [])) for row in found]
+
+
+def _remarks(connection: Connection, subjects: Collection[str]) -> dict[str, list[Remark]]:
+    triage = schema.triage.c
+    found: dict[str, list[Remark]] = {}
+    for part in rows.chunks(sorted(set(subjects))):
+        for row in connection.execute(select(schema.triage).where(triage.subject.in_(part)).order_by(triage.id)):
+            remark = Remark(row.state, row.user_name, row.owner, row.note, row.time_ms, row.until_ms)
+            found.setdefault(row.subject, []).append(remark)
+    return found
+
+
+def _record(row: Row[Any], remarks: Sequence[Remark]) -> AlertRecord:
+    last = remarks[-1] if remarks else None
+    figures = {name: math.nan if getattr(row, name) is None else getattr(row, name) for name in _FIGURES}
+    return AlertRecord(
+        id=row.id,
+        series_id=row.series_id,
+        job_id=row.name,
+        metric=row.metric,
+        unit=row.unit,
+        direction=row.direction,
+        exact=row.exact,
+        device_kind=row.device_kind,
+        run_id=row.run_id,
+        finding=row.finding,
+        state=AlertState.ACCEPTED if last and last.state == RemarkState.ACCEPTED else row.state,
+        last_good=row.last_good,
+        first_bad=row.first_bad,
+        **figures,
+        reason=row.reason,
+        guilt=row.guilt,
+        device=row.device,
+        found_ms=row.found_ms,
+        remark=last,
+    )
+
+
+_FIGURES = ("change", "low", "high", "p_value")
+
+
+def _row(run_id: str, one: NewAlert) -> dict[str, Any]:
+    return {
+        "series_id": one.series_id,
+        "device_kind": one.device_kind,
+        "run_id": run_id,
+        "finding": one.finding,
+        "state": one.state,
+        "last_good": one.last_good,
+        "first_bad": one.first_bad,
+        **_figures(one),
+        "reason": values.clean(one.reason),
+        "guilt": values.clean(one.guilt),
+        "device": "",
+        "found_ms": rows.now_ms(),
+    }
+
+
+def _figures(one: NewAlert) -> Mapping[str, float | None]:
+    return {name: None if math.isnan(getattr(one, name)) else getattr(one, name) for name in _FIGURES}
+
+
+def _finite(value: float) -> float | None:
+    # JSON knows neither NaN nor infinity.
+    return value if math.isfinite(value) else None
+
+
+def _series(one: AlertRecord) -> tuple[int, str]:
+    return one.series_id, one.device_kind
