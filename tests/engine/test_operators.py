@@ -25,8 +25,19 @@ def ran(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Far
     home = FarmHome(farm_cache, folder / "state", folder / "cwd")
     suites = [word for suite in SUITES for word in ("--suite", suite)]
     done = home.farm("run", "--soc", "SM8650", *suites, "--virtual", "2", "--json", timeout_s=3000)
-    assert done.returncode == 0, done.stderr[-8000:]
-    return home, json.loads(done.stdout)
+    view = json.loads(done.stdout) if done.stdout else {"jobs": []}
+    assert done.returncode == 0, (done.returncode, _red(view), done.stderr[-2000:])
+    return home, view
+
+
+def _red(view: dict[str, Any]) -> list[tuple[str, list[Any]]]:
+    """Return the jobs that are not as they should be, with what each of their attempts says."""
+    wanted = ("device", "verdict", "stage", "cause", "reason", "notes", "log")
+    return [
+        (job["id"], [[attempt[name][-600:] for name in wanted] for attempt in job["attempts"]])
+        for job in view["jobs"]
+        if not job["attempts"] or not (job["attempts"][-1]["verdict"] == "passed" or job["attempts"][-1]["known_issue"])
+    ]
 
 
 def test_every_job_passes_or_is_a_known_issue(ran: tuple[FarmHome, dict[str, Any]]) -> None:
