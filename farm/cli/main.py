@@ -26,6 +26,8 @@ _COMMANDS = {
     "report": "Write and show the report of a run.",
     "coverage": "Show every operator in every precision, and how its cases do.",
     "status": "Show how things stand: newly red, not tested, infra trouble.",
+    "triage": "Say what becomes of a regression or a red job, or list them.",
+    "baseline": "Show what numbers are compared with, or say that a new level is right.",
     "history": "Show what a job's numbers were, run by run.",
     "diff": "Compare two runs: newly red, fixed, slower, faster, missing.",
     "profile": "Show where a job's time goes, node by node, or compare two runs.",

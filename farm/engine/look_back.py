@@ -10,7 +10,7 @@ import msgspec
 from farm.store.records import AlertState, NewAlert
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from farm.analysis.history import Point
     from farm.analysis.nights import Night
@@ -71,13 +71,27 @@ def judge_pasts(
     from farm.analysis.candidates import Finding
     from farm.analysis.nights import Observation, look
 
-    seen = [one for past in pasts for one in _seen(past, known)]
+    seen = [one for past in pasts for one in seen_of(past, known)]
     night = look(
         [Observation(one.series.series, one.past.device, _levelled(one), one.points[-1].value) for one in seen],
         programs=programs,
     )
     insufficient = sum(judgement.finding is Finding.INSUFFICIENT_DATA for judgement in night.judgements)
     return LookBack(tuple(seen), night, insufficient)
+
+
+def seen_of(past: JobPast, known: Mapping[tuple[int, str], Sequence[AlertRecord]]) -> Iterator[Seen]:
+    """Yield the numbers of a job's newest run that are judged; `known` as in `judge_pasts`. Pure."""
+    from farm.analysis.history import split
+
+    # What can be compared is a question of the runs, the same for all numbers of a job.
+    comparable = {point.run_id for point in split(past.runs).comparable()}
+    for one in past.series:
+        if math.isnan(one.values[-1]) or not is_judged(past, one):
+            continue
+        points = tuple(point for point in past.points(one) if point.run_id in comparable)
+        alerts = known.get((one.id, past.runs[-1].device_kind), ())
+        yield Seen(past, one, points, _steps(points, alerts))
 
 
 def found_alerts(looked: LookBack) -> list[NewAlert]:
@@ -93,19 +107,6 @@ def record_look_back(store: Store, run_id: str) -> LookBack:
     looked = look_back(store, run_id)
     store.alerts.record(run_id, found_alerts(looked))
     return looked
-
-
-def _seen(past: JobPast, known: Mapping[tuple[int, str], Sequence[AlertRecord]]) -> Iterable[Seen]:
-    from farm.analysis.history import split
-
-    # What can be compared is a question of the runs, the same for all numbers of a job.
-    comparable = {point.run_id for point in split(past.runs).comparable()}
-    for one in past.series:
-        if math.isnan(one.values[-1]) or not is_judged(past, one):
-            continue
-        points = tuple(point for point in past.points(one) if point.run_id in comparable)
-        alerts = known.get((one.id, past.runs[-1].device_kind), ())
-        yield Seen(past, one, points, _steps(points, alerts))
 
 
 def _steps(points: Sequence[Point], alerts: Iterable[AlertRecord]) -> dict[int, float]:

@@ -163,6 +163,8 @@ def _remarks(connection: Connection, subjects: Collection[str]) -> dict[str, lis
 
 def _record(row: Row[Any], remarks: Sequence[Remark]) -> AlertRecord:
     last = remarks[-1] if remarks else None
+    if last and last.until_ms is not None and last.until_ms <= rows.now_ms():
+        last = None
     figures = {name: math.nan if getattr(row, name) is None else getattr(row, name) for name in _FIGURES}
     return AlertRecord(
         id=row.id,

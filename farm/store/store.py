@@ -265,6 +265,12 @@ class Store:
         with self._database.reading() as connection:
             return coverage.job_results(connection, job_ids, run_ids)
 
+    def job_names(self, job_pattern: str, soc: str | None = None) -> list[str]:
+        """Return the ids of the jobs that a pattern means; pattern and errors as for `history`."""
+        with self._database.reading() as connection:
+            found = history.matching_jobs(connection, values.clean(job_pattern), soc and values.clean(soc))
+        return list(found.values())
+
     def planned_jobs(self, run_ids: Iterable[str], soc: str, backend: str) -> list[ListedJob]:
         """Return the jobs for a SoC and backend that runs were to do, in their order."""
         with self._database.reading() as connection:

@@ -1,0 +1,145 @@
+"""`farm triage` and `farm baseline`, as somebody uses them the morning after a slow night."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from farm.devices.device import AdbAddress, Device
+from farm.engine.look_back import record_look_back
+from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.store.records import RunRecord
+from farm.store.store import Store, open_store
+from farm.suites import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from farm_home import FarmHome
+
+DAY = 86_400_000
+JOB, OTHER = (
+    Job(Case("s", name, module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))
+    for name in ("conv", "relu")
+)
+PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
+
+
+def night(store: Store, days_ago: int, ms: float, size: int, verdict: Verdict = Verdict.PASSED) -> str:
+    started_ms = time.time_ns() // 1_000_000 - days_ago * DAY
+    facts = {"executorch": "1.5.1", "device_kind": "hardware"}
+    run_id = store.begin_run(RunRecord("farm run", "ada", "bench", facts, started_ms, "nightly"))
+    store.plan_jobs(run_id, [JOB, OTHER])
+    store.record_device(run_id, PHONE)
+    for job, how in ((JOB, Verdict.PASSED), (OTHER, verdict)):
+        measured = (
+            Measurement("latency", "ns", Direction.LOWER, (ms * 1e6,)),
+            Measurement("pte_size", "bytes", Direction.LOWER, (float(size),), exact=True),
+        )
+        attempt = Attempt(job.id, how, Stage.DONE, "too far off" if how is Verdict.FAILED else "", PHONE.serial,
+                          started_ms, 0.2, bundle_key="b" * 64, measurements=measured)  # fmt: skip
+        store.record_attempt(run_id, attempt)
+    store.finish_run(run_id, 0)
+    record_look_back(store, run_id)
+    return run_id
+
+
+@pytest.fixture
+def slow(home: FarmHome) -> str:
+    """Ten nights; in the last one both jobs are slower and greater, and one fails."""
+    home.state.mkdir(exist_ok=True)
+    with open_store(home.state / "farm.db") as store:
+        for day in range(10, 1, -1):
+            night(store, day, 2.0 + 0.01 * (day % 3), 1000)
+        return night(store, 1, 2.4, 1016, Verdict.FAILED)
+
+
+def answer(home: FarmHome, *arguments: str) -> dict[str, Any]:
+    done = home.farm(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_the_list_is_what_needs_somebody_within_80_columns(home: FarmHome, slow: str) -> None:
+    done = home.farm("triage")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "REGRESSIONS: 2"
+    assert "      pte_size worse: 1000 -> 1016 bytes" in lines
+    assert f"RED in {slow}: 1" in lines
+    # Slower is not confirmed yet, and nobody is asked to see to it.
+    assert "latency" not in done.stdout
+
+
+def test_who_sees_to_it_is_said_where_it_is_listed_and_a_verdict_stays(home: FarmHome, slow: str) -> None:
+    first, second = (one["id"] for one in answer(home, "triage")["alerts"])
+    done = home.farm("triage", str(first), "--owner", "grace", "--note", "see #345")
+    assert done.returncode == 0, done.stderr
+    assert "acknowledged by " in done.stdout
+    assert home.farm("triage", OTHER.id, "--owner", "ada", "--until", "2099-12-31").returncode == 0
+    listed = home.farm("triage").stdout
+    assert "acknowledged: grace: see #345" in listed
+    assert "until 2099-12-31" in listed
+    status = answer(home, "status")["status"]
+    assert status["jobs"][OTHER.id] == "new_failure"
+    assert home.farm("triage", f"#{first}", "--state", "fixed").returncode == 0
+    assert [one["id"] for one in answer(home, "triage")["alerts"]] == [second]
+    assert [one["state"] for one in answer(home, "triage", str(first))["remarks"]] == ["acknowledged", "fixed"]
+    assert slow in home.farm("status").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("triage", "4711"), "4711"),
+        (("triage", "s/conv2"), "did you mean"),
+        (("triage", "s/*", "--owner", "ada"), "means 2 jobs"),
+        (("triage", "--owner", "ada"), "--owner of what?"),
+        (("triage", "s/conv", "--state", "accepted"), "red until it passes"),
+        (("triage", "s/conv", "--until", "2001-01-01"), "is over"),
+        (("baseline", "accept", "s/conv", "--note", " "), "--note says why"),
+        (("baseline", "accept", "s/conv"), "--note"),
+        (("baseline", "accept", "s/conv", "--note", "x", "--run", "2001"), "2001"),
+        (("baseline", "show", "nothing"), "nothing"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(home: FarmHome, slow: str, arguments: tuple[str, ...], said: str) -> None:
+    assert slow
+    done = home.farm(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_accepted_level_is_what_the_next_nights_are_compared_with(home: FarmHome, slow: str) -> None:
+    before = answer(home, "baseline", "show", "s/conv", "--metric", "latency")["levels"]
+    assert before[0]["runs"] == 10
+    accepted = answer(home, "baseline", "accept", "s/*", "--note", "a safer kernel")["accepted"]
+    assert sorted((one["job_id"], one["metric"]) for one in accepted) == sorted(
+        (job.id, metric) for job in (JOB, OTHER) for metric in ("latency", "pte_size")
+    )
+    assert answer(home, "triage")["alerts"] == []
+    after = answer(home, "baseline", "show", "s/conv", "--metric", "latency")["levels"]
+    assert (after[0]["runs"], after[0]["median"], after[0]["since"]) == (1, 2.4e6, slow)
+    with open_store(home.state / "farm.db") as store:
+        assert store.alerts.of_run(night(store, 0, 2.41, 1016)) == []
+    shown = home.farm("baseline", "show", "s/conv")
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    assert f"since {slow}" in shown.stdout
+    again = home.farm("baseline", "accept", "s/*", "--note", "again")
+    assert "nothing of s/* stands out" in again.stdout
+
+
+def test_a_step_that_nobody_found_can_be_declared(home: FarmHome, slow: str) -> None:
+    with open_store(home.state / "farm.db") as store:
+        small = night(store, 0, 2.05, 1016)
+    [one] = answer(
+        home, "baseline", "accept", "s/conv", "--metric", "latency", "--run", small, "--note", "a new clock"
+    )["accepted"]
+    assert one["declared"]
+    level = answer(home, "baseline", "show", "s/conv", "--metric", "latency")["levels"][0]
+    assert level["since"] == small
+    assert level["median"] == pytest.approx(2.05e6)
+    assert slow
