@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option, in_seconds
+from farm.cli.options import config_option
 from farm.cli.output import standard_output, written
 from farm.config import load_config
+from farm.durations import in_seconds
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from farm.store.store import Store
-    from farm.store.view import RunView
 
 _LINES = "jsonl"
 _SHOWN = 8
@@ -52,6 +52,7 @@ def command(
     hud    records of PyTorch's benchmark database, as ExecuTorch's dashboard has them
     trace  the timeline, a row for each device, for ui.perfetto.dev or chrome://tracing
     """
+    from farm.report.exports import rendered
     from farm.store.store import open_store
 
     if sum(map(bool, (runs, everything, since))) > 1:
@@ -66,7 +67,7 @@ def command(
             chosen = _chosen(store, since_ms, unfinished=unfinished)
         else:
             chosen = list(dict.fromkeys(store.resolve_run(run) for run in runs or ("latest",)))
-        data = store.transfer.export(chosen) if form == _LINES else [_rendered(store.run_view(chosen[0]), form)]
+        data = store.transfer.export(chosen) if form == _LINES else [rendered(store.run_view(chosen[0]), form)]
         _write(data, output)
     if output is not None:
         click.echo(f"export: {output}", err=True)
@@ -82,26 +83,6 @@ def _chosen(store: Store, since_ms: int, *, unfinished: bool) -> list[str]:
     if not chosen:
         click.echo("farm: there is no such run: the export is empty", err=True)
     return chosen
-
-
-def _rendered(view: RunView, form: str) -> bytes:
-    if form == "ctrf":
-        from farm.report.ctrf import render_ctrf
-
-        return render_ctrf(view).encode() + b"\n"
-    if form == "junit":
-        from farm.report.junit import render_junit
-
-        return render_junit(view).encode()
-    if form == "hud":
-        from farm.report.hud import render_hud
-
-        return render_hud(view).encode() + b"\n"
-    import msgspec
-
-    from farm.report.trace import run_trace
-
-    return msgspec.json.encode(run_trace(view)) + b"\n"
 
 
 def _write(data: Iterable[bytes], output: Path | None) -> None:

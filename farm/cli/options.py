@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from farm.durations import in_seconds
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_PART = r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|min|m|h|d)\s*"
-_LONGEST_S = 30 * 86400
 
 config_option = click.option(
     "--config",
@@ -87,13 +84,6 @@ def duration(context: click.Context, option: click.Parameter, value: str | None)
         problem = f"{value!r}: expected a time of at most 30 days, such as 90s, 10m, 1h30m or 2d"
         raise click.BadParameter(problem, context, option)
     return seconds
-
-
-def in_seconds(text: str) -> float | None:
-    """Return `90s`, `10m`, `1.5h`, `1h30m` or `2d` in seconds; None for what is none, or more than 30 days."""
-    parts = re.findall(_PART, text) if re.fullmatch(rf"\s*(?:{_PART})+", text) else []
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    return seconds if 0 < seconds <= _LONGEST_S else None
 
 
 def one_off_options(command: Callable[..., Any]) -> Callable[..., Any]:

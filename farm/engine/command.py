@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import InfraError, NothingSelectedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
     from types import FrameType
 
@@ -47,10 +48,11 @@ class Patience:
     """What Ctrl-C means while a command works: at once stop, unless there is something to let finish first.
 
     SIGTERM, and a terminal that closes, stop at once, as a second Ctrl-C does: by KeyboardInterrupt, with everything
-    put away.
+    put away. With `term`, SIGTERM is heard as Ctrl-C is, for what a service manager stops.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, term: bool = False) -> None:
+        self._patient = (signal.SIGINT, signal.SIGTERM) if term else (signal.SIGINT,)
         self._kept: dict[int, Any] = {}
         self._finish: Callable[[], None] | None = None
         self.was_asked = False
@@ -68,10 +70,10 @@ class Patience:
     def __enter__(self) -> Patience:
         if threading.current_thread() is threading.main_thread():
             # What nohup makes deaf stays so.
-            heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-            self._kept = {number: signal.signal(number, signal.default_int_handler) for number in heard}
-            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-                self._kept[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    handler = self._interrupted if number in self._patient else signal.default_int_handler
+                    self._kept[number] = signal.signal(number, handler)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -86,3 +88,8 @@ class Patience:
             self._finish()
         # Not by `note`: its lock may be held by what was interrupted.
         os.write(2, b"\nfarm: finishing the running jobs; Ctrl-C again stops now\n")
+
+
+def heard(outer: Patience | None) -> AbstractContextManager[Patience]:
+    """Return the patience of a command that this is a part of, which goes on, or else one of its own."""
+    return Patience() if outer is None else nullcontext(outer)

@@ -19,7 +19,7 @@ from farm.errors import FarmError, LeaseLostError, NoDeviceError
 from farm.identity import user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
     from farm.devices.device import Device
@@ -80,8 +80,11 @@ class Custody:
         """Call `revive` four times a second: it returns whether it had to bring the devices' adb server back."""
         self._revive = revive
 
-    def acquire(self, until_s: float = float("inf")) -> None:
-        """Wait until there is a device of every SoC, or it is `until_s` on the clock of `time.monotonic`."""
+    def acquire(self, until_s: float = float("inf"), *, partly: bool = False) -> None:
+        """Wait until there is a device of every SoC, or it is `until_s` on the clock of `time.monotonic`.
+
+        Raises NoDeviceError for an SoC of which none is left to wait for; `partly`, only when that is so of all.
+        """
         if self._terms is None:
             return
         self._thread.start()
@@ -89,7 +92,7 @@ class Custody:
             with self._lock:
                 gone = [soc for soc in self._socs() if self._retired.keys() >= set(self._numbers(soc))]
                 reasons = [f"{self._devices[n].serial}: {why}" for n, why in self._retired.items()]
-            if gone:
+            if gone and not (partly and len(gone) < len(self._socs())):
                 raise NoDeviceError(f"no {' and no '.join(gone)} is left to wait for: {'; '.join(reasons)}")
             if not self._lacking() or time.monotonic() >= until_s:
                 return
@@ -100,6 +103,12 @@ class Custody:
         """Return the devices that may be used now."""
         with self._lock:
             return [device for number, device in enumerate(self._devices) if self._may_go(number)]
+
+    def give_up(self, socs: Collection[str], reason: str) -> None:
+        """Wait no more for devices of these SoCs."""
+        for number, device in enumerate(self._devices):
+            if device.soc in socs:
+                self.retire(number, reason)
 
     def begin(self, folder: Path) -> None:
         """Let workers begin that read their permits in a run's `folder`."""
@@ -288,7 +297,7 @@ class Custody:
         self._waiting_since = {soc: self._waiting_since.get(soc, now) for soc in lacking}
         if told := [soc for soc, since in self._waiting_since.items() if now > since + _PATIENCE_SECONDS]:
             self._waiting_since |= dict.fromkeys(told, float("inf"))
-            self._note(f"waiting for a {' and a '.join(told)}: {self._holders(told)}")
+            self._note(f"waiting for a {' and a '.join(told)}: {self.holders(told)}")
 
     def _sync(self) -> None:
         """Let workers and scheduler know what holds now of every device."""
@@ -363,7 +372,7 @@ class Custody:
             could_be = {soc: set(self._numbers(soc)) - self._retired.keys() for soc in self._socs()}
             return [soc for soc, numbers in could_be.items() if numbers and not numbers & self._leases.keys()]
 
-    def _holders(self, socs: Sequence[str]) -> str:
+    def holders(self, socs: Collection[str]) -> str:
         """Return who has the devices of some SoCs."""
         ids = {device.id for device in self._devices if device.soc in socs}
         parts = []

@@ -64,11 +64,19 @@ def virtual_fleet(
 
 
 def attached_fleet(
-    config: Config, socs: Sequence[Soc], backend: str, choice: Choice, supervisor: Supervisor, store: Store
+    config: Config,
+    socs: Sequence[Soc],
+    backend: str,
+    choice: Choice,
+    supervisor: Supervisor,
+    store: Store,
+    *,
+    partly: bool = False,
 ) -> Fleet:
     """Find the attached devices of every SoC that may be used, each under a lease.
 
-    Raises NoDeviceError for an SoC without one, with the reasons; MissingToolError for a runtime that cannot be had.
+    Raises NoDeviceError for an SoC without one, with the reasons, or, `partly`, when none has one; MissingToolError for
+    a runtime that cannot be had.
     """
     from farm.devices.discovery import scan_all
     from farm.store.registry import Seen
@@ -79,6 +87,8 @@ def attached_fleet(
     _require_known(scan, registered, choice)
     devices, refused = choose(scan, registered, [soc.name for soc in socs], choice)
     names = [soc.name for soc in socs]
+    if partly:
+        names = [name for name in names if any(device.soc == name for device in devices)] or names
     _require(names, devices, refused)
     fleet = Fleet(devices, _runtimes(config, socs, backend, devices), leased=True)
     return _with_root(fleet, names, refused)

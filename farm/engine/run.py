@@ -13,11 +13,12 @@ import msgspec
 
 from farm.engine.budget import Budget
 from farm.engine.choose import check_ready, jobs_of, narrow, select
-from farm.engine.command import INTERRUPTED, Patience, exit_code_of, write_report
+from farm.engine.command import INTERRUPTED, Patience, exit_code_of, heard, write_report
 from farm.engine.compile import builders
 from farm.engine.fleet import Choice
 from farm.engine.profile import Profile
 from farm.engine.selection import Shard
+from farm.engine.waiting import Wait
 from farm.errors import FarmError, InfraError
 from farm.identity import user_name
 from farm.options import runtime_flags
@@ -81,6 +82,9 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Those before all others."""
     budget_s: float | None = None
     """How long the run may take; what does not fit is stale."""
+    wait_s: float | None = None
+    """How long to wait for attached devices, also for absent ones; then SoCs without one are left out. None: for busy
+    ones as long as the run may take, and for absent ones not at all."""
 
     @property
     def device_kind(self) -> str:
@@ -167,8 +171,17 @@ def _plan(
     )
 
 
-def run(config: Config, request: RunRequest, front: Front) -> RunOutcome:
+def run(
+    config: Config,
+    request: RunRequest,
+    front: Front,
+    *,
+    patience: Patience | None = None,
+    begun: Callable[[str], None] = lambda _: None,
+) -> RunOutcome:
     """Run what `request` asks for and return how it ended; everything started is ended again.
+
+    `patience` is that of a command of which this is a part; `begun` is told the id of the run as soon as it has one.
 
     Raises UsageError or NothingSelectedError before anything is changed, InfraError when no job could begin.
     """
@@ -180,14 +193,16 @@ def run(config: Config, request: RunRequest, front: Front) -> RunOutcome:
     _check_machine(config, request)
     jobs = select(config, request, jobs)
     check_ready(jobs)
-    with Patience() as patience, open_store(config.store_url) as store:
+    with heard(patience) as hears, open_store(config.store_url) as store:
         if request.asks_the_store:
             versions = partial(prepare, config, front.note, virtual=request.virtual > 0)
             jobs = narrow(request, jobs, store, lambda: versions().versions, front.note)
-        return _Run(config, request, front, store, patience, budget).execute(jobs)
+        return _Run(config, request, front, store, hears, budget).execute(jobs, begun=begun)
 
 
-def resume(config: Config, ref: str, front: Front, budget_s: float | None = None) -> RunOutcome:
+def resume(
+    config: Config, ref: str, front: Front, budget_s: float | None = None, *, patience: Patience | None = None
+) -> RunOutcome:
     """Finish what is missing of a run, `latest` or an id: jobs that have no verdict about the code, stale ones as well.
 
     The budget of the run begins anew, unless `budget_s` is another one.
@@ -198,7 +213,7 @@ def resume(config: Config, ref: str, front: Front, budget_s: float | None = None
     from farm.engine.resume import in_progress, missing_jobs, read_intent
     from farm.store.store import open_store
 
-    with Patience() as patience, open_store(config.store_url) as store:
+    with heard(patience) as hears, open_store(config.store_url) as store:
         run_id = store.resolve_run(ref)
         folder = config.run_folder(run_id)
         request, jobs = read_intent(folder)
@@ -214,7 +229,7 @@ def resume(config: Config, ref: str, front: Front, budget_s: float | None = None
                     store.finish_run(run_id, exit_code_of(view))
                 view = store.run_view(run_id)
             return RunOutcome(exit_code_of(view), view, write_report(view, folder / "report.html"))
-        return _Run(config, request, front, store, patience, budget).execute(missing, run_id)
+        return _Run(config, request, front, store, hears, budget).execute(missing, run_id)
 
 
 def _release_leases(store: Store, pid: int) -> None:
@@ -245,9 +260,13 @@ class _Run:
         """What is known of the jobs."""
         self._first: set[str] = set()
         """Jobs that are to be first."""
+        self._given_up: frozenset[str] = frozenset()
+        """SoCs of which no device came in time."""
 
-    def execute(self, jobs: tuple[Job, ...], run_id: str = "") -> RunOutcome:
-        """Run `jobs`, in a run of its own or, with `run_id`, in one that was not finished."""
+    def execute(
+        self, jobs: tuple[Job, ...], run_id: str = "", begun: Callable[[str], None] = lambda _: None
+    ) -> RunOutcome:
+        """Run `jobs`, in a run whose id `begun` is told or, with `run_id`, in one that was not finished."""
         from farm.engine.resume import in_progress, require_same
         from farm.engine.toolchain import prepare
         from farm.processes import Supervisor
@@ -259,6 +278,7 @@ class _Run:
             require_same(self._store.run_view(run_id).fingerprint, fingerprint, run_id)
         else:
             run_id = self._begin(jobs, fingerprint)
+            begun(run_id)
         # Also of a run that was killed before it had done so.
         self._store.plan_jobs(run_id, jobs)
         self._look_back(jobs)
@@ -319,19 +339,21 @@ class _Run:
         from farm.engine.custody import Custody
         from farm.engine.session import execute
 
+        wait = Wait(self._request.wait_s, self._front.note)
         with ThreadPoolExecutor(1) as aside:
             allocation = aside.submit(self._fleet, jobs, storage, supervisor)
             planned = self._order(jobs, tools)
             # A program that stays loaded would be in every number of the heap.
             canaries = [] if self._request.heap else self._order(canary_jobs(tuple(jobs)), tools)
-            fleet = allocation.result()
+            fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
         for device in fleet.devices:
             self._store.record_device(run_id, device)
         custody = Custody(fleet.devices, self._store, self._terms() if fleet.leased else None, self._front.note)
         if fleet.server is not None:
             custody.keep_alive(partial(fleet.server.revive, supervisor))
         try:
-            custody.acquire(self._budget.end_s)
+            self._given_up = wait.acquire(custody, {job.target.soc for job in jobs}, self._budget.end_s)
+            planned = [one for one in planned if one.job.target.soc not in self._given_up]
             planned = self._fit(run_id, planned, custody.held())
             if not planned:
                 return _PYTEST_OK
@@ -369,17 +391,18 @@ class _Run:
         if not self._budget.is_over or self._patience.was_asked:
             return
         jobs = self._store.run_view(run_id).jobs
-        left = [job.id for job in jobs if not job.attempts and job.stale is None and job.id not in abandoned]
+        due = [job for job in jobs if job.soc not in self._given_up]
+        left = [job.id for job in due if not job.attempts and job.stale is None and job.id not in abandoned]
         self._store.mark_stale(run_id, self._budget.unbegun(left, self._past))
 
-    def _fleet(self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor) -> Fleet:
+    def _fleet(self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor, *, partly: bool = False) -> Fleet:
         from farm.engine.fleet import attached_fleet, virtual_fleet
 
         config, request = self._config, self._request
         socs = [find_soc(name) for name in dict.fromkeys(job.target.soc for job in jobs)]
         if request.virtual:
             return virtual_fleet(config, socs, request.virtual, request.backend, supervisor, storage)
-        return attached_fleet(config, socs, request.backend, request.choice, supervisor, self._store)
+        return attached_fleet(config, socs, request.backend, request.choice, supervisor, self._store, partly=partly)
 
     def _terms(self) -> LeaseTerms:
         from farm.engine.custody import LeaseTerms
