@@ -42,9 +42,18 @@ class LookBack(msgspec.Struct, frozen=True):
     insufficient: int
     """Numbers that have too few runs to compare with."""
 
-    def shifts(self) -> list[str]:
-        """Return what is off as a whole, one line each."""
-        return [shift.reason for shift in self.night.shifts]
+    def told(self) -> list[str]:
+        """Return what a user is told of it, one line each; nothing of a quiet run."""
+        lines = [shift.reason for shift in self.night.shifts]
+        exact, looks = len(self.night.exact), len(self.night.candidates)
+        if exact:
+            lines.append(f"{exact} number{'s' * (exact > 1)} that repeat{'s' * (exact == 1)} changed: 'farm triage'")
+        if looks:
+            lines.append(
+                f"{looks} number{'s look' if looks > 1 else ' looks'} different from the runs before: "
+                "'farm confirm' measures again, old and new in turns"
+            )
+        return lines
 
 
 def is_judged(past: JobPast, one: SeriesPast) -> bool:

@@ -297,8 +297,21 @@ class _Run:
                 raise
             finally:
                 self._store.finish_run(run_id, exit_code)
+        self._judge_numbers(run_id)
         view = self._store.run_view(run_id)
         return RunOutcome(exit_code, view, write_report(view, folder / "report.html"))
+
+    def _judge_numbers(self, run_id: str) -> None:
+        from farm.engine.look_back import record_look_back
+
+        try:
+            looked = record_look_back(self._store, run_id)
+        except FarmError as error:
+            # Verdicts are in the store, and stay.
+            self._front.note(f"the numbers were not compared with those before: {error}")
+            return
+        for line in looked.told():
+            self._front.note(line)
 
     def _look_back(self, jobs: Sequence[Job]) -> None:
         ids = [job.id for job in jobs]
