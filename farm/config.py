@@ -20,6 +20,7 @@ from farm.config_devices import (
 )
 from farm.errors import ConfigError, UsageError
 from farm.memory import usable_bytes
+from farm.retention import RetentionConfig, age_ms
 
 FILE_NAME = "farm.toml"
 
@@ -70,6 +71,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: tuple[DeviceTable, ...] = ()
     health: HealthConfig = HealthConfig()
     leases: LeaseConfig = LeaseConfig()
+    retention: RetentionConfig = RetentionConfig()
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -115,6 +117,7 @@ class Config(msgspec.Struct, frozen=True):
     """Devices that are named, or that nobody would find otherwise."""
     health: HealthConfig = HealthConfig()
     leases: LeaseConfig = LeaseConfig()
+    retention: RetentionConfig = RetentionConfig()
 
     def run_folder(self, run_id: str) -> Path:
         """Return where a run keeps its plan, its logs and its report."""
@@ -175,7 +178,18 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         devices=attached.devices(table.device),
         health=attached.health(table.health),
         leases=attached.leases(table.leases),
+        retention=_retention(path or FILE_NAME, table.retention),
     )
+
+
+def _retention(file: Path | str, table: RetentionConfig) -> RetentionConfig:
+    for key, age in (("keep", table.keep), ("keep_nightly", table.keep_nightly)):
+        if age is not None and age_ms(age) is None:
+            raise ConfigError(file, f"retention.{key}", f"is {age!r}, expected an age such as '90d', '12w' or '36h'")
+    for key, count in (("keep_runs", table.keep_runs), ("keep_results", table.keep_results)):
+        if count is not None and count < 1:
+            raise ConfigError(file, f"retention.{key}", f"is {count}, expected at least 1")
+    return table
 
 
 def _usable_cores() -> int:

@@ -42,6 +42,7 @@ _COMMANDS = {
     "doctor": "Say what can be compiled, staged and run here, and how to repair what cannot.",
     "sign": "Sign the skels that LPAI and direct mode need, with the Hexagon SDK.",
     "runtime": "Show, build and check what devices need: runner, libraries, skels.",
+    "prune": "Delete old runs: a dry run first.",
     "cache": "Show or prune compiled bundles.",
 }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.store.records import AlertState, NewAlert
+from farm.store.records import STEPS, AlertState, NewAlert
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from farm.store.points import JobPast, SeriesPast
     from farm.store.records import AlertRecord
     from farm.store.store import Store
-
-_STEPS = frozenset({AlertState.CONFIRMED, AlertState.ACCEPTED})
-"""What moved a level, and is not found once more."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -121,7 +118,7 @@ def record_look_back(store: Store, run_id: str) -> LookBack:
 def _steps(points: Sequence[Point], alerts: Iterable[AlertRecord]) -> dict[int, float]:
     found: dict[int, float] = {}
     for alert in alerts:
-        if alert.state in _STEPS and not alert.exact and not math.isnan(alert.change):
+        if alert.state in STEPS and not alert.exact and not math.isnan(alert.change):
             index = next((index for index, point in enumerate(points) if point.run_id >= alert.first_bad), 0)
             if 0 < index < len(points):
                 found[index] = found.get(index, 0.0) + alert.change

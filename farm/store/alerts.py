@@ -85,24 +85,9 @@ class Alerts:
         return found[0]
 
     def open(self, device_kind: str | None = None) -> list[AlertRecord]:
-        """Return the regressions and changes that are confirmed, or of exact numbers, and that nothing has settled.
-
-        Settled are those that somebody accepted or called fixed, and those after which the number got better again.
-        """
-        told = schema.alert.c.state.in_(_TOLD)
-        found = [one for one in self._find(told) if device_kind in (None, one.device_kind)]
-        better: dict[tuple[int, str], str] = {}
-        for one in found:
-            if one.finding == "improvement":
-                better[_series(one)] = max(one.first_bad, better.get(_series(one), ""))
-        return [
-            one
-            for one in found
-            if one.finding != "improvement"
-            and one.state in _TOLD
-            and not (one.remark and one.remark.state in _SETTLED)
-            and one.first_bad > better.get(_series(one), "")
-        ]
+        """Return the alerts that are told of, as `open_alerts`, of one kind of device where given."""
+        with self._database.reading() as connection:
+            return [one for one in open_alerts(connection) if device_kind in (None, one.device_kind)]
 
     def remark(self, subject: str, remark: Remark) -> None:
         """Record what somebody says of a subject, `alert:12` or `job:` and its id."""
@@ -138,17 +123,41 @@ class Alerts:
         return alert_id
 
     def _find(self, condition: Any) -> list[AlertRecord]:
-        alert, series = schema.alert.c, schema.series.c
-        query = (
-            select(schema.alert, schema.job.c.name, series.metric, series.unit, series.direction, series.exact)
-            .select_from(schema.alert.join(schema.series).join(schema.job, schema.job.c.id == series.job_id))
-            .where(condition)
-            .order_by(alert.first_bad, alert.id)
-        )
         with self._database.reading() as connection:
-            found = connection.execute(query).all()
-            remarks = _remarks(connection, [f"alert:{row.id}" for row in found])
-        return [_record(row, remarks.get(f"alert:{row.id}", [])) for row in found]
+            return _find(connection, condition)
+
+
+def open_alerts(connection: Connection) -> list[AlertRecord]:
+    """Return the regressions and changes that are confirmed, or of exact numbers, and that nothing has settled.
+
+    Settled are those that somebody accepted or called fixed, and those after which the number got better again.
+    """
+    found = _find(connection, schema.alert.c.state.in_(_TOLD))
+    better: dict[tuple[int, str], str] = {}
+    for one in found:
+        if one.finding == "improvement":
+            better[_series(one)] = max(one.first_bad, better.get(_series(one), ""))
+    return [
+        one
+        for one in found
+        if one.finding != "improvement"
+        and one.state in _TOLD
+        and not (one.remark and one.remark.state in _SETTLED)
+        and one.first_bad > better.get(_series(one), "")
+    ]
+
+
+def _find(connection: Connection, condition: Any) -> list[AlertRecord]:
+    alert, series = schema.alert.c, schema.series.c
+    query = (
+        select(schema.alert, schema.job.c.name, series.metric, series.unit, series.direction, series.exact)
+        .select_from(schema.alert.join(schema.series).join(schema.job, schema.job.c.id == series.job_id))
+        .where(condition)
+        .order_by(alert.first_bad, alert.id)
+    )
+    found: Any = connection.execute(query).all()
+    remarks = _remarks(connection, [f"alert:{row.id}" for row in found])
+    return [_record(row, remarks.get(f"alert:{row.id}", [])) for row in found]
 
 
 def _remarks(connection: Connection, subjects: Collection[str]) -> dict[str, list[Remark]]:

@@ -15,14 +15,19 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from farm.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
 # Far longer than writing the greatest artifact takes.
 _LEFT_BEHIND_S = 24 * 3600.0
+# Far longer than it takes from when a file is kept until the attempt that names it is recorded.
+GRACE_S = 24 * 3600.0
 
 
 class ArtifactStore:
@@ -62,9 +67,46 @@ class ArtifactStore:
                 f"{path}: the artifact cannot be read: {error.strerror}: was it pruned, or is it on another machine?"
             ) from error
 
+    def discard(self, sha256: str) -> int | None:
+        """Remove an artifact that no attempt names, and return its size, in bytes.
+
+        None where it is not here, or was put so lately that the attempt with it may not be recorded yet, or may not be
+        removed by this user.
+        """
+        path = self.path(sha256)
+        taken = self._incoming / f"{sha256}.{os.getpid()}.pruned"
+        try:
+            if not _is_old(path):
+                return None
+            self._incoming.mkdir(parents=True, exist_ok=True)
+            # Whoever puts the same content from here on finds no file, and writes it anew.
+            path.rename(taken)
+            if not _is_old(taken):
+                # Somebody put it between the two lines before.
+                taken.rename(path)
+                return None
+            size = taken.stat().st_size
+            taken.unlink()
+        except OSError:
+            return None
+        return size
+
+    def all(self) -> Iterator[str]:
+        """Yield the SHA-256 of the artifacts that are here and can be discarded."""
+        for path in self._root.glob("[0-9a-f][0-9a-f]/[0-9a-f][0-9a-f]/*"):
+            if _SHA256.fullmatch(path.name) and _is_old(path):
+                yield path.name
+
+    def size(self, sha256: str) -> int | None:
+        """Return the size of an artifact, in bytes, None where it is not here."""
+        try:
+            return self.path(sha256).stat().st_size
+        except OSError:
+            return None
+
     def _put_bytes(self, content: bytes) -> str:
         sha256 = hashlib.sha256(content).hexdigest()
-        if not self.path(sha256).exists():
+        if not self._renewed(sha256):
             with self._new_file() as file:
                 file.write(content)
                 self._publish(file, sha256)
@@ -78,9 +120,18 @@ class ArtifactStore:
                 digest.update(chunk)
                 file.write(chunk)
             sha256 = digest.hexdigest()
-            if not self.path(sha256).exists():
+            if not self._renewed(sha256):
                 self._publish(file, sha256)
         return sha256
+
+    def _renewed(self, sha256: str) -> bool:
+        """Return whether an artifact is here, and from now on for as long as a new one."""
+        try:
+            os.utime(self.path(sha256))
+        except OSError:
+            # Not here; or somebody else's, whose time this user cannot set: it is replaced with itself.
+            return False
+        return True
 
     def _new_file(self) -> _Incoming:
         if not self._incoming.is_dir():
@@ -132,6 +183,10 @@ class _Incoming:
         self._file.flush()
         os.fchmod(self._file.fileno(), 0o444)
         os.fsync(self._file.fileno())
+
+
+def _is_old(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime > GRACE_S
 
 
 def _sync_folder(folder: Path) -> None:

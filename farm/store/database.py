@@ -91,6 +91,18 @@ class Database:
                 raise UsageError("that is no query: it has no rows")
             return list(result.keys()), [tuple(row) for row in result.fetchmany(limit)]
 
+    def vacuum(self) -> None:
+        """Write an SQLite file anew without the room of removed rows; writers wait meanwhile. Raises StoreError."""
+
+        def once() -> None:
+            with self._writers.connect() as connection:
+                # Not in a transaction, which every connection begins by itself.
+                connection.exec_driver_sql("COMMIT")
+                connection.exec_driver_sql("VACUUM")
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+
+        self._patiently(once)
+
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()

@@ -199,6 +199,10 @@ class AlertState(StrEnum):
     """Somebody says that the new level is right."""
 
 
+STEPS = (AlertState.CONFIRMED, AlertState.EXACT, AlertState.ACCEPTED)
+"""What is known to have moved a level."""
+
+
 class RemarkState(StrEnum):
     """What somebody says of an alert, or of a job."""
 

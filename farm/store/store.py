@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from farm.store.alerts import Alerts
     from farm.store.clock import Clock
     from farm.store.points import JobPast
+    from farm.store.pruning import Pruning
     from farm.store.records import (
         ArtifactRecord,
         HistoryPoint,
@@ -92,6 +93,13 @@ class Store:
         from farm.store.alerts import Alerts
 
         return Alerts(self._database)
+
+    @cached_property
+    def pruning(self) -> Pruning:
+        """Which runs are old, and how they leave."""
+        from farm.store.pruning import Pruning
+
+        return Pruning(self._database, self._clock)
 
     @cached_property
     def transfer(self) -> Transfer:

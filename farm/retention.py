@@ -1,0 +1,90 @@
+"""Which runs of the store are kept, and why. Pure; `docs/store.md` says what each rule is for."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+RESULTS = 30
+"""Newest results of every job that stay by default: a baseline of 21 and room for nights that cannot be compared."""
+
+_AGE = re.compile(r"(\d{1,5})([hdw])")
+_UNITS_MS = {"h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+
+
+class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[retention]` of farm.toml: what a run has to be to stay. None is no rule."""
+
+    keep: str | None = None
+    """Not older: `90d`, `12w`, `36h`."""
+    keep_nightly: str | None = None
+    """The same for nightly runs, where it is another."""
+    keep_runs: int | None = None
+    """Among so many newest."""
+    keep_results: int = RESULTS
+    """With one of so many newest results of any job."""
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What a run has to be to stay; at least one of `keep_ms` and `keep_runs` is set."""
+
+    keep_ms: int | None = None
+    keep_nightly_ms: int | None = None
+    """None: as for others."""
+    keep_runs: int | None = None
+    keep_results: int = RESULTS
+
+
+class RunFacts(msgspec.Struct, frozen=True):
+    """What is known of a run when it is decided whether it stays."""
+
+    run_id: str
+    started_ms: int
+    """Epoch, milliseconds."""
+    priority: str
+
+
+class Kept(StrEnum):
+    """Why a run stays."""
+
+    AGE = "age"
+    NEWEST = "newest"
+    """Among the newest runs that `keep_runs` asks for."""
+    RESULTS = "results"
+    """One of its results is among the newest of a job."""
+    GOING_ON = "going on"
+    """It has no end and began within a day, or something was recorded of it within a day."""
+    ALERT = "alert"
+    """Something else in the store names it."""
+
+
+def age_ms(text: str) -> int | None:
+    """Return `90d`, `12w` or `36h` in milliseconds; None for what is none."""
+    match = _AGE.fullmatch(text.strip())
+    return int(match[1]) * _UNITS_MS[match[2]] if match else None
+
+
+def decide(
+    runs: Sequence[RunFacts], rules: Rules, now_ms: int, protected: Mapping[str, Kept]
+) -> dict[str, Kept | None]:
+    """Return why each run stays, None for one that goes, in the order of `runs`, which is the newest first.
+
+    A run stays for any one reason. `protected` are those that stay whatever their age.
+    """
+    nightly_ms = rules.keep_ms if rules.keep_nightly_ms is None else rules.keep_nightly_ms
+    decided: dict[str, Kept | None] = {}
+    for number, run in enumerate(runs):
+        keep_ms = nightly_ms if run.priority == "nightly" else rules.keep_ms
+        if keep_ms is not None and run.started_ms > now_ms - keep_ms:
+            decided[run.run_id] = Kept.AGE
+        elif rules.keep_runs is not None and number < rules.keep_runs:
+            decided[run.run_id] = Kept.NEWEST
+        else:
+            decided[run.run_id] = protected.get(run.run_id)
+    return decided

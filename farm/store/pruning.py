@@ -1,0 +1,287 @@
+"""Old runs leave the store: which may, what they hold, and their rows, one run a transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import delete, func, select, text
+
+from farm.results.attempt import Verdict
+from farm.retention import Kept, RunFacts, decide
+from farm.store import schema
+from farm.store.alerts import open_alerts
+from farm.store.history import not_debugged
+from farm.store.records import STEPS
+from farm.store.rows import chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from sqlalchemy import Column, ColumnElement, Connection, Select, Table
+
+    from farm.retention import Rules
+    from farm.store.clock import Clock
+    from farm.store.database import Database
+
+# What nobody wrote to for so long is not being written.
+_QUIET_MS = 86_400_000
+# Below that, shrinking the file is not worth its time.
+_WORTH_SHRINKING = 0.1
+# Writers wait a minute for others: about what a slow disk needs to write so much anew.
+_QUICKLY_WRITTEN = 2 * 10**9
+# Removing a case looks through all planned jobs: few of them a transaction.
+_ORPHANS_AT_ONCE = 100
+
+_OF_ATTEMPT = tuple(
+    table
+    for table in schema.metadata.sorted_tables
+    if any(key.column.table is schema.attempt for key in table.foreign_keys)
+)
+_OF_RUN = (schema.run_job, schema.run_device)
+# What a run leaves behind where no other run names it; those first that name others.
+_NAMED = (schema.series, schema.job, schema.suite_case, schema.device, schema.fingerprint)
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """What some runs hold."""
+
+    rows: int
+    database_bytes: int
+    """Of the database, about: its size times their share of its rows."""
+    artifacts: dict[str, int]
+    """Those that no other run has: size in bytes by SHA-256."""
+
+
+class Pruning:
+    """What `farm prune` asks of the store; every method is one transaction, but for `sweep` and `shrink`."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+
+    def decide(self, rules: Rules) -> dict[str, Kept | None]:
+        """Return why each run stays, None for one that may go, newest first."""
+        run = schema.run.c
+        query = select(run.id, run.started_ms, run.priority).order_by(run.started_ms.desc(), run.id.desc())
+        with self._database.reading() as connection:
+            now_ms = self._clock(connection)
+            runs = [RunFacts(*row) for row in connection.execute(query)]
+            protected = dict.fromkeys(_with_newest_results(connection, rules.keep_results), Kept.RESULTS)
+            old = [run_id for run_id, why in decide(runs, rules, now_ms, protected).items() if why is None]
+            for part in chunks(old):
+                protected |= dict.fromkeys(_going_on(connection, part, now_ms), Kept.GOING_ON)
+            protected |= dict.fromkeys(protected_runs(connection), Kept.ALERT)
+            return decide(runs, rules, now_ms, protected)
+
+    def holding(self, run_ids: Collection[str]) -> Holding:
+        """Return what runs hold, of which nothing is left when they are gone."""
+        with self._database.reading() as connection:
+            rows = sum(_count(connection, table, run_ids) for table in (schema.attempt, *_OF_ATTEMPT, *_OF_RUN))
+            tables = (schema.attempt, *_OF_ATTEMPT, *_OF_RUN)
+            all_rows = sum(connection.scalar(select(func.count()).select_from(table)) or 0 for table in tables)
+            nbytes = _database_bytes(connection) * rows // max(all_rows, 1)
+            return Holding(rows + len(run_ids), nbytes, _own_artifacts(connection, set(run_ids)))
+
+    def remove(self, run_id: str) -> list[str] | None:
+        """Remove a run with all its rows; return the SHA-256 of artifacts that no row names any more.
+
+        None, and nothing is removed, where it is not there any more, or somebody has begun to write to it or to name
+        it. Rows of what it shared with others stay: `sweep`.
+        """
+
+        def once(connection: Connection) -> list[str] | None:
+            run_job, attempt, artifact = schema.run_job.c, schema.attempt.c, schema.artifact.c
+            # Whoever records an attempt waits from here on, and then finds that there is no such run.
+            lock = select(schema.run.c.id).where(schema.run.c.id == run_id).with_for_update()
+            if connection.scalar(lock) is None:
+                return None
+            connection.execute(select(run_job.id).where(run_job.run_id == run_id).with_for_update()).all()
+            now_ms = self._clock(connection)
+            if _going_on(connection, [run_id], now_ms) or run_id in protected_runs(connection):
+                return None
+            attempts = select(attempt.id).join(schema.run_job).where(run_job.run_id == run_id)
+            files = set(connection.scalars(select(artifact.sha256).where(artifact.attempt_id.in_(attempts))))
+            for table in _OF_ATTEMPT:
+                connection.execute(delete(table).where(table.c.attempt_id.in_(attempts)))
+            planned = select(run_job.id).where(run_job.run_id == run_id)
+            connection.execute(delete(schema.attempt).where(attempt.run_job_id.in_(planned)))
+            for table in _OF_RUN:
+                connection.execute(delete(table).where(table.c.run_id == run_id))
+            # Steps stay: levels after them are judged by them.
+            alert = schema.alert.c
+            connection.execute(delete(schema.alert).where(alert.run_id == run_id, alert.state.not_in(STEPS)))
+            connection.execute(delete(schema.run).where(schema.run.c.id == run_id))
+            return sorted(files - _named(connection, files))
+
+        return self._database.write(once)
+
+    def named(self, sha256s: Collection[str]) -> set[str]:
+        """Return those artifacts that a row names."""
+        with self._database.reading() as connection:
+            return _named(connection, sha256s)
+
+    def run_ids(self) -> set[str]:
+        """Return all runs."""
+        with self._database.reading() as connection:
+            return set(connection.scalars(select(schema.run.c.id)))
+
+    def sweep(self) -> int:
+        """Remove the series, jobs, versions of cases, devices and fingerprints that nothing names; return how many."""
+        count = 0
+        for table in _NAMED:
+            with self._database.reading() as connection:
+                found = _orphans(connection, table)
+            for start in range(0, len(found), _ORPHANS_AT_ONCE):
+                count += self._sweep(table, found[start : start + _ORPHANS_AT_ONCE])
+        return count
+
+    def _sweep(self, table: Table, keys: list[Any]) -> int:
+        key = _key(table)
+
+        def once(connection: Connection) -> int:
+            if connection.dialect.name == "postgresql":
+                # Who is about to name a row looked for it only after it wrote to one of these.
+                names = ", ".join(one.name for one in (schema.attempt, *reversed(_NAMED)))
+                connection.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
+            gone = delete(table).where(key.in_(keys), *_nothing_names(table)).returning(key)
+            return len(connection.execute(gone).all())
+
+        return self._database.write(once)
+
+    def shrink(self) -> str:
+        """Give the room of removed rows back to the disk; return why not, empty where it was done or not needed.
+
+        Raises StoreError when the disk has no room to do it.
+        """
+        with self._database.reading() as connection:
+            if connection.dialect.name != "sqlite":
+                return ""
+            pages, free, size = (
+                connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+            run = schema.run.c
+            since = self._clock(connection) - _QUIET_MS
+            writing = select(run.id).where(run.finished_ms.is_(None), run.started_ms > since).limit(1)
+            written = connection.scalar(writing)
+        if free < _WORTH_SHRINKING * pages:
+            return ""
+        if written is not None:
+            return f"run {written} may be going on, and would have to wait: 'farm prune --yes' after it does it"
+        if (pages - free) * size > _QUICKLY_WRITTEN:
+            return "writing it anew takes more than a minute: do it when nobody writes, with sqlite3 FILE VACUUM"
+        self._database.vacuum()
+        return ""
+
+
+def protected_runs(connection: Connection) -> set[str]:
+    """Return the runs that open alerts name: somebody will want to run their bundles again."""
+    named = ((one.run_id, one.last_good, one.first_bad) for one in open_alerts(connection))
+    return {run_id for runs in named for run_id in runs}
+
+
+def _with_newest_results(connection: Connection, count: int) -> set[str]:
+    """Return the runs that have one of the `count` newest results of a job on a kind of device."""
+    run_job, attempt, fingerprint = schema.run_job.c, schema.attempt.c, schema.fingerprint.c
+    judged = (
+        select(attempt.id)
+        .where(attempt.run_job_id == run_job.id, attempt.verdict.in_((Verdict.PASSED, Verdict.FAILED)))
+        .exists()
+    )
+    parts = (run_job.job_id, fingerprint.facts["device_kind"].as_string())
+    ranked = (
+        select(run_job.run_id, func.row_number().over(partition_by=parts, order_by=run_job.run_id.desc()).label("age"))
+        .select_from(schema.run_job.join(schema.run).join(schema.fingerprint))
+        .where(judged, not_debugged())
+        .subquery()
+    )
+    return set(connection.scalars(select(ranked.c.run_id).where(ranked.c.age <= count).distinct()))
+
+
+def _going_on(connection: Connection, run_ids: Collection[str], now_ms: int) -> set[str]:
+    """Return those of the runs that have no end and are of today, or of which something was recorded today."""
+    run, run_job, attempt = schema.run.c, schema.run_job.c, schema.attempt.c
+    since = now_ms - _QUIET_MS
+    unfinished = select(run.id).where(run.id.in_(run_ids), run.finished_ms.is_(None), run.started_ms > since)
+    recorded = (
+        select(run_job.run_id)
+        .join(schema.attempt)
+        .where(run_job.run_id.in_(run_ids), attempt.recorded_ms > since)
+        .distinct()
+    )
+    return {*connection.scalars(unfinished), *connection.scalars(recorded)}
+
+
+def _of_runs(table: Table, run_ids: Collection[str], *columns: ColumnElement[Any]) -> Select[Any]:
+    source: Any = table
+    if table in _OF_ATTEMPT:
+        source = table.join(schema.attempt).join(schema.run_job)
+    elif table is schema.attempt:
+        source = table.join(schema.run_job)
+    of_run = table.c.run_id if table is schema.run_device else schema.run_job.c.run_id
+    return select(*columns).select_from(source).where(of_run.in_(run_ids))
+
+
+def _count(connection: Connection, table: Table, run_ids: Collection[str]) -> int:
+    return sum(connection.scalar(_of_runs(table, part, func.count())) or 0 for part in chunks(run_ids))
+
+
+def _own_artifacts(connection: Connection, run_ids: set[str]) -> dict[str, int]:
+    artifact = schema.artifact.c
+    found: dict[str, int] = {}
+    for part in chunks(run_ids):
+        query = _of_runs(schema.artifact, part, artifact.sha256, artifact.size)
+        found.update(tuple(row) for row in connection.execute(query))
+    for sha256s in chunks(found):
+        query = (
+            select(artifact.sha256, schema.run_job.c.run_id)
+            .select_from(schema.artifact.join(schema.attempt).join(schema.run_job))
+            .where(artifact.sha256.in_(sha256s))
+            .distinct()
+        )
+        for row in connection.execute(query):
+            if row.run_id not in run_ids:
+                found.pop(row.sha256, None)
+    return found
+
+
+def _named(connection: Connection, sha256s: Iterable[str]) -> set[str]:
+    artifact = schema.artifact.c
+    found: set[str] = set()
+    for part in chunks(list(sha256s)):
+        found.update(connection.scalars(select(artifact.sha256).where(artifact.sha256.in_(part)).distinct()))
+    return found
+
+
+def _orphans(connection: Connection, table: Table) -> list[Any]:
+    """Return the keys of rows that no row of any table refers to."""
+    # One pass through each table: not every column that refers has an index.
+    query = select(_key(table)).except_(*(select(parent) for parent in _parents(table)))
+    return sorted(connection.scalars(query))
+
+
+def _nothing_names(table: Table) -> list[ColumnElement[bool]]:
+    key = _key(table)
+    return [~select(parent).where(parent == key).correlate(table).exists() for parent in _parents(table)]
+
+
+def _key(table: Table) -> Column[Any]:
+    [key] = table.primary_key.columns
+    return key
+
+
+def _parents(table: Table) -> list[Column[Any]]:
+    """Return the columns that refer to `table`."""
+    return [
+        key.parent for other in schema.metadata.sorted_tables for key in other.foreign_keys if key.column.table is table
+    ]
+
+
+def _database_bytes(connection: Connection) -> int:
+    if connection.dialect.name == "sqlite":
+        pages, size = (
+            connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("page_count", "page_size")
+        )
+        return int(pages) * int(size)
+    sizes = " + ".join(f"pg_total_relation_size('{table.name}')" for table in schema.metadata.sorted_tables)
+    return int(connection.scalar(text(f"SELECT {sizes}")) or 0)

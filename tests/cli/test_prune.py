@@ -1,0 +1,166 @@
+"""`farm prune`: what it says would go, and what then is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import update
+
+from farm.devices.device import AdbAddress, Device
+from farm.engine.pruning import Remains
+from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store import schema
+from farm.store.artifacts import GRACE_S, ArtifactStore
+from farm.store.records import ArtifactRecord, RunRecord
+from farm.store.store import Store, open_store
+from farm.suites import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from farm_home import FarmHome
+
+    from farm.engine.pruning import Freed
+
+DAY_S = 86_400
+JOB = Job(Case("s", "c", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))
+PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
+
+
+@pytest.fixture
+def store(home: FarmHome) -> Store:
+    home.state.mkdir(exist_ok=True)
+    return open_store(home.state / "farm.db")
+
+
+def record(home: FarmHome, store: Store, days: int, priority: str = "person") -> tuple[str, str]:
+    """Record a run of so many days ago with its folder and an artifact; return its id and that of the artifact."""
+    then = int(time.time() - days * DAY_S)
+    run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {"d": "1"}, then * 1000, priority))
+    store.plan_jobs(run_id, [JOB])
+    artifacts = ArtifactStore(home.state / "artifacts")
+    sha256 = artifacts.put(f"{days} days ago".encode())
+    os.utime(artifacts.path(sha256), (then, then))
+    attempt = Attempt(JOB.id, Verdict.PASSED, Stage.DONE, "", device="phone-1", started_ms=then * 1000)
+    store.record_attempt(run_id, attempt, PHONE, artifacts=[ArtifactRecord(sha256, 10, "etdump")])
+    store.finish_run(run_id, 0)
+    folder = home.state / "runs" / run_id
+    folder.mkdir(parents=True)
+    (folder / "report.html").write_bytes(bytes(100))
+    return run_id, sha256
+
+
+def let_pass(store: Store) -> None:
+    """Let nothing of what was recorded be of today."""
+    store._database.write(lambda c: c.execute(update(schema.attempt).values(recorded_ms=schema.attempt.c.started_ms)))
+
+
+def test_a_dry_run_changes_nothing_and_says_what_does(home: FarmHome, store: Store) -> None:
+    with store:
+        runs = [record(home, store, days) for days in (200, 150, 100, 20)]
+        let_pass(store)
+    before = (home.state / "farm.db").read_bytes()
+    done = home.farm("prune", "--keep", "90d", "--keep-results", "2")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert f"would delete 2 of 4 runs, {runs[0][0]} to {runs[1][0]}" in done.stdout
+    assert "artifacts    2 on this machine, 24 B" in done.stdout
+    assert "run folders  2 on this machine, 200 B" in done.stdout
+    assert "kept 1: with one of the newest results of a job" in done.stdout
+    assert "to delete it: farm prune --keep=90d --keep-results=2 --yes" in done.stdout
+    assert (home.state / "farm.db").read_bytes() == before
+
+    done = home.farm("prune", "--keep=90d", "--keep-results=2", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert f"deleted 2 of 4 runs, {runs[0][0]} to {runs[1][0]}" in done.stdout
+    assert "run folders  2 on this machine" in done.stdout
+    artifacts = ArtifactStore(home.state / "artifacts")
+    assert [(home.state / "runs" / run_id).exists() for run_id, _ in runs] == [False, False, True, True]
+    assert [artifacts.size(sha256) for _, sha256 in runs] == [None, None, 12, 11]
+    with open_store(home.state / "farm.db", readonly=True) as now:
+        assert now.pruning.run_ids() == {run_id for run_id, _ in runs[2:]}
+
+
+def test_rules_come_from_farm_toml_and_options_override_them(home: FarmHome, store: Store) -> None:
+    with store:
+        night, _ = record(home, store, 200, "nightly")
+        person, _ = record(home, store, 199)
+        newest, _ = record(home, store, 100)
+        let_pass(store)
+    config = home.cwd / "farm.toml"
+    config.write_text('[retention]\nkeep = "90d"\nkeep_nightly = "365d"\nkeep_results = 1\n')
+    answer = json.loads(home.farm("prune", "--json").stdout)
+    assert answer["schema"] == 1
+    assert answer["prune"]["runs"] == {newest: "results", person: None, night: "age"}
+    assert (answer["prune"]["deleted"], answer["prune"]["freed"]["runs"]) == (False, 1)
+    answer = json.loads(home.farm("prune", "--json", "--keep-nightly", "30d").stdout)
+    assert answer["prune"]["runs"] == {newest: "results", person: None, night: None}
+    config.write_text('[retention]\nkeep = "90 days"\n')
+    done = home.farm("prune")
+    assert (done.returncode, "retention.keep: is '90 days', expected an age such as '90d'" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "say which runs stay: --keep 90d or --keep-runs 500"),
+        (("--keep-nightly", "90d"), "say which runs stay"),
+        (("--keep", "soon"), "expected an age such as 90d"),
+        (("--keep-runs", "0"), "0 is not in the range"),
+        (("--keep", "9d"), "there is no store yet"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(home: FarmHome, arguments: tuple[str, ...], said: str) -> None:
+    done = home.farm("prune", *arguments)
+    assert done.returncode in (2, 4)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_files_of_runs_that_the_store_does_not_have_go_only_when_asked(home: FarmHome, store: Store) -> None:
+    with store:
+        run_id, _ = record(home, store, 200)
+    artifacts = ArtifactStore(home.state / "artifacts")
+    lost, fresh = artifacts.put(b"lost"), artifacts.put(b"fresh")
+    folder, new = home.state / "runs" / "20200101-000000-abcdef", home.state / "runs" / "20260101-000000-abcdef"
+    for one in (folder, new):
+        one.mkdir()
+    for path in (folder, artifacts.path(lost)):
+        os.utime(path, (time.time() - GRACE_S - 60,) * 2)
+    assert home.farm("prune", "--keep-runs=5", "--yes").returncode == 0
+    assert "run folders  1 on this machine" in home.farm("prune", "--orphans").stdout
+    assert folder.exists()
+    assert home.farm("prune", "--orphans", "--yes").returncode == 0
+    assert (folder.exists(), new.exists(), (home.state / "runs" / run_id).exists()) == (False, True, True)
+    assert (artifacts.size(lost), artifacts.size(fresh)) == (None, 5)
+
+
+def test_ctrl_c_leaves_every_run_whole_or_gone(home: FarmHome, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from farm.cli.prune import command
+
+    for name, value in home.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(home.cwd)
+    with store:
+        runs = [record(home, store, days)[0] for days in (200, 150, 100, 50)]
+        let_pass(store)
+    remove, seen = Remains.remove, []
+
+    def interrupted(self: Remains, run_id: str, freed: Freed) -> None:
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+        seen.append(run_id)
+        remove(self, run_id, freed)
+
+    monkeypatch.setattr(Remains, "remove", interrupted)
+    arguments = ["--keep-runs=1", "--keep-results=1", "--yes"]
+    result = CliRunner().invoke(command, arguments)
+    assert (result.exit_code, "deleted 1 of 4 runs" in result.output) == (130, True)
+    assert "the same command goes on" in result.output
+    monkeypatch.undo()
+    assert "deleted 2 of 3 runs" in home.farm("prune", *arguments).stdout
+    with open_store(home.state / "farm.db", readonly=True) as now:
+        assert now.pruning.run_ids() == {runs[3]}

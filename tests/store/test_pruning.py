@@ -1,0 +1,271 @@
+"""Old runs leave the store whole, and nothing else does, on both databases."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from old_store import snapshot
+from sqlalchemy import update
+
+from farm.results.attempt import LayerComparison, OperatorProfile, Step, Verdict
+from farm.retention import Kept, Rules
+from farm.store import schema
+from farm.store.artifacts import GRACE_S, ArtifactStore
+from farm.store.records import ArtifactRecord, NewAlert, RunRecord
+from farm.store.rows import now_ms
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Make
+
+    from farm.store.store import Store
+    from farm.suites import Job
+
+DAY = 86_400_000
+ETDUMP = ArtifactRecord("e" * 64, 1_000, "etdump")
+
+
+def run(store: Store, make: type[Make], days: float, *jobs: Job, **changes: str) -> str:
+    """Record a run that was long ago, as nobody has written to since."""
+    verdict = Verdict(changes.pop("verdict", "passed"))
+    kind, priority = changes.pop("kind", "virtual"), changes.pop("priority", "person")
+    started_ms = int(now_ms() - days * DAY)
+    facts = {"device_kind": kind, **changes}
+    run_id = store.begin_run(RunRecord("farm run", "ada", "bench", facts, started_ms, priority))
+    store.plan_jobs(run_id, jobs)
+    store.record_device(run_id, make.device())
+    for job in jobs:
+        attempt = make.attempt(
+            job, verdict=verdict, started_ms=started_ms, comparisons=(make.comparison(),),
+            operators=(OperatorProfile("n", "d", "ns", 1, 1.0, 1.0, 1.0, 1.0),),
+            layers=(LayerComparison("a", "relu", Step.DEVICE, 1.0, 1.0, 1.0),),
+        )  # fmt: skip
+        store.record_attempt(run_id, attempt, artifacts=[ETDUMP, ArtifactRecord(own(run_id), 7, "output")])
+    store.finish_run(run_id, 0)
+    with_times(store, run_id, started_ms)
+    return run_id
+
+
+def own(run_id: str) -> str:
+    """Return the SHA-256 of the artifact that only this run has."""
+    return hashlib.sha256(run_id.encode()).hexdigest()
+
+
+def with_times(store: Store, run_id: str, recorded_ms: int) -> None:
+    """Let the attempts of a run be recorded at a time."""
+    attempt, run_job = schema.attempt, schema.run_job
+    of_run = attempt.c.run_job_id.in_(
+        run_job.select().with_only_columns(run_job.c.id).where(run_job.c.run_id == run_id)
+    )
+    store._database.write(lambda c: c.execute(update(attempt).where(of_run).values(recorded_ms=recorded_ms)))
+
+
+def counts(address: str) -> dict[str, int]:
+    return {table: len(rows) - 1 for table, rows in snapshot(address).items() if len(rows) > 1}
+
+
+def old(decided: dict[str, Kept | None]) -> list[str]:
+    return [run_id for run_id, why in decided.items() if why is None]
+
+
+def test_a_run_goes_with_all_its_rows_and_what_others_share_stays(store: Store, make: type[Make], address: str) -> None:
+    a, b = make.job("a"), make.job("b")
+    first = run(store, make, 100, a, b, toolchain="old")
+    second = run(store, make, 50, a)
+    assert counts(address)["attempt"] == 3
+    assert store.pruning.holding([first]).artifacts == {own(first): 7}
+    assert store.pruning.remove(first) == [own(first)]
+    assert store.pruning.sweep() == 4
+    assert counts(address) == {
+        "artifact": 2, "attempt": 1, "comparison": 1, "device": 1, "fingerprint": 1, "job": 1, "layer": 1,
+        "measurement": 1, "op_profile": 1, "run": 1, "run_device": 1, "run_job": 1, "series": 1, "suite_case": 1,
+    }  # fmt: skip
+    assert [job.id for job in store.run_view(second).jobs] == [a.id]
+    assert store.pruning.remove(first) is None
+    assert store.pruning.sweep() == 0
+    assert store.pruning.remove(second) == sorted([ETDUMP.sha256, own(second)])
+    store.pruning.sweep()
+    assert counts(address) == {}
+
+
+def test_what_would_go_is_counted_as_what_goes(store: Store, make: type[Make], address: str) -> None:
+    runs = [run(store, make, days, make.job("a"), make.job("b")) for days in (90, 80, 70)]
+    before = sum(counts(address).values())
+    holding = store.pruning.holding(runs[:2])
+    for run_id in runs[:2]:
+        store.pruning.remove(run_id)
+    assert holding.rows == before - sum(counts(address).values())
+    assert holding.artifacts == {own(runs[0]): 7, own(runs[1]): 7}
+    assert holding.database_bytes > 0
+
+
+def test_the_newest_results_of_every_job_on_each_kind_of_device_stay(store: Store, make: type[Make]) -> None:
+    a, b = make.job("a"), make.job("b")
+    hardware = run(store, make, 99, a, kind="hardware")
+    only_b = run(store, make, 98, b)
+    runs = [run(store, make, 90 - n, a) for n in range(5)]
+    trouble = run(store, make, 60, a, verdict="infra")
+    debugged = run(store, make, 59, a, debug="intermediate outputs")
+    decided = store.pruning.decide(Rules(keep_ms=30 * DAY, keep_results=2))
+    assert old(decided) == [debugged, trouble, *runs[2::-1]]
+    assert {decided[one] for one in (hardware, only_b, *runs[3:])} == {Kept.RESULTS}
+    assert store.pruning.decide(Rules(keep_ms=30 * DAY))[runs[0]] is Kept.RESULTS
+
+
+def test_what_is_written_to_stays(store: Store, make: type[Make]) -> None:
+    a = make.job("a")
+    run(store, make, 1, a)
+    ended = run(store, make, 90, a)
+    killed = store.begin_run(RunRecord("farm run", "ada", "bench", {}, now_ms() - 80 * DAY))
+    begun = store.begin_run(RunRecord("farm run", "ada", "bench", {}, now_ms() - 3_600_000))
+    resumed = run(store, make, 85, a)
+    store.record_attempt(resumed, make.attempt(a, reason="again"))
+    rules = Rules(keep_runs=1, keep_results=1)
+    decided = store.pruning.decide(rules)
+    assert old(decided) == [killed, ended]
+    assert decided[resumed] is Kept.GOING_ON
+    assert store.pruning.decide(Rules(keep_ms=0, keep_results=1))[begun] is Kept.GOING_ON
+    # Somebody goes on with it after it was decided.
+    store.record_attempt(ended, make.attempt(a, reason="again"))
+    assert [store.pruning.remove(one) for one in (ended, resumed, begun, killed)] == [None, None, None, []]
+    assert {point.run_id for point in store.history(a.id)} >= {ended, resumed}
+
+
+_KILLED = """
+import os, signal, sys
+from sqlalchemy import Engine, event
+from farm.store.store import open_store
+
+address, run_id, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
+store = open_store(address)
+done = 0
+
+def before(connection, cursor, statement, *more):
+    global done
+    done += statement.startswith("DELETE")
+    if done == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+event.listen(Engine, "before_cursor_execute", before)
+store.pruning.remove(run_id)
+"""
+
+
+def test_a_run_whose_removal_is_killed_is_whole(store: Store, make: type[Make], address: str) -> None:
+    run_id = run(store, make, 100, make.job("a"), make.job("b"))
+    before = snapshot(address)
+    root = str(Path(__file__).parents[2])
+    killed = 0
+    for last in itertools.count(1, 4):
+        argv = [sys.executable, "-c", _KILLED, address, run_id, str(last)]
+        if subprocess.run(argv, cwd=root, check=False).returncode != -signal.SIGKILL:
+            break
+        killed += 1
+        assert snapshot(address) == before
+    assert killed > 1
+    store.pruning.sweep()
+    assert counts(address) == {}
+
+
+def test_two_at_once_and_a_run_that_begins_meanwhile(store: Store, make: type[Make], address: str) -> None:
+    jobs = [make.job(f"case_{n}") for n in range(4)]
+    for days in range(60, 90):
+        run(store, make, days, jobs[days % 4], toolchain=str(days % 3))
+    failed: list[BaseException] = []
+    written: list[str] = []
+    stop = threading.Event()
+
+    def prune() -> None:
+        with open_store(address) as mine:
+            for run_id in old(mine.pruning.decide(Rules(keep_ms=DAY, keep_results=1))):
+                mine.pruning.remove(run_id)
+                mine.pruning.sweep()
+
+    def write() -> None:
+        # With the same jobs, series, devices and fingerprints, of which nothing but these rows may be left.
+        with open_store(address) as mine:
+            for number in itertools.count():
+                job = jobs[number % 4]
+                run_id = mine.begin_run(RunRecord("farm run", "ada", "bench", {"toolchain": str(number % 3)}))
+                mine.plan_jobs(run_id, [job])
+                mine.record_device(run_id, make.device())
+                mine.record_attempt(run_id, make.attempt(job, reason=str(number)))
+                written.append(run_id)
+                if stop.is_set():
+                    break
+
+    def caught(action: Callable[[], None]) -> None:
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001 - told by the test
+            failed.append(error)
+
+    writer = threading.Thread(target=caught, args=(write,))
+    pruners = [threading.Thread(target=caught, args=(prune,)) for _ in range(2)]
+    for thread in (writer, *pruners):
+        thread.start()
+    for thread in pruners:
+        thread.join()
+    stop.set()
+    writer.join()
+    assert failed == []
+    for run_id in written:
+        [job] = store.run_view(run_id).jobs
+        assert [attempt.measurements for attempt in job.attempts] == [(make.latency(1.0, 2.0, 3.0),)]
+
+
+def test_an_sqlite_file_shrinks_when_nobody_writes(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
+    jobs = [make.job(f"case_{n}") for n in range(100)]
+    run_id = run(sqlite_store, make, 100, *jobs)
+    other = sqlite_store.begin_run(RunRecord("farm run", "ada", "bench", {}))
+    sqlite_store.pruning.remove(run_id)
+    sqlite_store.pruning.sweep()
+    size = (tmp_path / "farm.db").stat().st_size
+    assert f"run {other} may be going on" in sqlite_store.pruning.shrink()
+    sqlite_store.finish_run(other, 0)
+    assert sqlite_store.pruning.shrink() == ""
+    assert (tmp_path / "farm.db").stat().st_size < size
+    assert sqlite_store.run_view(other).exit_code == 0
+
+
+def test_an_artifact_goes_when_it_is_old_and_not_when_it_was_put_again(tmp_path: Path) -> None:
+    artifacts = ArtifactStore(tmp_path)
+    first, second = artifacts.put(b"first"), artifacts.put(b"second")
+    assert (artifacts.discard(first), list(artifacts.all())) == (None, [])
+    long_ago = artifacts.path(first).stat().st_mtime - GRACE_S - 60
+    for one in (first, second):
+        os.utime(artifacts.path(one), (long_ago, long_ago))
+    assert sorted(artifacts.all()) == sorted([first, second])
+    artifacts.put(b"second")
+    assert (artifacts.discard(first), artifacts.discard(second)) == (5, None)
+    assert (artifacts.size(first), artifacts.size(second)) == (None, 6)
+    assert artifacts.discard(first) is None
+    assert artifacts.put(b"first") == first
+    assert artifacts.size(first) == 5
+
+
+def test_runs_of_an_open_alert_stay_and_what_came_to_nothing_goes_with_its_run(store: Store, make: type[Make]) -> None:
+    job = make.job("conv")
+    first, second, third, fourth = (run(store, make, days, job) for days in (400, 399, 398, 397))
+    [series] = store.pasts_of(job.id)[0].series
+    for state, good, bad in (("exact", first, second), ("refuted", second, third)):
+        found = NewAlert(
+            series_id=series.id, device_kind="virtual", finding="regression", state=state, last_good=good,
+            first_bad=bad, change=0.1, low=0.1, high=0.1, p_value=0.0, reason="1 -> 2",
+        )  # fmt: skip
+        store.alerts.record(bad, [found])
+    kept = store.pruning.decide(Rules(keep_ms=DAY, keep_results=0))
+    assert [kept[one] for one in (first, second, third, fourth)] == [Kept.ALERT, Kept.ALERT, None, None]
+    assert store.pruning.remove(second) is None
+    assert store.pruning.remove(third) is not None
+    assert [one.state for one in store.alerts.of_jobs([job.id])] == ["exact"]

@@ -1,0 +1,45 @@
+"""Which runs stay, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from farm.retention import Kept, Rules, RunFacts, age_ms, decide
+
+DAY = 86_400_000
+NOW = 1_000 * DAY
+
+
+def run(name: str, days: float, priority: str = "person") -> RunFacts:
+    return RunFacts(name, int(NOW - days * DAY), priority)
+
+
+def test_a_run_stays_for_any_one_reason() -> None:
+    runs = [run("a", 1), run("b", 10), run("c", 20), run("d", 30), run("e", 40)]
+    rules = Rules(keep_ms=5 * DAY, keep_runs=2)
+    assert decide(runs, rules, NOW, {"d": Kept.RESULTS, "a": Kept.ALERT}) == {
+        "a": Kept.AGE, "b": Kept.NEWEST, "c": None, "d": Kept.RESULTS, "e": None,
+    }  # fmt: skip
+
+
+def test_nightly_runs_have_an_age_of_their_own() -> None:
+    runs = [run("person", 20), run("night", 20, "nightly"), run("old night", 50, "nightly")]
+    assert decide(runs, Rules(10 * DAY, 40 * DAY), NOW, {}) == {"person": None, "night": Kept.AGE, "old night": None}
+    assert decide(runs, Rules(30 * DAY), NOW, {}) == {"person": Kept.AGE, "night": Kept.AGE, "old night": None}
+    assert list(decide(runs, Rules(keep_runs=1), NOW, {}).values()) == [Kept.NEWEST, None, None]
+
+
+def test_a_run_goes_at_the_very_age_and_one_of_the_future_stays() -> None:
+    assert decide([run("ahead", -3), run("at", 10), run("before", 9.9)], Rules(10 * DAY), NOW, {}) == {
+        "ahead": Kept.AGE, "at": None, "before": Kept.AGE,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "days"), [("90d", 90), (" 12w ", 84), ("36h", 1.5), ("0d", 0)])
+def test_ages(text: str, days: float) -> None:
+    assert age_ms(text) == days * DAY
+
+
+@pytest.mark.parametrize("text", ["", "90", "d", "-1d", "1.5d", "90 days", "1y", "9999999d"])
+def test_what_is_no_age(text: str) -> None:
+    assert age_ms(text) is None
