@@ -137,7 +137,7 @@ def command_seconds(environment: dict[str, str], *arguments: str) -> float:
     return statistics.median(taken)
 
 
-def full_scans(address: str, job_id: str, run_id: str) -> list[str]:
+def full_scans(address: str, job_id: str, job_ids: list[str], run_id: str) -> list[str]:
     """Return growing tables that the statements of `farm history` and `farm status` read from end to end."""
     statements: list[tuple[str, Any]] = []
 
@@ -151,6 +151,8 @@ def full_scans(address: str, job_id: str, run_id: str) -> list[str]:
         Store(database).history(job_id)
         Store(database).run_to_show()
         Store(database).run_status(run_id)
+        Store(database).reliability([job_id], "hardware")
+        Store(database).reliability(job_ids, "hardware", run_id, failed_of_late=True)
         Store(database).unfinished_runs()
         event.remove(engine, "before_cursor_execute", remember)
         explain = "EXPLAIN QUERY PLAN" if engine.dialect.name == "sqlite" else "EXPLAIN"
@@ -197,7 +199,7 @@ def main() -> None:
             "ingest": round(ingest, 3),
             "history": round(command_seconds(environment, "history", job_id), 3),
             "status": round(command_seconds(environment, "status"), 3),
-            "full_scans": full_scans(address, job_id, run_id),
+            "full_scans": full_scans(address, job_id, [job.id for job in jobs], run_id),
         }
     print(json.dumps(result))
 

@@ -13,13 +13,16 @@ import click
 from farm.cli.options import config_option
 from farm.cli.output import print_json
 from farm.config import load_config
+from farm.report import format as fmt
 from farm.report.clean import one_line
 from farm.report.plot import sparkline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from farm.analysis.flakiness import Record
     from farm.store.records import HistoryPoint
+    from farm.store.store import Store
 
 # What most people look for first; the rest is a --metric away.
 _USUAL = ("latency", "htp_cycles", "pte_size", "sqnr_fp32[0]", "dsp_heap_difference", "host_peak_memory")
@@ -43,8 +46,8 @@ def command(
 
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians of an attempt's
     samples. Virtual devices and hardware are never in one table. What is different about a run from the one before is
-    told beside it. Below, a line for each metric that moved, from its least to its greatest. Runs of 'farm debug'
-    are left out.
+    told beside it. Below, how often the job passed in its last 20 runs, and whether it is flaky; then a line for each
+    metric that moved, from its least to its greatest. Runs of 'farm debug' are left out.
     """
     from farm.store.store import open_store
 
@@ -54,16 +57,31 @@ def command(
         else:
             points = store.history(job, None, soc, limit)
         facts = store.fingerprints(point.fingerprint for point in points)
+        records = _records(store, points)
     if as_json:
-        print_json({"points": points})
+        listed = [{"job_id": job, "device_kind": kind, "record": one} for (job, kind), one in records.items()]
+        print_json({"points": points, "reliability": listed})
         return
     if not points:
         click.echo(f"farm: {job} has no history yet: no attempt, or of 'farm debug' alone", err=True)
-    for text in _tables(points, metrics or _USUAL, facts):
+    for text in _tables(points, metrics or _USUAL, facts, records):
         click.echo(text)
 
 
-def _tables(points: Sequence[HistoryPoint], wanted: Sequence[str], facts: Mapping[str, Mapping[str, str]]) -> list[str]:
+def _records(store: Store, points: Sequence[HistoryPoint]) -> dict[tuple[str, str], Record]:
+    found: dict[tuple[str, str], Record] = {}
+    for kind in sorted({point.device_kind for point in points}):
+        jobs = {point.job_id for point in points if point.device_kind == kind}
+        found |= {(job, kind): one for job, one in store.reliability(jobs, kind).items()}
+    return found
+
+
+def _tables(
+    points: Sequence[HistoryPoint],
+    wanted: Sequence[str],
+    facts: Mapping[str, Mapping[str, str]],
+    records: Mapping[tuple[str, str], Record],
+) -> list[str]:
     lines: list[str] = []
     ordered = sorted(points, key=lambda point: (point.job_id, point.device_kind, point.time_ms, point.run_id))
     for (job_id, kind), group in groupby(ordered, key=lambda point: (point.job_id, point.device_kind)):
@@ -87,6 +105,8 @@ def _tables(points: Sequence[HistoryPoint], wanted: Sequence[str], facts: Mappin
         lines.append(f"{job_id}  {f'{kind} device' if kind else 'no device'}")
         for line, what in zip(_aligned(table, left=3), changed, strict=True):
             lines += _with_change(line, what)
+        if (job_id, kind) in records:
+            lines.append(f"  {fmt.record(records[job_id, kind])}")
         lines += _plots(points_of_job, shown)
     return lines
 

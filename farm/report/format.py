@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from farm.analysis.flakiness import Record
 
 NOTHING = "–"  # noqa: RUF001 - an en dash is what a table shows for nothing
 
@@ -34,6 +38,14 @@ def small(value: float | None) -> str:
 def percent(share: float | None) -> str:
     """Return a share, 0 to 1, in per cent."""
     return _odd(share) if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
+
+
+def record(one: Record) -> str:
+    """Return how a job did: `passed 18 of 20 (70 to 97 %), flaky since 20261121-014501-4f7a12`."""
+    low, high = math.floor(100 * one.low), math.ceil(100 * one.high)
+    rate = f"passed {one.passed} of {one.tries} ({low} to {high} %)"
+    words = {"flaky": "flaky since", "newly flaky": "newly flaky since", "healed": "flaky before, healed in"}
+    return f"{rate}, {words[one.reliability]} {one.since}" if one.since else rate
 
 
 def milliseconds(value: float | None) -> str:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.analysis.flakiness import Record, Reliability
 from farm.report import format as fmt
 from farm.report.clean import one_line
 from farm.store.records import JobStatus, RunStatus, UnfinishedRun
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _LEAST_WIDTH = 40
 _PASSED, _FAILED, _INFRA = "passed", "failed", "infra"
@@ -51,13 +52,29 @@ class Status(msgspec.Struct, frozen=True):
     """Of the run, by id."""
     devices: tuple[SickDevice, ...]
     unfinished: tuple[UnfinishedRun, ...]
+    newly_flaky: dict[str, Record]
+    """Jobs of the run, by id, those of the newest runs first."""
+    healed: dict[str, Record]
+    """Those that this run was the proof for."""
 
 
-def status_of(run: RunStatus | None, devices: Sequence[SickDevice], unfinished: Sequence[UnfinishedRun]) -> Status:
-    """Return how things stand; `run` is told as it ended, whatever came after it."""
+def status_of(
+    run: RunStatus | None,
+    devices: Sequence[SickDevice],
+    unfinished: Sequence[UnfinishedRun],
+    records: Mapping[str, Record] | None = None,
+) -> Status:
+    """Return how things stand; `run` is told as it ended, whatever came after it; `records` are of its jobs, by id."""
     jobs = {} if run is None else {job.job_id: standing(job) for job in run.jobs}
     others = tuple(one for one in unfinished if run is None or one.run_id != run.run_id)
-    return Status(run, jobs, tuple(devices), others)
+    records = dict(sorted((records or {}).items(), key=lambda one: one[1].since, reverse=True))
+    flaky = {job: one for job, one in records.items() if one.reliability is Reliability.NEWLY_FLAKY}
+    healed = {
+        job: one
+        for job, one in records.items()
+        if one.reliability is Reliability.HEALED and run is not None and one.since == run.run_id
+    }
+    return Status(run, jobs, tuple(devices), others, flaky, healed)
 
 
 def standing(job: JobStatus) -> Standing:
@@ -110,6 +127,12 @@ def _run(status: Status, run: RunStatus, now_ms: int, limit: int) -> list[str]:
             for job in jobs[:limit]:
                 lines += [f"  {job.job_id}", *(f"    {said}" for said in _said(job, now_ms))]
             lines += [f"  and {len(jobs) - limit} more: --limit"] if len(jobs) > limit else []
+    for title, found in (("NEWLY FLAKY", status.newly_flaky), ("HEALED", status.healed)):
+        if found:
+            lines += ["", f"{title}: {len(found)}"]
+            for job_id, record in list(found.items())[:limit]:
+                lines += [f"  {job_id}", f"    {fmt.record(record)}"]
+            lines += [f"  and {len(found) - limit} more: --limit"] if len(found) > limit else []
     return lines
 
 

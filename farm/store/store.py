@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import update
 
 from farm.build.source import source_digest, source_place
-from farm.store import coverage, history, profiles, queries, rows, schema, selection, status, values
+from farm.store import coverage, flakiness, history, profiles, queries, rows, schema, selection, status, values
 from farm.store.clock import clock_ms
 from farm.store.database import Database
 from farm.store.lease_rows import require_live
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from farm.analysis.flakiness import Record
     from farm.devices.device import Device
     from farm.results.attempt import Attempt
     from farm.store.alerts import Alerts
@@ -314,6 +315,17 @@ class Store:
         with self._database.reading() as connection:
             jobs = history.matching_jobs(connection, values.clean(job_pattern), soc and values.clean(soc))
             return list(points.job_pasts(connection, jobs, None, most=most))
+
+    def reliability(
+        self, job_ids: Collection[str], kind: str, until: str = "", *, failed_of_late: bool = False
+    ) -> dict[str, Record]:
+        """Return how jobs did in their last 40 runs on devices of a kind, up to run `until`: pass rate, flakiness.
+
+        Jobs without a verdict about their code are left out; with `failed_of_late` those, too, that did not fail in
+        these runs. Runs of `farm debug` are left out.
+        """
+        with self._database.reading() as connection:
+            return flakiness.reliability(connection, job_ids, kind, until, failed_of_late=failed_of_late)
 
     def fingerprints(self, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return the facts of fingerprints, name to value, by their hash."""

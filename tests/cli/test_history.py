@@ -155,3 +155,32 @@ def test_sql_changes_nothing_and_errors_are_one_line(home: FarmHome, store: Stor
         assert done.stdout == ""
         assert len(done.stderr.splitlines()) == 1
     assert home.farm("sql", "SELECT count(*) FROM run", "--csv").stdout == "count(*)\n1\n"
+
+
+def test_the_pass_rate_and_flakiness_are_shown(home: FarmHome, store: Store) -> None:
+    facts = {**USUAL, "device_kind": "hardware"}
+    runs = []
+    with store:
+        for hour in range(22):
+            started_ms = 1_790_000_000_000 + hour * 3_600_000
+            run_id = store.begin_run(RunRecord("farm run", "ada", "bench", facts, started_ms))
+            store.plan_jobs(run_id, [JOB])
+            verdict = Verdict.FAILED if hour in (15, 21) else Verdict.PASSED
+            attempt = Attempt(
+                JOB.id, verdict, Stage.DONE, "", device=PHONE.serial, started_ms=started_ms, bundle_key="b" * 64
+            )
+            store.record_attempt(run_id, attempt, PHONE)
+            store.finish_run(run_id, 0)
+            runs.append(run_id)
+    first = runs[15]
+    done = home.farm("history", "s/c")
+    assert f"  passed 18 of 20 (69 to 98 %), newly flaky since {first}" in done.stdout.splitlines()
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    [listed] = json.loads(home.farm("history", "s/c", "--json").stdout)["reliability"]
+    assert (listed["job_id"], listed["device_kind"]) == (JOB.id, "hardware")
+    assert (listed["record"]["passed"], listed["record"]["reliability"]) == (18, "newly flaky")
+    status = home.farm("status").stdout
+    assert f"NEWLY FLAKY: 1\n  {JOB.id}\n    passed 18 of 20 (69 to 98 %)" in status
+    answer = json.loads(home.farm("status", "--json").stdout)["status"]
+    assert answer["newly_flaky"][JOB.id]["since"] == first
+    assert answer["healed"] == {}

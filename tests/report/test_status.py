@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from farm.analysis.flakiness import Record, Reliability
 from farm.report.status import SickDevice, Standing, standing, status_lines, status_of
 from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
 
@@ -77,3 +78,28 @@ def test_an_empty_store_says_what_to_do() -> None:
 def test_names_cannot_write_to_the_terminal() -> None:
     status = status_of(run(job("failed", name="ops/\x1b[31mred")), [SickDevice("\x1b[0m", "suspect", "\x07")], [])
     assert not {"\x1b", "\x07"} & set("".join(status_lines(status, NOW, 10)))
+
+
+def test_jobs_that_are_newly_flaky_or_were_healed_by_this_run_are_listed() -> None:
+    def record(reliability: Reliability, since: str) -> Record:
+        return Record(18, 20, 0.699, 0.972, reliability, since)
+
+    records = {
+        "ops/old": record(Reliability.NEWLY_FLAKY, "run-1"),
+        "ops/new": record(Reliability.NEWLY_FLAKY, "run-2"),
+        "ops/healed": record(Reliability.HEALED, "the-run"),
+        "ops/healed before": record(Reliability.HEALED, "run-1"),
+        "ops/flaky": record(Reliability.FLAKY, "run-1"),
+    }
+    lines = status_lines(status_of(run(job("passed")), [], [], records), NOW, limit=1)
+    assert lines[-9:] == [
+        "",
+        "NEWLY FLAKY: 2",
+        "  ops/new",
+        "    passed 18 of 20 (69 to 98 %), newly flaky since run-2",
+        "  and 1 more: --limit",
+        "",
+        "HEALED: 1",
+        "  ops/healed",
+        "    passed 18 of 20 (69 to 98 %), flaky before, healed in the-run",
+    ]

@@ -1,0 +1,109 @@
+"""Which verdicts jobs had of late, and whether their code was the same; `Store.reliability` says what it returns."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import aliased
+
+from farm.analysis.flakiness import LOOKED_AT, Record, Try, record_of
+from farm.results.attempt import Verdict
+from farm.store import schema
+from farm.store.history import not_debugged
+from farm.store.rows import chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from sqlalchemy import ColumnElement, Connection, ScalarSelect
+
+_ABOUT_THE_CODE = (Verdict.PASSED, Verdict.FAILED)
+# After every id of a run.
+_NO_END = "~"
+
+
+def reliability(
+    connection: Connection, job_names: Collection[str], kind: str, until: str, *, failed_of_late: bool
+) -> dict[str, Record]:
+    """Return how jobs did in their last runs on a kind of device, by job id."""
+    job = schema.job.c
+    found: dict[str, Record] = {}
+    for part in chunks(job_names):
+        query = select(job.id, job.name).where(job.name.in_(part))
+        if failed_of_late:
+            query = query.where(_a_failure(kind, until or _NO_END).is_not(None))
+        names = {row.id: row.name for row in connection.execute(query)}
+        found |= _records(connection, names, kind, until or _NO_END)
+    return found
+
+
+def _records(connection: Connection, names: Mapping[int, str], kind: str, until: str) -> dict[str, Record]:
+    job, run_job, attempt = schema.job.c, schema.run_job.c, schema.attempt.c
+    query = (
+        select(
+            job.id,
+            run_job.run_id,
+            attempt.verdict,
+            attempt.bundle_key,
+            schema.run.c.fingerprint_hash,
+            run_job.judged_by,
+        )
+        .select_from(
+            schema.job.join(schema.run_job)
+            .join(schema.run, schema.run.c.id == run_job.run_id)
+            .join(schema.attempt, attempt.run_job_id == run_job.id)
+        )
+        .where(
+            job.id.in_(names),
+            run_job.run_id.between(func.coalesce(_since(kind, until), ""), until),
+            *_conditions(kind),
+            attempt.verdict.in_(_ABOUT_THE_CODE),
+        )
+        .order_by(job.id, run_job.run_id, attempt.id)
+    )
+    tries = (
+        # What a verdict depends on apart from the device: the same of all three is the same code.
+        (row.id, Try(row.run_id, row.bundle_key and f"{row[3]} {row[4]} {row[5]}", row.verdict == Verdict.PASSED))
+        for row in connection.execute(query)
+    )
+    return {names[of]: record_of([one for _, one in group]) for of, group in groupby(tries, key=lambda pair: pair[0])}
+
+
+def _a_failure(kind: str, until: str) -> ScalarSelect[int]:
+    """Return the query for any failed attempt of a row of `job` in its last runs."""
+    run_job, attempt = schema.run_job.c, schema.attempt.c
+    return (
+        select(attempt.id)
+        .select_from(schema.run_job.join(schema.attempt))
+        .where(
+            run_job.job_id == schema.job.c.id,
+            run_job.run_id.between(func.coalesce(_since(kind, until), ""), until),
+            attempt.verdict == Verdict.FAILED,
+        )
+        .limit(1)
+        .correlate(schema.job)
+        .scalar_subquery()
+    )
+
+
+def _since(kind: str, until: str) -> ScalarSelect[str]:
+    """Return the query for the oldest of the last runs of a row of `job`, along the index of its runs."""
+    earlier = aliased(schema.run_job)
+    return (
+        select(earlier.c.run_id)
+        .select_from(earlier.join(schema.run, schema.run.c.id == earlier.c.run_id))
+        .where(earlier.c.job_id == schema.job.c.id, earlier.c.run_id <= until, *_conditions(kind))
+        .order_by(earlier.c.run_id.desc())
+        .offset(LOOKED_AT - 1)
+        .limit(1)
+        .correlate(schema.job)
+        .scalar_subquery()
+    )
+
+
+def _conditions(kind: str) -> tuple[ColumnElement[bool], ...]:
+    fingerprint = schema.fingerprint.c
+    of_kind = select(fingerprint.hash).where(fingerprint.facts["device_kind"].as_string() == kind)
+    return schema.run.c.fingerprint_hash.in_(of_kind), not_debugged()
