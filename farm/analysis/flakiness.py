@@ -55,14 +55,14 @@ class Record(msgspec.Struct, frozen=True):
     high: float
     reliability: Reliability
     since: str = ""
-    """The run where it flipped first, of those looked at; of a healed job the run that was one pass too many."""
+    """The run where it slipped first, of those looked at; of a healed job the run that was one pass too many."""
 
 
 def record_of(tries: Sequence[Try]) -> Record:
     """Return how a job did; `tries`, at least one and oldest first, are those of its last `LOOKED_AT` runs.
 
-    A job flips where its verdict is another than that of the try before it of the same code; with code that is not
-    known, of the same run. It is flaky in a window in which it flips.
+    A job slips where it fails although the try before it of the same code passed, or passes where that failed in the
+    same run. It is flaky in a window in which it slips. What failed and from some run on passes was mended.
     """
     runs = list(dict.fromkeys(one.run_id for one in tries))
     newest = set(runs[-WINDOW:])
@@ -85,13 +85,13 @@ def wilson(passed: int, tries: int) -> tuple[float, float]:
 
 
 def _reliability(tries: Sequence[Try], newest: set[str]) -> tuple[Reliability, str]:
-    flips = [now for was, now in _pairs(tries) if was.passed != now.passed]
-    if not flips:
+    slips = [now for was, now in _pairs(tries) if was.passed != now.passed and (was.passed or was.run_id == now.run_id)]
+    if not slips:
         return Reliability.STEADY, ""
-    healed = _healed_in(tries, {_code(one) for one in flips})
+    healed = _healed_in(tries, {_code(one) for one in slips})
     if healed:
         return Reliability.HEALED, healed
-    first = flips[0].run_id
+    first = slips[0].run_id
     return (Reliability.NEWLY_FLAKY if first in newest else Reliability.FLAKY), first
 
 

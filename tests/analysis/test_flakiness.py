@@ -36,7 +36,7 @@ def test_a_job_that_always_passes_or_fails_is_steady() -> None:
     assert (record.reliability, record.passed, record.tries, record.since) == (Reliability.STEADY, 0, WINDOW, "")
 
 
-def test_another_verdict_of_other_code_is_no_flip() -> None:
+def test_another_verdict_of_other_code_is_none() -> None:
     broken = tries("p" * 10, "good") + tries("f" * 10, "bad", 10) + tries("p" * 10, "mended", 20)
     assert record_of(broken).reliability is Reliability.STEADY
     assert record_of(broken).passed == 10
@@ -49,7 +49,12 @@ def test_code_that_is_not_known_is_the_same_within_a_run_alone() -> None:
     assert record_of(retried).since == "run-003"
 
 
-def test_what_flipped_long_ago_is_not_newly_flaky() -> None:
+def test_what_was_mended_is_not_flaky_until_it_fails_again() -> None:
+    assert record_of(tries("f" * 39 + "p")).reliability is Reliability.STEADY
+    assert record_of(tries("f" * 30 + "ppf")).since == "run-032"
+
+
+def test_what_slipped_long_ago_is_not_newly_flaky() -> None:
     assert record_of(tries("p" * 35 + "fpfpf")).reliability is Reliability.NEWLY_FLAKY
     assert record_of(tries("p" * 35 + "fpfpf")).since == "run-035"
     assert record_of(tries("pf" * 20)).reliability is Reliability.FLAKY

@@ -1,4 +1,4 @@
-"""Pass rates and flips as the store has them, on both databases."""
+"""Pass rates and flakiness as the store has them, on both databases."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def run(store: Store, make: type[Make], hours_ago: int, *verdicts: tuple[Job, st
 def test_verdicts_of_the_same_code_that_disagree_are_flaky(store: Store, make: type[Make]) -> None:
     a, b, c = (make.job(name) for name in "abc")
     run(store, make, 9, (a, "p"), (b, "p"), (c, "p"))
-    flipped = run(store, make, 8, (a, "f"), (b, "if"), (c, "p"), bundle_key="b" * 64)
+    slipped = run(store, make, 8, (a, "f"), (b, "if"), (c, "p"), bundle_key="b" * 64)
     last = run(store, make, 7, (a, "p"), (b, "f"), (c, "ip"))
     found = store.reliability([a.id, b.id, c.id], "virtual")
     assert {job: (one.reliability, one.passed, one.tries, one.since) for job, one in found.items()} == {
-        a.id: (Reliability.NEWLY_FLAKY, 2, 3, flipped),
-        b.id: (Reliability.NEWLY_FLAKY, 1, 3, flipped),
+        a.id: (Reliability.NEWLY_FLAKY, 2, 3, slipped),
+        b.id: (Reliability.NEWLY_FLAKY, 1, 3, slipped),
         c.id: (Reliability.STEADY, 3, 3, ""),
     }
     assert set(store.reliability([a.id, b.id, c.id], "virtual", last, failed_of_late=True)) == {a.id, b.id}
-    assert store.reliability([a.id, c.id], "virtual", flipped)[a.id].tries == 2
+    assert store.reliability([a.id, c.id], "virtual", slipped)[a.id].tries == 2
 
 
 def test_other_code_kinds_and_the_debugger_are_not_mixed_in(store: Store, make: type[Make]) -> None:
