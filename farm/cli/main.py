@@ -16,6 +16,7 @@ from farm.errors import FarmError, InfraError
 # word of Python has an underscore behind it there.
 _COMMANDS = {
     "run": "Compile suites for SoCs, run them on devices, judge and report.",
+    "nightly": "Run a matrix of runs within a budget, report, export, notify.",
     "pytest": "Run your own pytest tests, or ExecuTorch's, one worker a device.",
     "devices": "Show the attached devices: what they are, how they are, who has them.",
     "device": "Name a device, put it in or out of service, show its health.",

@@ -108,6 +108,15 @@ class PlainFront(Front):
         print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
+class QuietFront(PlainFront):
+    """One line for what goes wrong, and for what is said, for commands of many runs."""
+
+    def show_job(self, kind: str, shown: dict[str, Any]) -> None:
+        """Say how a job ended, unless it passed."""
+        if kind != "passed":
+            super().show_job(kind, shown)
+
+
 class LiveFront(Front):
     """A display that is drawn anew ten times a second, with what went wrong scrolling above it."""
 
@@ -171,10 +180,10 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def make_front() -> Iterator[Front]:
-    """Yield what suits standard error."""
+def make_front(plain: type[PlainFront] = PlainFront) -> Iterator[Front]:
+    """Yield what suits standard error; `plain` where that is no terminal."""
     if not sys.stderr.isatty():
-        yield PlainFront()
+        yield plain()
         return
     from rich.console import Console
 

@@ -193,6 +193,8 @@ def _is_given(context: click.Context, parameter: click.Parameter) -> bool:
 
 def _deliver(outcome: RunOutcome, *, html: Path | None, junitxml: Path | None, as_json: bool) -> int:
     from farm.cli.output import deliver
+    from farm.report.github import add_summary, run_markdown
 
+    add_summary(lambda: run_markdown(outcome.view))
     deliver(outcome.view, report=outcome.report, html=html, junitxml=junitxml, as_json=as_json)
     return outcome.exit_code

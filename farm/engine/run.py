@@ -123,7 +123,7 @@ def collect(config: Config, request: RunRequest, note: Callable[[str], None]) ->
     return [job.id for job in jobs]
 
 
-def _check_machine(config: Config, request: RunRequest) -> None:
+def check_machine(config: Config, request: RunRequest) -> None:
     """Raise MissingToolError for what compiling or running would lack: listing jobs needs none of it."""
     from farm.runtime.runtime import require_backend
 
@@ -190,7 +190,7 @@ def run(
 
     budget = Budget(request.budget_s)
     jobs = jobs_of(config, request)
-    _check_machine(config, request)
+    check_machine(config, request)
     jobs = select(config, request, jobs)
     check_ready(jobs)
     with heard(patience) as hears, open_store(config.store_url) as store:
@@ -218,7 +218,7 @@ def resume(
         folder = config.run_folder(run_id)
         request, jobs = read_intent(folder)
         budget = Budget(request.budget_s if budget_s is None else budget_s)
-        _check_machine(config, request)
+        check_machine(config, request)
         view = store.run_view(run_id)
         missing = missing_jobs(view, jobs)
         front.note(f"run {run_id}: {len(jobs) - len(missing)} of {len(jobs)} jobs are finished")

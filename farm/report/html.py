@@ -85,27 +85,27 @@ def render_html(view: RunView) -> str:
     for what, prefix, jobs in (("layers", "l", layers), ("profile", "p", profiles[:SHOWN_JOBS])):
         for job in jobs:
             links.setdefault(job.index, {})[f"{prefix}{job.index}"] = what
-    return (
-        _environment()
-        .get_template("run.html.j2")
-        .render(
-            run=summary,
-            view=view,
-            matrices=matrices(summary),
-            worths=worths(summary),
-            profiled=profiles[:SHOWN_JOBS],
-            more_profiles=len(profiles[SHOWN_JOBS:]),
-            row_limit=row_limit(len(profiles)),
-            debugged=layers,
-            links=links,
-            outcomes=list(Outcome),
-            log_limit=_log_limit(summary),
-            shown_open=SHOWN_OPEN,
-            shown_stale=SHOWN_STALE,
-            version=__version__,
-            **_assets(),
-        )
+    return render_page(
+        "run.html.j2",
+        run=summary,
+        view=view,
+        matrices=matrices(summary),
+        worths=worths(summary),
+        profiled=profiles[:SHOWN_JOBS],
+        more_profiles=len(profiles[SHOWN_JOBS:]),
+        row_limit=row_limit(len(profiles)),
+        debugged=layers,
+        links=links,
+        outcomes=list(Outcome),
+        log_limit=_log_limit(summary),
+        shown_open=SHOWN_OPEN,
+        shown_stale=SHOWN_STALE,
     )
+
+
+def render_page(template: str, **values: object) -> str:
+    """Return a page of reports/ that extends base.html.j2: every text in `values` is escaped, styles are inlined."""
+    return _environment().get_template(template).render(version=__version__, **values, **_assets())
 
 
 def write_html(view: RunView, path: Path) -> None:

@@ -1,0 +1,101 @@
+"""What a run in the store gives to the night: how its jobs ended, its page, its exports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.errors import InfraError
+from farm.nightly.record import CellResult, Told
+from farm.nightly.state import write_whole
+from farm.report.clean import one_line
+from farm.report.exports import SUFFIXES, rendered
+from farm.report.html import render_html
+from farm.report.status import Standing, standing
+from farm.report.summary import summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from farm.config import Config
+    from farm.nightly.plan import Plan
+    from farm.store.records import JobStatus
+    from farm.store.store import Store
+    from farm.store.view import RunView
+
+_SAID_CHARS = 300
+
+
+class Harvest:
+    """Brings runs in."""
+
+    def __init__(self, config: Config, plan: Plan, folder: Path) -> None:
+        self._config, self._plan = config, plan
+        self.folder = folder
+        """Where the pages of the night are."""
+
+    def clear_exports(self) -> None:
+        """Remove what earlier nights exported under the names of this one: a cell without a run has no file."""
+        if self._plan.export_dir is not None:
+            for cell in self._plan.cells:
+                for form in self._plan.formats:
+                    self._export_file(cell.name, form).unlink(missing_ok=True)
+
+    def gather(self, cell: CellResult) -> CellResult:
+        """Return `cell` with what its run found; its page and exports are written. Raises InfraError."""
+        from farm.store.store import open_store
+
+        with open_store(self._config.store_url, readonly=True) as store:
+            view = store.run_view(cell.run_id)
+            jobs = store.run_status(cell.run_id).jobs
+            exports = self._export(cell.name, store, view)
+        write_whole(self.folder / f"{cell.name}.html", render_html(view).encode())
+        summary = summarize(view)
+        by_kind: dict[Standing, list[JobStatus]] = {}
+        for job in jobs:
+            by_kind.setdefault(standing(job), []).append(job)
+        return msgspec.structs.replace(
+            cell,
+            problem=cell.problem or _left_out(view),
+            counts={str(outcome): count for outcome, count in summary.counts.items() if count},
+            seconds=summary.seconds or 0.0,
+            new_failures=_told(by_kind.get(Standing.NEW_FAILURE, ())),
+            still_failing=_told(by_kind.get(Standing.STILL_FAILING, ())),
+            fixed=tuple(job.job_id for job in by_kind.get(Standing.FIXED, ())),
+            infra=_told(by_kind.get(Standing.INFRA, ())),
+            not_tested=len(by_kind.get(Standing.STALE, ())),
+            report=f"{cell.name}.html",
+            exports=exports,
+        )
+
+    def _export(self, name: str, store: Store, view: RunView) -> tuple[str, ...]:
+        found = []
+        if self._plan.export_dir is not None:
+            for form in self._plan.formats:
+                data = b"".join(store.transfer.export([view.id])) if form == "jsonl" else rendered(view, form)
+                write_whole(self._export_file(name, form), data)
+                found.append(str(self._export_file(name, form)))
+        return tuple(found)
+
+    def _export_file(self, name: str, form: str) -> Path:
+        assert self._plan.export_dir is not None  # noqa: S101 - asked before
+        return self._plan.export_dir / f"{name}.{SUFFIXES[form]}"
+
+
+def _left_out(view: RunView) -> str:
+    """Return which SoCs had no device in a run that came to its end; empty for none."""
+    if view.finished_ms is None or view.exit_code != InfraError.exit_code:
+        return ""
+    left = [job for job in view.jobs if not job.attempts and job.stale is None]
+    with_device = {job.soc for job in view.jobs if job.attempts}
+    socs = sorted({job.soc for job in left} - with_device)
+    return f"no device of {', '.join(socs)}: {len(left)} jobs were not run" if socs else ""
+
+
+def _told(jobs: Iterable[JobStatus]) -> tuple[Told, ...]:
+    return tuple(
+        Told(job.job_id, one_line(f"{job.stage}: {job.reason}" if job.stage else job.reason, _SAID_CHARS))
+        for job in jobs
+    )

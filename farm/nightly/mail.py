@@ -1,0 +1,61 @@
+"""A notification by mail: text and HTML, over STARTTLS with the certificate checked."""
+
+from __future__ import annotations
+
+import smtplib
+import ssl
+from email.message import EmailMessage
+from email.utils import formatdate, make_msgid
+from typing import TYPE_CHECKING
+
+from farm.nightly.webhook import NotifyError
+
+if TYPE_CHECKING:
+    from farm.nightly.tables import MailTable
+
+_TIMEOUT_SECONDS = 30.0
+
+
+def message(mail: MailTable, subject: str, text: str, html: str) -> EmailMessage:
+    """Return the mail; a subject with a line end in it would be refused, and none has one."""
+    made = EmailMessage()
+    made["Subject"] = " ".join(subject.split())
+    made["From"] = mail.sender
+    made["To"] = ", ".join(mail.to)
+    made["Date"] = formatdate(localtime=True)
+    made["Message-ID"] = make_msgid(domain=mail.sender.rpartition("@")[2])
+    made["Auto-Submitted"] = "auto-generated"
+    made.set_content(text)
+    made.add_alternative(html, subtype="html")
+    return made
+
+
+def send(mail: MailTable, made: EmailMessage, user: str = "", password: str = "") -> None:
+    """Hand the mail to the server. Raises NotifyError."""
+    server = f"{mail.host}:{mail.port}"
+    try:
+        with smtplib.SMTP(mail.host, mail.port, timeout=_TIMEOUT_SECONDS) as smtp:
+            if mail.starttls:
+                # A lab's own authority is named by $SSL_CERT_FILE, as for OpenSSL.
+                smtp.starttls(context=ssl.create_default_context())
+            if user:
+                smtp.login(user, password)
+            refused = smtp.send_message(made, mail.sender, mail.to)
+    except smtplib.SMTPRecipientsRefused:
+        raise NotifyError(f"{server}: takes no mail for any of {', '.join(mail.to)}") from None
+    except smtplib.SMTPResponseException as error:
+        # The words beside the code are the server's, and may quote what it was told.
+        what = "does not accept user and password" if isinstance(error, smtplib.SMTPAuthenticationError) else "refuses"
+        raise NotifyError(f"{server}: {what} (SMTP {error.smtp_code})") from None
+    except smtplib.SMTPNotSupportedError:
+        what = "STARTTLS" if mail.starttls and not user else "STARTTLS or a way to log in"
+        raise NotifyError(f"{server}: does not offer {what}") from None
+    except smtplib.SMTPException as error:
+        raise NotifyError(f"{server}: {type(error).__name__}") from None
+    except ssl.SSLCertVerificationError as error:
+        raise NotifyError(f"{server}: its certificate is not accepted: {error.verify_message}") from None
+    except (OSError, UnicodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else None
+        raise NotifyError(f"{server}: {said or type(error).__name__}") from None
+    if refused:
+        raise NotifyError(f"{server}: takes no mail for {', '.join(refused)}; the others have it")

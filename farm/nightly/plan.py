@@ -1,0 +1,347 @@
+"""nightly.toml -> what a night is to do: its cells, each one `farm run`, and who is told. Nothing of it has begun."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from farm.durations import in_seconds
+from farm.engine.fleet import Choice
+from farm.engine.profile import Profile
+from farm.engine.run import RunRequest
+from farm.errors import FarmError, UnknownNameError, UsageError
+from farm.nightly.tables import ExportTable, MailTable, NightlyTable, RunTable, Tables, WebhookTable, read_tables
+from farm.nightly.templates import BUILT_IN, check_template
+from farm.profiles import BACKEND_PRECISIONS, PRECISIONS, find_soc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from farm.config import Config
+    from farm.suites import Job
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MAILBOX = re.compile(r"[^\s@<>(),;:\"\\]+@[^\s@<>(),;:\"\\]+")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*|[0-9A-Fa-f:.]+")
+_MOST_KEPT = 10_000
+# As farm run has it.
+_TIMEOUT_S = 300.0
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One run of a night: the SoCs and suites of a `[[run]]` on one backend."""
+
+    name: str
+    """What its files are called: the same every night."""
+    place: str
+    """The table that it comes from."""
+    request: RunRequest
+    """Without a budget: that depends on the time that is left."""
+    share: float
+    """Of the time that is left, beside the cells that are left."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a night is to do."""
+
+    path: Path
+    name: str
+    budget_s: float | None
+    report_dir: Path | None
+    """None for the state folder."""
+    report_url: str
+    """Where others find `report_dir`; empty when nobody serves it."""
+    keep: int
+    """Nights."""
+    cells: tuple[Cell, ...]
+    formats: tuple[str, ...] = ()
+    export_dir: Path | None = None
+    webhooks: tuple[WebhookTable, ...] = ()
+    mail: MailTable | None = None
+    """Paths of files that these name are absolute."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of what is to be run: a night goes on only with the same."""
+        return hashlib.sha256(msgspec.json.encode([(one.name, one.request) for one in self.cells])).hexdigest()
+
+
+def read_plan(path: Path, config: Config) -> tuple[Plan, dict[str, tuple[Job, ...]]]:
+    """Return what the file asks for, and the jobs of each cell before -k and what the store knows.
+
+    Raises UsageError that names everything that is wrong, each with its table.
+    """
+    problems: list[str] = []
+    tables = read_tables(path, problems)
+    base = path.absolute().parent
+    nightly = tables.nightly or NightlyTable(name="unnamed")
+    _check_nightly(nightly, problems)
+    wait_s = _seconds(nightly.wait, "[nightly]: wait", problems)
+    cells: list[Cell] = []
+    jobs: dict[str, tuple[Job, ...]] = {}
+    for place, table in tables.run:
+        for cell in _cells(table, place, base, wait_s, config, problems):
+            if cell.name in jobs:
+                problems.append(f"{place}: another [[run]] is called {cell.name} as well: give it a name")
+            jobs[cell.name] = _jobs(cell, config, problems)
+            cells.append(cell)
+    mail, webhooks = _notify(tables, base, problems)
+    export = tables.export
+    if export is not None:
+        _check_export(export, problems)
+    if problems:
+        several = f"{len(problems)} problems:\n  " if len(problems) > 1 else ""
+        raise UsageError(f"{path}: {several}" + "\n  ".join(problems))
+    plan = Plan(
+        path=path.absolute(),
+        name=nightly.name,
+        budget_s=in_seconds(nightly.budget) if nightly.budget else None,
+        report_dir=base / Path(nightly.report_dir).expanduser() if nightly.report_dir else None,
+        report_url=nightly.report_url.rstrip("/"),
+        keep=nightly.keep,
+        cells=tuple(cells),
+        formats=tuple(dict.fromkeys(export.formats)) if export else (),
+        export_dir=base / Path(export.folder).expanduser() if export else None,
+        webhooks=webhooks,
+        mail=mail,
+    )
+    return plan, jobs
+
+
+def _check_nightly(table: NightlyTable, problems: list[str]) -> None:
+    if not _NAME.fullmatch(table.name):
+        problems.append(f"[nightly]: name {table.name!r}: letters, digits and _ . + -, at most 80, as files have it")
+    if table.budget:
+        _seconds(table.budget, "[nightly]: budget", problems)
+    if not 1 <= table.keep <= _MOST_KEPT:
+        problems.append(f"[nightly]: keep is {table.keep}, expected 1 to {_MOST_KEPT} nights")
+    if table.report_url:
+        parts = urlsplit(table.report_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+            # Not shown: what somebody took for an address may hold a password.
+            problems.append("[nightly]: report_url: expected http://HOST/PATH or https://HOST/PATH, without a user")
+
+
+def _check_export(table: ExportTable, problems: list[str]) -> None:
+    if not table.formats:
+        problems.append("[export]: formats: name one at least, or leave [export] out")
+    if not table.folder:
+        problems.append("[export]: folder is empty")
+
+
+def _seconds(text: str, place: str, problems: list[str]) -> float:
+    seconds = 0.0 if text.strip() in ("0", "0s") and place.endswith("wait") else in_seconds(text)
+    if seconds is None:
+        problems.append(f"{place} is {text!r}, expected a time of at most 30 days, such as 90s, 10m, 1h30m or 2d")
+    return seconds or 0.0
+
+
+def _cells(
+    table: RunTable, place: str, base: Path, wait_s: float, config: Config, problems: list[str]
+) -> Iterator[Cell]:
+    """Yield one cell for each backend; none when the table is wrong."""
+    before = len(problems)
+    _check_run(table, place, problems)
+    suites = tuple(_suite_path(name, base) for name in table.suites)
+    problems += _unknown(table, suites, place, config)
+    if len(problems) > before:
+        return
+    suffix = len(table.backends) > 1 or not table.name
+    for backend in dict.fromkeys(table.backends):
+        parts = [table.name] if table.name else [*(Path(name).name for name in table.suites), *table.socs]
+        name = re.sub(r"[^A-Za-z0-9_.+-]", "_", "-".join([*parts, backend] if suffix else parts))[:80]
+        request = RunRequest(
+            socs=tuple(find_soc(name).name for name in dict.fromkeys(table.socs)),
+            suites=tuple(dict.fromkeys(suites)),
+            backend=backend,
+            precisions=table.precisions,
+            virtual=table.virtual,
+            selection=("-k", table.keyword) if table.keyword else (),
+            iterations=3 if table.iterations is None else table.iterations,
+            warm_up=1 if table.warm_up is None else table.warm_up,
+            timeout_s=table.timeout_s,
+            options=tuple(_option(*item) for item in table.options.items()),
+            profile=table.profile,
+            heap=table.heap,
+            choice=Choice(table.devices, table.labels),
+            most_devices=table.most_devices,
+            nightly=True,
+            last_failed=table.last_failed,
+            failed_first=table.failed_first,
+            wait_s=None if table.virtual else wait_s,
+        )
+        request = msgspec.structs.replace(request, command=command_of(request))
+        yield Cell(name, place, request, table.share)
+
+
+def _check_run(table: RunTable, place: str, problems: list[str]) -> None:
+    def expect(*, fine: bool, problem: str) -> None:
+        if not fine:
+            problems.append(f"{place}: {problem}")
+
+    for key in ("socs", "suites", "backends"):
+        expect(fine=bool(getattr(table, key)), problem=f"{key} is empty")
+    expect(fine=not table.name or bool(_NAME.fullmatch(table.name)),
+           problem=f"name {table.name!r}: letters, digits and _ . + -, at most 80, as files have it")  # fmt: skip
+    chosen = [key for key in ("devices", "labels", "most_devices") if getattr(table, key)]
+    expect(fine=not (table.virtual and chosen), problem=f"{', '.join(chosen)}: for attached devices, not for virtual")
+    expect(fine=0 <= table.virtual <= 64, problem=f"virtual is {table.virtual}, expected 0 to 64")
+    expect(fine=table.most_devices is None or table.most_devices >= 1, problem="most_devices: expected at least 1")
+    expect(fine=table.iterations is None or 1 <= table.iterations <= 100_000, problem="iterations: 1 to 100000")
+    expect(fine=table.warm_up is None or 0 <= table.warm_up <= 100_000, problem="warm_up: expected 0 to 100000")
+    expect(fine=not table.heap or (table.iterations is None and table.warm_up is None),
+           problem="heap runs every job once and times nothing: leave iterations and warm_up out")  # fmt: skip
+    expect(fine=1 <= table.timeout_s < float("inf"), problem="timeout_s: expected at least 1")
+    expect(fine=0 < table.share <= 1000, problem=f"share is {table.share:g}, expected more than 0, at most 1000")
+
+
+def _unknown(table: RunTable, suites: tuple[str, ...], place: str, config: Config) -> list[str]:
+    """Return what is wrong with names of SoCs, suites, backends and precisions."""
+    from farm.suite_files import find_suites, resolve_suite
+
+    found = []
+
+    def look(key: str, names: tuple[str, ...], find: Callable[[str], object]) -> None:
+        for name in names:
+            try:
+                find(name)
+            except UsageError as error:
+                found.append(f"{place}: {key}: {error}")
+
+    def among(kind: str, known: tuple[str, ...]) -> Callable[[str], None]:
+        def find(name: str) -> None:
+            if name not in known:
+                raise UnknownNameError(kind, name, known)
+
+        return find
+
+    known_suites = find_suites(config.suite_folders)
+    look("socs", table.socs, find_soc)
+    look("suites", suites, lambda name: resolve_suite(name, known_suites))
+    look("backends", table.backends, among("backend", tuple(BACKEND_PRECISIONS)))
+    look("precisions", table.precisions, among("precision", PRECISIONS))
+    return found
+
+
+def _suite_path(name: str, base: Path) -> str:
+    """Return a suite as the command line takes it: a path is beside the file that names it."""
+    return str(base / Path(name).expanduser()) if "/" in name or name.endswith(".toml") else name
+
+
+def _option(name: str, value: object) -> str:
+    values = value if isinstance(value, tuple) else (value,)
+    return f"{name}={','.join(str(one).lower() if isinstance(one, bool) else str(one) for one in values)}"
+
+
+def _jobs(cell: Cell, config: Config, problems: list[str]) -> tuple[Job, ...]:
+    """Return the jobs of a cell as pytest's -k leaves them; none of them is no problem of the file."""
+    from farm.engine.choose import jobs_of, select
+    from farm.errors import NothingSelectedError
+
+    try:
+        return select(config, cell.request, jobs_of(config, cell.request))
+    except NothingSelectedError:
+        return ()
+    except FarmError as error:
+        problems.append(f"{cell.place}: {cell.request.backend}: {error}")
+        return ()
+
+
+def _notify(tables: Tables, base: Path, problems: list[str]) -> tuple[MailTable | None, tuple[WebhookTable, ...]]:
+    webhooks = []
+    for place, hook in tables.webhooks:
+        _one_of(hook, place, ("url_env", "url_file"), problems, needed=True)
+        _one_of(hook, place, ("token_env", "token_file"), problems)
+        template = hook.template if hook.template in BUILT_IN else _beside(base, hook.template)
+        problems += [f"{place}: template: {why}" for why in check_template(template, "json")]
+        webhooks.append(msgspec.structs.replace(
+            hook, template=template, url_file=_beside(base, hook.url_file), token_file=_beside(base, hook.token_file)
+        ))  # fmt: skip
+    mail = tables.mail
+    if mail is not None:
+        _check_mail(mail, problems)
+        mail = msgspec.structs.replace(
+            mail,
+            template=_beside(base, mail.template),
+            html_template=_beside(base, mail.html_template),
+            password_file=_beside(base, mail.password_file),
+        )
+        for key, form in (("template", "text"), ("html_template", "html")):
+            problems += [f"[notify.mail]: {key}: {why}" for why in check_template(getattr(mail, key), form)]
+    return mail, tuple(webhooks)
+
+
+def _check_mail(mail: MailTable, problems: list[str]) -> None:
+    _one_of(mail, "[notify.mail]", ("password_env", "password_file"), problems)
+    _one_of(mail, "[notify.mail]", ("user_env",), problems)
+    password = mail.password_env or mail.password_file
+    if bool(mail.user_env) != bool(password):
+        problems.append("[notify.mail]: user_env and a password (password_env or password_file) go together")
+    if password and not mail.starttls:
+        problems.append("[notify.mail]: a password without starttls would be sent in the clear: leave starttls true")
+    if not _HOST.fullmatch(mail.host):
+        problems.append(f"[notify.mail]: host {mail.host!r} is no name or address of a machine")
+    if not 0 < mail.port < 65536:
+        problems.append(f"[notify.mail]: port is {mail.port}, expected 1 to 65535")
+    if not mail.to:
+        problems.append("[notify.mail]: to is empty")
+    for key, address in (("from", mail.sender), *(("to", one) for one in mail.to)):
+        if not _MAILBOX.fullmatch(address):
+            problems.append(f"[notify.mail]: {key}: {address!r} is no address: expected name@host")
+
+
+def _one_of(
+    table: msgspec.Struct, place: str, keys: tuple[str, ...], problems: list[str], *, needed: bool = False
+) -> None:
+    """Check where a secret is told to be; what it is is asked for when it is needed."""
+    given = [key for key in keys if getattr(table, key)]
+    if len(given) > 1 or (needed and not given):
+        problems.append(f"{place}: expected {' or '.join(keys)}, one of them")
+    # The value is not shown: somebody may have written the secret itself.
+    problems += [
+        f"{place}: {key} is no name of an environment variable; the secret itself has no place here"
+        for key in given
+        if key.endswith("_env") and not _VARIABLE.fullmatch(getattr(table, key))
+    ]
+
+
+def _beside(base: Path, name: str) -> str:
+    return str(base / Path(name).expanduser()) if name else ""
+
+
+def command_of(request: RunRequest) -> str:
+    """Return the `farm run` that does the same by itself, quoted for a shell."""
+    words = ["farm", "run"]
+    for option, values in (
+        ("--soc", request.socs),
+        ("--suite", request.suites),
+        ("--precision", request.precisions),
+        ("--option", request.options),
+        ("--device", request.choice.devices),
+        ("--label", request.choice.labels),
+    ):
+        words += [word for value in values for word in (option, value)]
+    if request.backend != "htp":
+        words += ["--backend", request.backend]
+    words += ["--virtual", str(request.virtual)] if request.virtual else ["--nightly"]
+    if request.most_devices is not None:
+        words += ["--devices", str(request.most_devices)]
+    if request.heap:
+        words.append("--heap")
+    else:
+        words += ["--iterations", str(request.iterations), "--warm-up", str(request.warm_up)]
+    if request.profile is not Profile.AUTO:
+        words += ["--profile", str(request.profile)]
+    words += [
+        *request.selection,
+        *(["--lf"] if request.last_failed else []),
+        *(["--ff"] if request.failed_first else []),
+    ]
+    return shlex.join(words)

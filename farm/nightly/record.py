@@ -1,0 +1,189 @@
+"""What a night has found out: plain data, kept after every cell, and its exit code. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from farm.engine.command import INTERRUPTED
+
+FAILED, REGRESSED, INFRA, NOTHING = 1, 3, 4, 5
+# The first that any cell has is the night's; `passed` comes before `nothing`, as a budget is meant to leave some out.
+_PRECEDENCE = (FAILED, REGRESSED, INFRA, 0)
+_WORDS = {0: "passed", FAILED: "FAILED", REGRESSED: "REGRESSED", INFRA: "INFRA", NOTHING: "NOTHING RUN"}
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A job, and what there is to say of it in one line."""
+
+    job_id: str
+    said: str
+
+
+class Findings(msgspec.Struct, frozen=True):
+    """What a look back at the numbers of a run found."""
+
+    regressions: tuple[Told, ...] = ()
+    confirmed: int = 0
+    unknown: int = 0
+    """Candidates that measuring again neither confirmed nor refuted."""
+    not_asked: int = 0
+    """Candidates that there was no time for."""
+
+
+class CellResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a night."""
+
+    name: str
+    socs: tuple[str, ...]
+    suites: tuple[str, ...]
+    backend: str
+    virtual: bool
+    run_id: str = ""
+    """Empty where it never came to a run in the store."""
+    code: int | None = None
+    """As the exit code of `farm run`, regressions among them; None while it has not ended."""
+    problem: str = ""
+    """Why it has no run, or only a part of one."""
+    counts: dict[str, int] = {}
+    """Jobs by `farm.report.summary.Outcome`."""
+    seconds: float = 0.0
+    new_failures: tuple[Told, ...] = ()
+    still_failing: tuple[Told, ...] = ()
+    fixed: tuple[str, ...] = ()
+    """Job ids."""
+    infra: tuple[Told, ...] = ()
+    not_tested: int = 0
+    findings: Findings = Findings()
+    report: str = ""
+    """Name of the page of the run, beside that of the night."""
+    exports: tuple[str, ...] = ()
+    """Files."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has come to its end."""
+        return self.code is not None and self.code != INTERRUPTED
+
+    @property
+    def word(self) -> str:
+        """How it ended, in a word or two."""
+        if self.code is None:
+            return "not begun" if not self.run_id else "unfinished"
+        return _word(self.code)
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """A notification that was tried."""
+
+    to: str
+    """Where to, without anything secret."""
+    ok: bool
+    said: str = ""
+
+
+class Night(msgspec.Struct, frozen=True, kw_only=True):
+    """One night."""
+
+    id: str
+    name: str
+    digest: str
+    """Of what was to be run."""
+    user: str
+    host: str
+    started_ms: int
+    finished_ms: int | None = None
+    code: int | None = None
+    cells: tuple[CellResult, ...]
+    deliveries: tuple[Delivery, ...] = ()
+    report: str = ""
+    """Its page."""
+    report_url: str = ""
+    schema: int = 1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every cell has come to its end, so that there is nothing to resume."""
+        return self.code is not None and self.code != INTERRUPTED
+
+    @property
+    def word(self) -> str:
+        """How it ended, in a word or two."""
+        return "unfinished" if self.code is None else _word(self.code)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Jobs of all cells by outcome; those that did not occur are left out."""
+        found: dict[str, int] = {}
+        for cell in self.cells:
+            for outcome, count in cell.counts.items():
+                found[outcome] = found.get(outcome, 0) + count
+        return {outcome: count for outcome, count in found.items() if count}
+
+    @property
+    def seconds(self) -> float:
+        """Wall time; 0 while it runs."""
+        return 0.0 if self.finished_ms is None else (self.finished_ms - self.started_ms) / 1000
+
+    @property
+    def new_failures(self) -> tuple[Told, ...]:
+        """Of all cells."""
+        return tuple(one for cell in self.cells for one in cell.new_failures)
+
+    @property
+    def still_failing(self) -> tuple[Told, ...]:
+        """Of all cells."""
+        return tuple(one for cell in self.cells for one in cell.still_failing)
+
+    @property
+    def regressions(self) -> tuple[Told, ...]:
+        """Of all cells."""
+        return tuple(one for cell in self.cells for one in cell.findings.regressions)
+
+    @property
+    def troubles(self) -> tuple[Told, ...]:
+        """What the farm could not judge: jobs, and cells that have no run."""
+        cells = [Told(cell.name, cell.problem) for cell in self.cells if cell.problem]
+        return (*cells, *(one for cell in self.cells for one in cell.infra))
+
+
+def _word(code: int) -> str:
+    return _WORDS.get(code, "interrupted" if code == INTERRUPTED else f"exit code {code}")
+
+
+def cell_code(code: int, findings: Findings) -> int:
+    """Return how a cell ended whose run returned `code`: a machine that is not set up (2) is trouble of the farm."""
+    if code in (2, INFRA):
+        code = INFRA
+    return REGRESSED if findings.regressions and code in (0, INFRA, NOTHING) else code
+
+
+def night_code(cells: tuple[CellResult, ...], *, interrupted: bool) -> int:
+    """Return the exit code of a night."""
+    if interrupted:
+        return INTERRUPTED
+    codes = {cell.code for cell in cells}
+    return next((code for code in _PRECEDENCE if code in codes), NOTHING)
+
+
+def meaning(code: int | None) -> str:
+    """Return what an exit code of a night says."""
+    meanings: dict[int | None, str] = {
+        None: "it has not finished",
+        0: "nothing that ran failed",
+        FAILED: "a job failed",
+        REGRESSED: "nothing failed, but there are regressions",
+        INFRA: "no device, or infrastructure trouble",
+        NOTHING: "nothing was run",
+        INTERRUPTED: "interrupted",
+    }
+    return meanings.get(code, "unknown")
+
+
+def has_changed(night: Night, before: Night | None) -> bool:
+    """Tell whether a night found something else than the one before; the first night, whether it found anything."""
+    return _findings(night) != (_findings(before) if before is not None else (0, frozenset(), frozenset()))
+
+
+def _findings(night: Night) -> tuple[int | None, frozenset[str], frozenset[str]]:
+    failing = frozenset(one.job_id for one in (*night.new_failures, *night.still_failing))
+    return night.code, failing, frozenset(f"{one.job_id} {one.said}" for one in night.regressions)

@@ -1,0 +1,112 @@
+"""The nights of one name, a file each, and the lock that lets only one of them run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.errors import InfraError, UsageError
+from farm.nightly.record import Night
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
+
+
+def new_id() -> str:
+    """Return the id of a night that begins now, as runs have theirs: sorted by name is sorted by time."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that nobody sees half of, and its folder. Raises InfraError, as when the disk is full."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise InfraError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+class Nights:
+    """The nights of one name that this machine remembers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep others of this name from running meanwhile. Raises UsageError while one does."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = (self.folder / "lock").open("a+")
+        except OSError as error:
+            raise InfraError(f"cannot write {self.folder}: {error.strerror or error}") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                who = file.read(20)
+                raise UsageError(
+                    f"the night {self.folder.name!r} is running already (process {who or 'unknown'}): "
+                    "wait for it, or stop it with Ctrl-C or SIGTERM"
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def save(self, night: Night) -> None:
+        """Keep what is known of a night. Raises InfraError."""
+        write_whole(self.folder / f"{night.id}.json", msgspec.json.encode(night))
+
+    def all(self) -> list[Night]:
+        """Return every night, oldest first; what another version of farm wrote, or nobody whole, is left out."""
+        found = []
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                found.append(msgspec.json.decode(path.read_bytes(), type=Night))
+            except (OSError, msgspec.DecodeError):
+                continue
+        return found
+
+    def unfinished(self, digest: str) -> Night:
+        """Return the newest night if it has not come to its end.
+
+        Raises UsageError when there is none to go on with, or when something else was to be run.
+        """
+        newest = next(reversed(self.all()), None)
+        if newest is None or newest.is_done:
+            what = "is finished" if newest else "there is none yet"
+            raise UsageError(f"--resume: the last night {self.folder.name!r} {what}: leave --resume out for a new one"
+                             if newest else f"--resume: {what} called {self.folder.name!r}")  # fmt: skip
+        if newest.digest != digest:
+            raise UsageError(
+                f"--resume: night {newest.id} was to run something else, as the file has changed since: start anew"
+            )
+        return newest
+
+    def forget(self, keep: int, reports: Path) -> None:
+        """Remove all but the newest nights, with their pages below `reports`."""
+        for path in sorted(self.folder.glob("*.json"))[:-keep]:
+            if _ID.fullmatch(path.stem):
+                shutil.rmtree(reports / path.stem, ignore_errors=True)
+                path.unlink(missing_ok=True)

@@ -1,0 +1,126 @@
+"""A notification by HTTP: one POST of JSON, tried again where that may help. No message of it has a secret in it."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import ssl
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
+
+from farm import __version__
+from farm.errors import FarmError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TIMEOUT_SECONDS = 10.0
+_WAITS_S = (1.0, 2.0, 4.0)
+"""Before each new attempt."""
+
+
+class NotifyError(FarmError):
+    """A notification could not be delivered; the message has nothing secret in it."""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Takes a redirect as the answer: what follows it would send the message, and a token, to whom it names."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return no request."""
+
+
+def place(url: str) -> str:
+    """Return scheme and host of an address, which is all of it that may be told: path and user may be secrets."""
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    except ValueError:
+        return "an address that is none"
+    return f"{parts.scheme}://{host}{port}" if parts.hostname else "an address that is none"
+
+
+def post(url: str, body: str, token: str = "", wait: Callable[[float], None] = time.sleep) -> None:
+    """Send `body`, JSON, to `url`, with `token` as a bearer token where there is one.
+
+    Server errors (5xx, 429) and connections that fail are tried four times in all, 1, 2 and 4 seconds apart. A redirect
+    is not followed. Raises NotifyError.
+    """
+    request = _request(url, body, token)
+    # Certificates are checked; a lab's own authority is named by $SSL_CERT_FILE, as for OpenSSL.
+    opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=ssl.create_default_context()))
+    for seconds in (*_WAITS_S, None):
+        problem, again = _attempt(opener, request)
+        if not problem:
+            return
+        if not again or seconds is None:
+            tried = "" if again is False else f", {len(_WAITS_S) + 1} times"
+            raise NotifyError(f"{place(url)}: {problem}{tried}")
+        wait(seconds)
+
+
+def _request(url: str, body: str, token: str) -> urllib.request.Request:
+    try:
+        parts = urlsplit(url)
+        fine = bool(parts.hostname) and url.isascii() and url.isprintable() and " " not in url
+    except ValueError:
+        fine = False
+    if not fine or parts.scheme not in ("https", "http"):
+        raise NotifyError("the address of the webhook is none: expected https://HOST/PATH")
+    if parts.username is not None:
+        raise NotifyError(f"{place(url)}: the address has a user in it, which is not sent: use token_env")
+    if parts.scheme == "http" and not _is_loopback(parts):
+        raise NotifyError(f"{place(url)}: the address itself is a secret, which http shows to everybody: use https")
+    if not (token.isascii() and token.isprintable()):
+        raise NotifyError(f"{place(url)}: the token has characters that no header may have")
+    headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": f"farm/{__version__}"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    return urllib.request.Request(url, body.encode(), headers, method="POST")  # noqa: S310 - checked above
+
+
+def _is_loopback(parts: SplitResult) -> bool:
+    if parts.hostname == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _attempt(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> tuple[str, bool]:
+    """Return what went wrong, empty for nothing, and whether another attempt may go better."""
+    try:
+        with opener.open(request, timeout=_TIMEOUT_SECONDS):
+            return "", False
+    except urllib.error.HTTPError as error:
+        with error:
+            return _answered(error.code)
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ssl.SSLCertVerificationError):
+            return f"its certificate is not accepted: {error.reason.verify_message}", False
+        return _unreached(error.reason), True
+    except (OSError, http.client.HTTPException) as error:
+        return _unreached(error), True
+
+
+def _answered(code: int) -> tuple[str, bool]:
+    # The words beside a code are the server's own, and may be anything.
+    words = http.client.responses.get(code, "")
+    if 300 <= code < 400:
+        return (
+            f"answers {code} {words}: redirects are not followed, as they lead elsewhere: give the address itself",
+            False,
+        )
+    return f"answers {code} {words}".rstrip(), code >= 500 or code == http.client.TOO_MANY_REQUESTS
+
+
+def _unreached(reason: object) -> str:
+    if isinstance(reason, TimeoutError):
+        return f"no answer in {_TIMEOUT_SECONDS:g} s"
+    # Only what the system says: other words may quote the address.
+    return reason.strerror if isinstance(reason, OSError) and reason.strerror else type(reason).__name__
