@@ -38,6 +38,7 @@ def test_the_data_folders_travel_in_it(installed: Path) -> None:
         "farm/_data/native_runner/CMakeLists.txt",
         "farm/_data/native_runner/bridge/qnn_bridge.cpp",
         "farm/_data/reports/base.html.j2",
+        "farm/_data/reports/notify/slack.j2",
         "farm/store/migrations/env.py",
     ):
         assert name in names

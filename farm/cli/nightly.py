@@ -13,6 +13,7 @@ from farm.cli.options import config_option
 from farm.cli.output import print_json
 from farm.config import load_config
 from farm.errors import MissingToolError, NothingSelectedError, UsageError
+from farm.report.clean import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +96,8 @@ def _front() -> Iterator[Front]:
 
 
 def _say(text: str) -> None:
-    click.echo(f"farm: {text}", err=True)
+    # On one line: what a device says is not to begin one, which GitHub could take for a command.
+    click.echo(f"farm: {one_line(text)}", err=True)
 
 
 def _width() -> int:

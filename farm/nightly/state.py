@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -54,24 +55,22 @@ class Nights:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep others of this name from running meanwhile. Raises UsageError while one does."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = (self.folder / "lock").open("a+")
-        except OSError as error:
-            raise InfraError(f"cannot write {self.folder}: {error.strerror or error}") from None
-        with file:
+        with contextlib.ExitStack() as stack:
             try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context((self.folder / "lock").open("a+"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.truncate(0)
+                file.write(str(os.getpid()))
+                file.flush()
             except BlockingIOError:
                 file.seek(0)
-                who = file.read(20)
                 raise UsageError(
-                    f"the night {self.folder.name!r} is running already (process {who or 'unknown'}): "
+                    f"the night {self.folder.name!r} is running already (process {file.read(20) or 'unknown'}): "
                     "wait for it, or stop it with Ctrl-C or SIGTERM"
                 ) from None
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            except OSError as error:
+                raise InfraError(f"cannot write {self.folder}: {error.strerror or error}") from None
             yield
 
     def save(self, night: Night) -> None:

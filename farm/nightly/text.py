@@ -42,7 +42,7 @@ def night_lines(night: Night, width: int = 80) -> list[str]:
     """
     width = max(width, _LEAST_WIDTH)
     lines = [
-        f"night {night.name} ({night.id}): {night.word}",
+        *textwrap.wrap(f"night {night.name} ({night.id}): {night.word}", width, subsequent_indent="  "),
         f"  exit code {night.code}: {meaning(night.code)}",
         f"  {counted(night.counts)} in {fmt.duration(night.seconds)}",
         "",
@@ -50,15 +50,16 @@ def night_lines(night: Night, width: int = 80) -> list[str]:
     room = min(max(len(cell.name) for cell in night.cells), width // 2)
     for cell in night.cells:
         virtual = "VIRTUAL, " if cell.virtual else ""
-        lines.append(f"  {one_line(cell.name, room):{room}}  {cell.word}: {virtual}{counted(cell.counts)}")
-        lines += textwrap.wrap(one_line(cell.problem, 400), width, initial_indent="    - ", subsequent_indent="      ")
+        said = f"  {one_line(cell.name, room):{room}}  {cell.word}: {virtual}{counted(cell.counts)}"
+        lines += textwrap.wrap(said, width, subsequent_indent=" " * 6)
+        lines += textwrap.wrap(one_line(cell.problem, 400), width, initial_indent="    - ", subsequent_indent="    | ")
     for title, jobs in (
         ("NEW FAILURES", night.new_failures),
         ("REGRESSIONS", night.regressions),
         ("STILL FAILING", night.still_failing),
         ("INFRA", tuple(one for cell in night.cells for one in cell.infra)),
     ):
-        lines += _told(title, jobs)
+        lines += _told(title, jobs, width)
     findings = [cell.findings for cell in night.cells]
     if open_ones := sum(one.unknown + one.not_asked for one in findings):
         lines += ["", f"{open_ones} candidates for regressions are neither confirmed nor refuted"]
@@ -67,18 +68,19 @@ def night_lines(night: Night, width: int = 80) -> list[str]:
         lines += ["", f"NOT NOTIFIED: {len(undelivered)}"]
         for one in undelivered:
             said = one_line(f"{one.to}: {one.said}")
-            lines += textwrap.wrap(said, width, initial_indent="  - ", subsequent_indent="    ")
-    return [_cut(line, width) for line in lines] + ["", f"report: {night.report}"]
+            lines += textwrap.wrap(said, width, initial_indent="  - ", subsequent_indent="  | ")
+    # One to copy, however long.
+    return [*lines, "", f"report: {night.report}"]
 
 
-def _told(title: str, jobs: Sequence[Told]) -> Iterable[str]:
+def _told(title: str, jobs: Sequence[Told], width: int) -> Iterable[str]:
     if not jobs:
         return
     yield ""
     yield f"{title}: {len(jobs)}"
     for one in jobs[:_SHOWN]:
-        yield f"  {one.job_id}"
-        yield f"    - {one.said}"
+        yield f"  {one_line(one.job_id, width - 2)}"
+        yield f"    - {one_line(one.said, width - 6)}"
     if len(jobs) > _SHOWN:
         yield f"  and {len(jobs) - _SHOWN} more: the report has them"
 
@@ -102,8 +104,3 @@ def matrix_lines(name: str, rows: Sequence[Row], budget_s: float | None, width: 
         ):
             lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
     return lines
-
-
-def _cut(line: str, width: int) -> str:
-    indent = len(line) - len(line.lstrip())
-    return " " * indent + one_line(line, width - indent)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from farm.nightly.context import SAMPLE
+from farm.nightly.github import night_annotations, night_markdown
+from farm.nightly.record import Told
+from farm.report.github import add_summary, escaped
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize("text", ["a|b", "`x`", "<img src=x>", "[a](http://b)", "@all", "**b**", "# h", "a\n| b | c |"])
+def test_what_a_device_says_is_no_markdown(text: str) -> None:
+    shown = escaped(text)
+    assert not set("|`<>[]()@*\n").intersection(shown)
+
+
+def test_the_summary_tells_every_run_and_what_is_new() -> None:
+    text = night_markdown(SAMPLE)
+    assert "#### New failures: 1" in text
+    assert "#### Regressions: 1" in text
+    assert text.count("| run | verdict | jobs | trouble |") == 1
+    assert all(line.count("|") in (0, 3, 5) for line in text.splitlines())
+
+
+def test_the_summary_is_appended_and_cut_below_a_mebibyte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "summary.md"
+    add_summary(lambda: "nowhere")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(file))
+    file.write_text("before\n")
+    add_summary(lambda: "first\n")
+    add_summary(lambda: "line of text\n" * 200_000)
+    data = file.read_bytes()
+    assert data.startswith(b"before\nfirst\nline of text\n")
+    assert MIB - 100 < len(data) < MIB
+    assert data.endswith(b"the report has all of it.*\n")
+    add_summary(lambda: "no room for this\n" * 100)
+    assert len(file.read_bytes()) < MIB
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "gone" / "summary.md"))
+    add_summary(lambda: "nowhere")
+
+
+def test_annotations_are_escaped_few_and_only_for_github(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told("smoke/a,b::c[SM8650-htp-8a8w]", "100% wrong\n::error::injected")
+    twelve = msgspec.structs.replace(
+        SAMPLE, cells=(msgspec.structs.replace(SAMPLE.cells[0], new_failures=(told,) * 12),)
+    )
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    assert night_annotations(twelve) == []
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    lines = night_annotations(twelve)
+    assert [line.partition(" ")[0] for line in lines] == ["::error"] * 10 + ["::warning"]
+    assert lines[0] == (
+        "::error title=new failure%3A smoke/a%2Cb%3A%3Ac[SM8650-htp-8a8w]::100%25 wrong ::error::injected"
+    )
+    assert not any("\n" in line or "\r" in line for line in lines)

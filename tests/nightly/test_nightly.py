@@ -1,0 +1,356 @@
+"""`farm nightly`, end to end, on virtual devices, with receivers on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+from attached import attach, until
+from farm_home import FarmHome, wait_for_no_process
+from receivers import Hook, Mailbox, mail_server, make_certificate, web_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECRETS = {"HOOK": "hooksecret", "TOKEN": "tokensecret", "MAIL_PASSWORD": "mailsecret"}
+
+OPS = """
+import torch
+class Zeros(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(-x * x)
+"""
+SUITE = """
+[suite]
+name = "mine"
+description = "one that passes and one that does not"
+[suite.tolerance.8a8w.fp32]
+sqnr_db = 20.0
+[suite.tolerance.fp32.fp32]
+sqnr_db = 20.0
+[case.good]
+module = "torch.nn:ReLU"
+inputs = [{ shape = [1, 3, 16, 16] }]
+[case.no_signal]
+module = ".ops:Zeros"
+inputs = [{ shape = [1, 3, 16, 16] }]
+"""
+NIGHT = """
+[nightly]
+name = "try"
+report_dir = "reports"
+report_url = "https://ci.example.com/night"
+budget = "2h"
+"""
+CELL = """
+[[run]]
+name = "{name}"
+socs = ["SM8650"]
+suites = ["./mine"]
+backends = ["xnnpack"]
+{more}
+"""
+SMALL = 'virtual = 1\nkeyword = "good"'
+
+
+@dataclass
+class Night:
+    """A night that was run, with everything that came of it."""
+
+    home: FarmHome
+    done: subprocess.CompletedProcess[str]
+    hook: Hook
+    box: Mailbox
+    summary: Path
+
+    @property
+    def told(self) -> dict[str, Any]:
+        night: dict[str, Any] = json.loads(self.done.stdout)["night"]
+        return night
+
+
+def write(home: FarmHome, *cells: str, more: str = "") -> None:
+    folder = home.cwd / "mine"
+    folder.mkdir(exist_ok=True)
+    (folder / "suite.toml").write_text(SUITE)
+    (folder / "ops.py").write_text(OPS)
+    (home.cwd / "nightly.toml").write_text(NIGHT + "".join(cells) + more)
+
+
+def state_of(home: FarmHome) -> dict[str, Any]:
+    [file] = (home.state / "nightly" / "try").glob("*.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def attempts(home: FarmHome) -> list[str]:
+    try:
+        with sqlite3.connect(f"file:{home.state / 'farm.db'}?mode=ro", uri=True) as connection:
+            return [row[0] for row in connection.execute("select verdict from attempt order by id")]
+    except sqlite3.Error:
+        return []
+
+
+@pytest.fixture(scope="module")
+def night(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
+    """Two cells, of which one has a failure; a webhook that fails at first, one that always fails, and mail."""
+    folder = tmp_path_factory.mktemp("night")
+    (folder / "cwd").mkdir()
+    home = FarmHome(farm_cache, folder / "state", folder / "cwd")
+    certificate = make_certificate(folder)
+    summary = folder / "summary.md"
+    with (
+        web_server([503, 500]) as hook,
+        web_server([404]) as broken,
+        mail_server(tls=certificate, password=SECRETS["MAIL_PASSWORD"]) as box,
+    ):
+        (home.cwd / "broken-url").write_text(broken.url("/brokensecret") + "\n")
+        write(
+            home,
+            CELL.format(name="all", more="virtual = 2"),
+            CELL.format(name="good", more=SMALL),
+            more=f"""
+[export]
+folder = "exports"
+formats = ["jsonl", "junit", "ctrf", "hud", "trace"]
+[[notify.webhook]]
+url_env = "HOOK_URL"
+token_env = "TOKEN"
+template = "slack"
+[[notify.webhook]]
+url_file = "broken-url"
+when = "failure"
+[notify.mail]
+host = "127.0.0.1"
+port = {box.port}
+from = "farm@example.com"
+to = ["team@example.com"]
+user_env = "MAIL_USER"
+password_env = "MAIL_PASSWORD"
+""",
+        )
+        env = {
+            **SECRETS,
+            "HOOK_URL": hook.url(f"/{SECRETS['HOOK']}"),
+            "MAIL_USER": "farm",
+            "SSL_CERT_FILE": str(certificate),
+            "GITHUB_STEP_SUMMARY": str(summary),
+            "GITHUB_ACTIONS": "true",
+            "no_proxy": "*",
+        }
+        done = home.farm("nightly", "nightly.toml", "--json", env=env, timeout_s=300)
+        yield Night(home, done, hook, box, summary)
+
+
+def test_every_cell_is_a_nightly_run_in_the_store(night: Night) -> None:
+    assert night.done.returncode == 1, night.done.stderr
+    cells = night.told["cells"]
+    assert [(cell["name"], cell["code"], cell["counts"]) for cell in cells] == [
+        ("all", 1, {"passed": 1, "failed": 1}),
+        ("good", 0, {"passed": 1}),
+    ]
+    assert night.told["code"] == 1
+    [failure] = cells[0]["new_failures"]
+    assert failure["job_id"] == "mine/no_signal[SM8650-xnnpack-fp32]"
+    status = json.loads(night.home.farm("status", "--json").stdout)["status"]["run"]
+    assert (status["run_id"], status["priority"]) == (cells[1]["run_id"], "nightly")
+    assert wait_for_no_process(night.home) == {}
+
+
+def test_the_pages_lead_to_the_runs_and_the_exports_have_stable_names(night: Night) -> None:
+    reports = night.home.cwd / "reports"
+    folder = reports / night.told["id"]
+    for page, link in ((reports / "index.html", f"{folder.name}/all.html"), (folder / "index.html", "all.html")):
+        text = page.read_text()
+        assert f'href="{link}"' in text
+        assert "mine/no_signal[SM8650-xnnpack-fp32]" in text
+        assert "VIRTUAL DEVICES" in text
+    assert "no_signal" in (folder / "all.html").read_text()
+    names = {path.name for path in (night.home.cwd / "exports").iterdir()}
+    assert names == {
+        f"{cell}.{suffix}" for cell in ("all", "good")
+        for suffix in ("jsonl", "junit.xml", "ctrf.json", "hud.json", "trace.json")
+    }  # fmt: skip
+    junit = ElementTree.parse(night.home.cwd / "exports" / "all.junit.xml").getroot()  # noqa: S314 - our own
+    assert junit.get("failures") == "1"
+
+
+def test_a_webhook_that_failed_at_first_was_told_and_one_that_went_on_is_said_loudly(night: Night) -> None:
+    assert [path for path, _, _ in night.hook.requests] == ["/hooksecret"] * 3
+    assert night.hook.requests[-1][1]["Authorization"] == "Bearer tokensecret"
+    text = json.loads(night.hook.bodies[-1])["text"]
+    assert "FAILED" in text
+    assert "mine/no\\_signal" in text or "mine/no_signal" in text
+    assert "https://ci.example.com/night" in text
+    assert [one["ok"] for one in night.told["deliveries"]] == [True, False, True]
+    assert "NOT NOTIFIED: webhook 2 (http://127.0.0.1:" in night.done.stderr
+    assert "answers 404 Not Found" in night.done.stderr
+    assert "NOT SENT" in (night.home.cwd / "reports" / "index.html").read_text()
+
+
+def test_mail_came_in_text_and_html(night: Night) -> None:
+    [mail] = night.box.mails
+    assert mail["Subject"].replace("\n", "").startswith("[farm] try: failed: 1 new failures")
+    text, html = (part.get_payload(decode=True).decode() for part in mail.get_payload())  # type: ignore[union-attr]
+    assert "NEW FAILURES: 1" in text
+    assert "<code>mine/no_signal[SM8650-xnnpack-fp32]</code>" in html
+
+
+def test_github_has_a_summary_and_an_annotation(night: Night) -> None:
+    text = night.summary.read_text()
+    assert "#### New failures: 1" in text
+    assert "| all | FAILED &#40;virtual&#41; |" in text
+    assert "::error title=new failure%3A mine/no_signal[SM8650-xnnpack-fp32]::" in night.done.stderr
+
+
+def test_secrets_are_nowhere(night: Night) -> None:
+    secrets = [*SECRETS.values(), "brokensecret"]
+    said = [night.done.stdout, night.done.stderr, night.summary.read_text()]
+    files = [path for folder in (night.home.state, night.home.cwd) for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    assert not [one for one in said for secret in secrets if secret in one]
+    assert [path.name for path in files for secret in secrets if secret.encode() in path.read_bytes()] == ["broken-url"]
+
+
+def test_the_same_night_again_is_no_news_and_the_one_before_is_on_its_page(night: Night) -> None:
+    before = len(night.hook.requests)
+    env = {**SECRETS, "HOOK_URL": night.hook.url(), "MAIL_USER": "farm", "no_proxy": "*"}
+    done = night.home.farm("nightly", "nightly.toml", env=env, timeout_s=300)
+    assert done.returncode == 1
+    assert len(night.hook.requests) == before
+    assert "STILL FAILING: 1" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines() if not line.startswith("report: ")), done.stdout
+    assert f"{night.told['id']}/index.html" in (night.home.cwd / "reports" / "index.html").read_text()
+    assert "ok mine/good" not in done.stderr, "without a terminal, what passes is not worth a line"
+
+
+def test_check_says_what_would_be_run_and_for_how_long_and_runs_nothing(night: Night, home: FarmHome) -> None:
+    file = str(night.home.cwd / "nightly.toml")
+    known = night.home.farm("nightly", "--check", file)
+    assert known.returncode == 0, known.stderr
+    assert "3 jobs" in known.stdout
+    assert "2 jobs on 2 virtual devices a SoC; about" in known.stdout
+    assert "a notification cannot be sent: [[notify.webhook]] 1: the environment variable HOOK_URL" in known.stderr
+    new = home.farm("nightly", "--check", file, "--json")
+    answer = json.loads(new.stdout)
+    assert [(row["name"], row["jobs"], row["expected_s"]) for row in answer["runs"]] == [
+        ("all", 2, None),
+        ("good", 1, None),
+    ]
+    assert not home.state.exists()
+
+
+def test_what_is_wrong_is_said_before_anything_runs(home: FarmHome) -> None:
+    write(home, CELL.format(name="a", more='precisions = ["8a9w"]'), CELL.format(name="b", more="backend = 1"))
+    done = home.farm("nightly", "nightly.toml")
+    assert done.returncode == 2
+    assert "2 problems" in done.stderr
+    assert "[[run]] 1 (a): precisions: unknown precision '8a9w'" in done.stderr
+    assert "[[run]] 2 (b): unknown key 'backend': did you mean 'backends'?" in done.stderr
+    assert not home.state.exists()
+    assert home.farm("nightly", "--check", "--resume", "nightly.toml").returncode == 2
+
+
+def test_a_cell_without_a_device_is_infra_and_the_next_one_runs(home: FarmHome, tmp_path: Path) -> None:
+    write(home, CELL.format(name="phone", more=""), CELL.format(name="good", more=SMALL))
+    text = (home.cwd / "nightly.toml").read_text().replace('budget = "2h"', 'wait = "1s"')
+    (home.cwd / "nightly.toml").write_text(text)
+    with attach(home, tmp_path, ["SM8750"]) as attached:
+        done = attached.farm("nightly", "nightly.toml", timeout_s=300)
+    assert done.returncode == 4, done.stderr
+    assert "waiting up to 1.0 s: no attached device is a SM8650" in done.stderr
+    assert "phone  INFRA" in done.stdout
+    assert "- no attached device is a SM8650" in done.stdout
+    assert "good   passed: VIRTUAL, 1 passed" in done.stdout
+
+
+def test_a_night_waits_politely_for_a_device_that_somebody_has(home: FarmHome, tmp_path: Path) -> None:
+    write(home, CELL.format(name="shared", more='keyword = "good"'))
+    with attach(home, tmp_path, ["SM8650"]) as attached:
+        assert attached.farm("lease", "virtual-SM8650-0", "--for", "10m", user="ann").returncode == 0
+        with attached.running("nightly", "nightly.toml", user="night") as process:
+            assert process.stdout is not None
+            until(lambda: "waiting for a SM8650: virtual-SM8650-0 is with ann" in process.stdout.readline(), "waiting")
+            assert attempts(home) == []
+            assert attached.farm("release", user="ann").returncode == 0
+            said = process.communicate(timeout=240)[0]
+        assert process.returncode == 0, said
+        assert "waiting" not in said, "it is said once"
+        # The next time nobody gives it back.
+        text = (home.cwd / "nightly.toml").read_text().replace('budget = "2h"', 'wait = "2s"')
+        (home.cwd / "nightly.toml").write_text(text)
+        assert attached.farm("lease", "virtual-SM8650-0", "--for", "10m", user="ann").returncode == 0
+        done = attached.farm("nightly", "nightly.toml", user="night")
+        assert done.returncode == 4, done.stderr
+        assert "no SM8650 became free within 2.0 s" in done.stdout
+        assert attempts(home) == ["passed"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_finishes_the_running_job_and_reports_and_resume_goes_on(home: FarmHome, number: int) -> None:
+    long = "virtual = 1\niterations = 3000"
+    write(home, CELL.format(name="long", more=long), CELL.format(name="good", more=SMALL))
+    with home.running("nightly", "nightly.toml") as process:
+        until(lambda: list((home.cache / "virtual").glob("*/**/input_list.txt")) or attempts(home), "a job")
+        second = home.farm("nightly", "nightly.toml")
+        assert second.returncode == 2
+        assert f"the night 'try' is running already (process {process.pid})" in second.stderr
+        until(lambda: attempts(home), "a first job")
+        os.kill(process.pid, number)
+        said = process.communicate(timeout=120)[0]
+        assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert "interrupted" in said
+    assert (home.cwd / "reports" / "index.html").exists()
+    first = state_of(home)
+    assert [cell["code"] for cell in first["cells"]][-1] is None
+    assert wait_for_no_process(home) == {}
+    done = home.farm("nightly", "nightly.toml", "--resume", "--json", timeout_s=300)
+    assert done.returncode == 1, done.stderr
+    night = json.loads(done.stdout)["night"]
+    assert night["id"] == first["id"]
+    assert [cell["code"] for cell in night["cells"]] == [1, 0]
+    assert night["cells"][0]["run_id"] == first["cells"][0]["run_id"]
+    assert len(attempts(home)) == 3
+    again = home.farm("nightly", "nightly.toml", "--resume")
+    assert (again.returncode, "is finished" in again.stderr) == (2, True)
+
+
+def test_a_night_that_was_killed_goes_on_with_what_is_missing(home: FarmHome) -> None:
+    long = 'virtual = 1\niterations = 100000\nkeyword = "good"'
+    write(home, CELL.format(name="good", more=SMALL), CELL.format(name="long", more=long.replace("100000", "2000")))
+    with home.running("nightly", "nightly.toml") as process:
+        until(lambda: attempts(home) and state_of(home)["cells"][1]["run_id"], "the second cell")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert wait_for_no_process(home) == {}
+    killed = state_of(home)
+    assert (killed["code"], killed["cells"][0]["code"]) == (None, 0)
+    done = home.farm("nightly", "nightly.toml", "--resume", "--json", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    night = json.loads(done.stdout)["night"]
+    assert [cell["run_id"] for cell in night["cells"]] == [cell["run_id"] for cell in killed["cells"]]
+    assert attempts(home) == ["passed", "passed"]
+
+
+def test_a_budget_that_is_over_leaves_cells_out_and_says_so(home: FarmHome) -> None:
+    write(home, CELL.format(name="good", more=SMALL), CELL.format(name="none", more=SMALL))
+    text = (home.cwd / "nightly.toml").read_text().replace('budget = "2h"', 'budget = "1.5s"')
+    (home.cwd / "nightly.toml").write_text(text)
+    done = home.farm("nightly", "nightly.toml", timeout_s=300)
+    assert done.returncode == 5, done.stdout
+    assert "the budget of the night was over before it could begin" in done.stdout
+
+
+def test_nothing_selected_is_its_own_exit_code(home: FarmHome) -> None:
+    write(home, CELL.format(name="none", more='virtual = 1\nkeyword = "nothing_is_called_so"'))
+    for arguments in (("--check",), ()):
+        assert home.farm("nightly", "nightly.toml", *arguments).returncode == 5

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from farm.config import Config, load_config
+from farm.engine.profile import Profile
+from farm.errors import ConfigError, UsageError
+from farm.nightly.plan import Plan, read_plan
+
+HEAD = '[nightly]\nname = "n"\n'
+RUN = '[[run]]\nsocs = ["SM8650"]\nsuites = ["smoke"]\n'
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load_config(folder=tmp_path)
+
+
+def plan_of(text: str, tmp_path: Path, config: Config) -> Plan:
+    file = tmp_path / "nightly.toml"
+    file.write_text(text)
+    return read_plan(file, config)[0]
+
+
+def refused(text: str, tmp_path: Path, config: Config) -> str:
+    with pytest.raises(UsageError) as caught:
+        plan_of(text, tmp_path, config)
+    return str(caught.value)
+
+
+def test_a_run_is_a_cell_for_each_backend(tmp_path: Path, config: Config) -> None:
+    plan = plan_of(
+        HEAD + 'budget = "1h30m"\nwait = "0s"\n'
+        '[[run]]\nname = "both"\nsocs = ["sm8650", "SM8750"]\nsuites = ["smoke"]\nbackends = ["htp", "xnnpack"]\n'
+        '[[run]]\nsocs = ["SM8650"]\nsuites = ["smoke"]\nvirtual = 2\niterations = 7\nkeyword = "add"\nshare = 2\n'
+        'profile = "detailed"\nfailed_first = true\n[run.options]\nhtp_performance_mode = ["burst", "balanced"]\n',
+        tmp_path,
+        config,
+    )
+    assert [cell.name for cell in plan.cells] == ["both-htp", "both-xnnpack", "smoke-SM8650-htp"]
+    assert plan.budget_s == 5400
+    both, on_cpu, virtual = (cell.request for cell in plan.cells)
+    assert (both.socs, both.backend, on_cpu.backend) == (("SM8650", "SM8750"), "htp", "xnnpack")
+    assert all(cell.request.nightly for cell in plan.cells)
+    assert (both.wait_s, virtual.wait_s) == (0, None), "nobody has to wait for virtual devices"
+    assert virtual.options == ("htp_performance_mode=burst,balanced",)
+    assert (virtual.iterations, virtual.profile, virtual.failed_first) == (7, Profile.DETAILED, True)
+    assert virtual.command == (
+        "farm run --soc SM8650 --suite smoke --option htp_performance_mode=burst,balanced --virtual 2 "
+        "--iterations 7 --warm-up 1 --profile detailed -k add --ff"
+    )
+    assert plan.cells[2].share == 2
+
+
+def test_every_problem_is_named_at_once_with_its_table(tmp_path: Path, config: Config) -> None:
+    said = refused(
+        '[nightly]\nname = "a/b"\nbudget = "10 parsecs"\nkeep = 0\nreport_url = "https://u:hunter2@host/"\n'
+        '[[run]]\nsocs = ["SM8651"]\nsuites = ["smok"]\nbackends = ["htpx"]\nprecisions = ["8a9w"]\nshare = 0\n'
+        '[[run]]\nname = "second"\nsocs = ["SM8650"]\nsuites = ["smoke"]\nbackend = "htp"\n'
+        '[[run]]\nsocs = ["SM8650"]\nsuites = ["smoke"]\nvirtual = 1\ndevices = ["desk"]\n'
+        '[[run]]\nsocs = "SM8650"\nsuites = ["smoke"]\n'
+        '[[run]]\nsocs = ["SM8650"]\nsuites = ["smoke"]\noptions = { htp_performance_mod = "burst" }\n'
+        '[[run]]\nsocs = ["SM8650"]\nsuites = ["smoke"]\nkeyword = "add and ("\n'
+        '[export]\nfolder = "x"\nformats = ["xml"]\n[notify.post]\n[extra]\n',
+        tmp_path,
+        config,
+    )
+    for problem in (
+        "[nightly]: name 'a/b'",
+        "[nightly]: budget is '10 parsecs', expected a time",
+        "[nightly]: keep is 0",
+        "[nightly]: report_url: expected http",
+        "[[run]] 1: socs: unknown SoC 'SM8651': did you mean 'SM8650'?",
+        "[[run]] 1: suites: unknown suite 'smok': did you mean 'smoke'?",
+        "[[run]] 1: backends: unknown backend 'htpx': did you mean 'htp'?",
+        "[[run]] 1: precisions: unknown precision '8a9w'",
+        "[[run]] 1: share is 0",
+        "[[run]] 2 (second): unknown key 'backend': did you mean 'backends'?",
+        "[[run]] 3: devices: for attached devices, not for virtual",
+        "[[run]] 4: socs: Expected `array`, got `str`",
+        "[[run]] 5: htp: unknown option of the htp backend 'htp_performance_mod'",
+        "[[run]] 6: htp: pytest does not understand -k add and (",
+        "[export]: formats:",
+        "[notify]: unknown table 'post'",
+        "the file: unknown table 'extra': did you mean 'export'?",
+    ):
+        assert problem in said, problem
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "[nightly] is missing"),
+        (HEAD, "[[run]] is missing"),
+        (HEAD + "[run]\nsocs = []\n", "expected tables [[run]]"),
+        (HEAD + RUN + RUN, "another [[run]] is called smoke-SM8650-htp as well: give it a name"),
+        (HEAD + '[[run]]\nname = "../x"\nsocs = ["SM8650"]\nsuites = ["smoke"]\n', "name '../x'"),
+        (HEAD + RUN.replace("smoke", "./gone"), "No such file"),
+        (HEAD + RUN + "heap = true\niterations = 3\n", "leave iterations and warm_up out"),
+        (HEAD + RUN.replace("SM8650", "SM8450") + 'backends = ["lpai"]\n', "has no lpai backend"),
+        (HEAD + RUN + "[[notify.webhook]]\n", "expected url_env or url_file"),
+        (HEAD + RUN + '[[notify.webhook]]\nurl_env = "A"\nurl_file = "b"\n', "expected url_env or url_file"),
+        (HEAD + RUN + '[[notify.webhook]]\nurl_env = "https://x/SECRET"\n', "no name of an environment variable"),
+        (HEAD + RUN + '[[notify.webhook]]\nurl = "https://x/SECRET"\n', "unknown key 'url': did you mean 'url_env'?"),
+        (HEAD + RUN + '[[notify.webhook]]\nurl_env = "A"\ntemplate = "gone.j2"\n', "farm has json and slack"),
+        (HEAD + RUN + '[notify.mail]\nhost = "h"\nfrom = "a@b"\nto = ["c@d\\nBcc: e@f"]\n', "is no address"),
+        (HEAD + RUN + '[notify.mail]\nhost = "h"\nfrom = "a@b"\nto = ["c@d"]\nuser_env = "U"\n', "go together"),
+        (
+            HEAD + RUN + '[notify.mail]\nhost = "h"\nfrom = "a@b"\nto = ["c@d"]\nuser_env = "U"\npassword_env = "P"\n'
+            "starttls = false\n",
+            "would be sent in the clear",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said(tmp_path: Path, config: Config, text: str, problem: str) -> None:
+    said = refused(text, tmp_path, config)
+    assert problem in said
+    assert "SECRET" not in said
+
+
+def test_broken_toml_is_named_with_its_line(tmp_path: Path, config: Config) -> None:
+    with pytest.raises(ConfigError, match="line 3"):
+        plan_of(HEAD + 'budget = "1h\n', tmp_path, config)
+    with pytest.raises(UsageError, match="no such file"):
+        read_plan(tmp_path / "gone.toml", config)
+
+
+def test_paths_are_beside_the_file(tmp_path: Path, config: Config) -> None:
+    (tmp_path / "hook.j2").write_text('{"said": {{ night.verdict | tojson }} }')
+    plan = plan_of(
+        HEAD + 'report_dir = "pages"\n' + RUN + '[export]\nfolder = "out"\nformats = ["junit"]\n'
+        '[[notify.webhook]]\nurl_file = "url"\ntemplate = "hook.j2"\n',
+        tmp_path,
+        config,
+    )
+    assert (plan.report_dir, plan.export_dir) == (tmp_path / "pages", tmp_path / "out")
+    assert plan.webhooks[0].url_file == str(tmp_path / "url")
+    assert plan.webhooks[0].template == str(tmp_path / "hook.j2")
+
+
+def test_a_night_is_the_same_as_long_as_what_it_runs_is(tmp_path: Path, config: Config) -> None:
+    first = plan_of(HEAD + RUN, tmp_path, config)
+    assert plan_of(HEAD + 'budget = "1h"\n' + RUN, tmp_path, config).digest == first.digest
+    assert plan_of(HEAD + RUN + "iterations = 4\n", tmp_path, config).digest != first.digest

@@ -1,0 +1,152 @@
+"""Who notifications go to, on loopback: a web server, and a mail server that wants STARTTLS and a password."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import socket
+import ssl
+import threading
+from dataclasses import dataclass, field
+from email import message_from_bytes
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import AuthResult
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from email.message import Message
+    from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass
+class Hook:
+    """A web server that notes what it is sent."""
+
+    port: int = 0
+    answers: list[int] = field(default_factory=list)
+    """Codes of the first answers; 200 after them."""
+    location: str = ""
+    requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+
+    def url(self, path: str = "/hook", scheme: str = "http") -> str:
+        return f"{scheme}://{LOOPBACK}:{self.port}{path}"
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [body for _, _, body in self.requests]
+
+
+@contextlib.contextmanager
+def web_server(answers: Sequence[int] = (), *, location: str = "", tls: Path | None = None) -> Iterator[Hook]:
+    """Listen for POST; `location` is where 3xx answers lead."""
+    hook = Hook(answers=list(answers), location=location)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            hook.requests.append((self.path, dict(self.headers.items()), body))
+            self.send_response(hook.answers.pop(0) if hook.answers else 200, "what a server says: \x1b[31mSECRET")
+            if hook.location:
+                self.send_header("Location", hook.location)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_POST  # noqa: N815 - as http.server calls it
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
+    if tls is not None:
+        server.socket = _server_context(tls).wrap_socket(server.socket, server_side=True)
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    hook.port = server.server_port
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hook
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@dataclass
+class Mailbox:
+    """A mail server that keeps what it takes."""
+
+    port: int = 0
+    mails: list[Message] = field(default_factory=list)
+    logins: list[tuple[bytes, bytes]] = field(default_factory=list)
+    envelopes: list[tuple[str, list[str]]] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def mail_server(*, tls: Path | None, password: str = "") -> Iterator[Mailbox]:
+    """Listen for mail; with `password` only from who logs in as `farm` with it."""
+    box = Mailbox()
+
+    class Handler:
+        async def handle_DATA(  # noqa: N802 - as aiosmtpd calls it
+            self, _server: Any, _session: Any, envelope: Any
+        ) -> str:
+            box.mails.append(message_from_bytes(envelope.content))
+            box.envelopes.append((envelope.mail_from, envelope.rcpt_tos))
+            return "250 taken"
+
+    def authenticate(_server: Any, _session: Any, _envelope: Any, _mechanism: str, data: Any) -> AuthResult:
+        box.logins.append((data.login, data.password))
+        return AuthResult(success=(data.login, data.password) == (b"farm", password.encode()), handled=False)
+
+    options: dict[str, Any] = {"tls_context": _server_context(tls), "require_starttls": True} if tls else {}
+    if password:
+        options |= {"authenticator": authenticate, "auth_required": True}
+    with socket.create_server((LOOPBACK, 0)) as free:
+        box.port = free.getsockname()[1]
+    controller = Controller(Handler(), hostname=LOOPBACK, port=box.port, **options)
+    controller.start()
+    try:
+        yield box
+    finally:
+        controller.stop()
+
+
+def make_certificate(folder: Path, name: str = LOOPBACK) -> Path:
+    """Return a file with a key and a certificate for an address, which is its own authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(name))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    file = folder / "loopback.pem"
+    file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + certificate.public_bytes(serialization.Encoding.PEM)
+    )
+    return file
+
+
+def _server_context(tls: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls)
+    return context
