@@ -75,6 +75,30 @@ _DEVICES = (
 )
 
 
+_PAIRS = (
+    click.option(
+        "--pairs",
+        type=click.IntRange(5, 1000),
+        default=10,
+        show_default=True,
+        metavar="N",
+        help="Times that both are run, one after the other.",
+    ),
+    click.option(
+        "--inferences",
+        type=click.IntRange(1, 10_000),
+        default=5,
+        show_default=True,
+        metavar="N",
+        help="Of each of them in a pair; more where they are short.",
+    ),
+    click.option(
+        "--device", metavar="NAME", help="This attached device; otherwise that of the newer run, or one like it."
+    ),
+    click.option("--virtual", is_flag=True, help="A virtual device of its own: as of itself for virtual results."),
+)
+
+
 def duration(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
     """Return `90s`, `10m`, `1.5h`, `1h30m` or `2d` in seconds: the callback of an option."""
     if value is None:
@@ -89,6 +113,11 @@ def duration(context: click.Context, option: click.Parameter, value: str | None)
 def one_off_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what a command that runs one program has: `virtual`, `iterations`, `warm_up`, `timeout_s`."""
     return _with(_ONE_OFF, command)
+
+
+def pairs_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what a command that measures pairs has: `pairs`, `inferences`, `device`, `virtual`."""
+    return _with(_PAIRS, command)
 
 
 def devices_options(command: Callable[..., Any]) -> Callable[..., Any]:

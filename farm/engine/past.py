@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,17 @@ from farm.store.view import JobView, RunView
 from farm.suites import Job, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from farm.build.bundle import Bundle
     from farm.config import Config
     from farm.engine.toolchain import Toolchain
     from farm.processes import Supervisor
     from farm.store.store import Store
+
+
+# More attempts than a job has in its life.
+_ALL = 1_000_000
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -68,6 +73,21 @@ def find_past(store: Store, pattern: str, ref: str | None) -> Past:
     if ref is None:
         run = store.run_view(newest[-1].run_id)
     return _result(store, run, names[0])
+
+
+def results_before(store: Store, past: Past) -> Iterator[Past]:
+    """Yield the results of the same job on the same kind of device in runs before that of `past`, newest first."""
+    seen = set()
+    points = store.history(past.view.id, None, None, _ALL)
+    for point in sorted(points, key=lambda point: (point.time_ms, point.run_id), reverse=True):
+        if point.run_id in seen or point.device_kind != past.kind:
+            continue
+        seen.add(point.run_id)
+        run = store.run_view(point.run_id)
+        if (run.started_ms, run.id) >= (past.run.started_ms, past.run.id):
+            continue
+        with contextlib.suppress(UsageError):
+            yield _result(store, run, past.view.id)
 
 
 def _result(store: Store, run: RunView, job_id: str) -> Past:

@@ -13,6 +13,7 @@ from farm.execution.workspace import OUTPUTS
 if TYPE_CHECKING:
     from farm.devices.transport import Transport
     from farm.execution.result import Execution
+    from farm.execution.session import RunnerOptions
 
 # An ETDump of a whole model with per-operator events is a few MB.
 _ETDUMP_BYTES = 256 << 20
@@ -22,8 +23,8 @@ _SHELL_SECONDS = 30.0
 _NO_FILE = 3
 
 
-def collect(transport: Transport, execution: Execution, *, etdump: bool, debug: bool) -> None:
-    """Leave the answer and the outputs of an execution that answered in its folder. Raises DeviceError."""
+def collect(transport: Transport, execution: Execution, options: RunnerOptions) -> None:
+    """Leave the answer of an execution that answered, and what else is wanted, in its folder. Raises DeviceError."""
     ending, workspace = execution.ending, execution.workspace
     if ending is None or ending.answer is None:
         return
@@ -34,13 +35,15 @@ def collect(transport: Transport, execution: Execution, *, etdump: bool, debug: 
     manifest, answer = workspace.bundle.manifest, ending.answer
     sizes = {
         PurePosixPath(OUTPUTS, f"output_{sample}_{index}.raw"): spec.nbytes + 1
-        for sample in range(min(manifest.samples, len(answer.inferences)))
+        for sample in range(min(manifest.samples, len(answer.inferences)) if options.outputs else 0)
         for index, spec in enumerate(manifest.outputs[: len(answer.outputs)])
     }
-    if etdump:
+    if options.profiles:
         sizes[PurePosixPath(ETDUMP_FILE)] = _ETDUMP_BYTES
-    if debug:
+    if options.debug:
         sizes[PurePosixPath(DEBUG_FILE)] = DEBUG_BYTES
+    if not sizes:
+        return
     transport.pull(
         {workspace.folder / name: execution.folder / name.name for name in sizes},
         max_bytes={workspace.folder / name: size for name, size in sizes.items()},

@@ -78,6 +78,8 @@ class RunnerOptions:
     flags: Mapping[str, str] = field(default_factory=dict)
     etdump: bool = False
     """Bring an ETDump although no flag asks for a profile: what was compiled in is in it."""
+    outputs: bool = True
+    """Bring the outputs: where nobody looks at them they are only in the way."""
     debug: bool = False
     """Bring intermediate outputs, of a program that was compiled to write them, as DEBUG_FILE."""
     heap: bool = False
@@ -195,8 +197,7 @@ class DeviceSession:
         execution.heap = options.heap
         execution.simulated = self._runtime.kind == "simulator"
         execution.step("execute", lambda: self._execute(execution, options))
-        profiles = options.profiles
-        execution.step("pull", lambda: collect(self._transport, execution, etdump=profiles, debug=options.debug))
+        execution.step("pull", lambda: collect(self._transport, execution, options))
         if options.heap:
             execution.step("pull", lambda: collect_heap(self._transport, execution))
         if execution.in_doubt:

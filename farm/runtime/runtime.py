@@ -31,6 +31,8 @@ from farm.runtime.toolchains import aarch64_executorch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from farm.runtime.simulator import HostSdk
+
 # What CMake links into the runner: native_runner/src/CMakeLists.txt.
 EXECUTORCH_LIBRARIES = (
     "libexecutorch.so",
@@ -73,17 +75,19 @@ def simulator_runtime(
     *,
     sdk_root: Path | None = None,
     log: Callable[[str], None] | None = None,
+    runner: Path | None = None,
+    sdk: HostSdk | None = None,
 ) -> Runtime:
     """Return what a virtual device needs to run bundles of `backend`; `sdk_root` as for `host_sdk`.
 
     HTP bundles run on the simulator, XNNPACK ones without anything of QNN. LPAI, which needs `soc`, takes an SDK's
     library for this machine, and the signed skel as a device would, which nothing loads here. The first call builds
-    the runner; `log` gets the lines of that. Raises IllegalTargetError, MissingToolError, InfraError, and ConfigError
-    for a skel that is not signed as it must be.
+    the runner; `log` gets the lines of that. `runner` and `sdk` are older ones to take instead. Raises
+    IllegalTargetError, MissingToolError, InfraError, and ConfigError for a skel that is not signed as it must be.
     """
     if backend == "gpu":
         raise MissingToolError("there is no GPU simulator: attach a device")
-    runner = build_native(cache_dir, log=log).runner
+    runner = runner or build_native(cache_dir, log=log).runner
     executorch = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
     files = {RUNNER: runner}
     files |= {path.name: path for path in map(executorch.joinpath, EXECUTORCH_LIBRARIES) if path.is_file()}
@@ -97,7 +101,7 @@ def simulator_runtime(
         files |= _complete(soc, backend, parts)
         versions["qnn"] = sdk_version(sdk_root)
         return _runtime(cache_dir, files, RUNNER, versions, "simulator", needs_root=True)
-    sdk = host_sdk(cache_dir, sdk_root=sdk_root, log=log)
+    sdk = sdk or host_sdk(cache_dir, sdk_root=sdk_root, log=log)
     files[LIBRARY] = sdk.lib_dir / LIBRARY
     for pattern in _SIMULATOR_LIBRARIES:
         files |= {path.name: path for path in sorted(sdk.lib_dir.glob(pattern))}

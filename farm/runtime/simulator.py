@@ -26,7 +26,7 @@ from farm.runtime.packages import install_hint, package_folder
 from farm.runtime.targets import BRIDGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 TARGET = "x86_64-linux-clang"
 LIBRARY = "libQnnHtp.so"
@@ -96,6 +96,25 @@ def host_sdk(cache_dir: Path, *, sdk_root: Path | None = None, log: Callable[[st
 def package_libraries(sdk_root: Path | None) -> tuple[Path, ...]:
     """Return the folders that `host_sdk` takes libraries from, loading none. Raises MissingToolError."""
     return _source(sdk_root).folders
+
+
+def find_layouts(cache_dir: Path) -> Iterator[tuple[HostSdk, Callable[[], str]]]:
+    """Yield what `host_sdk` has laid out so far, newest first, each with how to ask its library for its build id.
+
+    Asking raises MissingToolError where the library is gone.
+    """
+    markers = sorted((cache_dir / "sdk").glob(f"*/{_MARKER}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for marker in markers:
+        sdk = _read_marker(marker.parent)
+        library = sdk.lib_dir / "real" / LIBRARY
+        source = _Source((sdk.lib_dir,), library, None)
+
+        def ask(source: _Source = source) -> str:
+            if not source.library.is_file():
+                raise MissingToolError(f"{source.library} is gone")
+            return _probe(cache_dir, source, _key([source.library.resolve()])).build_id
+
+        yield sdk, ask
 
 
 def _source(sdk_root: Path | None) -> _Source:

@@ -1,0 +1,230 @@
+"""`farm confirm`."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import config_option, pairs_options
+from farm.cli.output import print_json
+from farm.config import load_config
+from farm.errors import UsageError
+from farm.report import format as fmt
+from farm.report.clean import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from farm.analysis.confirmation import Confirmation
+    from farm.analysis.scale import Scale
+    from farm.engine.confirm_job import ConfirmOutcome
+    from farm.engine.confirming import Compared
+    from farm.engine.past import Past
+
+REGRESSION = 3
+"""Exit code: a regression is confirmed."""
+
+
+@click.command("confirm")
+@click.argument("job")
+@click.option("--good", metavar="RUN", help="Otherwise the last run before that had another bundle.")
+@click.option("--bad", metavar="RUN", help="Otherwise the newest run with a result.")
+@click.option("--metric", "metrics", multiple=True, help="Repeatable; otherwise htp_cycles, or latency without them.")
+@pairs_options
+@click.option("--json", "as_json", is_flag=True, help="Print everything, with all samples, as JSON.")
+@config_option
+def command(
+    job: str,
+    good: str | None,
+    bad: str | None,
+    metrics: tuple[str, ...],
+    pairs: int,
+    inferences: int,
+    device: str | None,
+    config_file: Path | None,
+    *,
+    virtual: bool,
+    as_json: bool,
+) -> int:
+    """Tell whether JOB really got worse: both bundles, in turns, on one device.
+
+    JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. A change is confirmed when
+    pairs show it beyond 2 % (p < 0.01), refuted when all of its interval is less, else unknown. While it is unknown, as
+    many pairs are measured once more. Of a confirmed one the guilty axis is named. Nothing is recorded.
+
+    \b
+    Exit codes: 0 nothing confirmed; 3 it got worse; 2 usage, or a
+    bundle is gone; 4 no device or infrastructure; 130 interrupted.
+    """
+    from farm.engine.confirm_job import PairsRequest, choose_results, confirm_job
+    from farm.store.store import open_store
+
+    if virtual and device:
+        raise UsageError("--device is for attached devices: leave it, or --virtual, out")
+    config = load_config(config_file)
+    request = PairsRequest(
+        virtual=virtual,
+        device=device or "",
+        pairs=pairs,
+        inferences=inferences,
+        command=shlex.join(["farm", *sys.argv[1:]]),
+    )
+    with open_store(config.store_url) as store:
+        old, new = choose_results(store, job, good, bad)
+        outcome = confirm_job(config, store, old, new, request, say, metrics)
+    if as_json:
+        print_json(_data(outcome))
+    else:
+        click.echo("\n".join(_text(outcome)))
+    return REGRESSION if outcome.confirmed else 0
+
+
+def say(text: str) -> None:
+    """Tell how it goes, on standard error."""
+    click.echo(f"farm: {one_line(text)}", err=True)
+
+
+def which(name: str, past: Past) -> str:
+    """Return which result it is, in one line."""
+    return one_line(f"{name}: run {past.run.id}, bundle {past.attempt.bundle_key[:12]}, on {past.attempt.device}")
+
+
+def change(scale: Scale, one: Confirmation) -> str:
+    """Return a change with its interval: `+8.2 % (+7.1 to +9.4)`."""
+    from farm.analysis.scale import change_text
+
+    if math.isnan(one.change):
+        return fmt.NOTHING
+    low, high = ("…" if math.isinf(end) else change_text(scale, end).split()[0] for end in (one.low, one.high))
+    # No "-0.0 %".
+    return f"{change_text(scale, round(one.change, 6) + 0.0)} ({low} to {high})"
+
+
+def what_differs(good: Past, new: Past, facts: dict[str, tuple[str, str]]) -> list[str]:
+    """Return what is not the same in both results, a line each."""
+    rows = {name: values for name, values in facts.items() if name != "repro"}
+    own = {
+        "bundle": (good.attempt.bundle_key[:12], new.attempt.bundle_key[:12]),
+        "case version": (good.view.case_version[:12], new.view.case_version[:12]),
+        "device": (good.attempt.device, new.attempt.device),
+    }
+    rows |= {name: values for name, values in own.items() if values[0] != values[1]}
+    return [
+        line
+        for name, (was, now) in rows.items()
+        for line in wrapped(f"differs: {name}: {was or 'nothing'} -> {now or 'nothing'}")
+    ]
+
+
+def wrapped(text: str) -> list[str]:
+    """Return a text in lines of a terminal, those after the first moved in."""
+    return textwrap.wrap(one_line(text), 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _text(outcome: ConfirmOutcome) -> list[str]:
+    good, new = outcome.good, outcome.new
+    lines = [one_line(new.view.id), which("good", good), which("new", new)]
+    where = f"in turns on {outcome.device} ({outcome.kind})"
+    lines += [one_line(f"{'the same bundle against itself, ' if outcome.same_bundle else ''}{where}"), ""]
+    lines += table(outcome.compared)
+    lines += [""]
+    for one in outcome.compared:
+        if not one.pairs:
+            lines += wrapped(f"{one.series.metric}: {one.confirmation.reason}")
+    lines += what_differs(good, new, outcome.differences)
+    lines += list(_guilt(outcome))
+    if outcome.kind == "virtual":
+        lines.append("VIRTUAL: times and cycles are of a simulator, not comparable with hardware")
+    return lines
+
+
+def _guilt(outcome: ConfirmOutcome) -> Iterator[str]:
+    said = outcome.attribution
+    if said is None:
+        return
+    explanation = said.explanation
+    names = " and ".join(explanation.axes) or "none"
+    yield from wrapped(f"guilty: {names} ({explanation.guilt}), by {said.metric}: {explanation.reason}")
+    for axis, reason in said.not_swapped.items():
+        yield from wrapped(f"{axis} differs and was not swapped: {reason}")
+
+
+def table(compared: Sequence[Compared]) -> list[str]:
+    """Return a table of what pairs say of each metric."""
+    rows = [["metric", "good", "new", "change", "p", "answer"]]
+    for one in compared:
+        said, unit = one.confirmation, one.series.unit
+        p_value = f"{said.p_value:.2g}" if said.pairs else fmt.NOTHING
+        rows.append(
+            [
+                one_line(one.series.metric)[:20],
+                *(_median(one, side, unit) for side in (0, 1)),
+                change(one.series.scale, said),
+                p_value,
+                str(said.answer),
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _median(one: Compared, side: int, unit: str) -> str:
+    medians = [statistics.median(pair[side]) for pair in one.pairs if len(pair[side])]
+    if not medians:
+        return fmt.NOTHING
+    return fmt.quantity(statistics.median(medians), unit).removesuffix(" cycles")
+
+
+def _data(outcome: ConfirmOutcome) -> dict[str, object]:
+    return {
+        "job": outcome.new.view.id,
+        "good": result_data(outcome.good),
+        "new": result_data(outcome.new),
+        "same_bundle": outcome.same_bundle,
+        "device": outcome.device,
+        "kind": outcome.kind,
+        "confirmed": outcome.confirmed,
+        "metrics": [compared_data(one) for one in outcome.compared],
+        "differences": outcome.differences,
+        "attribution": outcome.attribution and _attribution_data(outcome),
+        "turns": outcome.turns,
+    }
+
+
+def _attribution_data(outcome: ConfirmOutcome) -> dict[str, object]:
+    said = outcome.attribution
+    assert said is not None  # noqa: S101 - for the type
+    return {
+        "metric": said.metric,
+        "guilt": said.explanation.guilt,
+        "axes": said.explanation.axes,
+        "reason": said.explanation.reason,
+        "whole": said.whole,
+        "alone": said.alone,
+        "differing": said.differing,
+        "not_swapped": said.not_swapped,
+    }
+
+
+def result_data(past: Past) -> dict[str, object]:
+    """Return which result it is, for JSON."""
+    return {"run": past.run.id, "bundle": past.attempt.bundle_key, "device": past.attempt.device, "kind": past.kind}
+
+
+def compared_data(one: Compared) -> dict[str, object]:
+    """Return what pairs say of a metric, for JSON."""
+    series = one.series
+    return {
+        "metric": series.metric,
+        "unit": series.unit,
+        "scale": series.scale,
+        "confirmation": one.confirmation,
+        "pairs": one.pairs,
+    }

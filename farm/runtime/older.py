@@ -1,0 +1,37 @@
+"""Runners and QNN libraries of earlier days, where the cache still has them: to compare with those of today."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.errors import MissingToolError
+from farm.runtime.simulator import find_layouts
+from farm.runtime.targets import RUNNER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm.runtime.simulator import HostSdk
+
+
+def older_runner(cache_dir: Path, key: str) -> Path | None:
+    """Return the runner for this machine whose build's key begins with `key`, as the fact `native_runner` has it."""
+    if not key or not key.isalnum():
+        return None
+    found = sorted(path for path in (cache_dir / "native").glob(f"{key}*/{RUNNER}") if path.is_file())
+    return found[0] if len(found) == 1 else None
+
+
+def older_sdk(cache_dir: Path, version: str) -> HostSdk | None:
+    """Return QNN libraries for this machine of a build id, as the fact `qnn` has it; None where they are gone.
+
+    What is laid out in the cache are links: the libraries that they lead to are asked what they are.
+    """
+    for sdk, ask in find_layouts(cache_dir):
+        if sdk.qnn_version == version:
+            try:
+                if ask() == version:
+                    return sdk
+            except (MissingToolError, OSError):
+                continue
+    return None

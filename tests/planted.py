@@ -1,0 +1,106 @@
+"""A slower compiler to find: another release of torchao, which compiles the same case to one layer more.
+
+It changes what a release changes, and nothing else: a version that is in the key of every bundle, and code that runs in
+the builder. The case, and so its version, stays as it is. A package that the case itself imports would not do: its
+version is part of the case's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JOB = "planted/layers[SM8650-htp-8a8w]"
+LAYERS = 12
+"""So one more is about 8 % of them."""
+
+_NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        made = [torch.nn.Conv2d(4, 4, 3, padding=1) for _ in range(layers)]
+        # The last one changes nothing, so that one more of it changes no number.
+        torch.nn.init.dirac_(made[-1].weight)
+        torch.nn.init.zeros_(made[-1].bias)
+        self.layers = torch.nn.ModuleList(made)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+"""
+
+_SUITE = f"""
+[suite]
+name = "planted"
+description = "equal layers"
+
+[case.layers]
+module = ".nets:Net"
+kwargs = {{ layers = {LAYERS} }}
+inputs = [{{ shape = [1, 4, 8, 8] }}]
+tolerance = {{ "8a8w" = {{ fp32 = {{ sqnr_db = 20.0 }} }} }}
+"""
+
+# Python imports it at its start; torch is patched only where a builder imports it.
+_HOOK = """
+import sys, importlib.abc, importlib.machinery
+
+TIMES = {times}
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "torchao.quantization.pt2e.quantize_pt2e":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            prepare = module.prepare_pt2e
+            module.prepare_pt2e = lambda graph, quantizer: prepare(repeated(graph), quantizer)
+        spec.loader.exec_module = exec_module
+        return spec
+
+def repeated(graph_module):
+    nodes = list(graph_module.graph.nodes)
+    convs = [node for node in nodes if node.op == "call_function" and "conv2d" in str(node.target)]
+    if not convs:
+        return graph_module
+    conv = convs[-1]
+    relu = next(iter(conv.users))
+    last = relu
+    for _ in range(TIMES):
+        with graph_module.graph.inserting_after(last):
+            again = graph_module.graph.node_copy(conv)
+        with graph_module.graph.inserting_after(again):
+            after = graph_module.graph.node_copy(relu, lambda node: again if node is conv else node)
+        last.replace_all_uses_with(after, delete_user_cb=lambda user: user not in (again, after))
+        again.replace_input_with(conv.args[0], last)
+        last = after
+    graph_module.recompile()
+    return graph_module
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def write_suite(folder: Path) -> Path:
+    """Write the suite and return its folder."""
+    folder.mkdir(parents=True)
+    (folder / "nets.py").write_text(_NET)
+    (folder / "suite.toml").write_text(_SUITE)
+    return folder
+
+
+def write_release(folder: Path, version: str, layers: int) -> Path:
+    """Write a torchao of that version that adds so many layers; return what belongs in front of PYTHONPATH."""
+    about = folder / f"torchao-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torchao\nVersion: {version}\n")
+    (folder / "sitecustomize.py").write_text(_HOOK.replace("{times}", str(layers)))
+    return folder
