@@ -7,10 +7,14 @@ version is part of the case's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import os
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from farm_home import FarmHome
 
 JOB = "planted/layers[SM8650-htp-8a8w]"
 LAYERS = 12
@@ -104,3 +108,34 @@ def write_release(folder: Path, version: str, layers: int) -> Path:
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torchao\nVersion: {version}\n")
     (folder / "sitecustomize.py").write_text(_HOOK.replace("{times}", str(layers)))
     return folder
+
+
+class Planted:
+    """A home with runs of one job, and releases of a compiler."""
+
+    def __init__(self, home: FarmHome, folder: Path) -> None:
+        self.home, self.folder = home, folder
+        self.suite = write_suite(folder / "planted")
+        self.releases: dict[int, Path] = {}
+
+    def run(self, layers: int = 0) -> str:
+        """Run the job as compiled by the release that adds so many layers; return the run's id."""
+        env = {}
+        if layers:
+            if layers not in self.releases:
+                self.releases[layers] = write_release(self.folder / f"r{layers}", f"0.18.{layers}", layers)
+            env["PYTHONPATH"] = os.pathsep.join(
+                filter(None, [str(self.releases[layers]), os.environ.get("PYTHONPATH", "")])
+            )
+        ran = self.home.farm(
+            "run", "--soc", "SM8650", "--suite", str(self.suite), "--virtual", "1", "--json", timeout_s=400, env=env
+        )
+        assert ran.returncode == 0, ran.stderr
+        run_id: str = json.loads(ran.stdout)["id"]
+        return run_id
+
+    def json(self, *arguments: str, code: int) -> dict[str, Any]:
+        done = self.home.farm(*arguments, "--json", timeout_s=400)
+        assert done.returncode == code, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer

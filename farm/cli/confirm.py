@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option, pairs_options
+from farm.cli.options import config_option, duration, pairs_options
 from farm.cli.output import print_json
 from farm.config import load_config
-from farm.errors import UsageError
+from farm.errors import NoDeviceError, UsageError
 from farm.report import format as fmt
 from farm.report.clean import one_line
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from farm.analysis.confirmation import Confirmation
     from farm.analysis.scale import Scale
-    from farm.engine.confirm_job import ConfirmOutcome
+    from farm.config import Config
+    from farm.engine.confirm_job import ConfirmOutcome, PairsRequest
     from farm.engine.confirming import Compared
     from farm.engine.past import Past
 
@@ -33,7 +34,12 @@ REGRESSION = 3
 
 
 @click.command("confirm")
-@click.argument("job")
+@click.argument("job", required=False)
+@click.option(
+    "--run", "run_ref", metavar="RUN", help="Without JOB: all that stands out in this run; otherwise as farm status."
+)
+@click.option("--budget", "budget_s", metavar="TIME", callback=duration,
+              help="Without JOB: take so long at most, as 30m; the least probable first.")  # fmt: skip
 @click.option("--good", metavar="RUN", help="Otherwise the last run before that had another bundle.")
 @click.option("--bad", metavar="RUN", help="Otherwise the newest run with a result.")
 @click.option("--metric", "metrics", multiple=True, help="Repeatable; otherwise htp_cycles, or latency without them.")
@@ -41,7 +47,9 @@ REGRESSION = 3
 @click.option("--json", "as_json", is_flag=True, help="Print everything, with all samples, as JSON.")
 @config_option
 def command(
-    job: str,
+    job: str | None,
+    run_ref: str | None,
+    budget_s: float | None,
     good: str | None,
     bad: str | None,
     metrics: tuple[str, ...],
@@ -55,9 +63,13 @@ def command(
 ) -> int:
     """Tell whether JOB really got worse: both bundles, in turns, on one device.
 
+    Without JOB, all numbers of a run that stand out are measured: what comes
+    of them is recorded, with the first bad run and what is to blame, and told
+    by farm status and farm triage.
+
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. A change is confirmed when
     pairs show it beyond 2 % (p < 0.01), refuted when all of its interval is less, else unknown. While it is unknown, as
-    many pairs are measured once more. Of a confirmed one the guilty axis is named. Nothing is recorded.
+    many pairs are measured once more. Of a confirmed one the guilty axis is named. Of a JOB nothing is recorded.
 
     \b
     Exit codes: 0 nothing confirmed; 3 it got worse; 2 usage, or a
@@ -76,6 +88,12 @@ def command(
         inferences=inferences,
         command=shlex.join(["farm", *sys.argv[1:]]),
     )
+    if job is None:
+        if given := [name for name, value in (("--good", good), ("--bad", bad), ("--metric", metrics)) if value]:
+            raise UsageError(f"{given[0]} is for one JOB: name it, or leave {given[0]} out")
+        return _confirm_run(config, run_ref, request, budget_s, as_json=as_json)
+    if run_ref is not None or budget_s is not None:
+        raise UsageError("--run and --budget are for all that stands out: leave JOB out, or use --bad RUN")
     with open_store(config.store_url) as store:
         old, new = choose_results(store, job, good, bad)
         outcome = confirm_job(config, store, old, new, request, say, metrics)
@@ -84,6 +102,41 @@ def command(
     else:
         click.echo("\n".join(_text(outcome)))
     return REGRESSION if outcome.confirmed else 0
+
+
+def _confirm_run(
+    config: Config, run_ref: str | None, request: PairsRequest, budget_s: float | None, *, as_json: bool
+) -> int:
+    from farm.engine.command import Patience
+    from farm.engine.confirm_run import confirm_run
+    from farm.report.alerts import alert_lines
+    from farm.store.store import open_store
+
+    with open_store(config.store_url) as store:
+        run_id = store.resolve_run(run_ref) if run_ref else store.run_to_show()
+        if run_id is None:
+            raise UsageError("the store has no run yet: 'farm run' makes one")
+        with Patience():
+            findings = confirm_run(config, store, run_id, request, say, budget_s=budget_s)
+    code = REGRESSION if findings.regressions else NoDeviceError.exit_code if findings.problems else 0
+    if as_json:
+        print_json({"findings": findings})
+        return code
+    lines = [f"{run_id}: {count(len(findings.alerts), 'number')} stand{'s' * (len(findings.alerts) == 1)} out"]
+    lines += [*map(one_line, findings.shifts), *alert_lines(findings.alerts, len(findings.alerts))]
+    if findings.not_asked:
+        lines.append(f"{count(findings.not_asked, 'candidate')} not measured: no time, or no device")
+    lines += [line for problem in findings.problems for line in wrapped(problem)]
+    if findings.insufficient:
+        lines.append(f"{count(findings.insufficient, 'number')} with fewer than 8 comparable runs, not judged")
+    for line in lines:
+        click.echo(line)
+    return code
+
+
+def count(number: int, what: str) -> str:
+    """Return a number of things: `1 job`, `2 jobs`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def say(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 # More attempts than a job has in its life.
 _ALL = 1_000_000
+# Runs kept in memory; a baseline and some more.
+_MOST_RUNS = 32
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -88,6 +91,18 @@ def results_before(store: Store, past: Past) -> Iterator[Past]:
             continue
         with contextlib.suppress(UsageError):
             yield _result(store, run, past.view.id)
+
+
+class Results:
+    """Results of many jobs in some runs, each of which is read once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._run = lru_cache(_MOST_RUNS)(store.run_view)
+
+    def of(self, job_id: str, run_id: str) -> Past:
+        """Return the result of a job in a run. Raises UsageError where it was not executed there."""
+        return _result(self._store, self._run(run_id), job_id)
 
 
 def _result(store: Store, run: RunView, job_id: str) -> Past:

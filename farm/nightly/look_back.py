@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.nightly.record import Findings
+from farm.nightly.record import Findings, Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.config import Config
 
-SHARE = 0.0
-"""Part of the time of a cell that is kept for looking back."""
+SHARE = 0.2
+"""Part of the time of a cell that is kept for measuring candidates again: docs/regressions.md has what they cost."""
 
 
 def look_back(config: Config, run_id: str, say: Callable[[str], None], budget_s: float | None) -> Findings:
-    """Return the regressions that a run shows, within a time in seconds; None for as long as it takes.
+    """Return the regressions that a run shows, within a time in seconds; None for as long as it takes."""
+    from farm.engine.confirm_job import PairsRequest
+    from farm.engine.confirm_run import confirm_run
+    from farm.report.alerts import change_of, word_of
+    from farm.store.records import AlertState
+    from farm.store.store import open_store
 
-    Nothing looks at the numbers yet, so that there are none.
-    """
-    del config, run_id, say, budget_s
-    return Findings()
+    with open_store(config.store_url) as store:
+        found = confirm_run(config, store, run_id, PairsRequest(command="farm nightly"), say, budget_s=budget_s)
+    for problem in found.problems:
+        say(f"not all that stands out was measured: {problem}")
+    states = [one.state for one in found.alerts]
+    return Findings(
+        tuple(Told(one.job_id, f"{one.metric} {word_of(one)}: {change_of(one)}") for one in found.regressions),
+        confirmed=states.count(AlertState.CONFIRMED),
+        unknown=states.count(AlertState.UNKNOWN),
+        not_asked=found.not_asked,
+    )

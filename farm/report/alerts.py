@@ -12,7 +12,7 @@ from farm.store.records import AlertState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from farm.store.records import AlertRecord
+    from farm.store.records import AlertRecord, Remark
 
 _WORSE, _BETTER = "regression", "improvement"
 _TIMES = frozenset({"ns", "us", "cycles"})
@@ -64,7 +64,7 @@ def alert_lines(alerts: Sequence[AlertRecord], limit: int) -> list[str]:
         lines.append(f"  {good} good, {bad} bad")
         for one in group[:limit]:
             lines += [f"    #{one.id} {one.job_id}", f"      {one.metric} {word_of(one)}: {_told(one)}"]
-            lines += [f"      {said}" for said in (one.guilt, _remark(one)) if said]
+            lines += [f"      {said}" for said in (one.guilt, remark_text(one.remark) if one.remark else "") if said]
         if len(group) > limit:
             lines.append(f"    and {len(group) - limit} more: --limit")
     return lines
@@ -75,11 +75,9 @@ def _told(one: AlertRecord) -> str:
     return f"{change_of(one)}{f', {said}' if said else ''}"
 
 
-def _remark(one: AlertRecord) -> str:
-    if one.remark is None:
-        return ""
-    who = one.remark.owner or one.remark.user
-    return f"{one.remark.state}: {who}{f': {one.remark.note}' if one.remark.note else ''}"
+def remark_text(remark: Remark) -> str:
+    """Return what somebody said, and who sees to it."""
+    return f"{remark.state}: {remark.owner or remark.user}{f': {remark.note}' if remark.note else ''}"
 
 
 def _severity(one: AlertRecord) -> tuple[bool, float, str, str]:

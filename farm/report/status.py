@@ -9,8 +9,9 @@ import msgspec
 
 from farm.analysis.flakiness import Record, Reliability
 from farm.report import format as fmt
+from farm.report.alerts import alert_lines, remark_text
 from farm.report.clean import one_line
-from farm.store.records import JobStatus, RunStatus, UnfinishedRun
+from farm.store.records import AlertRecord, AlertState, JobStatus, Remark, RunStatus, UnfinishedRun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +36,9 @@ class Standing(StrEnum):
     PASSED = "passed"
 
 
+_UNMEASURED = frozenset({AlertState.CANDIDATE, AlertState.UNKNOWN})
+
+
 class SickDevice(msgspec.Struct, frozen=True):
     """A device that is not healthy, or out of service."""
 
@@ -56,6 +60,12 @@ class Status(msgspec.Struct, frozen=True):
     """Jobs of the run, by id, those of the newest runs first."""
     healed: dict[str, Record]
     """Those that this run was the proof for."""
+    regressions: tuple[AlertRecord, ...] = ()
+    """All that are open, of whatever run."""
+    unmeasured: int = 0
+    """Numbers of the run that look different, and of which pairs have not told what it is."""
+    remarks: dict[str, Remark] = {}
+    """What was last said of its jobs, by id."""
 
 
 def status_of(
@@ -63,8 +73,15 @@ def status_of(
     devices: Sequence[SickDevice],
     unfinished: Sequence[UnfinishedRun],
     records: Mapping[str, Record] | None = None,
+    *,
+    regressions: Sequence[AlertRecord] = (),
+    found: Sequence[AlertRecord] = (),
+    remarks: Mapping[str, Remark] | None = None,
 ) -> Status:
-    """Return how things stand; `run` is told as it ended, whatever came after it; `records` are of its jobs, by id."""
+    """Return how things stand; `run` is told as it ended, whatever came after it.
+
+    `records` and `remarks` are of its jobs, by id; `regressions` are all that are open, `found` what stands out in it.
+    """
     jobs = {} if run is None else {job.job_id: standing(job) for job in run.jobs}
     others = tuple(one for one in unfinished if run is None or one.run_id != run.run_id)
     records = dict(sorted((records or {}).items(), key=lambda one: one[1].since, reverse=True))
@@ -74,7 +91,8 @@ def status_of(
         for job, one in records.items()
         if one.reliability is Reliability.HEALED and run is not None and one.since == run.run_id
     }
-    return Status(run, jobs, tuple(devices), others, flaky, healed)
+    unmeasured = sum(one.state in _UNMEASURED for one in found)
+    return Status(run, jobs, tuple(devices), others, flaky, healed, tuple(regressions), unmeasured, dict(remarks or {}))
 
 
 def standing(job: JobStatus) -> Standing:
@@ -114,25 +132,47 @@ def _run(status: Status, run: RunStatus, now_ms: int, limit: int) -> list[str]:
         f"  {run.command}",
         f"  {_counts(status)}{kind}",
     ]
-    for title, kind_of_job in (
-        ("NEW FAILURES", Standing.NEW_FAILURE),
+    lines += _jobs(status, run, now_ms, limit, (("NEW FAILURES", Standing.NEW_FAILURE),))
+    lines += _regressions(status, run, limit)
+    red_and_old = (
         ("STILL FAILING", Standing.STILL_FAILING),
         ("NOT TESTED", Standing.STALE),
         ("INFRA", Standing.INFRA),
         ("FIXED", Standing.FIXED),
-    ):
-        jobs = [job for job in run.jobs if status.jobs[job.job_id] is kind_of_job]
-        if jobs:
-            lines += ["", f"{title}: {len(jobs)}"]
-            for job in jobs[:limit]:
-                lines += [f"  {job.job_id}", *(f"    {said}" for said in _said(job, now_ms))]
-            lines += [f"  and {len(jobs) - limit} more: --limit"] if len(jobs) > limit else []
+    )
+    lines += _jobs(status, run, now_ms, limit, red_and_old)
     for title, found in (("NEWLY FLAKY", status.newly_flaky), ("HEALED", status.healed)):
         if found:
             lines += ["", f"{title}: {len(found)}"]
             for job_id, record in list(found.items())[:limit]:
                 lines += [f"  {job_id}", f"    {fmt.record(record)}"]
             lines += [f"  and {len(found) - limit} more: --limit"] if len(found) > limit else []
+    return lines
+
+
+def _jobs(status: Status, run: RunStatus, now_ms: int, limit: int, kinds: Sequence[tuple[str, Standing]]) -> list[str]:
+    lines: list[str] = []
+    for title, kind_of_job in kinds:
+        jobs = [job for job in run.jobs if status.jobs[job.job_id] is kind_of_job]
+        if jobs:
+            lines += ["", f"{title}: {len(jobs)}"]
+            for job in jobs[:limit]:
+                lines += [f"  {job.job_id}", *(f"    {said}" for said in _said(job, now_ms))]
+                if remark := status.remarks.get(job.job_id):
+                    lines.append(f"    {remark_text(remark)}")
+            lines += [f"  and {len(jobs) - limit} more: --limit"] if len(jobs) > limit else []
+    return lines
+
+
+def _regressions(status: Status, run: RunStatus, limit: int) -> list[str]:
+    lines = []
+    if status.regressions:
+        new = sum(one.run_id == run.run_id for one in status.regressions)
+        lines += ["", f"REGRESSIONS: {len(status.regressions)}, {new or 'none'} of this run"]
+        lines += alert_lines(status.regressions, limit)
+    if status.unmeasured:
+        what = "number looks" if status.unmeasured == 1 else "numbers look"
+        lines += ["", f"{status.unmeasured} {what} different and nobody knows: 'farm confirm' measures again"]
     return lines
 
 

@@ -107,6 +107,12 @@ class Alerts:
         with self._database.reading() as connection:
             return _remarks(connection, subjects)
 
+    def remarks_of_jobs(self, job_ids: Iterable[str]) -> dict[str, Remark]:
+        """Return the newest remark of each of the jobs that has one which counts, by id."""
+        found = self.remarks([f"job:{job_id}" for job_id in job_ids])
+        newest = {subject.removeprefix("job:"): said[-1] for subject, said in found.items()}
+        return {job_id: remark for job_id, remark in newest.items() if _counts(remark)}
+
     def declare(self, run_id: str, accepted: NewAlert, remark: Remark) -> int:
         """Record a step that somebody says is there and is right, and return the alert's id."""
 
@@ -160,6 +166,10 @@ def _find(connection: Connection, condition: Any) -> list[AlertRecord]:
     return [_record(row, remarks.get(f"alert:{row.id}", [])) for row in found]
 
 
+def _counts(remark: Remark) -> bool:
+    return remark.until_ms is None or remark.until_ms > rows.now_ms()
+
+
 def _remarks(connection: Connection, subjects: Collection[str]) -> dict[str, list[Remark]]:
     triage = schema.triage.c
     found: dict[str, list[Remark]] = {}
@@ -172,7 +182,7 @@ def _remarks(connection: Connection, subjects: Collection[str]) -> dict[str, lis
 
 def _record(row: Row[Any], remarks: Sequence[Remark]) -> AlertRecord:
     last = remarks[-1] if remarks else None
-    if last and last.until_ms is not None and last.until_ms <= rows.now_ms():
+    if last and not _counts(last):
         last = None
     figures = {name: math.nan if getattr(row, name) is None else getattr(row, name) for name in _FIGURES}
     return AlertRecord(

@@ -1,0 +1,37 @@
+"""How things stand, from the store: what `farm status` shows, and the first page of `farm serve`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.report.status import SickDevice, Status, status_of
+
+if TYPE_CHECKING:
+    from farm.store.store import Store
+
+
+def how_things_stand(store: Store, ref: str | None = None) -> Status:
+    """Return how things stand in run `ref`, or in the one that `Store.run_to_show` means. Raises UnknownNameError."""
+    run_id = store.resolve_run(ref) if ref else store.run_to_show()
+    run = store.run_status(run_id) if run_id else None
+    jobs = [job.job_id for job in run.jobs] if run else []
+    return status_of(
+        run,
+        _sick(store),
+        store.unfinished_runs(),
+        store.reliability(jobs, run.device_kind, run.run_id, failed_of_late=True) if run else None,
+        regressions=store.alerts.open(),
+        found=store.alerts.of_run(run.run_id) if run else (),
+        remarks=store.alerts.remarks_of_jobs(jobs),
+    )
+
+
+def _sick(store: Store) -> list[SickDevice]:
+    found = []
+    for device in store.registry.all():
+        name = device.name or device.id
+        if not device.in_service:
+            found.append(SickDevice(name, "out of service", device.service_note))
+        elif device.health != "healthy":
+            found.append(SickDevice(name, device.health, device.health_reason))
+    return found

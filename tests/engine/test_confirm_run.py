@@ -1,0 +1,44 @@
+"""A slower compiler is found the same night, by what `farm run` and `farm confirm` do, on the real simulator."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from planted import JOB, Planted
+
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from farm_home import FarmHome
+
+NIGHTS = 9
+
+
+@pytest.mark.whole
+def test_eight_per_cent_more_cycles_are_found_the_same_night(home: FarmHome) -> None:
+    planted = Planted(home, home.cwd)
+    nights = [planted.run() for _ in range(NIGHTS)]
+    # One layer more, of twelve.
+    slower = planted.run(1)
+    with open_store(home.state / "farm.db") as store:
+        [alert] = [one for one in store.alerts.of_run(slower) if one.metric == "htp_cycles"]
+        assert (alert.finding, alert.state) == ("regression", "candidate")
+    told = planted.json("confirm", code=3)["findings"]
+    assert told["run_id"] == slower
+    found = {one["metric"]: one for one in told["alerts"]}
+    cycles, size = found["htp_cycles"], found["pte_size"]
+    assert cycles["state"] == "confirmed"
+    assert 0.02 < cycles["low"] < cycles["change"] < cycles["high"] < 0.2
+    assert (cycles["last_good"], cycles["first_bad"]) == (nights[-1], slower)
+    assert "torchao" in cycles["guilt"]
+    assert (size["state"], size["finding"], size["first_bad"]) == ("exact", "regression", slower)
+    # The next night, on the same level, says nothing new, and what is known is told again.
+    same = planted.run(1)
+    with open_store(home.state / "farm.db") as store:
+        assert [one.metric for one in store.alerts.of_run(same) if one.metric == "htp_cycles"] == []
+        assert {one.metric for one in store.alerts.open()} >= {"htp_cycles", "pte_size"}
+    status = json.loads(home.farm("status", "--json").stdout)["status"]
+    assert {one["metric"] for one in status["regressions"]} >= {"htp_cycles", "pte_size"}
+    assert JOB in home.farm("status").stdout
