@@ -40,10 +40,10 @@
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
 
-  // Printed, every card and log is unfolded.
+  // Printed, every card of what is printed is unfolded; logs stay as they are.
   let unfolded = [];
   addEventListener("beforeprint", () => {
-    unfolded = [...document.querySelectorAll("details:not([open])")].filter((one) => !one.matches(".log"));
+    unfolded = [...document.querySelectorAll("details.card:not([open])")].filter((one) => one.checkVisibility());
     for (const one of unfolded) one.open = true;
   });
   addEventListener("afterprint", () => {
@@ -52,6 +52,32 @@
 
   const table = byId("jobs-table");
   if (!table) return;
+
+  // Pages of jobs that have no card are packed, a few dozen in one; they are unpacked when somebody asks for one.
+  const packs = [...document.querySelectorAll("script.pages")].map((script) => (
+    { first: Number(script.dataset.first), last: Number(script.dataset.last), script, pages: null }
+  ));
+  const unpacked = async (pack) => {
+    const bytes = Uint8Array.from(atob(pack.script.textContent), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return JSON.parse(await new Response(stream).text());
+  };
+  const fill = async (body) => {
+    const row = body.insertRow();
+    row.className = "d";
+    const cell = row.insertCell();
+    cell.colSpan = heads.length;
+    const page = document.createElement("div");
+    cell.append(page);
+    const number = Number(body.id.slice(1));
+    const pack = packs.find((one) => one.first <= number && number <= one.last);
+    try {
+      pack.pages ||= unpacked(pack);
+      page.innerHTML = (await pack.pages)[number]; // escaped when it was made, as all of this file
+    } catch (error) {
+      page.textContent = "This browser cannot unpack the page of the job.";
+    }
+  };
   const search = byId("q");
   const chips = [...document.querySelectorAll("#toolbar .chip")];
   const heads = [...table.tHead.rows[0].cells];
@@ -126,6 +152,7 @@
     if (target.matches("details")) {
       target.open = open;
     } else {
+      if (open && target.rows.length === 1) fill(target);
       target.classList.toggle("open", open);
       target.querySelector("a").setAttribute("aria-expanded", String(open));
     }
@@ -152,7 +179,7 @@
     event.preventDefault();
     const id = link.hash.slice(1);
     const own = link.closest("tbody");
-    if (own && own.id === id) {
+    if (own && own.id === id && link.closest("th")) {
       const open = !own.classList.contains("open");
       unfold(id, open);
       state.j = open ? id : "";
@@ -201,15 +228,68 @@
     filter();
   };
   byId("more").firstElementChild.addEventListener("click", showAll);
-  addEventListener("beforeprint", showAll);
   byId("toolbar").addEventListener("submit", (event) => event.preventDefault());
-  document.addEventListener("keydown", (event) => {
-    const editing = event.target.closest("input, textarea, select, [contenteditable]");
-    if (event.key === "/" && !editing && !event.ctrlKey && !event.metaKey && !event.altKey) {
-      event.preventDefault();
-      byId("jobs").scrollIntoView({ block: "start" });
-      search.focus({ preventScroll: true });
+
+  // Keys.
+  const help = byId("keys");
+  const keysOn = byId("keys-on");
+  try {
+    keysOn.checked = localStorage.getItem("farm-keys") !== "off";
+  } catch (error) { /* storage may be forbidden */ }
+  keysOn.addEventListener("change", () => {
+    try {
+      localStorage.setItem("farm-keys", keysOn.checked ? "on" : "off");
+    } catch (error) { /* not remembered */ }
+  });
+  byId("help").addEventListener("click", () => help.showModal());
+  byId("keys-close").addEventListener("click", () => help.close());
+  const show = (target, focus) => {
+    target.scrollIntoView({ block: "start" });
+    focus.focus({ preventScroll: true });
+  };
+  const step = (by) => {
+    const cards = [...document.querySelectorAll("#failures > .card, #infra > .card")].map((card) => card.querySelector("summary"));
+    if (!cards.length) return;
+    const here = cards.findIndex((one) => one.parentElement.contains(document.activeElement));
+    const next = cards[here < 0 ? (by > 0 ? 0 : cards.length - 1) : (here + by + cards.length) % cards.length];
+    next.parentElement.open = true;
+    show(next.parentElement, next);
+  };
+  const toSection = (id) => show(byId(id), byId(id).querySelector("a, button, input, [tabindex]") || byId("main"));
+  const keys = {
+    "/": () => {
+      show(byId("jobs"), search);
       search.select();
+    },
+    "?": () => help.showModal(),
+    n: () => step(1),
+    p: () => step(-1),
+    m: () => toSection("matrix"),
+    j: () => toSection("jobs"),
+    t: () => {
+      scrollTo(0, 0);
+      byId("main").focus({ preventScroll: true });
+    },
+  };
+  const arrows = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+  const move = (event) => {
+    const cell = event.target.closest(".matrix td");
+    const [down, right] = arrows[event.key];
+    const row = cell.parentElement;
+    const next = down ? row.parentElement.rows[row.sectionRowIndex + down]?.cells[cell.cellIndex] : row.cells[cell.cellIndex + right];
+    const link = next?.querySelector("a");
+    if (!link) return;
+    event.preventDefault();
+    link.focus();
+  };
+  document.addEventListener("keydown", (event) => {
+    const editing = event.target.closest("input:not([type=checkbox]), textarea, select, [contenteditable]");
+    const plain = !editing && !event.ctrlKey && !event.metaKey && !event.altKey && !help.open;
+    if (plain && keysOn.checked && Object.hasOwn(keys, event.key)) {
+      event.preventDefault();
+      keys[event.key]();
+    } else if (plain && event.key in arrows && event.target.closest(".matrix td")) {
+      move(event);
     } else if (event.key === "Escape" && event.target === search) {
       search.value = "";
       state.q = "";

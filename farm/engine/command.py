@@ -16,16 +16,27 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
+    from farm.store.store import Store
     from farm.store.view import RunView
 
 INTERRUPTED = 130
 
 
-def write_report(view: RunView, path: Path) -> Path:
-    """Write the HTML report of a run and return the file."""
+def write_report(view: RunView, path: Path, store: Store, state_dir: Path) -> Path:
+    """Write the HTML report of a run, with what the store knows beyond the run, and return the file."""
+    from farm.report.context import ReportContext, artifact_links
     from farm.report.html import write_html
+    from farm.store.artifacts import ArtifactStore
 
-    write_html(view, path)
+    background = store.background(view.id)
+    context = ReportContext(
+        status=store.run_status(view.id),
+        # None recorded may mean that nobody has looked, so that nothing is said of it.
+        alerts=tuple(store.alerts.of_run(view.id)) or None,
+        background=background,
+        links=artifact_links(background, ArtifactStore(state_dir / "artifacts"), path),
+    )
+    write_html(view, path, context)
     return path
 
 

@@ -177,7 +177,7 @@ class _Debug:
             self._store.finish_run(run_id, exit_code)
         if refused:
             raise UsageError(f"{self._job.id}: {refused}")
-        report = write_report(self._store.run_view(run_id), folder / "report.html")
+        report = write_report(self._store.run_view(run_id), folder / "report.html", self._store, self._config.state_dir)
         return DebugOutcome(
             job_id=self._job.id,
             run_id=run_id,

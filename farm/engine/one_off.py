@@ -160,7 +160,7 @@ class _OneOff:
             attempt,
             place.device.kind,
             kept_outputs(kept),
-            write_report(self._store.run_view(run_id), folder / "report.html"),
+            write_report(self._store.run_view(run_id), folder / "report.html", self._store, self._config.state_dir),
         )
 
     def _begin(self, tools: Toolchain, bundle: Bundle, place: Place) -> str:

@@ -228,7 +228,8 @@ def resume(
                     _release_leases(store, before)
                     store.finish_run(run_id, exit_code_of(view))
                 view = store.run_view(run_id)
-            return RunOutcome(exit_code_of(view), view, write_report(view, folder / "report.html"))
+            report = write_report(view, folder / "report.html", store, config.state_dir)
+            return RunOutcome(exit_code_of(view), view, report)
         return _Run(config, request, front, store, hears, budget).execute(missing, run_id)
 
 
@@ -299,7 +300,8 @@ class _Run:
                 self._store.finish_run(run_id, exit_code)
         self._judge_numbers(run_id)
         view = self._store.run_view(run_id)
-        return RunOutcome(exit_code, view, write_report(view, folder / "report.html"))
+        report = write_report(view, folder / "report.html", self._store, self._config.state_dir)
+        return RunOutcome(exit_code, view, report)
 
     def _judge_numbers(self, run_id: str) -> None:
         from farm.engine.look_back import record_look_back

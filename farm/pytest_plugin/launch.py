@@ -275,7 +275,8 @@ class _Launch:
         view = self._store.run_view(run_id)
         folder = self._config.run_folder(run_id)
         folder.mkdir(parents=True, exist_ok=True)
-        return SuiteOutcome(exit_code, view, write_report(view, folder / "report.html"))
+        report = write_report(view, folder / "report.html", self._store, self._config.state_dir)
+        return SuiteOutcome(exit_code, view, report)
 
     def _exit_code(self, run_id: str, status: int) -> int:
         if status == _PYTEST_INTERNAL or status < 0:

@@ -10,14 +10,17 @@ import os
 import secrets
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from farm import __version__
 from farm.layers import Step
 from farm.report import format as fmt
 from farm.report.clean import cut_log, one_line, visible
+from farm.report.context import ReportContext, files_of
+from farm.report.distribution import distributions
 from farm.report.inside import SHOWN_JOBS, debugged, layer_table, operator_tables, profiled, row_limit
 from farm.report.matrix import matrices
+from farm.report.packing import packed
 from farm.report.summary import (
     JobSummary,
     Outcome,
@@ -29,6 +32,8 @@ from farm.report.summary import (
     spread_of,
     summarize,
 )
+from farm.report.trends import SHOWN_STEPS, trends_of
+from farm.report.triage import alert_change, is_confirmed, triage
 from farm.report.worth import worths
 from farm.resources import data_folder
 from farm.results.event_names import is_whole_call
@@ -37,6 +42,10 @@ if TYPE_CHECKING:
     import jinja2
     from markupsafe import Markup
 
+    from farm.report.context import File
+    from farm.report.trends import Trend
+    from farm.report.triage import Triage
+    from farm.store.records import AlertRecord
     from farm.store.view import RunView
 
 LOG_BUDGET = 1_500_000
@@ -77,29 +86,57 @@ _STEPS = {
 }
 
 
-def render_html(view: RunView) -> str:
-    """Return the page of one run. Everything in `view` is taken as hostile text."""
+class _Extra(NamedTuple):
+    """What the page of a job shows beside the job itself."""
+
+    before: str
+    alerts: tuple[AlertRecord, ...]
+    trends: tuple[Trend, ...]
+    files: tuple[File, ...]
+
+
+def render_html(view: RunView, context: ReportContext | None = None) -> str:
+    """Return the page of one run. Everything in both is taken as hostile text."""
+    context = context or ReportContext()
     summary = summarize(view)
+    first = triage(summary, context)
+    extras = _extras(summary, context, first)
     profiles, layers = profiled(summary), debugged(summary)[:SHOWN_JOBS]
     links: dict[int, dict[str, str]] = {}
     for what, prefix, jobs in (("layers", "l", layers), ("profile", "p", profiles[:SHOWN_JOBS])):
         for job in jobs:
             links.setdefault(job.index, {})[f"{prefix}{job.index}"] = what
+    trends = [(job, trend) for job in summary.jobs for trend in extras[job.index].trends]
+    stepped = [one for one in trends if one[1].stepped]
+    alerts = sorted(context.alerts or (), key=lambda alert: not is_confirmed(alert))
+    shared = {
+        "view": view,
+        "worths": worths(summary),
+        "extras": extras,
+        "links": links,
+        "row_limit": row_limit(len(profiles)),
+    }
+    lean = [job.index for job in summary.jobs if not shown_in_full(job)]
+    page = _environment().get_template("job.html.j2").make_module(shared).page  # type: ignore[attr-defined]
     return render_page(
         "run.html.j2",
         run=summary,
-        view=view,
+        triage=first,
         matrices=matrices(summary),
-        worths=worths(summary),
         profiled=profiles[:SHOWN_JOBS],
         more_profiles=len(profiles[SHOWN_JOBS:]),
-        row_limit=row_limit(len(profiles)),
         debugged=layers,
-        links=links,
         outcomes=list(Outcome),
         log_limit=_log_limit(summary),
         shown_open=SHOWN_OPEN,
         shown_stale=SHOWN_STALE,
+        shown_steps=SHOWN_STEPS,
+        alerts=alerts,
+        places={job.job.id: job.index for job in summary.jobs},
+        trends=bool(trends),
+        stepped=sorted(stepped, key=lambda one: (one[1].tone != "worse", -abs(one[1].size))),
+        pages=packed(lean, lambda index: page(summary.jobs[index], LOG_LIMITS[0])),
+        **shared,
     )
 
 
@@ -108,9 +145,9 @@ def render_page(template: str, **values: object) -> str:
     return _environment().get_template(template).render(version=__version__, **values, **_assets())
 
 
-def write_html(view: RunView, path: Path) -> None:
+def write_html(view: RunView, path: Path, context: ReportContext | None = None) -> None:
     """Write the page to `path`, whose folder is made; a reader never sees half of it. Raises OSError."""
-    text = render_html(view)
+    text = render_html(view, context)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
@@ -118,6 +155,22 @@ def write_html(view: RunView, path: Path) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _extras(summary: RunSummary, context: ReportContext, first: Triage) -> list[_Extra]:
+    alerts: dict[str, list[AlertRecord]] = {}
+    for alert in context.alerts or ():
+        alerts.setdefault(alert.job_id, []).append(alert)
+    kind = context.status.device_kind if context.status else summary.view.fingerprint.get("device_kind", "")
+    return [
+        _Extra(
+            before=first.standings.get(job.index, ""),
+            alerts=tuple(alerts.get(job.job.id, ())),
+            trends=trends_of(context.background, job.job.id, kind),
+            files=files_of(context, job.job.id),
+        )
+        for job in summary.jobs
+    ]
 
 
 @functools.cache
@@ -163,6 +216,9 @@ def _environment() -> jinja2.Environment:
         "word": lambda outcome: _GLYPHS[outcome][1],
         "tone": lambda tone: _TONES[tone],
         "words": lambda outcome: _GLYPHS[outcome][2],
+        "distributions": distributions,
+        "alert_change": alert_change,
+        "is_confirmed": is_confirmed,
     }
     environment.tests["whole_call"] = is_whole_call
     environment.globals |= {"Outcome": Outcome, "share": _share}

@@ -184,6 +184,40 @@ class UnfinishedRun(msgspec.Struct, frozen=True):
     started_ms: int
 
 
+class TrendPoint(msgspec.Struct, frozen=True):
+    """One metric of one job in one run."""
+
+    run_id: str
+    time_ms: int
+    """When the run began; epoch, milliseconds."""
+    fingerprint: str
+    """Hash of the run's fingerprint."""
+    case: str
+    """Which version of the case it is: points with another one are numbers of another test."""
+    value: float | None
+    """Median of the samples; None where it is no number."""
+
+
+class TrendSeries(msgspec.Struct, frozen=True):
+    """One metric of one job over its newest runs on one kind of device, oldest first."""
+
+    metric: str
+    unit: str
+    direction: str
+    points: tuple[TrendPoint, ...]
+
+
+class Background(msgspec.Struct, frozen=True):
+    """What a report shows beside a run."""
+
+    trends: dict[str, tuple[TrendSeries, ...]] = {}
+    """By job id."""
+    facts: dict[str, dict[str, str]] = {}
+    """Fingerprints of the runs in it, name to value, by their hash."""
+    artifacts: dict[str, tuple[ArtifactRecord, ...]] = {}
+    """Files that are kept of the run, by job id, oldest first."""
+
+
 class AlertState(StrEnum):
     """What is known of a number that stands out."""
 

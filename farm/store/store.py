@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import update
 
 from farm.build.source import source_digest, source_place
-from farm.store import coverage, flakiness, history, profiles, queries, rows, schema, selection, status, values
+from farm.store import (
+    coverage,
+    flakiness,
+    history,
+    profiles,
+    queries,
+    rows,
+    schema,
+    selection,
+    status,
+    trends,
+    values,
+)
 from farm.store.clock import clock_ms
 from farm.store.database import Database
 from farm.store.lease_rows import require_live
@@ -30,6 +42,7 @@ if TYPE_CHECKING:
     from farm.store.pruning import Pruning
     from farm.store.records import (
         ArtifactRecord,
+        Background,
         HistoryPoint,
         JobResult,
         LastVerdict,
@@ -391,6 +404,14 @@ class Store:
         """Return the artifacts of a run, or of one of its jobs, oldest first."""
         with self._database.reading() as connection:
             return queries.artifacts(connection, run_id, job_id)
+
+    def background(self, run_id: str, metrics: Sequence[str] = trends.METRICS, runs: int = trends.RUNS) -> Background:
+        """Return what the jobs of a run measured in their newest `runs` up to it, on its kind of device, and its files.
+
+        Runs of `farm debug` are left out. Nothing is there for a run that is not.
+        """
+        with self._database.reading() as connection:
+            return trends.background(connection, run_id, metrics, runs)
 
 
 def case_versions(jobs: Sequence[Job]) -> dict[str, str]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
+from chromium import look, start
+from report_context import context, with_stale
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
@@ -22,26 +19,11 @@ from farm.report.html import write_html
 from farm.store.view import RunView
 
 Open = Callable[..., WebDriver]
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run", "--disable-dev-shm-usage", "--window-size=1280,1000",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not chromium or not driver:
-        reason = "chromium and chromedriver are not on PATH (Debian: apt-get install chromium chromium-driver)"
-        if os.environ.get("FARM_REQUIRE_CHROMIUM") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    options = Options()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    session = webdriver.Chrome(options=options, service=Service(driver))
+    session = start(tmp_path_factory.mktemp("profile"))
     yield session
     session.quit()
 
@@ -60,6 +42,9 @@ def pages(
     for name, view in views.items():
         found[name] = folder / f"{name}.html"
         write_html(view, found[name])
+    found["known"] = folder / "known.html"
+    known = with_stale(example_run)
+    write_html(known, found["known"], context(known))
     return found
 
 
@@ -70,13 +55,7 @@ def open_page(browser: WebDriver, pages: dict[str, Path]) -> Iterator[Open]:
         browser.get_log(kind)
 
     def show(name: str, fragment: str = "", *, scheme: str = "light", width: int = 1280) -> WebDriver:
-        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-        metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        assert pages[name].is_file(), f"{pages[name]} is gone: something removes temporary folders that are in use"
-        browser.get("about:blank")
-        browser.get(f"{pages[name].as_uri()}{fragment}")
+        look(browser, pages[name], fragment, scheme=scheme, width=width)
         return browser
 
     yield show
@@ -238,7 +217,8 @@ def test_a_cell_of_the_matrix_leads_to_its_job(open_page: Open) -> None:
     assert row.get_attribute("aria-expanded") == "true"
     detail = browser.find_element(By.CSS_SELECTOR, "#jobs-table tbody.open .d")
     assert detail.is_displayed()
-    assert "output 0 vs fp32" in detail.text
+    wait(browser, lambda _: "Numerics" in detail.text)
+    assert "farm repro" in detail.text
     row.click()
     assert row.get_attribute("aria-expanded") == "false"
     assert not detail.is_displayed()
@@ -323,3 +303,96 @@ def test_the_first_divergence_is_marked(open_page: Open) -> None:
     assert marked.find_element(By.TAG_NAME, "th").text == "aten_convolution_1_default"
     assert [cell.text for cell in marked.find_elements(By.CSS_SELECTOR, ".bad")] == ["✗ 4.1", "0.710000", "0.9"]
     assert "likely cause: compiler" in browser.find_element(By.CSS_SELECTOR, "#layers .reason").text
+
+
+def test_the_first_screen_of_a_laptop_has_the_verdict_and_the_first_of_each_kind(open_page: Open) -> None:
+    browser = open_page("known")
+    metrics = {"width": 1366, "height": 768, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    groups = browser.find_elements(By.CSS_SELECTOR, ".triage section")
+    assert [group.find_element(By.TAG_NAME, "h2").text for group in groups] == [
+        "New failures 1", "Still failing 1", "Confirmed regressions 1", "Stale 1", "Infrastructure trouble 1",
+    ]  # fmt: skip
+    for one in [browser.find_element(By.TAG_NAME, "h1"), *(group.find_element(By.TAG_NAME, "li") for group in groups)]:
+        assert one.is_displayed()
+        assert one.rect["y"] + one.rect["height"] <= 768
+    groups[0].find_element(By.CSS_SELECTOR, "li a").click()
+    assert browser.switch_to.active_element.text.startswith("✗ failed")
+
+
+def test_the_page_of_a_job_that_passed_is_unpacked_with_all_that_is_known(open_page: Open) -> None:
+    browser = open_page("known", "#job=j0")
+    wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, "#j0 .again"))
+    page = browser.find_element(By.CSS_SELECTOR, "#j0 .d")
+    captions = [one.text for one in page.find_elements(By.TAG_NAME, "figcaption")]
+    assert captions[0].startswith("latency: p50 ")
+    assert "(worse)" in captions[1]
+    (link,) = page.find_elements(By.CSS_SELECTOR, ".files a")
+    assert link.get_attribute("href").endswith("/artifacts/ab/ab/" + "ab" * 32)
+    commands = [one.text for one in page.find_elements(By.CSS_SELECTOR, ".command code")]
+    assert [command.split()[1] for command in commands] == ["run", "repro", "repro", "history"]
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 1280
+
+
+def test_keys_lead_to_failures_and_back_and_can_be_turned_off(open_page: Open) -> None:
+    browser = open_page("example")
+    body = browser.find_element(By.TAG_NAME, "body")
+    body.send_keys("n")
+    assert "group_norm" in browser.switch_to.active_element.text
+    browser.switch_to.active_element.send_keys("n")
+    assert "index_select" in browser.switch_to.active_element.text
+    browser.switch_to.active_element.send_keys("p")
+    assert "group_norm" in browser.switch_to.active_element.text
+    browser.switch_to.active_element.send_keys("m")
+    assert browser.switch_to.active_element.get_attribute("aria-label").startswith("Matrix of")
+    cell = browser.find_element(By.CSS_SELECTOR, ".matrix td a")
+    browser.execute_script("arguments[0].focus()", cell)
+    cell.send_keys(Keys.ARROW_RIGHT)
+    assert browser.switch_to.active_element.get_attribute("title").startswith("quantized_ops/add[SM8650-htp-16a8w]")
+    body.send_keys("?")
+    keys = browser.find_element(By.ID, "keys")
+    assert keys.is_displayed()
+    browser.find_element(By.ID, "keys-on").click()
+    browser.find_element(By.ID, "keys-close").click()
+    assert not keys.is_displayed()
+    body.send_keys("/")
+    assert browser.switch_to.active_element.get_attribute("id") != "q"
+    browser.execute_script("localStorage.clear()")
+
+
+def test_the_first_thing_that_tab_reaches_leads_past_the_bar(open_page: Open) -> None:
+    browser = open_page("example")
+    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+    skip = browser.switch_to.active_element
+    assert skip.text == "Skip to the content"
+    skip.send_keys(Keys.ENTER)
+    assert browser.switch_to.active_element.get_attribute("id") == "main"
+
+
+def test_printed_it_is_the_first_screen_the_failures_and_the_matrix(open_page: Open) -> None:
+    browser = open_page("known")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    shown = {
+        one.get_attribute("id")
+        for one in browser.find_elements(By.CSS_SELECTOR, "main > section")
+        if one.is_displayed()
+    }
+    assert shown == {
+        "failures", "regressions", "stale", "known", "infra", "notes", "matrix", "devices", "fingerprint",
+    }  # fmt: skip
+    assert browser.find_element(By.CSS_SELECTOR, ".triage").is_displayed()
+    for control in ("#theme", ".copy", "#toolbar", "#help", ".bar"):
+        assert not browser.find_element(By.CSS_SELECTOR, control).is_displayed()
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_without_scripts_the_first_screen_the_failures_and_the_matrix_are_there(open_page: Open) -> None:
+    browser = open_page("example")
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser = open_page("known")
+        for selector in ("h1", ".triage li a", "#failures .card .again", ".matrix td a", "#jobs-table tbody .spark"):
+            assert browser.find_element(By.CSS_SELECTOR, selector).is_displayed()
+        assert not browser.find_element(By.ID, "toolbar").is_displayed()
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

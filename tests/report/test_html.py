@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from report_pages import in_full, unpacked
 
 from farm.report.html import render_html, write_html
 from farm.report.text import render_summary
@@ -83,8 +84,13 @@ def test_the_policy_allows_exactly_the_inlined_style_and_scripts(example_html: s
     assert policy is not None
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
-    inlined = page.texts["style"] + page.texts["script"]
-    assert len(inlined) == 3
+    inlined = page.texts["style"] + [page.texts["script"][0], page.texts["script"][-1]]
+    assert [script.get("type") for script in page.all("script")] == [
+        None,
+        "application/octet-stream",
+        "application/octet-stream",
+        None,
+    ]
     hashes = {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inlined}
     assert hashes == set(re.findall(r"'sha256-([^']+)'", policy))
 
@@ -93,8 +99,9 @@ def test_the_page_says_what_a_reader_needs_first(example_html: str) -> None:
     page = Page(example_html)
     assert page.texts["h1"] == ["96 passed, 2 failed, 2 known issues, 1 infra - 3 of 101 jobs need attention"]
     headings = [text.strip() for text in page.texts["h2"]]
+    assert page.texts["p"][1] == "2 failures and 1 job could not be judged."
     assert headings == [
-        "Failures", "Known issues", "Infra trouble", "Notes", "Matrix", "Jobs", "Devices", "Fingerprint",
+        "Failures", "Known issues", "Infra trouble", "Notes", "Matrix", "Jobs", "Devices", "Fingerprint", "Keys",
     ]  # fmt: skip
     assert "a job failed" in example_html
     assert "2 min 23 s" in example_html
@@ -127,13 +134,13 @@ def test_a_baseline_on_the_cpu_is_not_told_to_come_from_a_simulator(run_of: Call
         msgspec.structs.replace(job, backend="xnnpack", precision="fp32", fallback_ops={"aten.sort.default": 1})
         for job in view.jobs
     )
-    html = unescape(render_html(msgspec.structs.replace(view, jobs=jobs)))
+    html = unescape(in_full(render_html(msgspec.structs.replace(view, jobs=jobs))))
     assert "Everything ran on the host's processor" in html
     assert "Latency and load time on VIRTUAL devices are time of the host's processor" in html
     assert "Not delegated" in html
     for wrong in ("HTP simulator", "of a simulator", "On the CPU", "CPU fallback"):
         assert wrong not in html
-        assert wrong in render_html(view) or wrong == "On the CPU"
+        assert wrong in in_full(render_html(view)) or wrong == "On the CPU"
     assert "latency is time of the host's processor" in render_summary(msgspec.structs.replace(view, jobs=jobs), 120)
 
 
@@ -154,11 +161,15 @@ def test_hostile_text_is_text(hostile_run: RunView) -> None:
     html = render_html(hostile_run)
     html.encode()
     page = Page(html)
-    assert len(page.all("script")) == 2
+    assert [script.get("type") for script in page.all("script")] == [None, "application/octet-stream", None]
     assert page.all("img") == []
+    for packed in unpacked(html).values():
+        assert {"script", "img"}.isdisjoint(tag for tag, _ in Page(packed).tags)
+        assert "&lt;script&gt;window.pwned=1" in packed
     assert not any("pwned" in text for text in page.texts["script"])
     assert "<script>window.pwned=3</script>" in "".join(page.texts["pre"])
     assert "{{ 7*7 }}" in html
+    html = in_full(html)
     for hidden in ("\x00", "\x1b", "\x07", "\u202e", "\u2066", "\u200b", "\u2028"):
         assert hidden not in html
     assert "\\u202eevil" in html

@@ -82,7 +82,7 @@ def test_the_page_shows_it_first_and_in_the_matrix(view: RunView) -> None:
     html = render_html(view)
     top = html[html.index("<header") : html.index("</header>")]
     assert 'class="top stale"' in top
-    assert "1 of 2 jobs are STALE." in top
+    assert "1 job is stale" in top
     assert "0</strong>: nothing that ran failed, stale jobs aside" in top
     section = html[html.index('<section id="stale"') :]
     assert f"last run 3 days before, passed; {NO_TIME}" in section[: section.index("</section>")]
