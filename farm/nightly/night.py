@@ -56,7 +56,7 @@ def run_night(
         if not resume:
             harvest.clear_exports()
         night = _Night(config, plan, night, nights, harvest, patience, fronts, say).run()
-        before = next((one for one in reversed(known) if one.id < night.id and one.is_done), None)
+        before = next((one for one in reversed(known) if one.started_ms < night.started_ms and one.is_done), None)
         write_pages(night, known, reports)
         # Nobody waits for a network beside an exit code that is known.
         night = msgspec.structs.replace(night, deliveries=notify(plan, secrets, night, before))

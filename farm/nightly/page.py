@@ -23,7 +23,7 @@ def write_pages(night: Night, known: Iterable[Night], reports: Path) -> None:
 
     Raises InfraError.
     """
-    earlier = [one for one in known if one.id < night.id and one.code is not None]
+    earlier = [one for one in known if one.started_ms < night.started_ms and one.code is not None]
     write_whole(reports / night.id / "index.html", render_night(night, earlier, "", "../").encode())
     write_whole(reports / "index.html", render_night(night, earlier, f"{night.id}/", "").encode())
 

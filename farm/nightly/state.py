@@ -80,12 +80,13 @@ class Nights:
     def all(self) -> list[Night]:
         """Return every night, oldest first; what another version of farm wrote, or nobody whole, is left out."""
         found = []
-        for path in sorted(self.folder.glob("*.json")):
+        for path in self.folder.glob("*.json"):
             try:
                 found.append(msgspec.json.decode(path.read_bytes(), type=Night))
             except (OSError, msgspec.DecodeError):
                 continue
-        return found
+        # Ids tell no order within a second.
+        return sorted(found, key=lambda night: night.started_ms)
 
     def unfinished(self, digest: str) -> Night:
         """Return the newest night if it has not come to its end.

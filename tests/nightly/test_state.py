@@ -38,9 +38,9 @@ def test_only_an_unfinished_night_with_the_same_runs_is_resumed(tmp_path: Path) 
 def test_old_nights_and_their_pages_are_removed_and_nothing_else(tmp_path: Path) -> None:
     nights, reports = Nights(tmp_path / "n"), tmp_path / "reports"
     ids = [f"2026030{day}-020000-00000{day}" for day in range(1, 6)]
-    for one in ids:
+    for number, one in enumerate(ids):
         write_whole(reports / one / "index.html", b"")
-        nights.save(msgspec.structs.replace(SAMPLE, id=one))
+        nights.save(msgspec.structs.replace(SAMPLE, id=one, started_ms=number))
     (reports / "mine").mkdir()
     nights.forget(2, reports)
     assert [night.id for night in nights.all()] == ids[3:]

@@ -1,0 +1,174 @@
+"""A night whose runs are stand-ins: what it makes of how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from receivers import web_server
+
+from farm.config import Config, load_config
+from farm.engine.run import RunOutcome, RunRequest
+from farm.errors import InfraError, MissingToolError, NoDeviceError
+from farm.nightly import night as nights
+from farm.nightly.harvest import Harvest
+from farm.nightly.night import run_night
+from farm.nightly.notify import Secrets
+from farm.nightly.plan import read_plan
+from farm.nightly.record import CellResult, Findings, Night, Told
+from farm.store.view import RunView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FILE = """
+[nightly]
+name = "n"
+budget = "1h"
+[[run]]
+name = "first"
+socs = ["SM8650"]
+suites = ["smoke"]
+[[run]]
+name = "second"
+socs = ["SM8650"]
+suites = ["smoke"]
+share = 3
+[[run]]
+name = "third"
+socs = ["SM8650"]
+suites = ["smoke"]
+"""
+
+Ending = int | BaseException
+
+
+class Stage:
+    """Runs that end as they are told to."""
+
+    def __init__(self, config: Config, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.config, self.file = config, file
+        self.endings: list[Ending] = []
+        self.findings: list[Findings] = []
+        self.asked: list[RunRequest] = []
+        self.resumed: list[str] = []
+        self.said: list[str] = []
+        self.clock = 1000.0
+        self.takes_s = 0.0
+        monkeypatch.setattr("farm.engine.run.run", self._run)
+        monkeypatch.setattr("farm.engine.run.resume", self._resume)
+        monkeypatch.setattr(Harvest, "gather", lambda _self, cell: cell)
+        monkeypatch.setattr(nights, "look_back", self._look_back)
+        monkeypatch.setattr("farm.nightly.night.time.monotonic", lambda: self.clock)
+
+    def night(self, *endings: Ending, resume: bool = False, more: str = "") -> Night:
+        self.endings = list(endings)
+        self.file.write_text(FILE + more)
+        plan, _ = read_plan(self.file, self.config)
+        front: Callable[[], Any] = contextlib.nullcontext
+        return run_night(self.config, plan, Secrets(plan), front, self.said.append, resume=resume)
+
+    def _run(self, _config: Config, request: RunRequest, _front: object, *, patience: Any, begun: Any) -> RunOutcome:
+        self.asked.append(request)
+        begun(f"run-{len(self.asked)}")
+        return self._end(patience)
+
+    def _resume(self, _config: Config, ref: str, _front: object, _budget_s: float, *, patience: Any) -> RunOutcome:
+        self.resumed.append(ref)
+        return self._end(patience)
+
+    def _end(self, patience: Any) -> RunOutcome:
+        self.clock += self.takes_s
+        ending = self.endings.pop(0)
+        if isinstance(ending, BaseException):
+            raise ending
+        if ending == 130:
+            with patience.asking(lambda: None):
+                signal.raise_signal(signal.SIGTERM)
+        view = RunView(id="r", command="", started_ms=1, finished_ms=2, exit_code=ending, user="", host="",
+                       fingerprint={}, devices=(), jobs=())  # fmt: skip
+        return RunOutcome(ending, view, self.file)
+
+    def _look_back(self, *_: object) -> Findings:
+        return self.findings.pop(0) if self.findings else Findings()
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(load_config(folder=tmp_path), tmp_path / "nightly.toml", monkeypatch)
+
+
+def codes(night: Night) -> list[int | None]:
+    return [cell.code for cell in night.cells]
+
+
+def test_whatever_becomes_of_one_run_the_others_are_run(stage: Stage) -> None:
+    night = stage.night(NoDeviceError("no phone"), ValueError("a slip"), 0)
+    assert (night.code, codes(night)) == (4, [4, 4, 0])
+    assert [cell.problem for cell in night.cells] == ["no phone", "this is a bug in farm: ValueError: a slip", ""]
+    night = stage.night(OSError(28, "No space left on device", "/x"), MissingToolError("no SDK"), 1)
+    assert (night.code, codes(night)) == (1, [4, 4, 1])
+    assert [cell.problem for cell in night.cells] == ["/x: No space left on device", "no SDK", ""]
+
+
+def test_what_one_run_leaves_of_the_budget_the_next_ones_have(stage: Stage) -> None:
+    stage.takes_s = 120.0
+    stage.night(0, 0, 0)
+    assert [request.budget_s for request in stage.asked] == pytest.approx([720.0, 3480 * 3 / 4, 3360.0])
+    assert stage.asked[0].wait_s == 1800
+
+
+def test_time_that_is_over_leaves_runs_out(stage: Stage) -> None:
+    stage.takes_s = 3600.0
+    night = stage.night(0)
+    assert (night.code, codes(night)) == (0, [0, 5, 5])
+    assert night.cells[1].problem == "the budget of the night was over before it could begin"
+
+
+def test_regressions_alone_have_a_code_of_their_own(stage: Stage) -> None:
+    found = Findings((Told("smoke/add", "8 % slower"),), confirmed=1)
+    stage.findings = [found]
+    assert stage.night(0, 4, 0).code == 3
+    stage.findings = [found]
+    assert stage.night(0, 1, 0).code == 1
+
+
+def test_sigterm_ends_the_night_after_the_run_and_resume_goes_on(stage: Stage) -> None:
+    broken = stage.night(0, 130)
+    assert (broken.code, codes(broken)) == (130, [0, 130, None])
+    whole = stage.night(0, 0, resume=True)
+    assert (whole.id, whole.code, codes(whole)) == (broken.id, 0, [0, 0, 0])
+    assert stage.resumed == ["run-2"]
+    assert len(stage.asked) == 3
+
+
+def test_a_run_that_cannot_be_read_is_trouble_of_the_farm(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(_self: Harvest, cell: CellResult) -> CellResult:
+        if cell.name == "second":
+            raise InfraError("the store does not answer")
+        return cell
+
+    monkeypatch.setattr(Harvest, "gather", gather)
+    night = stage.night(0, 0, 0)
+    assert (night.code, codes(night)) == (4, [0, 4, 0])
+    assert night.cells[1].problem == "the store does not answer"
+
+
+def test_who_wants_to_know_of_changes_is_told_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(_self: Harvest, cell: CellResult) -> CellResult:
+        return msgspec.structs.replace(cell, new_failures=failing.get(cell.name, ()))
+
+    failing: dict[str, tuple[Told, ...]] = {}
+    monkeypatch.setattr(Harvest, "gather", gather)
+    monkeypatch.setenv("no_proxy", "*")
+    with web_server() as hook:
+        for endings in ((0, 0, 0), (1, 0, 0), (1, 0, 0), (0, 0, 0)):
+            monkeypatch.setenv("HOOK_URL", hook.url())
+            failing = {"first": (Told("smoke/add", "wrong"),)} if endings[0] else {}
+            stage.night(*endings, more='[[notify.webhook]]\nurl_env = "HOOK_URL"\n')
+    verdicts = [msgspec.json.decode(body)["verdict"] for body in hook.bodies]
+    assert verdicts == ["failed", "passed"]
