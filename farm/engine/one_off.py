@@ -177,7 +177,7 @@ class _OneOff:
             record, lambda run_id: leave_intent(self._config.run_folder(run_id), None, [self._job])
         )
         self._store.plan_jobs(run_id, [self._job])
-        self._store.record_device(run_id, place.device)
+        self._store.record_device(run_id, place.device, place.runtime.versions)
         manifest = bundle.manifest
         self._store.record_build(
             run_id, self._job.id, seconds=0.0, cached=True, bundle_key=manifest.key, fallback_ops=manifest.fallback_ops

@@ -362,7 +362,7 @@ class _Run:
             canaries = [] if self._request.heap else self._order(canary_jobs(tuple(jobs)), tools)
             fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
         for device in fleet.devices:
-            self._store.record_device(run_id, device)
+            self._store.record_device(run_id, device, fleet.runtimes[device.serial].versions)
         custody = Custody(fleet.devices, self._store, self._terms() if fleet.leased else None, self._front.note)
         if fleet.server is not None:
             custody.keep_alive(partial(fleet.server.revive, supervisor))

@@ -95,7 +95,8 @@ class LineFile:
         run = self._next()
         if not isinstance(run, RunLine):
             raise self._wrong("is another line than before: the file was changed meanwhile")
-        if len(set(run.devices)) < len(run.devices):
+        known = {(one.serial, one.soc, one.kind, one.build) for one in run.devices}
+        if len(known) < len(run.devices):
             raise self._wrong("has a device twice")
         yield run
         jobs: set[str] = set()

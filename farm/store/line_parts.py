@@ -62,9 +62,11 @@ class DeviceLine(Row, frozen=True):
     soc: Word
     kind: Literal["virtual", "hardware", "unknown"]
     build: Name
+    runtime: Annotated[dict[Word, Text], Meta(max_length=100)] = {}
+    """What it ran programs with."""
 
     def __post_init__(self) -> None:
-        require_printable(self.serial, self.soc, self.build)
+        require_printable(self.serial, self.soc, self.build, *self.runtime, *self.runtime.values())
 
 
 class StaleLine(Row, frozen=True):

@@ -93,6 +93,7 @@ def _parts(keys: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 def _attempts(connection: Connection, job_ids: Sequence[int], until: str | None, most: int) -> list[Row[Any]]:
     """Return for each job and run the attempt that counts, oldest first."""
     run_job, attempt, run, device = schema.run_job.c, schema.attempt.c, schema.run.c, schema.device.c
+    run_device = schema.run_device.c
     # Along the index of a job's runs alone, whose ids sort by time.
     age = func.row_number().over(partition_by=run_job.job_id, order_by=run_job.run_id.desc()).label("age")
     ranked = (
@@ -112,11 +113,13 @@ def _attempts(connection: Connection, job_ids: Sequence[int], until: str | None,
             device.serial,
             device.kind,
             device.build,
+            schema.run_device.c.runtime,
         )
         .select_from(
             ranked.join(schema.attempt, attempt.run_job_id == ranked.c.id)
             .join(schema.run, run.id == ranked.c.run_id)
             .join(schema.device, device.id == attempt.device_id)
+            .outerjoin(schema.run_device, (run_device.run_id == ranked.c.run_id) & (run_device.device_id == device.id))
             .join(schema.suite_case, schema.suite_case.c.id == ranked.c.case_id)
         )
         .where(ranked.c.age <= most, attempt.verdict.in_(_ABOUT_THE_CODE), not_debugged())
@@ -172,12 +175,17 @@ def _past(
 
 
 def _point(row: Row[Any], facts: Mapping[str, str]) -> Point:
+    runtime = dict(row.runtime or {})
+    if "runner" in runtime:
+        # Of a phone it is another build than that of the machine that it is attached to.
+        facts = {name: value for name, value in facts.items() if name != "native_runner"}
+        runtime["native_runner"] = runtime.pop("runner")
     return Point(
         run_id=row.run_id,
         started_ms=row.started_ms,
         value=math.nan,
         # The device's own kind: a run may have been told another one.
-        facts={**facts, "device_kind": row.kind, "device_build": row.build},
+        facts={**facts, **runtime, "device_kind": row.kind, "device_build": row.build},
         device_kind=row.kind,
         case_version=row.version,
         bundle=row.bundle_key,

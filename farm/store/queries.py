@@ -104,7 +104,7 @@ def _back(connection: Connection, ref: str, steps: int) -> str:
 def devices_of(connection: Connection, run_id: str) -> Sequence[Row[Any]]:
     """Return the devices that had a part in a run, in an order that is the same in every store."""
     query = (
-        select(schema.device)
+        select(schema.device, schema.run_device.c.runtime)
         .select_from(schema.run_device.join(schema.device))
         .where(schema.run_device.c.run_id == run_id)
     )
@@ -131,6 +131,7 @@ def _devices(connection: Connection, run_id: str) -> tuple[DeviceView, ...]:
             len({run_job_id for run_job_id, _ in used.get(row.id, ())}),
             # Whatever the order of the rows, which may be another one in another store.
             math.fsum(seconds for _, seconds in used.get(row.id, ())),
+            row.runtime or {},
         )
         for row in devices_of(connection, run_id)
     )

@@ -155,23 +155,26 @@ def insert_jobs(
     return job_ids, {job.id: row_of[key_of[job.id]] for job in jobs}
 
 
-def insert_device(connection: Connection, run_id: str, device: Device) -> int:
-    """Note that a device has a part in a run, and return its row id."""
+def insert_device(connection: Connection, run_id: str, device: Device, runtime: Mapping[str, str] | None = None) -> int:
+    """Note that a device has a part in a run, and what it runs programs with, and return its row id."""
     row = {
         "serial": values.clean(device.serial, values.NAME_LIMIT),
         "soc": values.clean(device.soc, values.SOC_LIMIT),
         "kind": values.clean(device.kind, values.KIND_LIMIT),
         "build": values.clean(device.build, values.NAME_LIMIT),
     }
-    return insert_device_row(connection, run_id, row)
+    facts = runtime and {values.clean(name): values.clean(value) for name, value in runtime.items()}
+    return insert_device_row(connection, run_id, row, facts or None)
 
 
-def insert_device_row(connection: Connection, run_id: str, row: Mapping[str, str]) -> int:
+def insert_device_row(
+    connection: Connection, run_id: str, row: Mapping[str, str], runtime: Mapping[str, str] | None = None
+) -> int:
     """Note that a device, whose columns are `row`, has a part in a run, and return its row id."""
     insert_missing(connection, schema.device, [row])
     query = select(schema.device.c.id).where(*(schema.device.c[name] == value for name, value in row.items()))
     device_id: int = connection.execute(query).scalar_one()
-    insert_missing(connection, schema.run_device, [{"run_id": run_id, "device_id": device_id}])
+    insert_missing(connection, schema.run_device, [{"run_id": run_id, "device_id": device_id, "runtime": runtime}])
     return device_id
 
 

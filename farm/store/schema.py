@@ -75,6 +75,8 @@ run_device = Table(
     metadata,
     Column("run_id", ForeignKey(run.c.id), primary_key=True),
     Column("device_id", ForeignKey(device.c.id), primary_key=True),
+    # What it ran programs with; NULL is not known.
+    Column("runtime", JSON(none_as_null=True)),
 )
 
 suite_case = Table(

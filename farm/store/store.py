@@ -169,12 +169,12 @@ class Store:
 
         self._database.write(insert)
 
-    def record_device(self, run_id: str, device: Device) -> None:
-        """Record that a device has a part in a run."""
+    def record_device(self, run_id: str, device: Device, runtime: Mapping[str, str] | None = None) -> None:
+        """Record that a device has a part in a run, with what it runs programs with: `Runtime.versions`."""
 
         def insert(connection: Connection) -> None:
             rows.require_run(connection, run_id)
-            rows.insert_device(connection, run_id, device)
+            rows.insert_device(connection, run_id, device, runtime)
 
         self._database.write(insert)
 

@@ -111,7 +111,10 @@ def _lines(connection: Connection, run_id: str) -> Iterator[bytes]:
         **run._mapping,  # noqa: SLF001 - public in SQLAlchemy
         "user": run.user_name,
         "fingerprint": run.facts,
-        "devices": [{name: row._mapping[name] for name in _DEVICE} for row in devices],  # noqa: SLF001 - as above
+        "devices": [
+            {**{name: row._mapping[name] for name in _DEVICE}, "runtime": row.runtime or {}}  # noqa: SLF001 - as above
+            for row in devices
+        ],
         "jobs": len(jobs),
         "attempts": len(attempts),
     }
@@ -213,7 +216,12 @@ def _insert_run(connection: Connection, run: RunLine) -> bool:
 
 
 def _insert_lines(connection: Connection, run: RunLine, lines: Iterator[Line]) -> None:
-    devices = [rows.insert_device_row(connection, run.id, msgspec.structs.asdict(device)) for device in run.devices]
+    devices = [
+        rows.insert_device_row(
+            connection, run.id, {name: getattr(device, name) for name in _DEVICE}, device.runtime or None
+        )
+        for device in run.devices
+    ]
     row_ids = _insert_jobs(connection, run.id, [next(lines) for _ in range(run.jobs)])
     for line in lines:
         assert isinstance(line, AttemptLine)  # noqa: S101 - a slip of ours, not of the file

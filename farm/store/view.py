@@ -18,6 +18,8 @@ class DeviceView(msgspec.Struct, frozen=True):
     """Fingerprint of the device's system."""
     jobs: int = 0
     busy_seconds: float = 0.0
+    runtime: dict[str, str] = {}
+    """What it ran programs with, name to version or hash; empty where it is not known."""
 
 
 class CaseResult(msgspec.Struct, frozen=True):

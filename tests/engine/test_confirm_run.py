@@ -28,17 +28,16 @@ def test_eight_per_cent_more_cycles_are_found_the_same_night(home: FarmHome) -> 
     told = planted.json("confirm", code=3)["findings"]
     assert told["run_id"] == slower
     found = {one["metric"]: one for one in told["alerts"]}
-    cycles, size = found["htp_cycles"], found["pte_size"]
+    cycles = found["htp_cycles"]
     assert cycles["state"] == "confirmed"
     assert 0.02 < cycles["low"] < cycles["change"] < cycles["high"] < 0.2
     assert (cycles["last_good"], cycles["first_bad"]) == (nights[-1], slower)
     assert "torchao" in cycles["guilt"]
-    assert (size["state"], size["finding"], size["first_bad"]) == ("exact", "regression", slower)
     # The next night, on the same level, says nothing new, and what is known is told again.
     same = planted.run(1)
     with open_store(home.state / "farm.db") as store:
-        assert [one.metric for one in store.alerts.of_run(same) if one.metric == "htp_cycles"] == []
-        assert {one.metric for one in store.alerts.open()} >= {"htp_cycles", "pte_size"}
+        assert "htp_cycles" not in {one.metric for one in store.alerts.of_run(same)}
+        assert "htp_cycles" in {one.metric for one in store.alerts.open()}
     status = json.loads(home.farm("status", "--json").stdout)["status"]
-    assert {one["metric"] for one in status["regressions"]} >= {"htp_cycles", "pte_size"}
+    assert "htp_cycles" in {one["metric"] for one in status["regressions"]}
     assert JOB in home.farm("status").stdout

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.analysis.history import split
 from farm.engine.look_back import record_look_back
 from farm.errors import UnknownNameError
 from farm.results.attempt import Direction, Measurement, Verdict
@@ -25,12 +26,19 @@ FACTS = {"executorch": "1.5.1", "qnn": "2.51"}
 
 
 def run(
-    store: Store, make: Make, days_ago: int, job: Job, *measured: Measurement, kind: str = "hardware", **facts: str
+    store: Store,
+    make: Make,
+    days_ago: int,
+    job: Job,
+    *measured: Measurement,
+    kind: str = "hardware",
+    runtime: dict[str, str] | None = None,
+    **facts: str,
 ) -> str:
     started_ms = now_ms() - days_ago * DAY
     run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {**FACTS, **facts}, started_ms, "nightly"))
     store.plan_jobs(run_id, [job])
-    store.record_device(run_id, make.device(kind=kind, build=facts.get("build", "b1")))
+    store.record_device(run_id, make.device(kind=kind, build=facts.get("build", "b1")), runtime)
     store.record_attempt(run_id, make.attempt(job, started_ms=started_ms, measurements=measured))
     store.finish_run(run_id, 0)
     return run_id
@@ -108,6 +116,19 @@ def test_a_new_sdk_or_another_test_is_not_compared_and_a_new_compiler_is(store: 
     assert told(store.alerts.of_run(compiler)) == {
         "latency": ("regression", "candidate"), "pte_size": ("regression", "exact"),
     }  # fmt: skip
+
+
+def test_another_skel_on_the_device_is_an_event_and_the_runner_is_that_of_the_device(store: Store, make: Make) -> None:
+    job = make.job("conv")
+    signed = {"runner": "r", "skel": "s1", "qnn": "2.51"}
+    for day in (5, 4):
+        # The machine's own build is another one each time: devices do not run it.
+        run(store, make, day, job, latency(1e6), runtime=signed, native_runner=f"host-{day}")
+    other = run(store, make, 3, job, latency(1e6), runtime={**signed, "skel": "s2"})
+    [past] = store.pasts_of(job.id)
+    history = split(past.runs)
+    assert [(event.text, event.run_id, event.parts) for event in history.events] == [("skel changed", other, True)]
+    assert store.run_view(other).devices[0].runtime == {**signed, "skel": "s2"}
 
 
 def test_times_of_a_simulated_device_are_not_judged_and_its_cycles_are(store: Store, make: Make) -> None:
