@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from farm.engine.custody import Custody
     from farm.engine.fleet import Fleet
 
-# Asking every device who it is takes a second or two, and somebody who plugs one in notices no more.
-_RESCAN_SECONDS = 5.0
+# Asking every device who it is disturbs those that others measure on.
+_RESCAN_SECONDS = 15.0
+# A free device is given within a moment, also to who does not want to wait.
+_GRACE_SECONDS = 5.0
 
 
 class Wait:
@@ -55,7 +57,7 @@ class Wait:
         if self._seconds is None:
             custody.acquire(until_s)
             return frozenset()
-        custody.acquire(min(until_s, self._end_s), partly=True)
+        custody.acquire(min(until_s, max(self._end_s, time.monotonic() + _GRACE_SECONDS)), partly=True)
         lacking = frozenset(socs) - {device.soc for device in custody.held()}
         if lacking:
             names = " and no ".join(sorted(lacking))

@@ -60,8 +60,11 @@ def counted(counts: dict[str, int]) -> str:
 
 def subject(night: Night) -> str:
     """Return a notification's title: one line."""
-    told = [f"{len(night.new_failures)} new failures"] if night.new_failures else []
-    told += [f"{len(night.regressions)} regressions"] if night.regressions else []
+    told = [
+        f"{len(found)} {word}{'' if len(found) == 1 else 's'}"
+        for word, found in (("new failure", night.new_failures), ("regression", night.regressions))
+        if found
+    ]
     return one_line(f"[farm] {night.name}: {night.word.lower()}: {', '.join([*told, counted(night.counts)])}", 200)
 
 

@@ -91,7 +91,8 @@ def _left_out(view: RunView) -> str:
     left = [job for job in view.jobs if not job.attempts and job.stale is None]
     with_device = {job.soc for job in view.jobs if job.attempts}
     socs = sorted({job.soc for job in left} - with_device)
-    return f"no device of {', '.join(socs)}: {len(left)} jobs were not run" if socs else ""
+    were = "1 job was" if len(left) == 1 else f"{len(left)} jobs were"
+    return f"no device of {', '.join(socs)}: {were} not run" if socs else ""
 
 
 def _told(jobs: Iterable[JobStatus]) -> tuple[Told, ...]:

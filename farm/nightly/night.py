@@ -184,7 +184,7 @@ class _Night:
         result = msgspec.structs.replace(self._cells[cell.name], problem=problem)
         try:
             if result.run_id:
-                result = self._harvest.gather(result)
+                result = self._cells[cell.name] = self._harvest.gather(result)
                 if code != INTERRUPTED:
                     left = None if end_s is None else max(0.0, end_s - time.monotonic())
                     result = msgspec.structs.replace(

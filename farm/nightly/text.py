@@ -62,7 +62,7 @@ def night_lines(night: Night, width: int = 80) -> list[str]:
         lines += _told(title, jobs, width)
     findings = [cell.findings for cell in night.cells]
     if open_ones := sum(one.unknown + one.not_asked for one in findings):
-        lines += ["", f"{open_ones} candidates for regressions are neither confirmed nor refuted"]
+        lines += ["", f"candidates for regressions that are neither confirmed nor refuted: {open_ones}"]
     undelivered = [one for one in night.deliveries if not one.ok]
     if undelivered:
         lines += ["", f"NOT NOTIFIED: {len(undelivered)}"]
@@ -90,16 +90,16 @@ def matrix_lines(name: str, rows: Sequence[Row], budget_s: float | None, width: 
     width = max(width, _LEAST_WIDTH)
     jobs = sum(row.jobs for row in rows)
     budget = f"within {fmt.duration(budget_s)}" if budget_s is not None else "without a budget"
-    lines = [f"night {name}: {len(rows)} runs, {jobs} jobs, {budget}"]
+    lines = [f"night {name}: runs: {len(rows)}, jobs: {jobs}, {budget}"]
     for row in rows:
-        on = f"{row.virtual} virtual devices a SoC" if row.virtual else "attached devices"
+        on = f"virtual devices, {row.virtual} of each SoC" if row.virtual else "attached devices"
         expected = "no past to tell how long" if row.expected_s is None else f"about {fmt.duration(row.expected_s)}"
         if row.expected_s is not None and not row.virtual:
             expected += " on one device a SoC"
         lines += ["", one_line(row.name, width)]
         for text in (
             f"{', '.join(row.socs)}; {row.backend}; {', '.join(one_line(suite) for suite in row.suites)}",
-            f"{row.jobs} jobs on {on}; {expected}",
+            f"{row.jobs} {'job' if row.jobs == 1 else 'jobs'} on {on}; {expected}",
             *([f"CANNOT RUN HERE: {one_line(row.problem)}"] if row.problem else []),
         ):
             lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")

@@ -8,7 +8,9 @@ import pytest
 from farm.nightly.context import SAMPLE
 from farm.nightly.github import night_annotations, night_markdown
 from farm.nightly.record import Told
-from farm.report.github import add_summary, escaped
+from farm.report.github import add_summary, escaped, run_markdown
+from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.view import JobView, RunView
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +47,16 @@ def test_the_summary_is_appended_and_cut_below_a_mebibyte(tmp_path: Path, monkey
     assert len(file.read_bytes()) < MIB
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "gone" / "summary.md"))
     add_summary(lambda: "nowhere")
+
+
+def test_a_single_run_is_summed_up_as_well() -> None:
+    attempt = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong | <b>`x`")
+    job = JobView("s/c[SM8650-htp-8a8w]", "s", "c", "SM8650", "htp", "8a8w", (attempt,))
+    view = RunView(id="r", command="farm run", started_ms=1, finished_ms=2, exit_code=1, user="u", host="h",
+                   fingerprint={}, devices=(), jobs=(job,))  # fmt: skip
+    text = run_markdown(view)
+    assert text.startswith("### farm run: failed\n")
+    assert "| s/c&#91;SM8650&#45;htp&#45;8a8w&#93; | wrong &#124; &#60;b&#62;&#96;x&#96; |" in text
 
 
 def test_annotations_are_escaped_few_and_only_for_github(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_the_matrix_says_how_long_and_what_is_missing() -> None:
     row = Row(name="c", socs=("SM8650",), suites=("smoke",), backend="htp", jobs=8, virtual=0, expected_s=90.0,
               command="farm run", problem="no SDK")  # fmt: skip
     text = "\n".join(matrix_lines("n", [row, msgspec.structs.replace(row, virtual=2, expected_s=None)], 3600.0))
-    assert "night n: 2 runs, 16 jobs, within 1 h 00 min" in text
+    assert "night n: runs: 2, jobs: 16, within 1 h 00 min" in text
     assert "8 jobs on attached devices; about 1 min 30 s on one device a SoC" in text
-    assert "8 jobs on 2 virtual devices a SoC; no past to tell how long" in text
+    assert "8 jobs on virtual devices, 2 of each SoC; no past to tell how long" in text
     assert "CANNOT RUN HERE: no SDK" in text
