@@ -349,7 +349,7 @@ def test_a_night_that_was_killed_goes_on_with_what_is_missing(home: FarmHome) ->
 
 def test_a_budget_that_is_over_leaves_cells_out_and_says_so(home: FarmHome) -> None:
     write(home, CELL.format(name="good", more=SMALL), CELL.format(name="none", more=SMALL))
-    text = (home.cwd / "nightly.toml").read_text().replace('budget = "2h"', 'budget = "1.5s"')
+    text = (home.cwd / "nightly.toml").read_text().replace('budget = "2h"', 'budget = "0.5s"')
     (home.cwd / "nightly.toml").write_text(text)
     done = home.farm("nightly", "nightly.toml", timeout_s=300)
     assert done.returncode == 5, done.stdout
