@@ -302,10 +302,10 @@ def test_a_night_waits_politely_for_a_device_that_somebody_has(home: FarmHome, t
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_finishes_the_running_job_and_reports_and_resume_goes_on(home: FarmHome, number: int) -> None:
-    long = "virtual = 1\niterations = 3000"
+    long = "virtual = 1\niterations = 50000"
     write(home, CELL.format(name="long", more=long), CELL.format(name="good", more=SMALL))
     with home.running("nightly", "nightly.toml") as process:
-        until(lambda: list((home.cache / "virtual").glob("*/**/input_list.txt")) or attempts(home), "a job")
+        until(lambda: list((home.state / "nightly" / "try").glob("*.json")), "a night")
         second = home.farm("nightly", "nightly.toml")
         assert second.returncode == 2
         assert f"the night 'try' is running already (process {process.pid})" in second.stderr
@@ -317,7 +317,7 @@ def test_ctrl_c_finishes_the_running_job_and_reports_and_resume_goes_on(home: Fa
     assert "interrupted" in said
     assert (home.cwd / "reports" / "index.html").exists()
     first = state_of(home)
-    assert [cell["code"] for cell in first["cells"]][-1] is None
+    assert first["cells"][1]["code"] in (None, 130)
     assert wait_for_no_process(home) == {}
     done = home.farm("nightly", "nightly.toml", "--resume", "--json", timeout_s=300)
     assert done.returncode == 1, done.stderr
