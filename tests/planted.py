@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -110,13 +111,14 @@ def write_release(folder: Path, version: str, layers: int) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
 class Planted:
     """A home with runs of one job, and releases of a compiler."""
 
-    def __init__(self, home: FarmHome, folder: Path) -> None:
-        self.home, self.folder = home, folder
-        self.suite = write_suite(folder / "planted")
-        self.releases: dict[int, Path] = {}
+    home: FarmHome
+    folder: Path
+    suite: Path
+    releases: dict[int, Path] = field(default_factory=dict)
 
     def run(self, layers: int = 0) -> str:
         """Run the job as compiled by the release that adds so many layers; return the run's id."""

@@ -203,8 +203,8 @@ def _guilt(outcome: ConfirmOutcome) -> Iterator[str]:
     if said is None:
         return
     explanation = said.explanation
-    names = " and ".join(explanation.axes) or "none"
-    yield from wrapped(f"guilty: {names} ({explanation.guilt}), by {said.metric}: {explanation.reason}")
+    who = f"guilty: {' and '.join(explanation.axes)}" if explanation.axes else "no axis is guilty"
+    yield from wrapped(f"{who} ({explanation.guilt}), by {said.metric}: {explanation.reason}")
     for axis, reason in said.not_swapped.items():
         yield from wrapped(f"{axis} differs and was not swapped: {reason}")
 

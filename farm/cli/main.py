@@ -32,6 +32,7 @@ _COMMANDS = {
     "history": "Show what a job's numbers were, run by run.",
     "diff": "Compare two runs: newly red, fixed, slower, faster, missing.",
     "confirm": "Tell whether a job really got worse: both bundles in turns, one device.",
+    "bisect": "Find the run since which a job is worse, from stored bundles.",
     "profile": "Show where a job's time goes, node by node, or compare two runs.",
     "debug": "Compare a job's numbers layer by layer and name the first that goes wrong.",
     "exec": "Run a ready .pte file on a device: outputs, latency, profile.",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from farm.results.outcome import outcome
 from farm.results.profile import read_profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
@@ -138,8 +137,7 @@ class PairBench:
             self._supervisor = stack.enter_context(Supervisor())
             stack.callback(self._close_sessions)
             if self._virtual:
-                with _on_one_processor():
-                    place = virtual_place(config, self._target, self._supervisor, self._folder / "device")
+                place = virtual_place(config, self._target, self._supervisor, self._folder / "device")
             else:
                 place = self._attached(self._choice)
             self._place = place
@@ -218,10 +216,9 @@ class PairBench:
         its pairs are not there, and `turns` says why. A side that is new to the bench is warmed up first, and judged
         as by its run; when that fails nothing is measured. Raises InfraError for the farm's and the device's trouble.
         """
-        sides = {
-            Role.GOOD: good if isinstance(good, Side) else self.side(good),
-            Role.NEW: new if isinstance(new, Side) else self.side(new),
-        }
+        was, now = (one if isinstance(one, Side) else self.side(one) for one in (good, new))
+        # A profile costs time: both have that of the new one.
+        sides = {Role.GOOD: msgspec.structs.replace(was, profile=now.profile), Role.NEW: now}
         found: dict[str, list[Pair]] = {}
         # Both, so that both are told.
         problems = [self._prove(role, side) for role, side in sides.items()]
@@ -325,20 +322,6 @@ class PairBench:
         for place in self._places.values():
             if place.fence is not None and fences.get(place.fence[0]) != place.fence[1]:
                 raise LeaseLostError(f"the lease of {place.device.serial} was lost meanwhile: measure again")
-
-
-@contextmanager
-def _on_one_processor() -> Iterator[None]:
-    """Let what is started meanwhile stay on one processor: the simulator counts the time of its host as cycles.
-
-    Its threads on two processors wait for each other as these happen to be busy, which is ten times the noise.
-    """
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {secrets.choice(sorted(allowed))})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, allowed)
 
 
 def _judged(side: Side, raw: RawResult) -> tuple[tuple[Measurement, ...], str]:

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from planted import JOB, Planted
+from planted import JOB, Planted, write_suite
 
 from farm.store.store import open_store
 
@@ -18,7 +18,7 @@ NIGHTS = 9
 
 @pytest.mark.whole
 def test_eight_per_cent_more_cycles_are_found_the_same_night(home: FarmHome) -> None:
-    planted = Planted(home, home.cwd)
+    planted = Planted(home, home.cwd, write_suite(home.cwd / "planted"))
     nights = [planted.run() for _ in range(NIGHTS)]
     # One layer more, of twelve.
     slower = planted.run(1)

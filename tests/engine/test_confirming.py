@@ -1,0 +1,215 @@
+"""How long pairs are measured, which old runs are run again, and which axes are swapped: without a device."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import msgspec
+import numpy as np
+import pytest
+
+from farm.analysis.axes import Axis, Guilt
+from farm.analysis.confirmation import Answer, Confirmation
+from farm.analysis.first_bad import MOST_PROBES, Bracket
+from farm.analysis.scale import Series
+from farm.engine.confirm_job import require_comparable
+from farm.engine.confirming import Claim, Probe, compare, confirm_change, first_bad, series_of, worse
+from farm.engine.past import Past
+from farm.engine.swapping import Swaps, swap_axes
+from farm.errors import UnknownNameError, UsageError
+from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.store.view import JobView, RunView
+
+if TYPE_CHECKING:
+    from farm.analysis.confirmation import Pair
+    from farm.engine.pairs import PairBench, Side
+
+JOB = "suite/case[SM8650-htp-8a8w]"
+CYCLES = Series(JOB, "htp_cycles", "cycles", Direction.LOWER)
+
+
+class StubSide(msgspec.Struct, frozen=True):
+    """A side of which the stub knows what it takes."""
+
+    factor: float
+    failure: str = ""
+
+
+class StubBench:
+    """Stands in for a device: bundles take what is said, with some noise, and it counts what it was asked for."""
+
+    def __init__(self, bundles: dict[str, StubSide], noise: float = 0.005, seed: int = 0) -> None:
+        self.bundles, self.noise = bundles, noise
+        self.turns: list[object] = []
+        self.pairs = 0
+        self.measured: list[tuple[StubSide, StubSide]] = []
+        self._random = np.random.default_rng(seed)
+
+    def side(self, past: Past) -> StubSide:
+        key = past.attempt.bundle_key
+        if key not in self.bundles:
+            raise UsageError(f"the bundle {key} is not in the cache any more")
+        return self.bundles[key]
+
+    def measure(
+        self, good: StubSide, new: StubSide, pairs: int, inferences: int, *, numerics: bool
+    ) -> dict[str, list[Pair]]:
+        del numerics
+        self.measured.append((good, new))
+        if good.failure or new.failure:
+            return {}
+        self.pairs += pairs
+        return {"htp_cycles": [(self._samples(good, inferences), self._samples(new, inferences)) for _ in range(pairs)]}
+
+    def problems(self, good: StubSide, new: StubSide, *, since: int) -> tuple[str, ...]:
+        del since
+        told = {"good": good.failure, "new": new.failure}
+        return tuple(f"{role}: {failure}" for role, failure in told.items() if failure)
+
+    def _samples(self, side: StubSide, count: int) -> tuple[float, ...]:
+        return tuple(1e6 * side.factor * np.exp(self.noise * self._random.standard_normal(count)))
+
+
+def bench_of(stub: StubBench) -> PairBench:
+    return cast("PairBench", stub)
+
+
+def past(
+    number: int, key: str, *, kind: str = "virtual", version: str = "v1", facts: dict[str, str] | None = None
+) -> Past:
+    """The result of run `number`."""
+    attempt = Attempt(
+        JOB, Verdict.PASSED, Stage.DONE, "", device="d", bundle_key=key,
+        measurements=(
+            Measurement("latency", "ns", Direction.LOWER, (1.0,)),
+            Measurement("htp_cycles", "cycles", Direction.LOWER, (1.0,)),
+            Measurement("pte_size", "bytes", Direction.LOWER, (1.0,), exact=True),
+        ),
+    )  # fmt: skip
+    view = JobView(JOB, "suite", "case", "SM8650", "htp", "8a8w", (attempt,), case_version=version)
+    run = RunView(f"run-{number:02}", "farm run", number, None, None, "", "", facts or {}, (), (view,))
+    return Past(run, view, attempt, 1, kind, {})
+
+
+def confirm_keys(stub: StubBench, good: str, new: str, **more: Any) -> Confirmation:
+    return confirm_change(bench_of(stub), CYCLES, past(0, good), past(1, new), True, **more)
+
+
+def test_ten_pairs_are_enough_where_they_tell() -> None:
+    stub = StubBench({"a": StubSide(1.0), "b": StubSide(1.08)})
+    said = confirm_keys(stub, "a", "b")
+    assert (said.answer, stub.pairs) == (Answer.CONFIRMED, 10)
+    assert said.low < math.log(1.08) < said.high
+    assert confirm_keys(stub, "a", "a").answer is Answer.REFUTED
+    assert confirm_keys(stub, "b", "a").answer is Answer.REFUTED
+    assert stub.pairs == 30
+
+
+def test_what_is_unknown_is_measured_once_more_and_all_pairs_count() -> None:
+    stub = StubBench({"a": StubSide(1.0), "b": StubSide(1.03)}, noise=0.2, seed=3)
+    said = confirm_keys(stub, "a", "b", pairs=6)
+    assert (said.answer, said.pairs, stub.pairs) == (Answer.UNKNOWN, 12, 12)
+
+
+def test_a_side_that_fails_is_told_and_not_asked_again() -> None:
+    stub = StubBench({"a": StubSide(1.0), "b": StubSide(1.0, "execute: it crashed: SIGSEGV")})
+    [one] = compare(bench_of(stub), [Claim(CYCLES, up=True)], past(0, "a"), past(1, "b"))
+    assert (one.confirmation.answer, one.pairs, len(stub.measured)) == (Answer.UNKNOWN, (), 1)
+    assert one.confirmation.reason == "new: execute: it crashed: SIGSEGV"
+
+
+class TestFirstBad:
+    KEYS = ("a", "a", "b", "c", "d", "d", "e", "e")
+    FACTORS: ClassVar = {"a": 1.0, "b": 1.001, "c": 1.002, "d": 1.081, "e": 1.08}
+
+    def find(
+        self, runs: list[Past | None], stub: StubBench, values: list[float] | None = None
+    ) -> tuple[Bracket, list[Probe]]:
+        told: list[Probe] = []
+        values = values or [1e6] * 4 + [1.08e6] * (len(runs) - 4)
+        bracket = Bracket(0, len(runs) - 1)
+        change = math.log(1.08)
+        return first_bad(bench_of(stub), CYCLES, runs, values, bracket, change, told=told.append), told
+
+    def test_it_is_found_with_few_measurements(self) -> None:
+        stub = StubBench({key: StubSide(factor) for key, factor in self.FACTORS.items()})
+        bracket, told = self.find([past(n, key) for n, key in enumerate(self.KEYS)], stub)
+        assert (bracket.good, bracket.bad, bracket.exact) == (3, 4, True)
+        assert len(stub.measured) == len([probe for probe in told if probe.confirmation]) == 2
+
+    def test_a_bundle_that_is_known_is_not_measured(self) -> None:
+        stub = StubBench({"a": StubSide(1.0), "e": StubSide(1.08)})
+        bracket, told = self.find([past(n, "aaaaeeee"[n]) for n in range(8)], stub)
+        assert (bracket.good, bracket.bad, stub.measured) == (3, 4, [])
+        assert {probe.reason for probe in told} == {"the same bundle as one that is known"}
+
+    def test_a_bundle_that_is_gone_leaves_a_range(self) -> None:
+        stub = StubBench({key: StubSide(self.FACTORS[key]) for key in "abe"})
+        runs = [past(n, key) if n != 3 else None for n, key in enumerate(self.KEYS)]
+        bracket, told = self.find(runs, stub)
+        assert (bracket.good, bracket.bad, bracket.open) == (2, 6, {3, 4, 5})
+        reasons = {probe.number: probe.reason for probe in told}
+        assert reasons[3] == "its bundle is gone"
+        assert "the bundle d is not in the cache any more" in reasons[4]
+
+    def test_there_is_an_end_to_it(self) -> None:
+        keys = [f"k{number}" for number in range(40)]
+        stub = StubBench({key: StubSide(1.04) for key in keys} | {"k0": StubSide(1.0)}, noise=0.3, seed=1)
+        bracket, told = self.find([past(n, key) for n, key in enumerate(keys)], stub, [1e6] * 40)
+        assert not bracket.exact
+        assert len([probe for probe in told if probe.confirmation]) == MOST_PROBES
+
+    def test_without_the_good_bundle_there_is_nothing_to_compare_with(self) -> None:
+        with pytest.raises(UsageError, match="the good run's bundle is gone"):
+            self.find([None, past(1, "a")], StubBench({}), [1.0, 1.0])
+
+
+class TestAxes:
+    def swap(self, whole: float, alone: dict[Axis, float], refused: dict[Axis, str] | None = None) -> Any:
+        swaps = Swaps(
+            cast("Side", StubSide(1.0)),
+            cast("Side", StubSide(whole)),
+            {axis: cast("Side", StubSide(factor)) for axis, factor in alone.items()},
+            refused or {},
+        )
+        stub = StubBench({})
+        said = swap_axes(bench_of(stub), CYCLES, past(0, "a"), past(1, "b"), True, swaps=swaps)
+        return said, stub
+
+    def test_the_guilty_axis_is_named_with_its_size(self) -> None:
+        said, stub = self.swap(1.1, {Axis.PROGRAM: 1.0, Axis.RUNTIME: 1.1})
+        assert (said.explanation.guilt, said.explanation.axes) == (Guilt.AXIS, (Axis.RUNTIME,))
+        assert said.alone[Axis.RUNTIME].low < math.log(1.1) < said.alone[Axis.RUNTIME].high
+        assert len(stub.measured) == 3
+
+    def test_one_axis_alone_is_the_whole_and_measured_once(self) -> None:
+        said, stub = self.swap(1.1, {Axis.SDK: 1.1})
+        assert (said.explanation.axes, len(stub.measured)) == ((Axis.SDK,), 1)
+
+    def test_what_could_not_be_swapped_may_be_to_blame(self) -> None:
+        said, _ = self.swap(1.1, {Axis.PROGRAM: 1.0, Axis.RUNTIME: 1.0}, {Axis.SDK: "it is gone"})
+        assert said.explanation.guilt is Guilt.UNEXPLAINED
+        assert said.differing == (Axis.PROGRAM, Axis.RUNTIME, Axis.SDK)
+        assert said.not_swapped == {Axis.SDK: "it is gone"}
+
+
+def test_only_numbers_of_one_test_on_one_kind_are_compared() -> None:
+    require_comparable(past(1, "a"), past(2, "b"))
+    for good, new, said in (
+        (past(2, "a"), past(1, "b"), "run run-02 is newer than run run-01"),
+        (past(1, "a", kind="hardware"), past(2, "b"), "was on a hardware device and run run-02 on a virtual one"),
+        (past(1, "a", version="v0"), past(2, "b"), r"another test in run run-02 .* \(version v0, now v1\)"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            require_comparable(good, new)
+
+
+def test_metrics_that_need_pairs() -> None:
+    assert [one.metric for one in series_of(past(0, "a"), past(1, "b"))] == ["htp_cycles"]
+    assert [one.metric for one in series_of(past(0, "a"), past(1, "b"), ["latency", "latency"])] == ["latency"]
+    with pytest.raises(UnknownNameError, match="did you mean 'latency'"):
+        series_of(past(0, "a"), past(1, "b"), ["latenzy"])
+    with pytest.raises(UsageError, match="repeats exactly"):
+        series_of(past(0, "a"), past(1, "b"), ["pte_size"])
+    assert worse(Series("", "sqnr", "dB", Direction.HIGHER)).up is False
