@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import keyword
 import sys
@@ -94,6 +95,8 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: errors become one line on standard error and their exit code."""
+    # What imports make stays: to look through it for garbage again and again is a twentieth of a short command.
+    gc.set_threshold(50_000)
     try:
         code = cli(standalone_mode=False)
     except FarmError as error:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import aliased
 
 from farm.analysis.flakiness import LOOKED_AT, Record, Try, record_of
 from farm.results.attempt import Verdict
@@ -15,7 +13,7 @@ from farm.store.history import not_debugged
 from farm.store.rows import chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from sqlalchemy import ColumnElement, Connection, ScalarSelect
 
@@ -29,21 +27,27 @@ def reliability(
 ) -> dict[str, Record]:
     """Return how jobs did in their last runs on a kind of device, by job id."""
     job = schema.job.c
+    until = until or _NO_END
     found: dict[str, Record] = {}
     for part in chunks(job_names):
-        query = select(job.id, job.name).where(job.name.in_(part))
+        since = func.coalesce(_since(kind, until), "")
+        query = select(job.id, job.name, since.label("since")).where(job.name.in_(part))
         if failed_of_late:
-            query = query.where(_a_failure(kind, until or _NO_END).is_not(None))
-        names = {row.id: row.name for row in connection.execute(query)}
-        found |= _records(connection, names, kind, until or _NO_END)
+            query = query.where(_a_failure(kind, until).is_not(None))
+        jobs: Sequence[Any] = connection.execute(query).all()
+        tries = _tries(connection, {row.id: row.since for row in jobs}, kind, until)
+        found |= {row.name: record_of(tries[row.id]) for row in jobs if row.id in tries}
     return found
 
 
-def _records(connection: Connection, names: Mapping[int, str], kind: str, until: str) -> dict[str, Record]:
-    job, run_job, attempt = schema.job.c, schema.run_job.c, schema.attempt.c
+def _tries(connection: Connection, since: Mapping[int, str], kind: str, until: str) -> dict[int, list[Try]]:
+    """Return the verdicts of jobs, each since a run of its own, oldest first."""
+    if not since:
+        return {}
+    run_job, attempt = schema.run_job.c, schema.attempt.c
     query = (
         select(
-            job.id,
+            run_job.job_id,
             run_job.run_id,
             attempt.verdict,
             attempt.bundle_key,
@@ -51,24 +55,25 @@ def _records(connection: Connection, names: Mapping[int, str], kind: str, until:
             run_job.judged_by,
         )
         .select_from(
-            schema.job.join(schema.run_job)
-            .join(schema.run, schema.run.c.id == run_job.run_id)
-            .join(schema.attempt, attempt.run_job_id == run_job.id)
+            schema.run_job.join(schema.run, schema.run.c.id == run_job.run_id).join(
+                schema.attempt, attempt.run_job_id == run_job.id
+            )
         )
         .where(
-            job.id.in_(names),
-            run_job.run_id.between(func.coalesce(_since(kind, until), ""), until),
+            run_job.job_id.in_(since),
+            run_job.run_id.between(min(since.values()), until),
             *_conditions(kind),
             attempt.verdict.in_(_ABOUT_THE_CODE),
         )
-        .order_by(job.id, run_job.run_id, attempt.id)
+        .order_by(run_job.run_id, attempt.id)
     )
-    tries = (
-        # What a verdict depends on apart from the device: the same of all three is the same code.
-        (row.id, Try(row.run_id, row.bundle_key and f"{row[3]} {row[4]} {row[5]}", row.verdict == Verdict.PASSED))
-        for row in connection.execute(query)
-    )
-    return {names[of]: record_of([one for _, one in group]) for of, group in groupby(tries, key=lambda pair: pair[0])}
+    found: dict[int, list[Try]] = {}
+    for job_id, run_id, verdict, *code in connection.execute(query):
+        if run_id >= since[job_id]:
+            # What a verdict depends on apart from the device: the same of all three is the same code.
+            same = " ".join(map(str, code)) if code[0] else ""
+            found.setdefault(job_id, []).append(Try(run_id, same, verdict == Verdict.PASSED))
+    return found
 
 
 def _a_failure(kind: str, until: str) -> ScalarSelect[int]:
@@ -90,7 +95,7 @@ def _a_failure(kind: str, until: str) -> ScalarSelect[int]:
 
 def _since(kind: str, until: str) -> ScalarSelect[str]:
     """Return the query for the oldest of the last runs of a row of `job`, along the index of its runs."""
-    earlier = aliased(schema.run_job)
+    earlier = schema.run_job.alias()
     return (
         select(earlier.c.run_id)
         .select_from(earlier.join(schema.run, schema.run.c.id == earlier.c.run_id))

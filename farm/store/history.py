@@ -55,9 +55,13 @@ def history(
 def matching_jobs(connection: Connection, pattern: str, soc: str | None, run_id: str | None = None) -> dict[int, str]:
     """Return the jobs that `pattern` means, id to name; those of a run where `run_id` is given, which may be none."""
     job = schema.job.c
-    rows = connection.execute(select(job.id, job.name, job.suite, job.soc).order_by(job.name)).all()
-    expression = _expression(pattern)
-    found = [row for row in rows if any(map(expression.fullmatch, _names(row)))]
+    query = select(job.id, job.name, job.suite, job.soc)
+    # A whole id is found at once; anything else is looked for among all names.
+    found: Any = connection.execute(query.where(job.name == pattern)).all()
+    if not found:
+        rows: Any = connection.execute(query.order_by(job.name)).all()
+        expression = _expression(pattern)
+        found = [row for row in rows if any(map(expression.fullmatch, _names(row)))]
     if not found:
         known = {name for row in rows for name in _names(row)[1:]} if "[" not in pattern else {r.name for r in rows}
         raise UnknownNameError("job", pattern, known, "" if known else _NOTHING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
 import time
@@ -17,7 +18,7 @@ from farm.store.details import bounded_details, layer_rows, operator_rows
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from sqlalchemy import Connection, Table
+    from sqlalchemy import Connection, Insert, Table
     from sqlalchemy.dialects import postgresql, sqlite
 
     from farm.devices.device import Device
@@ -224,13 +225,13 @@ def insert_attempt_row(
 def insert_missing(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert the rows that are not there yet; several writers may do so at once."""
     if rows:
-        connection.execute(_insert_ignoring(connection, table), rows)
+        connection.execute(_inserting_ignoring(table, connection.dialect.name, returning=False), rows)
 
 
 def insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> Any:
     """Insert a row and return its key; None where it is there."""
     # Not how many rows were inserted: PostgreSQL's driver does not tell.
-    statement = _insert_ignoring(connection, table).returning(*table.primary_key.columns)
+    statement = _inserting_ignoring(table, connection.dialect.name, returning=True)
     return connection.execute(statement, row).scalar()
 
 
@@ -333,15 +334,25 @@ def _insert_artifacts(connection: Connection, attempt_id: int, artifacts: Sequen
 
 def _insert(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
     if rows:
-        connection.execute(table.insert(), rows)
+        connection.execute(_inserting(table), rows)
 
 
-def _insert_ignoring(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+# Kept, as the statements above: there are five for every attempt.
+@functools.cache
+def _inserting(table: Table) -> Insert:
+    return table.insert()
+
+
+@functools.cache
+def _inserting_ignoring(table: Table, dialect: str, *, returning: bool) -> Insert:
     # Importing the dialect that is not used would take as long as opening the store.
-    if connection.dialect.name == "sqlite":
+    statement: sqlite.Insert | postgresql.Insert
+    if dialect == "sqlite":
         from sqlalchemy.dialects.sqlite import insert
 
-        return insert(table).on_conflict_do_nothing()
-    from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+        statement = insert(table).on_conflict_do_nothing()
+    else:
+        from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 
-    return postgresql_insert(table).on_conflict_do_nothing()
+        statement = postgresql_insert(table).on_conflict_do_nothing()
+    return statement.returning(*table.primary_key.columns) if returning else statement

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
-from sqlalchemy.orm import aliased
 
 from farm.results.attempt import Verdict
 from farm.store import schema
@@ -111,7 +110,7 @@ def _earlier(connection: Connection, run_id: str, kind: str) -> dict[int, Row[An
         .where(run_job.run_id == run_id)
         .subquery()
     )
-    of = aliased(schema.run_job)
+    of = schema.run_job.alias()
     query = select(
         newest.c.run_job_id, of.c.run_id, attempt.recorded_ms, attempt.verdict, attempt.known_issue
     ).select_from(
@@ -124,7 +123,7 @@ def _earlier(connection: Connection, run_id: str, kind: str) -> dict[int, Row[An
 def _newest_before(kind: str) -> ScalarSelect[int]:
     # For each job on its own, along the index of its runs, whose ids sort by time: it ends with the first that has a
     # verdict.
-    earlier, attempt, fingerprint = aliased(schema.run_job), schema.attempt.c, schema.fingerprint.c
+    earlier, attempt, fingerprint = schema.run_job.alias(), schema.attempt.c, schema.fingerprint.c
     of_kind = select(fingerprint.hash).where(fingerprint.facts["device_kind"].as_string() == kind)
     return (
         select(attempt.id)

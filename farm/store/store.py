@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import update
 
-from farm.build.source import source_digest, source_place
 from farm.store import (
     coverage,
     flakiness,
@@ -23,8 +22,6 @@ from farm.store import (
 )
 from farm.store.clock import clock_ms
 from farm.store.database import Database
-from farm.store.lease_rows import require_live
-from farm.store.leasing import Leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -38,6 +35,7 @@ if TYPE_CHECKING:
     from farm.results.attempt import Attempt
     from farm.store.alerts import Alerts
     from farm.store.clock import Clock
+    from farm.store.leasing import Leases
     from farm.store.points import JobPast
     from farm.store.pruning import Pruning
     from farm.store.records import (
@@ -92,6 +90,8 @@ class Store:
     @cached_property
     def leases(self) -> Leases:
         """Who has which device, and who waits for one."""
+        from farm.store.leasing import Leases
+
         return Leases(self._database, self._clock)
 
     @cached_property
@@ -228,6 +228,8 @@ class Store:
 
         def insert(connection: Connection) -> None:
             if fence is not None:
+                from farm.store.lease_rows import require_live
+
                 require_live(connection, *fence, self._clock(connection))
             rows.insert_attempt(connection, run_id, attempt, device, artifacts)
 
@@ -416,6 +418,8 @@ class Store:
 
 def case_versions(jobs: Sequence[Job]) -> dict[str, str]:
     """Return the version of the case of each job, by job id; code and files are read once, not per job."""
+    from farm.build.source import source_digest, source_place
+
     sources: dict[tuple[str, ...], str] = {}
     versions = {}
     for job in jobs:
