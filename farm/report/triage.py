@@ -111,11 +111,15 @@ def _groups(
     yield _of_jobs("stale", "Stale", run.having(Outcome.STALE), "stale")
     if run.view.finished_ms is not None and run.counts[Outcome.NOT_RUN]:
         yield _of_jobs("not_run", "Not run", run.having(Outcome.NOT_RUN), "jobs")
-    yield _of_jobs("infra", "Infrastructure trouble", run.having(Outcome.INFRA), "infra")
+    trouble = (*run.having(Outcome.INFRA), *run.recovered)
+    yield _of_jobs("infra", "Infrastructure trouble", trouble, "infra")
 
 
 def _of_jobs(key: str, title: str, items: Sequence[JobSummary], section: str) -> Group:
-    entries = tuple(Entry(item.job.id, item.index, item.reason) for item in items[:SHOWN])
+    entries = tuple(
+        Entry(item.job.id, item.index, item.reason or f"at first: {item.job.attempts[0].reason}")
+        for item in items[:SHOWN]
+    )
     return Group(key, title, entries, len(items), section)
 
 
@@ -128,9 +132,12 @@ def _sentence(groups: Sequence[Group], fixed: int, run: RunSummary) -> str:
         "stale": ("job is stale", "jobs are stale"),
         "not_run": ("job was not run", "jobs were not run"),
         "infra": ("job could not be judged", "jobs could not be judged"),
+        "recovered": ("job needed another attempt", "jobs needed another attempt"),
+        "fixed": ("job is fixed", "jobs are fixed"),
     }
-    parts = [f"{fmt.count(g.total)} {words[g.key][g.total != 1]}" for g in groups if g.total]
-    parts += [f"{fmt.count(fixed)} {'job is' if fixed == 1 else 'jobs are'} fixed"] if fixed else []
+    counts = {group.key: group.total for group in groups}
+    counts |= {"infra": run.counts[Outcome.INFRA], "recovered": len(run.recovered), "fixed": fixed}
+    parts = [f"{fmt.count(count)} {words[key][count != 1]}" for key, count in counts.items() if count]
     if not parts:
         return "Nothing needs a look." if run.jobs else ""
     return f"{', '.join(parts[:-1])}{' and ' if len(parts) > 1 else ''}{parts[-1]}."

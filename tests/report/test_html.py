@@ -99,7 +99,7 @@ def test_the_page_says_what_a_reader_needs_first(example_html: str) -> None:
     page = Page(example_html)
     assert page.texts["h1"] == ["96 passed, 2 failed, 2 known issues, 1 infra - 3 of 101 jobs need attention"]
     headings = [text.strip() for text in page.texts["h2"]]
-    assert page.texts["p"][1] == "2 failures and 1 job could not be judged."
+    assert page.texts["p"][1] == "2 failures, 1 job could not be judged and 1 job needed another attempt."
     assert headings == [
         "Failures", "Known issues", "Infra trouble", "Notes", "Matrix", "Jobs", "Devices", "Fingerprint", "Keys",
     ]  # fmt: skip

@@ -26,7 +26,7 @@ def test_failures_are_new_where_the_job_did_not_fail_before(example_run: RunView
     assert groups(example_run, known) == {
         "New failures": ["quantized_ops/group_norm[SM8650-htp-8a8w]"],
         "Still failing": ["quantized_ops/index_select[SM8750-htp-16a8w]"],
-        "Infrastructure trouble": ["quantized_ops/sdpa[SM8750-htp-8a8w]"],
+        "Infrastructure trouble": ["quantized_ops/sdpa[SM8750-htp-8a8w]", "quantized_ops/softmax[SM8650-htp-16a8w]"],
     }
     assert triage(summarize(example_run), known).quiet == ("stale",)
 
@@ -34,7 +34,7 @@ def test_failures_are_new_where_the_job_did_not_fail_before(example_run: RunView
 def test_without_a_store_no_failure_is_called_new(example_run: RunView) -> None:
     found = triage(summarize(example_run), ReportContext())
     assert [group.title for group in found.groups] == ["Failures", "Infrastructure trouble"]
-    assert found.sentence == "2 failures and 1 job could not be judged."
+    assert found.sentence == "2 failures, 1 job could not be judged and 1 job needed another attempt."
     html = render_html(example_run)
     assert "regression" not in html[html.index("<header") : html.index("</header>")]
 
@@ -42,8 +42,8 @@ def test_without_a_store_no_failure_is_called_new(example_run: RunView) -> None:
 def test_all_of_it_in_one_sentence(example_run: RunView) -> None:
     view = with_stale(example_run)
     assert triage(summarize(view), context(view)).sentence == (
-        "1 new failure, 1 job still fails, 1 confirmed regression, 1 job is stale, 1 job could not be judged and "
-        "3 jobs are fixed."
+        "1 new failure, 1 job still fails, 1 confirmed regression, 1 job is stale, 1 job could not be judged, "
+        "1 job needed another attempt and 3 jobs are fixed."
     )
 
 

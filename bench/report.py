@@ -1,0 +1,190 @@
+"""How large the report of a night is, and how long a browser takes to open it.
+
+    python bench/report.py                2,000 jobs with 30 runs of history: half a minute
+    python bench/report.py --quick        200 jobs, 10 runs
+
+Makes a store with nightly runs that differ by 2 %, where one job of twenty got slower by 12 %; of the last run, one
+job of forty fails with a long log and one of fifty needs a second attempt. Then the report is written as `farm report`
+writes it, and opened from its file in headless Chromium, each time with a profile of its own: the median of five. It
+needs Chromium and its driver on PATH (Debian: apt-get install chromium chromium-driver).
+
+The last line is one JSON object: `jobs`, `megabytes`, `open_seconds` (navigation to the end of the load event),
+`write_seconds` (store to file), and, of these, `background_seconds` (history and artifacts, from the store). Wanted are
+less than 6 MB and 2 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from sqlalchemy import bindparam, select, update
+from store import DAY_MS, DEVICE, FACTS, copy_run
+
+from farm.engine.command import write_report
+from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+from farm.store import schema
+from farm.store.artifacts import ArtifactStore
+from farm.store.database import Database
+from farm.store.records import ArtifactRecord, RunRecord
+from farm.store.store import Store, open_store
+from farm.suites import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+SOCS = ("SM8550", "SM8650", "SM8750", "SM8850")
+PRECISIONS = ("8a8w", "16a8w", "16a4w", "fp16")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+         "--disable-dev-shm-usage", "--window-size=1366,768")  # fmt: skip
+LOG = "".join(f"[INFO] [Qnn ExecuTorch]: line {n} of what the runner said\n" for n in range(5000))
+
+
+def make_jobs(count: int) -> list[Job]:
+    spec = (InputSpec(shape=(1, 3)),)
+    cases = [Case("operators", f"operator_{n}", module="torch.nn:ReLU", inputs=spec) for n in range(-(-count // 16))]
+    targets = [Target(soc, "htp", precision) for soc in SOCS for precision in PRECISIONS]
+    return [Job(case, target) for case in cases for target in targets][:count]
+
+
+def attempt_of(job: Job, started_ms: int, draw: random.Random, *, fails: bool) -> Attempt:
+    usual = random.Random(job.id)
+    latency, sqnr = usual.uniform(2e6, 9e6), usual.uniform(30, 60)
+    sqnr = 12.0 if fails else sqnr
+    broken = ("sqnr 12.0 dB < 20 dB",) * fails
+    spread = partial(draw.gauss, 1, 0.02)
+    count = {name: float(draw.randrange(1, 90_000)) for name in ("pte_size", "partitions", "delegated_ops")}
+    return Attempt(
+        job.id, Verdict.FAILED if fails else Verdict.PASSED, Stage.NUMERICS if fails else Stage.DONE,
+        "output 0 against fp32: sqnr 12.0 dB < 20 dB" if fails else "", DEVICE.serial, started_ms, 0.2,
+        bundle_key=f"{draw.getrandbits(256):064x}", log=LOG if fails else "",
+        comparisons=(
+            Comparison(0, "fp32", sqnr, 1 - draw.random() / 1e3, draw.random(), None, broken),
+            Comparison(0, "quantized", sqnr + 9, 1 - draw.random() / 1e4, draw.random(), None),
+        ),
+        measurements=(
+            Measurement("latency", "ns", Direction.LOWER, tuple(latency * spread() for _ in range(20))),
+            Measurement("load_time", "ns", Direction.LOWER, (draw.uniform(1e6, 4e6),)),
+            Measurement("htp_cycles", "cycles", Direction.LOWER, tuple(latency * spread() for _ in range(5))),
+            Measurement("sqnr_fp32[0]", "dB", Direction.HIGHER, (sqnr,)),
+            *(Measurement(name, "count", Direction.LOWER, (value,), exact=True) for name, value in count.items()),
+        ),
+    )  # fmt: skip
+
+
+def record_run(store: Store, jobs: list[Job], started_ms: int, draw: random.Random, *, last: bool) -> str:
+    run_id = store.begin_run(RunRecord("farm run --nightly", "ci", "bench", FACTS, started_ms, "nightly"))
+    store.plan_jobs(run_id, jobs)
+    store.record_device(run_id, DEVICE)
+    for place, job in enumerate(jobs):
+        files = tuple(ArtifactRecord(f"{draw.getrandbits(256):064x}", 70_000, kind) for kind in ("etdump", "output"))
+        attempt = attempt_of(job, started_ms + place, draw, fails=last and place % 40 == 0)
+        if last and place % 50 == 7:
+            lost = msgspec.structs.replace(
+                attempt, verdict=Verdict.INFRA, stage=Stage.PUSH, reason="phone: push timed out", measurements=(),
+                comparisons=(), log="adb: error: failed to copy\n", started_ms=started_ms,
+            )  # fmt: skip
+            store.record_attempt(run_id, lost)
+        store.record_attempt(run_id, attempt, artifacts=files)
+    store.finish_run(run_id, 1 if last else 0)
+    return run_id
+
+
+def vary(connection: Connection, runs: int) -> None:
+    """Give every run medians of its own, and every twentieth job a step."""
+    attempt, measurement = schema.attempt, schema.measurement
+    draw, median = random.Random(3), measurement.c
+    query = (
+        select(median.attempt_id, median.position, median.p50, schema.run_job.c.job_id, schema.run.c.id)
+        .select_from(measurement.join(attempt).join(schema.run_job).join(schema.run))
+        .where(measurement.c.position.in_((0, 2)))
+    )  # fmt: skip
+    found = connection.execute(query).all()
+    nights = {run_id: night for night, run_id in enumerate(sorted({row.id for row in found}))}
+    changed = [
+        {
+            "of": row.attempt_id,
+            "at": row.position,
+            "to": row.p50
+            * draw.gauss(1, 0.02)
+            * (1.12 if row.job_id % 20 == 0 and nights[row.id] > runs // 2 else 1.0),
+        }
+        for row in found
+    ]
+    where = (measurement.c.attempt_id == bindparam("of")) & (measurement.c.position == bindparam("at"))
+    connection.execute(update(measurement).where(where).values(p50=bindparam("to")), changed)
+
+
+def opened(page: Path) -> float:
+    """Return how long a browser of its own takes to open a page, in seconds."""
+    with tempfile.TemporaryDirectory(prefix="farm-bench-") as profile:
+        options = Options()
+        options.binary_location = shutil.which("chromium") or sys.exit("chromium is not on PATH")
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        browser = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+        try:
+            browser.get(page.as_uri())
+            took = browser.execute_script("return performance.getEntriesByType('navigation')[0].loadEventEnd")
+        finally:
+            browser.quit()
+    return float(took) / 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="200 jobs, 10 runs")
+    parser.add_argument("--keep", type=Path, help="leave the report here")
+    arguments = parser.parse_args()
+    count, runs = (200, 10) if arguments.quick else (2000, 30)
+    draw, jobs = random.Random(1), make_jobs(count)
+    now_ms = time.time_ns() // 1_000_000
+    with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
+        state, address = Path(folder), str(Path(folder, "farm.db"))
+        with open_store(address) as store:
+            pattern = record_run(store, jobs, now_ms - runs * DAY_MS, draw, last=False)
+            database = Database(address)
+            for night in range(1, runs - 1):
+                database.write(partial(copy_run, pattern=pattern, started_ms=now_ms - (runs - night) * DAY_MS))
+            run_id = record_run(store, jobs, now_ms - DAY_MS, draw, last=True)
+            database.write(partial(vary, runs=runs))
+            database.close()
+            kept = ArtifactStore(state / "artifacts")
+            for file in store.artifacts(run_id):
+                path = kept.path(file.sha256)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            page = state / "runs" / run_id / "report.html"
+            started = time.perf_counter()
+            write_report(store.run_view(run_id), page, store, state)
+            written = time.perf_counter() - started
+            started = time.perf_counter()
+            store.background(run_id)
+            background = time.perf_counter() - started
+        if arguments.keep:
+            shutil.copy(page, arguments.keep)
+        result = {
+            "jobs": count,
+            "megabytes": round(page.stat().st_size / 1e6, 2),
+            "open_seconds": round(statistics.median(opened(page) for _ in range(5)), 3),
+            "write_seconds": round(written, 2),
+            "background_seconds": round(background, 2),
+        }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
