@@ -16,9 +16,10 @@ from farm.config import load_config
 @click.argument("before", metavar="RUN")
 @click.argument("after", metavar="RUN", default="latest")
 @click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Most jobs of a group.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page of all jobs here as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print every job as JSON.")
 @config_option
-def command(before: str, after: str, limit: int, config_file: Path | None, *, as_json: bool) -> None:
+def command(before: str, after: str, limit: int, html: Path | None, config_file: Path | None, *, as_json: bool) -> None:
     """Compare two runs: new failures, what is missing, fixed, slower, faster, other counters.
 
     RUN is an id, the start of one, latest or latest~1; the second is latest if left out. A time counts as slower
@@ -32,11 +33,15 @@ def command(before: str, after: str, limit: int, config_file: Path | None, *, as
     with open_store(load_config(config_file).store_url, readonly=True) as store:
         views = [store.run_view(store.resolve_run(run)) for run in (before, after)]
     diff = diff_runs(*views)
+    virtual = any(device.kind == "virtual" for view in views for device in view.devices)
+    if html is not None:
+        from farm.cli.output import write_file
+        from farm.report.page import render_diff
+
+        write_file(html, render_diff(diff, virtual=virtual))
     if as_json:
         print_json({"diff": diff})
         return
     click.echo("\n".join(diff_lines(diff, limit, shutil.get_terminal_size().columns)))
-    if any(device.kind == "virtual" for view in views for device in view.devices) and any(
-        change.is_time for job in diff.jobs for change in job.changes
-    ):
+    if virtual and any(change.is_time for job in diff.jobs for change in job.changes):
         click.echo("VIRTUAL: two runs of one program on the simulator often differ by half.")

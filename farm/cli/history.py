@@ -15,6 +15,7 @@ from farm.cli.output import print_json
 from farm.config import load_config
 from farm.report import format as fmt
 from farm.report.clean import one_line
+from farm.report.history import USUAL, what_changed
 from farm.report.plot import sparkline
 
 if TYPE_CHECKING:
@@ -22,14 +23,9 @@ if TYPE_CHECKING:
 
     from farm.analysis.flakiness import Record
     from farm.store.records import HistoryPoint
-    from farm.store.store import Store
 
-# What most people look for first; the rest is a --metric away.
-_USUAL = ("latency", "htp_cycles", "pte_size", "sqnr_fp32[0]", "dsp_heap_difference", "host_peak_memory")
 _WIDTH = 80
 _LEAST_ROOM = 24
-# Facts of a fingerprint that are what was asked for, and no tool.
-_OF_THE_COMMAND = frozenset({"heap", "profile"})
 
 
 @click.command("history")
@@ -49,6 +45,7 @@ def command(
     told beside it. Below, how often the job passed in its last 20 runs, and whether it is flaky; then a line for each
     metric that moved, from its least to its greatest. Runs of 'farm debug' are left out.
     """
+    from farm.engine.standing import records_of
     from farm.store.store import open_store
 
     with open_store(load_config(config_file).store_url, readonly=True) as store:
@@ -57,23 +54,15 @@ def command(
         else:
             points = store.history(job, None, soc, limit)
         facts = store.fingerprints(point.fingerprint for point in points)
-        records = _records(store, points)
+        records = records_of(store, points)
     if as_json:
         listed = [{"job_id": job, "device_kind": kind, "record": one} for (job, kind), one in records.items()]
         print_json({"points": points, "reliability": listed})
         return
     if not points:
         click.echo(f"farm: {job} has no history yet: no attempt, or of 'farm debug' alone", err=True)
-    for text in _tables(points, metrics or _USUAL, facts, records):
+    for text in _tables(points, metrics or USUAL, facts, records):
         click.echo(text)
-
-
-def _records(store: Store, points: Sequence[HistoryPoint]) -> dict[tuple[str, str], Record]:
-    found: dict[tuple[str, str], Record] = {}
-    for kind in sorted({point.device_kind for point in points}):
-        jobs = {point.job_id for point in points if point.device_kind == kind}
-        found |= {(job, kind): one for job, one in store.reliability(jobs, kind).items()}
-    return found
 
 
 def _tables(
@@ -98,7 +87,7 @@ def _tables(
             values = {point.metric: point for point in attempt}
             first = next(iter(values.values()))
             figures = [_figure(values.get(metric)) for metric in shown]
-            changed.append(_difference(facts[previous], facts[first.fingerprint]) if previous else "")
+            changed.append(what_changed(facts[previous], facts[first.fingerprint]) if previous else "")
             previous = first.fingerprint
             verdict = "known issue" if first.known_issue else first.verdict
             table.append([_time(first.time_ms), first.run_id[-6:], verdict, *figures])
@@ -127,20 +116,6 @@ def _plots(points: Sequence[HistoryPoint], shown: Sequence[str]) -> list[str]:
 
 def _p50(point: HistoryPoint) -> float:
     return math.nan if point.p50 is None else point.p50
-
-
-def _difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return what is different about a run, in a few words."""
-    names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
-    if len(names) > 1 and not _OF_THE_COMMAND.issuperset(names):
-        return "new toolchain"
-    return ", ".join(_fact(name, was, now) for name in names)
-
-
-def _fact(name: str, was: Mapping[str, str], now: Mapping[str, str]) -> str:
-    if name not in now:
-        return f"without {name} {was[name]}"
-    return f"{name} {was[name]} -> {now[name]}" if name in was else f"{name} {now[name]}"
 
 
 def _with_change(line: str, what: str) -> list[str]:

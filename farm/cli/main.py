@@ -28,6 +28,7 @@ _COMMANDS = {
     "report": "Write and show the report of a run.",
     "coverage": "Show every operator in every precision, and how its cases do.",
     "status": "Show how things stand: newly red, not tested, infra trouble.",
+    "serve": "Show the same in a browser: status, runs, devices, history, live.",
     "triage": "Say what becomes of a regression or a red job, or list them.",
     "baseline": "Show what numbers are compared with, or say that a new level is right.",
     "history": "Show what a job's numbers were, run by run.",

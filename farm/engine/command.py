@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
+    from farm.report.context import ReportContext
+    from farm.store.records import Background
     from farm.store.store import Store
     from farm.store.view import RunView
 
@@ -24,20 +26,27 @@ INTERRUPTED = 130
 
 def write_report(view: RunView, path: Path, store: Store, state_dir: Path) -> Path:
     """Write the HTML report of a run, with what the store knows beyond the run, and return the file."""
-    from farm.report.context import ReportContext, artifact_links
+    from farm.report.context import artifact_links
     from farm.report.html import write_html
     from farm.store.artifacts import ArtifactStore
 
-    background = store.background(view.id)
-    context = ReportContext(
-        status=store.run_status(view.id),
-        # None recorded may mean that nobody has looked, so that nothing is said of it.
-        alerts=tuple(store.alerts.of_run(view.id)) or None,
-        background=background,
-        links=artifact_links(background, ArtifactStore(state_dir / "artifacts"), path),
-    )
-    write_html(view, path, context)
+    artifacts = ArtifactStore(state_dir / "artifacts")
+    write_html(view, path, report_context(store, view.id, lambda known: artifact_links(known, artifacts, path)))
     return path
+
+
+def report_context(store: Store, run_id: str, links: Callable[[Background], dict[str, str]]) -> ReportContext:
+    """Return what the store knows beyond a run; `links` says where its artifacts are, by hash."""
+    from farm.report.context import ReportContext
+
+    background = store.background(run_id)
+    return ReportContext(
+        status=store.run_status(run_id),
+        # None recorded may mean that nobody has looked, so that nothing is said of it.
+        alerts=tuple(store.alerts.of_run(run_id)) or None,
+        background=background,
+        links=links(background),
+    )
 
 
 def exit_code_of(view: RunView) -> int:

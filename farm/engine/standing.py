@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 from farm.report.status import SickDevice, Status, status_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.analysis.flakiness import Record
+    from farm.store.records import HistoryPoint
     from farm.store.store import Store
 
 
@@ -24,6 +28,15 @@ def how_things_stand(store: Store, ref: str | None = None) -> Status:
         found=store.alerts.of_run(run.run_id) if run else (),
         remarks=store.alerts.remarks_of_jobs(jobs),
     )
+
+
+def records_of(store: Store, points: Sequence[HistoryPoint]) -> dict[tuple[str, str], Record]:
+    """Return how the jobs of a history did on each kind of device, by job id and kind."""
+    found: dict[tuple[str, str], Record] = {}
+    for kind in sorted({point.device_kind for point in points}):
+        jobs = {point.job_id for point in points if point.device_kind == kind}
+        found |= {(job, kind): one for job, one in store.reliability(jobs, kind).items()}
+    return found
 
 
 def _sick(store: Store) -> list[SickDevice]:

@@ -102,6 +102,31 @@ def rows(
     return sorted(map(_clean, found), key=lambda row: (row.state == ABSENT, row.serial))
 
 
+def remembered(known: Registered, lease: Lease | None) -> DeviceRow:
+    """Return what the store knows of a device that is not asked now.
+
+    Its state is `leased`, `reserved`, `out`, `quarantined` or `idle`: not whether it is attached.
+    """
+    state = "idle"
+    if not known.in_service:
+        state = "out"
+    elif known.health == "quarantined":
+        state = "quarantined"
+    if lease is not None:
+        state = "leased" if lease.token else "reserved"
+    status = known.status
+    row = replace(
+        _known(known, lease),
+        state=state,
+        reason="" if known.in_service else known.service_note or "out of service",
+        root=status.root if status else None,
+        battery_percent=status.battery_percent if status else None,
+        temperature_c=status.temperature_c if status else None,
+        free_bytes=status.free_bytes if status else None,
+    )
+    return _clean(row)
+
+
 def resolve_device(store: Store, name: str) -> Registered:
     """Return the known device that is called `name`: its name, serial or id. Raises UnknownNameError."""
     known = store.registry.all()

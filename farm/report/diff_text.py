@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from farm.report import format as fmt
 from farm.report.clean import one_line
@@ -16,6 +16,35 @@ if TYPE_CHECKING:
 _LEAST_WIDTH = 40
 
 
+class Part(NamedTuple):
+    """Jobs of which the same is to be said."""
+
+    key: str
+    title: str
+    rows: list[tuple[str, str]]
+    """The job's id, and what is to be said of it."""
+
+
+def parts(diff: RunDiff) -> list[Part]:
+    """Return what differs, what needs a look first; a part may have no rows."""
+    groups = (Group.NEW_FAILURE, Group.MISSING, Group.STILL_FAILING, Group.FIXED, Group.ADDED)
+    titles = ("New failures", "Missing", "Still failing", "Fixed", "Added")
+    found = [
+        Part(str(group), title, [_outcome(job, group) for job in diff.having(group)])
+        for group, title in zip(groups, titles, strict=True)
+    ]
+    for title, time, worse in (
+        ("Slower", True, True),
+        ("Faster", True, False),
+        ("Worse", False, True),
+        ("Better", False, False),
+    ):
+        rows = [_changed(job, change) for job, change in diff.changed(time=time, worse=worse)]
+        found.append(Part(title.lower(), title, rows))
+    refused = [(job.job_id, job.not_compared) for job in diff.jobs if job.not_compared]
+    return [*found, Part("not_compared", "Numbers not compared", refused)]
+
+
 def diff_lines(diff: RunDiff, limit: int, width: int = 80) -> list[str]:
     """Return what differs, what needs a look first; at most `limit` lines a group, none wider than `width`."""
     width = max(width, _LEAST_WIDTH)
@@ -24,24 +53,9 @@ def diff_lines(diff: RunDiff, limit: int, width: int = 80) -> list[str]:
         f"after: {diff.after}, {fmt.clock(diff.after_ms)}",
         *(f"  {name}: {was or fmt.NOTHING} -> {now or fmt.NOTHING}" for name, was, now in diff.facts),
     ]
-    for title, group in (
-        ("NEW FAILURES", Group.NEW_FAILURE),
-        ("MISSING", Group.MISSING),
-        ("STILL FAILING", Group.STILL_FAILING),
-        ("FIXED", Group.FIXED),
-        ("ADDED", Group.ADDED),
-    ):
-        lines += _group(title, [_outcome(job, group) for job in diff.having(group)], limit)
-    for title, time, worse in (
-        ("SLOWER", True, True),
-        ("FASTER", True, False),
-        ("WORSE", False, True),
-        ("BETTER", False, False),
-    ):
-        lines += _group(title, [_changed(job, change) for job, change in diff.changed(time=time, worse=worse)], limit)
-    refused = [(job.job_id, job.not_compared) for job in diff.jobs if job.not_compared]
-    lines += _group("NUMBERS NOT COMPARED", refused, limit)
-    lines += ["", _summary(diff)]
+    for part in parts(diff):
+        lines += _group(part.title.upper(), part.rows, limit)
+    lines += ["", in_all(diff)]
     return [_clean(line, width) for line in lines]
 
 
@@ -50,7 +64,8 @@ def _clean(line: str, width: int) -> str:
     return " " * indent + one_line(line, width - indent)
 
 
-def _summary(diff: RunDiff) -> str:
+def in_all(diff: RunDiff) -> str:
+    """Return how many jobs ended as before."""
     same = len(diff.having(Group.SAME))
     jobs = f"{len(diff.jobs)} job{'' if len(diff.jobs) == 1 else 's'}"
     if same == len(diff.jobs) and not any(job.changes or job.not_compared for job in diff.jobs):

@@ -53,6 +53,9 @@ LOG_BUDGET = 1_500_000
 LOG_LIMITS = (600, 48_000)
 """Least and most characters that one log gets of it."""
 
+STYLES, EARLY_SCRIPT, SCRIPTS = ("report.css",), "theme.js", ("report.js",)
+"""Of every page; the early one runs before anything is drawn."""
+
 SHOWN_STALE = 200
 """Stale jobs that are listed by themselves; the table has all."""
 
@@ -95,8 +98,8 @@ class _Extra(NamedTuple):
     files: tuple[File, ...]
 
 
-def render_html(view: RunView, context: ReportContext | None = None) -> str:
-    """Return the page of one run. Everything in both is taken as hostile text."""
+def render_html(view: RunView, context: ReportContext | None = None, *, home: str = "") -> str:
+    """Return the page of one run. Everything in both is taken as hostile text; `home` is where its brand leads."""
     context = context or ReportContext()
     summary = summarize(view)
     first = triage(summary, context)
@@ -137,12 +140,13 @@ def render_html(view: RunView, context: ReportContext | None = None) -> str:
         stepped=sorted(stepped, key=lambda one: (one[1].tone != "worse", -abs(one[1].size))),
         pages=packed(lean, lambda index: page(summary.jobs[index], LOG_LIMITS[0])),
         **shared,
+        home=home,
     )
 
 
 def render_page(template: str, **values: object) -> str:
     """Return a page of reports/ that extends base.html.j2: every text in `values` is escaped, styles are inlined."""
-    return _environment().get_template(template).render(version=__version__, **values, **_assets())
+    return _environment().get_template(template).render({"version": __version__, **assets(), **values})
 
 
 def write_html(view: RunView, path: Path, context: ReportContext | None = None) -> None:
@@ -226,13 +230,14 @@ def _environment() -> jinja2.Environment:
 
 
 @functools.cache
-def _assets() -> dict[str, Markup]:
-    """Return our own style sheet and scripts for inlining, and the policy that allows exactly these."""
+def assets(styles: tuple[str, ...] = STYLES, scripts: tuple[str, ...] = SCRIPTS) -> dict[str, Markup]:
+    """Return our own style sheets and scripts for inlining, and the policy that allows exactly these."""
     from markupsafe import Markup
 
     folder = data_folder("reports")
     style, early, script = (
-        (folder / name).read_text(encoding="utf-8") for name in ("report.css", "theme.js", "report.js")
+        "".join((folder / name).read_text(encoding="utf-8") for name in names)
+        for names in (styles, (EARLY_SCRIPT,), scripts)
     )
     for text in (style, early, script):
         if "</" in text or "<!--" in text:

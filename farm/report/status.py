@@ -36,6 +36,15 @@ class Standing(StrEnum):
     PASSED = "passed"
 
 
+TITLES = {
+    Standing.NEW_FAILURE: "New failures",
+    Standing.STILL_FAILING: "Still failing",
+    Standing.STALE: "Not tested",
+    Standing.INFRA: "Infra",
+    Standing.FIXED: "Fixed",
+}
+"""What is told job by job, in the order in which somebody looks at it."""
+
 _UNMEASURED = frozenset({AlertState.CANDIDATE, AlertState.UNKNOWN})
 
 
@@ -120,7 +129,7 @@ def status_lines(status: Status, now_ms: int, limit: int, width: int = 80) -> li
         lines += ["", f"DEVICES: {len(status.devices)} not fit"]
         lines += [f"  {one.device}: {one.state}{f': {one.reason}' if one.reason else ''}" for one in status.devices]
     for one in status.unfinished:
-        lines.append(f"unfinished: {one.run_id} of {one.user} on {one.host}, began {_ago(one.started_ms, now_ms)}")
+        lines.append(f"unfinished: {one.run_id} of {one.user} on {one.host}, began {ago(one.started_ms, now_ms)}")
     return [_clean(line, width) for line in lines]
 
 
@@ -128,19 +137,14 @@ def _run(status: Status, run: RunStatus, now_ms: int, limit: int) -> list[str]:
     kind = f" on {run.device_kind} devices" if run.device_kind else ""
     ended = f"exit code {run.exit_code}" if run.finished_ms is not None else "NOT FINISHED"
     lines = [
-        f"{run.run_id}: {run.priority} run of {run.user}, {_ago(run.started_ms, now_ms)}, {ended}",
+        f"{run.run_id}: {run.priority} run of {run.user}, {ago(run.started_ms, now_ms)}, {ended}",
         f"  {run.command}",
-        f"  {_counts(status)}{kind}",
+        f"  {counts(status)}{kind}",
     ]
-    lines += _jobs(status, run, now_ms, limit, (("NEW FAILURES", Standing.NEW_FAILURE),))
+    first, *others = TITLES
+    lines += _jobs(status, run, now_ms, limit, (first,))
     lines += _regressions(status, run, limit)
-    red_and_old = (
-        ("STILL FAILING", Standing.STILL_FAILING),
-        ("NOT TESTED", Standing.STALE),
-        ("INFRA", Standing.INFRA),
-        ("FIXED", Standing.FIXED),
-    )
-    lines += _jobs(status, run, now_ms, limit, red_and_old)
+    lines += _jobs(status, run, now_ms, limit, others)
     for title, found in (("NEWLY FLAKY", status.newly_flaky), ("HEALED", status.healed)):
         if found:
             lines += ["", f"{title}: {len(found)}"]
@@ -150,14 +154,14 @@ def _run(status: Status, run: RunStatus, now_ms: int, limit: int) -> list[str]:
     return lines
 
 
-def _jobs(status: Status, run: RunStatus, now_ms: int, limit: int, kinds: Sequence[tuple[str, Standing]]) -> list[str]:
+def _jobs(status: Status, run: RunStatus, now_ms: int, limit: int, kinds: Sequence[Standing]) -> list[str]:
     lines: list[str] = []
-    for title, kind_of_job in kinds:
+    for kind_of_job in kinds:
         jobs = [job for job in run.jobs if status.jobs[job.job_id] is kind_of_job]
         if jobs:
-            lines += ["", f"{title}: {len(jobs)}"]
+            lines += ["", f"{TITLES[kind_of_job].upper()}: {len(jobs)}"]
             for job in jobs[:limit]:
-                lines += [f"  {job.job_id}", *(f"    {said}" for said in _said(job, now_ms))]
+                lines += [f"  {job.job_id}", *(f"    {said}" for said in said_of(job, now_ms))]
                 if remark := status.remarks.get(job.job_id):
                     lines.append(f"    {remark_text(remark)}")
             lines += [f"  and {len(jobs) - limit} more: --limit"] if len(jobs) > limit else []
@@ -176,7 +180,8 @@ def _regressions(status: Status, run: RunStatus, limit: int) -> list[str]:
     return lines
 
 
-def _counts(status: Status) -> str:
+def counts(status: Status) -> str:
+    """Return how many jobs there are, and how they ended."""
     told = {kind: sum(one is kind for one in status.jobs.values()) for kind in Standing}
     told[Standing.PASSED] += told.pop(Standing.FIXED)
     failed = told.pop(Standing.NEW_FAILURE) + told.pop(Standing.STILL_FAILING)
@@ -185,16 +190,18 @@ def _counts(status: Status) -> str:
     return f"{len(status.jobs)} jobs: {', '.join(parts)}"
 
 
-def _said(job: JobStatus, now_ms: int) -> list[str]:
+def said_of(job: JobStatus, now_ms: int) -> list[str]:
+    """Return why a job is where it is, and what it was before."""
     stage = f"{job.stage}: " if job.stage and job.verdict != _PASSED else ""
     lines = [f"{stage}{job.reason}"] if job.reason else []
     if job.before is None:
         return [*lines, "never had a verdict before"]
     verdict = "known issue" if job.before.known_issue else job.before.verdict
-    return [*lines, f"before: {verdict} in {job.before.run_id}, {_ago(job.before.time_ms, now_ms)}"]
+    return [*lines, f"before: {verdict} in {job.before.run_id}, {ago(job.before.time_ms, now_ms)}"]
 
 
-def _ago(time_ms: int, now_ms: int) -> str:
+def ago(time_ms: int, now_ms: int) -> str:
+    """Return how long ago something was: `3 min 05 s ago`, `12 days ago`."""
     seconds = (now_ms - time_ms) / 1000
     return f"{round(seconds / 86_400)} days ago" if seconds >= 2 * 86_400 else f"{fmt.duration(max(0.0, seconds))} ago"
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.results.attempt import Attempt
     from farm.store.alerts import Alerts
+    from farm.store.browse import Browse
     from farm.store.clock import Clock
     from farm.store.leasing import Leases
     from farm.store.points import JobPast
@@ -114,6 +115,13 @@ class Store:
         from farm.store.pruning import Pruning
 
         return Pruning(self._database, self._clock)
+
+    @cached_property
+    def browse(self) -> Browse:
+        """What somebody who looks around asks."""
+        from farm.store.browse import Browse
+
+        return Browse(self._database, self._clock)
 
     @cached_property
     def transfer(self) -> Transfer:

@@ -1,0 +1,114 @@
+"""What jobs were, run by run -> tables: a row an attempt, a column a metric, what is different from before. Pure."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.report.chart import Chart, ChartPoint, chart
+from farm.report.format import quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from farm.store.records import HistoryPoint
+
+USUAL = ("latency", "htp_cycles", "pte_size", "sqnr_fp32[0]", "dsp_heap_difference", "host_peak_memory")
+"""What most people look for first."""
+# Facts of a fingerprint that are what was asked for, and no tool.
+_OF_THE_COMMAND = frozenset({"heap", "profile"})
+
+
+class HistoryRow(msgspec.Struct, frozen=True):
+    """One attempt."""
+
+    first: HistoryPoint
+    """Of its points, which agree on everything but the metric."""
+    figures: tuple[HistoryPoint | None, ...]
+    """One for each metric of the table."""
+    change: str
+    """What is different from the attempt before, in a few words."""
+
+
+class HistoryTable(msgspec.Struct, frozen=True):
+    """One job on one kind of device, oldest first."""
+
+    job_id: str
+    kind: str
+    metrics: tuple[str, ...]
+    units: tuple[str, ...]
+    others: tuple[str, ...]
+    """Metrics that are there as well."""
+    rows: tuple[HistoryRow, ...]
+    charts: tuple[Chart, ...]
+    """Of the metrics that moved."""
+
+
+def tables(
+    points: Sequence[HistoryPoint], wanted: Sequence[str], facts: Mapping[str, Mapping[str, str]]
+) -> list[HistoryTable]:
+    """Return the tables of what `Store.history` told; `facts` are fingerprints by their hash."""
+    found = []
+    ordered = sorted(points, key=lambda point: (point.job_id, point.device_kind, point.time_ms, point.run_id))
+    for (job_id, kind), group in groupby(ordered, key=lambda point: (point.job_id, point.device_kind)):
+        found.append(_table(job_id, kind, list(group), wanted, facts))
+    return found
+
+
+def what_changed(was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return what is different about a run, in a few words."""
+    names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+    if len(names) > 1 and not _OF_THE_COMMAND.issuperset(names):
+        return "new toolchain"
+    return ", ".join(_fact(name, was, now) for name in names)
+
+
+def _table(
+    job_id: str,
+    kind: str,
+    points: Sequence[HistoryPoint],
+    wanted: Sequence[str],
+    facts: Mapping[str, Mapping[str, str]],
+) -> HistoryTable:
+    units = {point.metric: point.unit for point in points if point.metric}
+    metrics = tuple(metric for metric in wanted if metric in units)
+    rows: list[HistoryRow] = []
+    for _, attempt in groupby(points, key=lambda point: (point.time_ms, point.run_id)):
+        values = {point.metric: point for point in attempt}
+        first = next(iter(values.values()))
+        before = rows[-1].first if rows else first
+        change = what_changed(facts.get(before.fingerprint, {}), facts.get(first.fingerprint, {}))
+        if before.case_version != first.case_version:
+            change = f"another test under the same name{f', {change}' if change else ''}"
+        rows.append(HistoryRow(first, tuple(values.get(metric) for metric in metrics), change))
+    charts = [_chart(metric, units[metric], column, rows) for column, metric in enumerate(metrics)]
+    return HistoryTable(
+        job_id=job_id,
+        kind=kind,
+        metrics=metrics,
+        units=tuple("ms" if units[metric] == "ns" else units[metric].removesuffix("1") for metric in metrics),
+        others=tuple(sorted(units.keys() - set(metrics))),
+        rows=tuple(rows),
+        charts=tuple(one for one in charts if one.moved),
+    )
+
+
+def _chart(metric: str, unit: str, column: int, rows: Sequence[HistoryRow]) -> Chart:
+    points = []
+    for place, row in enumerate(rows):
+        figure = row.figures[column]
+        value = math.nan if figure is None or figure.p50 is None else float(figure.p50)
+        bad = row.first.verdict == "failed" and not row.first.known_issue
+        points.append(
+            ChartPoint(place, value, row.first.run_id, broken=bool(row.change), bad=bad, time_ms=row.first.time_ms)
+        )
+    return chart(metric, points, lambda value: quantity(value, unit))
+
+
+def _fact(name: str, was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    if name not in now:
+        return f"without {name} {was[name]}"
+    return f"{name} {was[name]} -> {now[name]}" if name in was else f"{name} {now[name]}"

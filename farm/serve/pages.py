@@ -1,0 +1,250 @@
+"""Store and address -> what a page shows, and the same as the JSON that the command of its name prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farm.engine.standing import how_things_stand, records_of
+from farm.engine.survey import DeviceRow, remembered, resolve_device
+from farm.errors import UsageError
+from farm.report import format as fmt
+from farm.report.alerts import by_range, change_of, remark_text, word_of
+from farm.report.diff import diff_runs
+from farm.report.drift import canary_chart, canary_p50, drift_of
+from farm.report.history import USUAL, tables
+from farm.report.page import diff_values
+from farm.report.status import TITLES, counts, said_of
+from farm.store.browse import STATES, Progress, RunFilter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.leases import Lease
+    from farm.serve.address import Address
+    from farm.store.store import Store
+
+_EVENTS, _ATTEMPTS_SHOWN, _ATTEMPTS = 200, 40, 1000
+_JOBS_A_PAGE = 8
+_MOST_JOBS = 200
+_MOST_FILES = 2000
+_MOST_CASES = 1000
+_MOST_PAGE = 100_000
+
+
+class Page(msgspec.Struct, frozen=True):
+    """What is shown."""
+
+    template: str
+    values: dict[str, Any]
+    answer: Callable[[], dict[str, Any]]
+    """As JSON."""
+
+
+def status_page(store: Store, address: Address) -> Page:
+    """How things stand, as `farm status`."""
+    limit = address.number("limit", 20, 1, 1000)
+    status = how_things_stand(store, address.text("run") or None)
+    groups = []
+    for standing, title in TITLES.items():
+        jobs = [job for job in status.run.jobs if status.jobs[job.job_id] is standing] if status.run else []
+        if jobs:
+            groups.append((str(standing), title, jobs[:limit], len(jobs)))
+    values = {
+        "status": status,
+        "groups": groups,
+        "reliability": [
+            (key, title, list(found.items())[:limit], len(found))
+            for key, title, found in (
+                ("flaky", "Newly flaky", status.newly_flaky),
+                ("healed", "Healed", status.healed),
+            )
+            if found
+        ],
+        "ranges": [(good, bad, found[:limit], len(found)) for good, bad, found in by_range(status.regressions)[:limit]],
+        "counts": counts(status),
+        "said_of": said_of,
+        "record_text": fmt.record,
+        "remark_text": remark_text,
+        "word_of": word_of,
+        "change_of": change_of,
+        "progress": {one.run_id: one for one in store.browse.progress()},
+        "told": told,
+        "known": len(store.registry.all()),
+    }
+    return Page("status.html.j2", values, lambda: {"status": status})
+
+
+def runs_page(store: Store, address: Address) -> Page:
+    """All runs, newest first."""
+    wanted = RunFilter(
+        user=address.text("user"),
+        priority=address.text("priority"),
+        soc=address.text("soc"),
+        suite=address.text("suite"),
+        state=address.one_of("state", STATES),
+    )
+    limit = address.number("limit", 25, 1, 100)
+    number = address.number("page", 1, 1, _MOST_PAGE)
+    found, total = store.browse.runs(wanted, limit, (number - 1) * limit)
+    values = {
+        "runs": found,
+        "total": total,
+        "wanted": wanted,
+        "known": store.browse.known(),
+        "states": STATES,
+        "number": number,
+        "pages": max(1, -(-total // limit)),
+        "told": told,
+    }
+    return Page("runs.html.j2", values, lambda: {"runs": found, "total": total})
+
+
+def files_page(store: Store, address: Address, run: str) -> Page:
+    """The artifacts of a run."""
+    del address
+    run_id = store.resolve_run(run)
+    files = store.browse.files(run_id, _MOST_FILES)
+    return Page("files.html.j2", {"run_id": run_id, "files": files}, lambda: {"files": files})
+
+
+def diff_page(store: Store, address: Address) -> Page:
+    """Two runs, as `farm diff`."""
+    names = address.text("a", "latest~1"), address.text("b", "latest")
+    limit = address.number("limit", 50, 1, 1000)
+    views = [store.run_view(store.resolve_run(name)) for name in names]
+    diff = diff_runs(*views)
+    virtual = any(device.kind == "virtual" for view in views for device in view.devices)
+    values = diff_values(diff, virtual=virtual)
+    keys = [part.key for part in values["parts"]]
+    chosen, words = address.one_of("part", keys), address.text("q").casefold().split()
+    values["choices"] = [(part.key, part.title, len(part.rows)) for part in values["parts"]]
+    values["parts"] = [
+        part._replace(rows=[row for row in part.rows if all(word in " ".join(row).casefold() for word in words)])
+        for part in values["parts"]
+        if chosen in ("", part.key)
+    ]
+    return Page("diff.html.j2", {**values, "names": names, "limit": limit}, lambda: {"diff": diff})
+
+
+def devices_page(store: Store, address: Address) -> Page:
+    """Every device that the store knows, without asking it."""
+    found = device_rows(store)
+    socs, states = sorted({row.soc for row in found}), sorted({row.state for row in found})
+    soc, state, health = address.text("soc"), address.text("state"), address.text("health")
+    words = address.text("q").casefold().split()
+    rows = [
+        row
+        for row in found
+        if soc in ("", row.soc)
+        and state in ("", row.state)
+        and health in ("", row.health)
+        and all(word in f"{row.name} {row.id} {row.product} {' '.join(row.labels)}".casefold() for word in words)
+    ]
+    values = {"rows": rows, "total": len(found), "socs": socs, "states": states, "soc": soc, "state": state}
+    return Page("devices.html.j2", {**values, "health": health}, lambda: {"devices": rows})
+
+
+def device_page(store: Store, address: Address, device: str) -> Page:
+    """One device, as `farm device show`, what ran on it of late, and how it drifts."""
+    known = resolve_device(store, device)
+    events = store.registry.health_events(known.id, _EVENTS)
+    lease = next((lease for lease in store.leases.all() if lease.device == known.id), None)
+    row = remembered(known, lease)
+    attempts = store.browse.on_device(known.serial, known.kind, _ATTEMPTS) if known.serial else []
+    drift = drift_of(events, attempts)
+    limit = address.number("limit", _ATTEMPTS_SHOWN, 1, _ATTEMPTS)
+    values = {
+        "device": known,
+        "row": row,
+        "events": events,
+        "chart": canary_chart(events),
+        "attempts": attempts[:limit],
+        "looked_at": len(attempts),
+        "drift": drift,
+        "canary_p50": canary_p50,
+        "lease": lease,
+        "host_shared": known.kind == "virtual" and known.id != known.serial,
+    }
+    answer = {"device": known, "events": events, "now": row, "attempts": attempts[:limit], "drift": drift}
+    return Page("device.html.j2", values, lambda: answer)
+
+
+def history_page(store: Store, address: Address) -> Page:
+    """Numbers run by run, as `farm history`."""
+    pattern, soc = address.text("job"), address.text("soc")
+    metrics = tuple(one.strip() for one in address.text("metric").split(",") if one.strip())
+    limit = address.number("limit", 20, 1, 200)
+    number = address.number("page", 1, 1, _MOST_PAGE)
+    values: dict[str, Any] = {
+        "pattern": pattern,
+        "soc": soc,
+        "metric": ", ".join(metrics),
+        "limit": limit,
+        "number": number,
+        "cases": store.browse.cases(_MOST_CASES),
+        "socs": store.browse.known().socs,
+        "tables": [],
+        "jobs": 0,
+        "pages": 1,
+    }
+    if not pattern:
+        return Page("history.html.j2", values, lambda: {"points": []})
+    names = store.browse.job_names(pattern, soc or None)
+    shown = names[(number - 1) * _JOBS_A_PAGE : number * _JOBS_A_PAGE]
+
+    def answer() -> dict[str, Any]:
+        if len(names) > _MOST_JOBS:
+            raise UsageError(f"{len(names)} jobs match {pattern!r}, at most {_MOST_JOBS} are told as JSON: name fewer")
+        asked: tuple[str | None, ...] = metrics or (None,)
+        points = [point for one in asked for point in store.history(pattern, one, soc or None, limit)]
+        records = records_of(store, points).items()
+        listed = [{"job_id": job, "device_kind": kind, "record": one} for (job, kind), one in records]
+        return {"points": points, "reliability": listed}
+
+    found = [point for name in shown for point in store.history(name, None, None, limit)]
+    facts = store.fingerprints(point.fingerprint for point in found)
+    values |= {"tables": tables(found, metrics or USUAL, facts), "jobs": len(names)}
+    values |= {"records": records_of(store, found), "record_text": fmt.record}
+    values["pages"] = max(1, -(-len(names) // _JOBS_A_PAGE))
+    return Page("history.html.j2", values, answer)
+
+
+def progress_answer(store: Store) -> dict[str, Any]:
+    """Return how far runs are and who has which device: what a page asks for again and again."""
+    return {
+        "runs": [
+            {
+                **msgspec.structs.asdict(one),
+                "done": one.done,
+                "told": told(one),
+            }
+            for one in store.browse.progress()
+        ],
+        "devices": [
+            {"id": row.id, "state": row.state, "held": held(row), "health": row.health, "reason": row.health_reason}
+            for row in device_rows(store)
+        ],
+    }
+
+
+def device_rows(store: Store) -> list[DeviceRow]:
+    """Return every device that the store knows, by name."""
+    leases: dict[str, Lease] = {lease.device: lease for lease in store.leases.all()}
+    rows = [remembered(one, leases.get(one.id)) for one in store.registry.all()]
+    return sorted(rows, key=lambda row: (row.name or row.serial or row.id, row.id))
+
+
+def told(progress: Progress) -> str:
+    """Return how far a run is, in words: `12 of 40 jobs: 11 passed, 1 failed`."""
+    words = {"known": "known issues", "failed": "failed", "passed": "passed", "infra": "infra", "skipped": "skipped"}
+    parts = [f"{progress.counts[key]} {word}" for key, word in words.items() if progress.counts.get(key)]
+    parts += [f"{progress.stale} stale"] if progress.stale else []
+    jobs = f"{progress.done} of {progress.planned} jobs"
+    return f"{jobs}: {', '.join(parts)}" if parts else jobs
+
+
+def held(row: DeviceRow) -> str:
+    """Return who has a device, and for what; empty for nobody."""
+    return f"{row.holder}{f', {row.purpose}' if row.purpose else ''}" if row.holder else ""

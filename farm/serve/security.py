@@ -1,0 +1,160 @@
+"""Who may look: host names, the token, its cookie, and the headers of every answer."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import socket
+import stat
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+COOKIE = "farm_session"
+SESSION_S = 7 * 86_400
+TOKEN_VARIABLE = "FARM_SERVE_TOKEN"  # noqa: S105 - the name of one
+_LEAST_TOKEN = 16
+_MOST_TOKEN = 1024
+_MAKE_ONE = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+}
+"""Of every answer that does not say otherwise."""
+
+
+def read_token(file: Path | None, environment: Mapping[str, str]) -> str:
+    """Return the token of `file`, or else of the environment; empty where there is none.
+
+    Raises UsageError for one that is short or that others can read.
+    """
+    if file is None:
+        token, where = environment.get(TOKEN_VARIABLE, "").strip(), f"${TOKEN_VARIABLE}"
+        if not token:
+            return ""
+    else:
+        where = str(file)
+        try:
+            if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise UsageError(f"{file}: others can read the token: chmod 600 {file}")
+            token = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            said = error.strerror if isinstance(error, OSError) else "is no text"
+            raise UsageError(f"{file}: the token cannot be read: {said}") from None
+    if not _LEAST_TOKEN <= len(token) <= _MOST_TOKEN or not token.isascii() or not token.isprintable():
+        raise UsageError(
+            f"{where}: a token has {_LEAST_TOKEN} to {_MOST_TOKEN} printable ASCII characters: {_MAKE_ONE} makes one"
+        )
+    return token
+
+
+def require_token(host: str, token: str) -> None:
+    """Raise UsageError where somebody beyond this machine could look without a token."""
+    if not token and not is_loopback(host):
+        raise UsageError(
+            f"{host} can be reached from other machines, and no token is set: put one into ${TOKEN_VARIABLE}, or into "
+            f"a file of yours alone (--token-file); {_MAKE_ONE} makes one"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches `host`. Raises UsageError for a name that means nothing."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise UsageError(f"--host {host[:200]!r}: no such address: 127.0.0.1 is this machine alone") from None
+    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
+
+
+def names_this_machine(header: str, host: str) -> bool:
+    """Tell whether a Host header is of somebody who meant this machine, whatever the port.
+
+    A page of elsewhere whose name suddenly means 127.0.0.1 says another.
+    """
+    name = header.strip()
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    return name.casefold().rstrip(".") in {"127.0.0.1", "::1", "localhost", host.casefold()}
+
+
+class Sessions:
+    """What a browser keeps instead of the token: a time, and a proof that whoever made it knew the token."""
+
+    def __init__(self, token: str, clock: Callable[[], float] = time.time) -> None:
+        self._token, self._clock = token.encode(), clock
+        self._key = hmac.digest(self._token, b"farm serve: session", hashlib.sha256)
+
+    def is_token(self, said: str) -> bool:
+        """Tell whether it is the token, in a time that says nothing of how nearly it is."""
+        return hmac.compare_digest(_digest(said.encode("utf-8", "replace")), _digest(self._token))
+
+    def new(self) -> str:
+        """Return the value of a new cookie."""
+        began = str(int(self._clock()))
+        return f"{began}.{self._proof(began)}"
+
+    def is_live(self, cookie: str) -> bool:
+        """Tell whether a cookie is ours and not too old."""
+        began, _, proof = cookie.partition(".")
+        if not (began.isascii() and began.isdigit() and len(began) < 16 and proof.isascii()):
+            return False
+        mine = hmac.compare_digest(proof, self._proof(began))
+        return mine and 0 <= self._clock() - int(began) + 60 < SESSION_S
+
+    def _proof(self, began: str) -> str:
+        return hmac.new(self._key, began.encode(), hashlib.sha256).hexdigest()
+
+
+class Attempts:
+    """Wrong tokens of late: five a minute from one address, thirty from all; then nobody is asked any more."""
+
+    WINDOW_S = 60.0
+    OF_ONE = 5
+    OF_ALL = 30
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._wrong: deque[tuple[float, str]] = deque(maxlen=self.OF_ALL)
+
+    def wait_s(self, address: str) -> int:
+        """Return how long this address has to wait before it may try a token, 0 for now."""
+        now = self._clock()
+        while self._wrong and self._wrong[0][0] <= now - self.WINDOW_S:
+            self._wrong.popleft()
+        own = [when for when, who in self._wrong if who == address]
+        if len(self._wrong) >= self.OF_ALL:
+            own = [self._wrong[0][0]]
+        elif len(own) < self.OF_ONE:
+            return 0
+        return max(1, round(own[0] + self.WINDOW_S - now))
+
+    def wrong(self, address: str) -> None:
+        """Remember a wrong token."""
+        self._wrong.append((self._clock(), address))
+
+
+def local_path(said: str) -> str:
+    r"""Return a path of this server to go on to; `/` for anything else: `//elsewhere`, `/\elsewhere`, a URL."""
+    plain = said.isascii() and said.isprintable() and "\\" not in said
+    return said if plain and said.startswith("/") and not said.startswith("//") and len(said) < 2000 else "/"
+
+
+def _digest(said: bytes) -> bytes:
+    return hashlib.sha256(said).digest()

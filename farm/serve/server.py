@@ -1,0 +1,84 @@
+"""A socket and uvicorn on it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from farm.config import Config
+
+# For answers that are being written when somebody presses Ctrl-C.
+_LAST_ANSWERS_S = 2
+_MOST_CONNECTIONS = 200
+_INTERRUPTED = 130
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on `host`. Raises UsageError where it cannot."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--host {host[:200]!r}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(128)
+    except OSError as error:
+        found.close()
+        raise UsageError(_explain(host, port, error)) from None
+    return found
+
+
+def url_of(bound: socket.socket) -> str:
+    """Return the address to open in a browser."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def serve(config: Config, host: str, token: str, bound: socket.socket) -> None:
+    """Answer until a signal ends it."""
+    import uvicorn
+
+    from farm.serve.app import create_app
+
+    settings = uvicorn.Config(
+        create_app(config, host, token),
+        lifespan="off",
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        interface="asgi3",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=_LAST_ANSWERS_S,
+    )
+    try:
+        uvicorn.Server(settings).run(sockets=[bound])
+    except KeyboardInterrupt:
+        if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
+            # Python would wait for a query that nobody waits for any more; reading, it leaves nothing half done.
+            sys.stderr.flush()
+            os._exit(_INTERRUPTED)
+        raise
+
+
+def _explain(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is taken: another 'farm serve'? --port names another, --port 0 takes a free one"
+    if error.errno == errno.EACCES:
+        return f"port {port} of {host} is not for this user: --port names another, above 1023"
+    return f"cannot listen on {host}, port {port}: {error.strerror}"

@@ -1,0 +1,238 @@
+"""A store with example data that nobody measured, and a real server in front of it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from sqlalchemy import text
+
+from farm.config import Config, load_config
+from farm.devices.device import AdbAddress, Device
+from farm.devices.status import DeviceStatus
+from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.serve.app import create_app
+from farm.serve.server import listen
+from farm.store.artifacts import ArtifactStore
+from farm.store.records import ArtifactRecord, NewAlert, Remark, RunRecord
+from farm.store.registry import HealthEvent, Seen
+from farm.store.rows import now_ms
+from farm.store.store import Store, open_store
+from farm.suites import Case, InputSpec, Job, Target
+
+HOUR = 3_600_000
+EVIL = '<script>window.pwned=1</script><img src=x onerror="window.pwned=2">\'"&amp;\x1b[31m\u202e'
+CASES = ("conv2d", "relu", "softmax", "cat")
+
+
+def make_job(case: str, soc: str = "SM8650") -> Job:
+    made = Case("quantized_ops", case, module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),))
+    return Job(made, Target(soc, "htp", "8a8w"))
+
+
+def make_device(serial: str = "R5CX1", soc: str = "SM8650", name: str = "") -> Device:
+    return Device(
+        serial=serial, soc=soc, kind="hardware", build="qti/14", address=AdbAddress(5037), product="phone", name=name
+    )
+
+
+def attempt(job: Job, latency_ns: float, **changes: Any) -> Attempt:
+    facts: dict[str, Any] = {
+        "job_id": job.id, "verdict": Verdict.PASSED, "stage": Stage.DONE, "reason": "", "device": "R5CX1",
+        "started_ms": now_ms(), "seconds": 0.3, "bundle_key": "b" * 64,
+        "measurements": (
+            Measurement("latency", "ns", Direction.LOWER, (latency_ns, latency_ns * 1.001, latency_ns * 0.999)),
+            Measurement("pte_size", "bytes", Direction.LOWER, (14_000.0,), exact=True),
+        ),
+        **changes,
+    }  # fmt: skip
+    return Attempt(**facts)
+
+
+@dataclass
+class Filled:
+    """What was recorded."""
+
+    store: Store
+    runs: list[str] = field(default_factory=list)
+    """Finished ones, oldest first."""
+    live: str = ""
+    """The one that has no end."""
+    sha256: str = ""
+    jobs: tuple[Job, ...] = tuple(make_job(case, soc) for case in CASES for soc in ("SM8650", "SM8750"))
+    device: Device = field(default_factory=lambda: make_device(name="pixel-left"))
+
+    def finish_one(self) -> None:
+        """Record one more attempt of the run that has no end."""
+        done = sum(job.id in self._done for job in self.jobs)
+        job = self.jobs[done]
+        self._done.add(job.id)
+        self.store.record_attempt(self.live, attempt(job, 1e6), self.device)
+
+    _done: set[str] = field(default_factory=set)
+
+
+def fill(store: Store, artifacts: ArtifactStore) -> Filled:
+    """Record four runs, of which the last three are nightly, a run without an end, and three devices."""
+    filled = Filled(store)
+    filled.sha256 = artifacts.put(b"an etdump")
+    sick, out = make_device("R5CX2"), make_device("R5CX3", "SM8750", "bench-8750")
+    status = DeviceStatus(False, 80, 31.5, 20 * 10**9, "b", 1e4, 0)
+    store.registry.see([Seen(one, "device", status) for one in (filled.device, sick, out)])
+    for number in range(6):
+        latency_ns = 1.5e6 * (1.2 if number == 5 else 1)
+        event = HealthEvent(filled.device.id, "canary_ok", "healthy", "", {}, (latency_ns,) * 3, now_ms() - HOUR)
+        store.registry.record_health(event)
+    store.registry.record_health(HealthEvent(sick.id, "gave_up", "quarantined", f"does not answer {EVIL}"))
+    store.registry.set_service(out.id, in_service=False, note="lent to the camera team", user="ada")
+    for number in range(4):
+        began = now_ms() - (4 - number) * HOUR
+        facts = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "hardware"}
+        record = RunRecord(
+            "farm run --suite quantized_ops", ("ada", "grace")[number % 2], "bench", facts, began,
+            "nightly" if number else "person",
+        )  # fmt: skip
+        run_id = store.begin_run(record)
+        store.plan_jobs(run_id, filled.jobs)
+        for place, job in enumerate(filled.jobs):
+            last = number == 3
+            changes: dict[str, Any] = {"started_ms": began + place}
+            if last and job.case.name == "softmax":
+                changes |= {"verdict": Verdict.FAILED, "stage": Stage.NUMERICS, "reason": f"sqnr 3 dB {EVIL}"}
+            if last and job.case.name == "cat":
+                changes |= {"verdict": Verdict.INFRA, "stage": Stage.EXECUTE, "reason": "the device went offline"}
+            slower = 1.3 if last and job.case.name == "conv2d" else 1 + number / 1e5
+            kept = [ArtifactRecord(filled.sha256, 9, "etdump")] if last and place in (0, 4) else []
+            made = attempt(job, (place + 1) * 1e6 * slower, **changes)
+            store.record_attempt(run_id, made, filled.device, artifacts=kept)
+        store.finish_run(run_id, int(number == 3))
+        filled.runs.append(run_id)
+    with store._database.reading() as connection:
+        series_id = connection.execute(text("SELECT min(id) FROM series WHERE metric = 'latency'")).scalar_one()
+    slower = NewAlert(
+        series_id=series_id, device_kind="hardware", finding="regression", state="confirmed",
+        last_good=filled.runs[2], first_bad=filled.runs[3], change=0.262, low=0.25, high=0.27, p_value=0.001,
+        reason="latency", guilt=f"the program {EVIL}",
+    )  # fmt: skip
+    store.alerts.record(filled.runs[3], [slower])
+    store.alerts.remark("alert:1", Remark("acknowledged", "ada", "grace", f"see #345 {EVIL}"))
+    store.alerts.remark(f"job:{filled.jobs[4].id}", Remark("acknowledged", "ada", "grace", "a new toolchain"))
+    facts = {"executorch": "1.5.1", "device_kind": "hardware"}
+    filled.live = store.begin_run(RunRecord("farm run", "ada", "bench", facts, now_ms() - 60_000))
+    store.plan_jobs(filled.live, filled.jobs)
+    filled.finish_one()
+    return filled
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    """Names in small letters."""
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that listens on loopback."""
+
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def get(self, path: str, *, method: str = "GET", body: str | None = None, **headers: str) -> Answer:
+        """Ask for a path; `_` in the names of headers is `-`."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        with contextlib.closing(connection):
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, body, {"Accept": "text/html", **named})
+            found = connection.getresponse()
+            pairs = {name.lower(): value for name, value in found.getheaders()}
+            return Answer(found.status, pairs, found.read())
+
+    def json(self, path: str) -> Any:
+        """Return what a path answers as JSON."""
+        answer = self.get(path, Accept="application/json")
+        assert (answer.status, answer.headers["content-type"]) == (200, "application/json"), answer.text
+        return answer.json
+
+
+@contextlib.contextmanager
+def running(config: Config, token: str = "", host: str = "127.0.0.1") -> Iterator[Server]:
+    """Run a server in a thread meanwhile; `host` is what it believes to listen on."""
+    with listen("127.0.0.1", 0) as bound:
+        settings = uvicorn.Config(
+            create_app(config, host, token), lifespan="off", log_config=None, access_log=False, ws="none",
+            timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        server = uvicorn.Server(settings)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        try:
+            yield Server(bound.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load_config(folder=tmp_path)
+
+
+@pytest.fixture
+def filled(config: Config) -> Iterator[Filled]:
+    config.state_dir.mkdir(parents=True)
+    with open_store(config.store_url) as store:
+        yield fill(store, ArtifactStore(config.state_dir / "artifacts"))
+
+
+@pytest.fixture
+def server(config: Config, filled: Filled) -> Iterator[Server]:
+    assert filled.live
+    with running(config) as found:
+        yield found
+
+
+@pytest.fixture
+def start(config: Config) -> Callable[..., contextlib.AbstractContextManager[Server]]:
+    """Return a function that starts a server with a token, or with none."""
+    return lambda token="", host="127.0.0.1": running(config, token, host)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 30) -> Any:
+    """Return what a condition says when it says something; fail when it never does."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    pytest.fail("it never became so")

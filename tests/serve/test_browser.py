@@ -1,0 +1,196 @@
+"""The served pages in real headless Chromium: live progress, access for everybody, nothing that the policy stops."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webdriver import WebDriver
+from selenium.webdriver.support.wait import WebDriverWait
+from selenium_axe_python import Axe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from conftest import Filled, Server
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--no-first-run", "--disable-dev-shm-usage",
+)  # fmt: skip
+TOKEN = "correct-horse-battery-staple"
+PAGES = ("", "runs", "diff?a=latest~2&b=latest~1", "devices", "devices/pixel-left", "history?job=quantized_ops/conv2d",
+         "runs/latest~1/files", "runs/latest~1", "nowhere")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        reason = "chromium and chromedriver are not on PATH (Debian: apt-get install chromium chromium-driver)"
+        if os.environ.get("FARM_REQUIRE_CHROMIUM") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    options = Options()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    session = webdriver.Chrome(options=options, service=Service(driver))
+    yield session
+    session.quit()
+
+
+def show(browser: WebDriver, url: str, *, scheme: str = "light", width: int = 1366) -> None:
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    metrics = {"width": width, "height": 768, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(url)
+
+
+def wait(browser: WebDriver, condition: Callable[[WebDriver], Any]) -> Any:
+    return WebDriverWait(browser, 30, poll_frequency=0.05).until(condition)
+
+
+def complaints(browser: WebDriver) -> list[str]:
+    """Return what the browser logged, without answers that are no 200, which are asked for here."""
+    found = [one["message"] for one in browser.get_log("browser") if one["level"] in ("SEVERE", "WARNING")]
+    return [message for message in found if "Failed to load resource" not in message]
+
+
+def find(browser: WebDriver, selector: str) -> Any:
+    return browser.find_element(By.CSS_SELECTOR, selector)
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1366), ("dark", 1366), ("light", 400)])
+def test_access_for_everybody_and_no_page_is_wider_than_its_window(
+    browser: WebDriver, server: Server, scheme: str, width: int
+) -> None:
+    found = {}
+    for path in PAGES:
+        show(browser, f"{server.url}/{path}", scheme=scheme, width=width)
+        violations = Axe(browser)
+        violations.inject()
+        told = violations.run()["violations"]
+        found[path] = [
+            f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in told if one["impact"] in ("serious", "critical")
+        ]
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width, path
+        assert browser.execute_script("return window.pwned") is None
+    assert found == {path: [] for path in PAGES}
+    assert complaints(browser) == []
+
+
+def test_a_run_moves_on_while_somebody_looks_and_keeps_the_focus(
+    browser: WebDriver, server: Server, filled: Filled
+) -> None:
+    show(browser, f"{server.url}/runs")
+    row = f'tr[data-run="{filled.live}"]'
+    assert find(browser, f"{row} .js-told").text == "1 of 8 jobs: 1 passed"
+    box = find(browser, 'select[name="user"]')
+    box.click()
+    wait(browser, lambda b: find(b, "#live-note").text == "Live.")
+    # As a run of another process writes it.
+    code = (
+        "import sys\nfrom farm.store.store import open_store\n"
+        "from farm.results.attempt import Attempt, Stage, Verdict\n"
+        "with open_store(sys.argv[1]) as store:\n"
+        "    for name in sys.argv[3:]:\n"
+        "        attempt = Attempt(name, Verdict.FAILED, Stage.NUMERICS, 'sqnr', '')\n"
+        "        store.record_attempt(sys.argv[2], attempt)\n"
+    )
+    url = filled.store._database.name
+    subprocess.run([sys.executable, "-c", code, url, filled.live, filled.jobs[1].id, filled.jobs[2].id], check=True)
+    wait(browser, lambda b: find(b, f"{row} .js-told").text == "3 of 8 jobs: 2 failed, 1 passed")
+    assert browser.execute_script("return arguments[0].value", find(browser, f"{row} progress")) == 3
+    filled.store.finish_run(filled.live, 1)
+    wait(browser, lambda b: "has ended" in find(b, "#live").text)
+    assert find(browser, f"{row} .js-ended").text == "✗ failed"
+    assert find(browser, "#live").get_attribute("aria-live") == "polite"
+    assert browser.switch_to.active_element == box
+    assert complaints(browser) == []
+
+
+def test_devices_change_hands_while_somebody_looks(browser: WebDriver, server: Server, filled: Filled) -> None:
+    from farm.leases import Priority
+    from farm.store.registry import HealthEvent
+
+    show(browser, f"{server.url}/devices")
+    row = 'tr[data-device="R5CX1"]'
+    wait(browser, lambda b: find(b, "#live-note").text == "Live.")
+    token = filled.store.leases.request(
+        ["R5CX1"], count=1, user="ada", host="h", pid=1, purpose="farm run", priority=Priority.PERSON, ttl_s=300
+    )
+    filled.store.leases.poll(token, ttl_s=300)
+    wait(browser, lambda b: find(b, f"{row} .js-state").text == "leased")
+    assert find(browser, f"{row} .js-held").text == "ada, farm run"
+    filled.store.registry.record_health(HealthEvent("R5CX1", "infra", "suspect", "cable"))
+    wait(browser, lambda b: "R5CX1 is suspect" in find(b, "#live").text)
+    assert find(browser, f"{row} .js-health").text == "△ suspect"
+
+
+def test_what_is_chosen_is_in_the_address_and_nothing_else(browser: WebDriver, server: Server, filled: Filled) -> None:
+    show(browser, f"{server.url}/runs")
+    browser.execute_script("arguments[0].value = 'grace'", find(browser, 'select[name="user"]'))
+    find(browser, "form.filters button").click()
+    wait(browser, lambda b: b.current_url == f"{server.url}/runs?user=grace")
+    assert len(browser.find_elements(By.CSS_SELECTOR, "tr[data-run]")) == 2
+    show(browser, f"{server.url}/runs")
+    find(browser, 'form[action="/diff"] button').click()
+    wait(browser, lambda b: b.current_url == f"{server.url}/diff?b={filled.live}&a={filled.runs[3]}")
+
+
+def test_the_report_of_a_run_is_the_file_with_a_way_home(browser: WebDriver, server: Server) -> None:
+    show(browser, f"{server.url}/runs/latest~1#q=softmax")
+    assert len([one for one in browser.find_elements(By.CSS_SELECTOR, "#jobs-table tbody") if one.is_displayed()]) == 2
+    find(browser, "a.brand").click()
+    wait(browser, lambda b: b.current_url == f"{server.url}/")
+    assert complaints(browser) == []
+
+
+def test_one_logs_in_and_out(
+    browser: WebDriver, start: Callable[..., AbstractContextManager[Server]], filled: Filled
+) -> None:
+    del filled
+    with start(TOKEN) as server:
+        show(browser, f"{server.url}/runs?user=grace")
+        axe = Axe(browser)
+        axe.inject()
+        assert [one["id"] for one in axe.run()["violations"] if one["impact"] in ("serious", "critical")] == []
+        assert browser.switch_to.active_element.get_attribute("name") == "token"
+        browser.switch_to.active_element.send_keys("wrong" + "\n")
+        wait(browser, lambda b: b.find_elements(By.ID, "problem"))
+        browser.switch_to.active_element.send_keys(TOKEN + "\n")
+        wait(browser, lambda b: b.current_url == f"{server.url}/runs?user=grace")
+        assert browser.execute_script("return document.cookie") == ""
+        wait(browser, lambda b: find(b, "#live-note").text == "Live.")
+        find(browser, 'form[action="/logout"] button').click()
+        wait(browser, lambda b: b.current_url == f"{server.url}/login")
+        show(browser, f"{server.url}/runs")
+        assert browser.current_url.startswith(f"{server.url}/login")
+
+
+def test_two_runs_in_one_file_ask_for_nothing(browser: WebDriver, filled: Filled, tmp_path: Path) -> None:
+    from farm.report.diff import diff_runs
+    from farm.report.page import render_diff
+
+    views = [filled.store.run_view(run) for run in filled.runs[2:]]
+    file = tmp_path / "diff.html"
+    file.write_text(render_diff(diff_runs(*views), virtual=False), encoding="utf-8")
+    show(browser, file.as_uri())
+    assert find(browser, "h1").is_displayed()
+    assert browser.execute_script("return window.pwned") is None
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert complaints(browser) == []

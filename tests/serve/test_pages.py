@@ -1,0 +1,230 @@
+"""The pages over real HTTP: what they show, what they say as JSON, what they do with what cannot be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+
+from farm.report.data import parse_json
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from conftest import Filled, Server
+    from farm_home import FarmHome
+
+    from farm.config import Config
+
+PAGES = ("/", "/runs", "/runs/latest", "/runs/latest~1/files", "/diff", "/devices", "/devices/pixel-left",
+         "/history?job=quantized_ops", "/history")  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_is_whole_and_nothing_of_a_device_is_markup(server: Server, path: str) -> None:
+    page = server.get(path)
+    assert page.status == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert page.text.rstrip().endswith("</html>")
+    assert "<script>window.pwned" not in page.text
+    assert "<img src=x" not in page.text
+    assert "\u202e" not in page.text
+    assert " style=" not in page.text
+
+
+def test_the_status_tells_what_farm_status_tells(server: Server, filled: Filled) -> None:
+    page = server.get("/").text
+    assert "New failures" in page
+    assert "quantized_ops/softmax[SM8650-htp-8a8w]" in page
+    assert "Infra <span" in page
+    assert "lent to the camera team" in page
+    assert 'Regressions <span class="soft">1</span>' in page
+    assert "latency <strong>slower</strong>: +30.0 %" in page
+    assert "grace: see #345" in page
+    assert "grace: a new toolchain" in page
+    assert f"/diff?a={filled.runs[2]}&amp;b={filled.runs[3]}" in page
+    assert filled.live in page
+    assert "1 of 8 jobs: 1 passed" in page
+    told = server.json("/")
+    assert told["status"]["run"]["run_id"] == filled.runs[-1]
+    assert told["status"]["jobs"]["quantized_ops/softmax[SM8650-htp-8a8w]"] == "new_failure"
+
+
+def test_json_is_what_the_command_says(server: Server, filled: Filled, home: FarmHome, config: Config) -> None:
+    assert config.state_dir == home.state
+    for path, arguments, key in (
+        ("/", ["status"], "status"),
+        ("/diff?a=latest~2&b=latest~1", ["diff", "latest~2", "latest~1"], "diff"),
+        ("/history?job=quantized_ops/relu&limit=3", ["history", "quantized_ops/relu", "--limit", "3"], "points"),
+        ("/history?job=quantized_ops/softmax", ["history", "quantized_ops/softmax"], "reliability"),
+        ("/devices/pixel-left", ["device", "show", "pixel-left"], "events"),
+    ):
+        done = home.farm(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        assert server.json(path)[key] == json.loads(done.stdout)[key]
+    text = server.get("/runs/latest?format=json").text
+    assert parse_json(text).id == filled.live
+    assert text.strip() == home.farm("report", "latest", "--json").stdout.strip()
+
+
+def test_runs_are_filtered_and_paged_by_the_address(server: Server, filled: Filled) -> None:
+    def ids(query: str) -> list[str]:
+        return [run["run_id"] for run in server.json(f"/runs?{query}")["runs"]]
+
+    newest_first = [filled.live, *reversed(filled.runs)]
+    assert ids("") == newest_first
+    assert ids("limit=2&page=2") == newest_first[2:4]
+    assert ids("user=grace&priority=nightly") == [filled.runs[3], filled.runs[1]]
+    assert ids("state=failed") == [filled.runs[3]]
+    assert ids("state=unfinished") == [filled.live]
+    assert ids("soc=SM8750&suite=quantized_ops&state=passed") == newest_first[2:]
+    assert ids("soc=SM8550") == []
+    assert ids("limit=99999999999999999999&page=-7") == newest_first
+    page = server.get("/runs?user=ada&limit=1").text
+    assert 'href="/runs?user=ada&amp;limit=1&amp;page=2"' in page
+    assert '<option value="ada" selected>' in page
+
+
+def test_how_far_a_run_is(server: Server) -> None:
+    (first, *_) = server.json("/runs")["runs"]
+    assert first["progress"]["counts"] == {"passed": 1}
+    assert first["progress"]["planned"] == 8
+    assert first["progress"]["exit_code"] is None
+    failed = server.json("/runs?state=failed")["runs"][0]["progress"]
+    assert failed["counts"] == {"failed": 2, "infra": 2, "passed": 4}
+
+
+def test_progress_is_not_sent_again_while_nothing_changes(server: Server, filled: Filled) -> None:
+    first = server.get("/api/progress")
+    (run,) = (run for run in first.json["runs"] if run["run_id"] == filled.live)
+    assert (run["done"], run["told"]) == (1, "1 of 8 jobs: 1 passed")
+    assert {device["id"]: device["state"] for device in first.json["devices"]} == {
+        "R5CX1": "idle", "R5CX2": "quarantined", "R5CX3": "out",
+    }  # fmt: skip
+    again = server.get("/api/progress", If_None_Match=first.headers["etag"])
+    assert (again.status, again.body) == (304, b"")
+    filled.finish_one()
+    changed = server.get("/api/progress", If_None_Match=first.headers["etag"])
+    assert changed.status == 200
+    assert [run["done"] for run in changed.json["runs"] if run["run_id"] == filled.live] == [2]
+
+
+def test_two_runs_are_compared_and_what_is_told_is_chosen(server: Server, filled: Filled) -> None:
+    a, b = filled.runs[2:]
+    page = server.get(f"/diff?a={a}&b={b}").text
+    for title in ("New failures", "Missing", "Slower"):
+        assert f"{title} <span" in page
+    only = server.get(f"/diff?a={a}&b={b}&part=slower&q=conv2d+sm8750").text
+    assert "New failures <span" not in only
+    assert only.count("<th scope=\"row\">") == 1  # fmt: skip
+    assert "latency: 2.000 ms -&gt; 2.600 ms" in only
+
+
+def test_a_device_shows_its_drift_its_events_and_what_ran(server: Server, filled: Filled) -> None:
+    page = server.get("/devices/pixel-left").text
+    assert "+20.0 %" in page
+    assert "<svg" in page
+    assert "canary p50, 6 values" in page
+    assert filled.runs[0] in page
+    told = server.json("/devices/R5CX1")
+    assert told["drift"]["canary_ratio"] == pytest.approx(1.2)
+    assert told["drift"]["jobs"] == 3
+    assert len(told["events"]) == 6
+    assert told["attempts"][0]["run_id"] == filled.live
+    assert "token" not in json.dumps(told)
+
+
+def test_devices_are_filtered(server: Server) -> None:
+    def ids(query: str) -> list[str]:
+        return [device["id"] for device in server.json(f"/devices?{query}")["devices"]]
+
+    assert ids("") == ["R5CX2", "R5CX3", "R5CX1"]
+    assert ids("soc=SM8650&health=healthy") == ["R5CX1"]
+    assert ids("state=out") == ["R5CX3"]
+    assert ids("q=PIXEL") == ["R5CX1"]
+
+
+def test_history_has_a_plot_of_what_moved_and_a_table(server: Server) -> None:
+    page = server.get("/history?job=quantized_ops/conv2d&soc=SM8650").text
+    assert page.count("<svg") == 1
+    assert "latency, 5 values" in page
+    assert "1.300" in page
+    assert "metric=pte_size" in server.get("/history?job=quantized_ops/conv2d&metric=latency").text
+    assert "Page 2 of" not in page
+    several = server.get("/history?job=*&limit=1").text
+    assert several.count("<h2 id=") == 8
+
+
+def test_files_are_served_by_hash_and_only_those_that_the_store_knows(
+    server: Server, filled: Filled, config: Config
+) -> None:
+    assert filled.sha256 in server.get(f"/runs/{filled.runs[3]}/files").text
+    assert f'href="/artifacts/{filled.sha256}"' in server.get(f"/runs/{filled.runs[3]}").text
+    found = server.get(f"/artifacts/{filled.sha256}")
+    assert (found.status, found.body) == (200, b"an etdump")
+    assert found.headers["content-type"] == "application/octet-stream"
+    assert found.headers["content-disposition"].startswith("attachment")
+    assert found.headers["x-content-type-options"] == "nosniff"
+    from farm.store.artifacts import ArtifactStore
+
+    artifacts = ArtifactStore(config.state_dir / "artifacts")
+    unknown = artifacts.put(b"of nobody")
+    assert server.get(f"/artifacts/{unknown}").status == 404
+    for path in ("../farm.db", "..%2f..%2ffarm.db", "A" * 64, "0" * 63, hashlib.sha256(b"").hexdigest()):
+        assert server.get(f"/artifacts/{path}").status == 404, path
+    artifacts.path(filled.sha256).unlink()
+    gone = server.get(f"/artifacts/{filled.sha256}")
+    assert gone.status == 404
+    assert "pruned" in gone.text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/nowhere", 404, "Not found"),
+        ("/runs/20991231-9", 404, "unknown run '20991231-9'"),
+        ("/devices/pixel-lift", 404, "pixel-left"),
+        ("/history?job=quantized_ops/conv3d", 404, "quantized_ops/conv2d"),
+        ("/history?job=relu*&soc=SM1", 404, "unknown job"),
+        ("/runs?limit=many", 400, "expected one from 1 to 100"),
+        ("/runs?state=green", 400, "unfinished"),
+        ("/runs?user=" + "u" * 600, 400, "longer"),
+        ("/diff?a=latest~99", 400, "the store has 5 runs"),
+        ("/diff?a=%00%ff%F0%9F", 404, "unknown run"),
+        (f"/history?job={quote('<script>')}", 404, "&lt;script&gt;"),
+        ("/devices/%2e%2e%2f%2e%2e", 404, "unknown device"),
+        ("/assets/../../farm.db", 404, "Not found"),
+        ("/assets/report.css", 404, "reload"),
+    ],
+)
+def test_what_cannot_be_is_said_as_a_page_and_as_json(server: Server, path: str, status: int, said: str) -> None:
+    page = server.get(path)
+    assert page.status == status
+    assert said in page.text.replace("&#39;", "'")
+    assert "<script>" not in page.text
+    answer = server.get(path, Accept="application/json")
+    assert answer.status == status
+    assert isinstance(answer.json["error"], str)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed(server: Server, filled: Filled, method: str) -> None:
+    for path in ("/", "/runs/latest", "/devices/pixel-left", "/api/progress", f"/artifacts/{filled.sha256}"):
+        assert server.get(path, method=method).status == 405
+
+
+def test_without_a_store_it_says_what_makes_one_and_finds_it_when_it_is_there(start: object, config: Config) -> None:
+    with start() as server:  # type: ignore[operator]
+        missing = server.get("/")
+        assert missing.status == 503
+        assert "there is no store yet" in missing.text.replace("&#39;", "'")
+        assert server.get("/api/progress").status == 503
+        with open_store(config.store_url):
+            page = server.get("/")
+        assert page.status == 200
+        assert "No run yet" in page.text
+        for path in ("/runs", "/devices", "/history"):
+            assert server.get(path).status == 200
+        assert server.get("/diff").status == 400

@@ -1,0 +1,206 @@
+"""Who may look, over real HTTP: the token, its cookie, host names, headers; and what the log says of it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.errors import UsageError
+from farm.serve import security
+from farm.serve.security import Attempts, Sessions, is_loopback, local_path, names_this_machine, read_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from conftest import Filled, Server
+
+    Start = Callable[..., AbstractContextManager[Server]]
+
+TOKEN = "correct-horse-battery-staple"
+FORM = {"Content_Type": "application/x-www-form-urlencoded"}
+
+
+def log_in(server: Server, token: str, path: str = "/", **headers: str) -> object:
+    return server.get("/login", method="POST", body=f"token={token}&next={path}", **FORM, **headers)
+
+
+@pytest.mark.parametrize("path", ["/", "/runs/latest", "/nowhere", "/api/progress", "/login", "/runs?limit=x"])
+def test_every_answer_has_a_strict_policy(start: Start, filled: Filled, path: str) -> None:
+    del filled
+    with start() as server:
+        headers = server.get(path).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-store"
+    assert headers["cross-origin-opener-policy"] == "same-origin"
+    assert "access-control-allow-origin" not in headers
+
+
+def test_style_and_scripts_are_files_that_never_change(server: Server) -> None:
+    page = server.get("/")
+    assert "script-src 'self'; style-src 'self'" in page.headers["content-security-policy"]
+    assert "<style" not in page.text
+    assert not re.search(r"<script(?! src=)", page.text)
+    found = re.findall(r'(?:src|href)="(/assets/[^"]+)"', page.text)
+    assert len(found) == 5
+    for path in found:
+        asset = server.get(path)
+        assert asset.status == 200
+        assert "immutable" in asset.headers["cache-control"]
+        assert asset.headers["content-type"].startswith("text/css" if path.endswith("css") else "text/javascript")
+
+
+def test_a_page_of_elsewhere_that_became_127_0_0_1_sees_nothing(server: Server) -> None:
+    port = server.port
+    for host in (f"evil.example:{port}", "evil.example", "127.0.0.1.evil.example", "", "[::2]", "localhost.evil"):
+        refused = server.get("/", Host=host)
+        assert refused.status == 421, host
+        assert "quantized_ops" not in refused.text
+    for host in (f"localhost:{port}", "LOCALHOST", f"127.0.0.1:{port}", "[::1]:1", "localhost:9999"):
+        assert server.get("/", Host=host).status == 200, host
+
+
+def test_beyond_loopback_any_host_name_will_do_as_a_token_is_needed(start: Start, filled: Filled) -> None:
+    del filled
+    with start(TOKEN, "0.0.0.0") as server:  # noqa: S104 - what it believes
+        assert server.get("/", Host="farm.lab").status == 303
+        assert server.get("/", Host="farm.lab", Authorization=f"Bearer {TOKEN}").status == 200
+
+
+def test_without_the_token_there_is_only_the_way_to_log_in(start: Start, filled: Filled) -> None:
+    with start(TOKEN) as server:
+        for path in ("/runs?user=ada&page=2", f"/artifacts/{filled.sha256}", f"/runs/{filled.runs[0]}"):
+            sent = server.get(path)
+            assert sent.status == 303
+            assert sent.headers["location"].startswith("/login?next=%2F")
+            assert filled.runs[0] not in sent.text
+        for answer in (server.get("/api/progress"), server.get("/", Accept="application/json")):
+            assert answer.status == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+        page = server.get(sent.headers["location"])
+        assert page.status == 200
+        assert 'type="password"' in page.text
+        assert "Devices" not in page.text
+        assert TOKEN not in page.text
+
+
+def test_who_logs_in_gets_a_cookie_that_is_not_the_token(
+    start: Start, filled: Filled, capfd: pytest.CaptureFixture[str]
+) -> None:
+    del filled
+    with start(TOKEN) as server:
+        wrong = log_in(server, "wrong")
+        assert (wrong.status, "set-cookie" in wrong.headers) == (401, False)
+        assert "This is not the token." in wrong.text
+        answer = log_in(server, TOKEN, "/runs?user=ada")
+        assert (answer.status, answer.headers["location"]) == (303, "/runs?user=ada")
+        cookie = answer.headers["set-cookie"]
+        assert TOKEN not in cookie
+        assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().casefold() for part in cookie.split(";")}
+        value = cookie.partition(";")[0]
+        assert server.get("/runs", Cookie=value).status == 200
+        assert "Log out" in server.get("/", Cookie=value).text
+        name, _, proof = value.partition("=")
+        for forged in (
+            f"{name}={proof[:-1]}0",
+            f"{name}=9999999999.{proof.partition('.')[2]}",
+            f"{name}=x",
+            f"{name}={TOKEN}",
+        ):
+            assert server.get("/runs", Cookie=forged).status == 303, forged
+        left = server.get("/logout", method="POST", Cookie=value)
+        assert 'farm_session=""' in left.headers["set-cookie"]
+    with start(TOKEN + "!") as server:
+        assert server.get("/runs", Cookie=value).status == 303
+    logged = capfd.readouterr().err
+    assert "127.0.0.1 POST /login 401" in logged
+    assert "GET /runs 200" in logged
+    assert TOKEN not in logged
+    assert "wrong" not in logged
+    assert "user=ada" not in logged
+
+
+def test_a_form_of_elsewhere_does_not_log_in(start: Start, filled: Filled) -> None:
+    del filled
+    with start(TOKEN) as server:
+        assert log_in(server, TOKEN, Sec_Fetch_Site="cross-site").status == 403
+        assert log_in(server, TOKEN, Sec_Fetch_Site="same-origin").status == 303
+        assert server.get("/login", method="POST", body="token=" + "x" * 20_000, **FORM).status == 413
+
+
+def test_who_guesses_has_to_wait_with_the_right_token_too(start: Start, filled: Filled) -> None:
+    del filled
+    with start(TOKEN) as server:
+        assert [log_in(server, f"guess{n}").status for n in range(3)] == [401] * 3
+        assert [server.get("/", Authorization=f"Bearer guess{n}").status for n in range(2)] == [401] * 2
+        limited = log_in(server, TOKEN)
+        assert limited.status == 429
+        assert 0 < int(limited.headers["retry-after"]) <= 60
+        assert server.get("/", Authorization=f"Bearer {TOKEN}").status == 429
+
+
+def test_wrong_tokens_are_forgotten_after_a_minute_and_limited_in_all() -> None:
+    now = 100.0
+    attempts = Attempts(lambda: now)
+    for _ in range(Attempts.OF_ONE):
+        assert attempts.wait_s("a") == 0
+        attempts.wrong("a")
+    assert (attempts.wait_s("a"), attempts.wait_s("b")) == (60, 0)
+    for number in range(Attempts.OF_ALL):
+        attempts.wrong(f"of many {number}")
+    assert attempts.wait_s("somebody else") == 60
+    now += 61
+    assert attempts.wait_s("a") == 0
+
+
+def test_a_session_ends_after_a_week() -> None:
+    now = 1_800_000_000.0
+    sessions = Sessions(TOKEN, lambda: now)
+    cookie = sessions.new()
+    assert sessions.is_live(cookie)
+    now += security.SESSION_S + 1
+    assert not sessions.is_live(cookie)
+    for nothing in ("", ".", "1.", "\u0661.x", "-1.x", "1" * 99 + ".x"):
+        assert not sessions.is_live(nothing)
+
+
+@pytest.mark.parametrize(
+    "path", ["//evil.example", "/\\evil.example", "https://evil.example", "evil", "", "/\nx", "/é"]
+)
+def test_after_logging_in_nobody_is_led_elsewhere(path: str) -> None:
+    assert local_path(path) == "/"
+
+
+def test_a_token_is_read_from_a_file_of_ones_own_or_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    file.chmod(0o640)
+    with pytest.raises(UsageError, match="chmod 600"):
+        read_token(file, {})
+    file.chmod(0o600)
+    assert read_token(file, {"FARM_SERVE_TOKEN": "another token of somebody"}) == TOKEN
+    assert read_token(None, {"FARM_SERVE_TOKEN": TOKEN}) == TOKEN
+    assert read_token(None, {}) == ""
+    for bad in ("short", "x" * 2000, "a token with a \x07 bell", "ein Schlüssel mit Umlaut"):
+        with pytest.raises(UsageError) as said:
+            read_token(None, {"FARM_SERVE_TOKEN": bad})
+        assert bad not in str(said.value)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_token(tmp_path / "nothing", {})
+
+
+def test_what_only_this_machine_reaches() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.0.2.1")))  # noqa: S104 - asked, not listened on
+    with pytest.raises(UsageError, match="no such address"):
+        is_loopback("no such host")
+    assert names_this_machine("127.0.0.2:8470", "127.0.0.2")
+    assert not names_this_machine("127.0.0.3:8470", "127.0.0.2")
