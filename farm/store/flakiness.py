@@ -15,11 +15,12 @@ from farm.store.rows import chunks
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from sqlalchemy import ColumnElement, Connection, ScalarSelect
+    from sqlalchemy import ColumnElement, Connection, Row, ScalarSelect
 
 _ABOUT_THE_CODE = (Verdict.PASSED, Verdict.FAILED)
 # After every id of a run.
 _NO_END = "~"
+_AT_ONCE = 500
 
 
 def reliability(
@@ -45,34 +46,26 @@ def _tries(connection: Connection, since: Mapping[int, str], kind: str, until: s
     if not since:
         return {}
     run_job, attempt = schema.run_job.c, schema.attempt.c
-    query = (
-        select(
-            run_job.job_id,
-            run_job.run_id,
-            attempt.verdict,
-            attempt.bundle_key,
-            schema.run.c.fingerprint_hash,
-            run_job.judged_by,
-        )
-        .select_from(
-            schema.run_job.join(schema.run, schema.run.c.id == run_job.run_id).join(
-                schema.attempt, attempt.run_job_id == run_job.id
-            )
-        )
-        .where(
-            run_job.job_id.in_(since),
-            run_job.run_id.between(min(since.values()), until),
-            *_conditions(kind),
-            attempt.verdict.in_(_ABOUT_THE_CODE),
-        )
-        .order_by(run_job.run_id, attempt.id)
+    planned = (
+        select(run_job.id, run_job.job_id, run_job.run_id, run_job.judged_by, schema.run.c.fingerprint_hash)
+        .select_from(schema.run_job.join(schema.run))
+        .where(run_job.job_id.in_(since), run_job.run_id.between(min(since.values()), until), *_conditions(kind))
     )
+    rows = {row.id: row for row in connection.execute(planned) if row.run_id >= since[row.job_id]}
+    verdicts: list[Row[Any]] = []
+    # In statements of their own, and few at once: PostgreSQL would rather read every attempt there is.
+    listed = list(rows)
+    for start in range(0, len(listed), _AT_ONCE):
+        part = listed[start : start + _AT_ONCE]
+        query = select(attempt.run_job_id, attempt.id, attempt.verdict, attempt.bundle_key)
+        conditions = attempt.run_job_id.in_(part), attempt.verdict.in_(_ABOUT_THE_CODE)
+        verdicts += connection.execute(query.where(*conditions))
     found: dict[int, list[Try]] = {}
-    for job_id, run_id, verdict, *code in connection.execute(query):
-        if run_id >= since[job_id]:
-            # What a verdict depends on apart from the device: the same of all three is the same code.
-            same = " ".join(map(str, code)) if code[0] else ""
-            found.setdefault(job_id, []).append(Try(run_id, same, verdict == Verdict.PASSED))
+    for one in sorted(verdicts, key=lambda one: (rows[one.run_job_id].run_id, one.id)):
+        row = rows[one.run_job_id]
+        # What a verdict depends on apart from the device: the same of all three is the same code.
+        code = f"{one.bundle_key} {row.fingerprint_hash} {row.judged_by}" if one.bundle_key else ""
+        found.setdefault(row.job_id, []).append(Try(row.run_id, code, one.verdict == Verdict.PASSED))
     return found
 
 
