@@ -84,6 +84,8 @@ def choose_results(store: Store, pattern: str, good: str | None, bad: str | None
     for number, one in enumerate(results_before(store, new)):
         if number == _MOST_BACK or one.view.case_version != new.view.case_version:
             break
+        if not one.attempt.measurements:
+            continue
         nearest = nearest or one
         if one.attempt.bundle_key != new.attempt.bundle_key:
             return one, new

@@ -59,11 +59,16 @@ def series_of(good: Past, new: Past, metrics: Sequence[str] = ()) -> list[Series
     """
     known = {one.metric: one for one in new.attempt.measurements}
     both = {one.metric for one in good.attempt.measurements} & known.keys()
-    wanted = list(dict.fromkeys(metrics)) or [next((one for one in _TIMES if one in both), "")]
+    for past in (good, new):
+        if not past.attempt.measurements:
+            raise UsageError(f"{new.view.id} has no numbers in run {past.run.id}: {past.attempt.reason}")
+    wanted = list(dict.fromkeys(metrics)) or [one for one in _TIMES if one in both][:1]
+    if not wanted:
+        raise UsageError(f"the results of {new.view.id} have no time in common: name what to compare with --metric")
     found = []
     for metric in wanted:
         if metric not in both:
-            raise UnknownNameError("metric", metric or "time", both, f"of both results of {new.view.id}")
+            raise UnknownNameError("metric", metric, both, f"of both results of {new.view.id}")
         one = known[metric]
         if one.exact:
             raise UsageError(

@@ -67,9 +67,9 @@ class Side(msgspec.Struct, frozen=True):
     """Serial of one of the bench's devices; empty is the first."""
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> tuple[str, ...]:
         """What tells it from other sides."""
-        return self.bundle.manifest.key, self.runtime.digest if self.runtime else "", self.device
+        return self.job.id, self.bundle.manifest.key, self.runtime.digest if self.runtime else "", self.device
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ class PairBench:
         self._stack = ExitStack()
         self._places: dict[str, Place] = {}
         self._sessions: dict[tuple[str, str], DeviceSession] = {}
-        self._proven: dict[tuple[str, str, str], str] = {}
+        self._proven: dict[tuple[str, ...], str] = {}
         self._count = 0
         self.turns: list[Turn] = []
         """All that was measured so far, with every sample."""
@@ -253,25 +253,48 @@ class PairBench:
     def _prove(self, role: Role, side: Side) -> str:
         """Return why a side cannot be measured, empty when it can; it is run and judged once, and warm after that."""
         if side.key not in self._proven:
-            self._proven[side.key] = self._turn(role, side, -1, 1, full=True).failure
+            failure = self._turn(role, side, -1, 1, full=True).failure
+            # As in a run, whatever ends the runner is tried once more before it is blamed.
+            self._proven[side.key] = failure and self._turn(role, side, -1, 1, full=True).failure
         return self._proven[side.key]
 
     def _turn(self, role: Role, side: Side, pair: int, inferences: int, *, full: bool) -> Turn:
         place = self._places[side.device] if side.device else self._place
         runtime = side.runtime or place.runtime
-        self._count += 1
-        folder = self._folder / "raw" / str(self._count)
-        session = self._session(place, runtime)
-        raw = session.execute(
-            side.job.id, session.stage(side.bundle), folder, self._options(side, place.device, inferences, full=full)
-        )
-        measured, failure = _judged(side, raw) if full else _timed(side, raw)
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            started_ms, measured, failure = self._run(side, place, runtime, inferences, full=full)
+        except InfraError as error:
+            self._mend(place, runtime, error)
+            started_ms, measured, failure = self._run(side, place, runtime, inferences, full=full)
         turn = Turn(
-            role, pair, side.bundle.manifest.key, runtime.digest, place.device.serial, raw.started_ms, measured, failure
+            role, pair, side.bundle.manifest.key, runtime.digest, place.device.serial, started_ms, measured, failure
         )
         self.turns.append(turn)
         return turn
+
+    def _mend(self, place: Place, runtime: Runtime, error: InfraError) -> None:
+        """Begin anew on a device that may have been away: that is no reason to measure all again. Raises `error`."""
+        from farm.devices.recovery import Step, recover
+
+        if (session := self._sessions.pop((place.device.serial, runtime.digest), None)) is not None:
+            session.close()
+        # A reboot would leave it cold.
+        if not recover(place.device, max_step=Step.RESTART).ok:
+            raise error
+        self._say(f"once more: {error}")
+
+    def _run(
+        self, side: Side, place: Place, runtime: Runtime, inferences: int, *, full: bool
+    ) -> tuple[int, tuple[Measurement, ...], str]:
+        """Return when a turn began, what it measured, and why it failed. Raises InfraError."""
+        self._count += 1
+        folder = self._folder / "raw" / str(self._count)
+        session = self._session(place, runtime)
+        options = self._options(side, place.device, inferences, full=full)
+        raw = session.execute(side.job.id, session.stage(side.bundle), folder, options)
+        found = _judged(side, raw) if full else _timed(side, raw)
+        shutil.rmtree(folder, ignore_errors=True)
+        return (raw.started_ms, *found)
 
     def _options(self, side: Side, device: Device, inferences: int, *, full: bool) -> RunnerOptions:
         from farm.execution.session import RunnerOptions
@@ -299,7 +322,7 @@ class PairBench:
             self._sessions[key] = DeviceSession(
                 open_transport(place.device),
                 runtime,
-                f"{self._folder.name}.{len(self._sessions)}",
+                f"{self._folder.name}.{self._count}",
                 place.device.serial,
                 takeover=first and place.fence is not None,
             )

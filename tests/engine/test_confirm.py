@@ -17,6 +17,7 @@ from planted import JOB, Planted, write_suite
 
 from farm.runtime.native import planned_native
 from farm.store.store import Store, open_store
+from farm.virtual.faults import Fault, inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +52,8 @@ def twice(planted: Planted, again: str) -> str:
 
 
 @pytest.fixture
-def store(planted: Planted) -> Iterator[Store]:
+def store(planted: Planted, good: str) -> Iterator[Store]:
+    assert good
     with open_store(f"sqlite:///{planted.home.state / 'farm.db'}", readonly=True) as store:
         yield store
 
@@ -234,6 +236,20 @@ class TestAxes:
             assert {turn["device"] for turn in told["turns"]} == set(serials)
             assert told["device"] == serials[1]
             assert [lease.device for lease in store.leases.all() if lease.token] == []
+
+
+@pytest.mark.whole
+def test_trouble_of_the_device_costs_a_pair_at_most(planted: Planted, again: str, twice: str, tmp_path: Path) -> None:
+    with attach(planted.home, tmp_path, ["SM8650"]) as attached:
+        inject(attached.root(0), Fault("reset", match="farm_runner", times=1))
+        inject(attached.root(0), Fault("kill_runner"))
+        serial = attached.devices[0].serial
+        done = attached.farm("confirm", JOB, "--good", again, "--bad", twice, "--device", serial, "--json")
+        assert done.returncode == 3, done.stderr
+        assert "once more: " in done.stderr
+        told = json.loads(done.stdout)
+        assert told["metrics"][0]["confirmation"]["pairs"] >= 9
+        assert any(turn["failure"] for turn in told["turns"])
 
 
 @pytest.mark.whole
