@@ -136,8 +136,9 @@ class Planted:
         run_id: str = json.loads(ran.stdout)["id"]
         return run_id
 
-    def json(self, *arguments: str, code: int) -> dict[str, Any]:
+    def json(self, *arguments: str, code: int | None) -> dict[str, Any]:
+        """None as code: any answer will do, as pairs of equals may differ by chance."""
         done = self.home.farm(*arguments, "--json", timeout_s=400)
-        assert done.returncode == code, done.stderr
+        assert done.returncode in ((0, 3) if code is None else (code,)), done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer

@@ -191,6 +191,8 @@ def _text(outcome: ConfirmOutcome) -> list[str]:
     for one in outcome.compared:
         if not one.pairs:
             lines += wrapped(f"{one.series.metric}: {one.confirmation.reason}")
+    for failed in dict.fromkeys(f"{turn.role}: {turn.failure}" for turn in outcome.turns if turn.failure):
+        lines += wrapped(f"a turn failed: {failed}")
     lines += what_differs(good, new, outcome.differences)
     lines += list(_guilt(outcome))
     if outcome.kind == "virtual":

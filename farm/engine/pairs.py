@@ -67,9 +67,14 @@ class Side(msgspec.Struct, frozen=True):
     """Serial of one of the bench's devices; empty is the first."""
 
     @property
+    def place(self) -> tuple[str, str]:
+        """What it runs on: sides that have the same share a process."""
+        return self.runtime.digest if self.runtime else "", self.device
+
+    @property
     def key(self) -> tuple[str, ...]:
         """What tells it from other sides."""
-        return self.job.id, self.bundle.manifest.key, self.runtime.digest if self.runtime else "", self.device
+        return self.job.id, self.bundle.manifest.key, *self.place
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -135,6 +140,8 @@ class PairBench:
                 own_folder(config.cache_dir / "virtual", f"pairs-{secrets.token_hex(6)}")
             )
             self._supervisor = stack.enter_context(Supervisor())
+            # Given back when nothing of ours is on the devices any more.
+            self._leases = stack.enter_context(ExitStack())
             stack.callback(self._close_sessions)
             if self._virtual:
                 place = virtual_place(config, self._target, self._supervisor, self._folder / "device")
@@ -224,12 +231,14 @@ class PairBench:
         problems = [self._prove(role, side) for role, side in sides.items()]
         if any(problems):
             return found
+        # A process may have its own luck, as with where its memory lies: what runs in two gets new ones in every pair.
+        fresh = sides[Role.GOOD].place != sides[Role.NEW].place
         failures = 0
         for number in range(pairs):
             order = list(sides) if number % 2 == 0 else list(sides)[::-1]
             turns: dict[Role, Turn] = {}
             for role in order:
-                turns[role] = self._turn(role, sides[role], number, inferences, full=numerics)
+                turns[role] = self._turn(role, sides[role], number, inferences, full=numerics, fresh=fresh)
                 if turns[role].failure:
                     failures += 1
                     break
@@ -258,14 +267,14 @@ class PairBench:
             self._proven[side.key] = failure and self._turn(role, side, -1, 1, full=True).failure
         return self._proven[side.key]
 
-    def _turn(self, role: Role, side: Side, pair: int, inferences: int, *, full: bool) -> Turn:
+    def _turn(self, role: Role, side: Side, pair: int, inferences: int, *, full: bool, fresh: bool = False) -> Turn:
         place = self._places[side.device] if side.device else self._place
         runtime = side.runtime or place.runtime
         try:
-            started_ms, measured, failure = self._run(side, place, runtime, inferences, full=full)
+            started_ms, measured, failure = self._run(side, place, runtime, inferences, full=full, fresh=fresh)
         except InfraError as error:
             self._mend(place, runtime, error)
-            started_ms, measured, failure = self._run(side, place, runtime, inferences, full=full)
+            started_ms, measured, failure = self._run(side, place, runtime, inferences, full=full, fresh=fresh)
         turn = Turn(
             role, pair, side.bundle.manifest.key, runtime.digest, place.device.serial, started_ms, measured, failure
         )
@@ -284,14 +293,15 @@ class PairBench:
         self._say(f"once more: {error}")
 
     def _run(
-        self, side: Side, place: Place, runtime: Runtime, inferences: int, *, full: bool
+        self, side: Side, place: Place, runtime: Runtime, inferences: int, *, full: bool, fresh: bool
     ) -> tuple[int, tuple[Measurement, ...], str]:
         """Return when a turn began, what it measured, and why it failed. Raises InfraError."""
         self._count += 1
         folder = self._folder / "raw" / str(self._count)
         session = self._session(place, runtime)
         options = self._options(side, place.device, inferences, full=full)
-        raw = session.execute(side.job.id, session.stage(side.bundle), folder, options)
+        execute = session.execute_alone if fresh else session.execute
+        raw = execute(side.job.id, session.stage(side.bundle), folder, options)
         found = _judged(side, raw) if full else _timed(side, raw)
         shutil.rmtree(folder, ignore_errors=True)
         return (raw.started_ms, *found)
@@ -335,7 +345,7 @@ class PairBench:
 
     def _attached(self, choice: Choice) -> Place:
         return attached_place(
-            self._config, self._store, self._target, self._supervisor, self._stack, self._say,
+            self._config, self._store, self._target, self._supervisor, self._leases, self._say,
             choice=choice, purpose=self._purpose, otherwise="--virtual",
         )  # fmt: skip
 

@@ -78,9 +78,13 @@ def test_a_slower_compiler_is_confirmed_and_its_program_blamed(
     assert wait_for_no_process(planted.home) == {}
 
 
+# So many that the gate of 2 % is several times what chance moves the estimate by, also on a busy machine.
+MANY = ("--pairs", "16", "--inferences", "20")
+
+
 def test_a_bundle_is_not_worse_than_itself(planted: Planted, good: str) -> None:
-    done = planted.home.farm("confirm", JOB, "--good", good, "--bad", good, "--metric", "htp_cycles", "--pairs", "6",
-                             "--metric", "sqnr_fp32[0]")  # fmt: skip
+    done = planted.home.farm("confirm", JOB, "--good", good, "--bad", good, "--metric", "htp_cycles",
+                             "--metric", "sqnr_fp32[0]", *MANY)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "both runs have the same program" in done.stderr
     lines = done.stdout.splitlines()
@@ -146,7 +150,7 @@ def test_the_first_bad_run_is_found_and_what_changed_with_it(
 
 @pytest.mark.usefixtures("twice")
 def test_where_there_is_no_step_none_is_looked_for(planted: Planted, good: str, again: str) -> None:
-    told = planted.json("bisect", JOB, "--good", good, "--bad", again, "--pairs", "5", code=0)
+    told = planted.json("bisect", JOB, "--good", good, "--bad", again, *MANY, code=0)
     assert (told["found"], told["probes"], told["first_bad"]) == (False, [], None)
     assert [one["run"] for one in told["runs"]] == [good, again]
     done = planted.home.farm("bisect", JOB, "--good", good, "--bad", good)
@@ -161,7 +165,7 @@ def test_without_a_bundle_the_nearest_run_with_one_is_named(planted: Planted, tw
         if part.name not in ("bundles", "virtual"):
             (kept / part.name).symlink_to(part)
     later = planted.run(12)
-    key = planted.json("confirm", JOB, "--good", twice, "--bad", later, "--pairs", "5", code=0)["good"]["bundle"]
+    key = planted.json("confirm", JOB, "--good", twice, "--bad", later, "--pairs", "5", code=None)["good"]["bundle"]
     found = next(path for path in (planted.home.cache / "bundles").rglob("*") if path.name == key)
     place = kept / found.relative_to(planted.home.cache)
     place.parent.mkdir(parents=True, exist_ok=True)
