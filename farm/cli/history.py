@@ -14,6 +14,7 @@ from farm.cli.options import config_option
 from farm.cli.output import print_json
 from farm.config import load_config
 from farm.report import format as fmt
+from farm.report.alerts import change_of, word_of
 from farm.report.clean import one_line
 from farm.report.history import USUAL, what_changed
 from farm.report.plot import sparkline
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from farm.analysis.flakiness import Record
-    from farm.store.records import HistoryPoint
+    from farm.store.records import AlertRecord, HistoryPoint
 
 _WIDTH = 80
 _LEAST_ROOM = 24
@@ -43,9 +44,9 @@ def command(
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians of an attempt's
     samples. Virtual devices and hardware are never in one table. What is different about a run from the one before is
     told beside it. Below, how often the job passed in its last 20 runs, and whether it is flaky; then a line for each
-    metric that moved, from its least to its greatest. Runs of 'farm debug' are left out.
+    metric that moved, from its least to its greatest, and its known steps. Runs of 'farm debug' are left out.
     """
-    from farm.engine.standing import records_of
+    from farm.engine.standing import records_of, steps_of
     from farm.store.store import open_store
 
     with open_store(load_config(config_file).store_url, readonly=True) as store:
@@ -55,13 +56,14 @@ def command(
             points = store.history(job, None, soc, limit)
         facts = store.fingerprints(point.fingerprint for point in points)
         records = records_of(store, points)
+        alerts = steps_of(store, points, metrics)
     if as_json:
         listed = [{"job_id": job, "device_kind": kind, "record": one} for (job, kind), one in records.items()]
-        print_json({"points": points, "reliability": listed})
+        print_json({"points": points, "reliability": listed, "alerts": alerts})
         return
     if not points:
         click.echo(f"farm: {job} has no history yet: no attempt, or of 'farm debug' alone", err=True)
-    for text in _tables(points, metrics or USUAL, facts, records):
+    for text in _tables(points, metrics or USUAL, facts, records, alerts):
         click.echo(text)
 
 
@@ -70,6 +72,7 @@ def _tables(
     wanted: Sequence[str],
     facts: Mapping[str, Mapping[str, str]],
     records: Mapping[tuple[str, str], Record],
+    alerts: Sequence[AlertRecord],
 ) -> list[str]:
     lines: list[str] = []
     ordered = sorted(points, key=lambda point: (point.job_id, point.device_kind, point.time_ms, point.run_id))
@@ -82,13 +85,13 @@ def _tables(
             ["", "", "", *("" if units[metric] == "1" else units[metric] for metric in shown)],
         ]
         changed = ["", ""]
-        previous = ""
+        previous: HistoryPoint | None = None
         for _, attempt in groupby(points_of_job, key=lambda point: (point.time_ms, point.run_id)):
             values = {point.metric: point for point in attempt}
             first = next(iter(values.values()))
             figures = [_figure(values.get(metric)) for metric in shown]
-            changed.append(what_changed(facts[previous], facts[first.fingerprint]) if previous else "")
-            previous = first.fingerprint
+            changed.append(what_changed(previous, first, facts) if previous else "")
+            previous = first
             verdict = "known issue" if first.known_issue else first.verdict
             table.append([_time(first.time_ms), first.run_id[-6:], verdict, *figures])
         lines.append(f"{job_id}  {f'{kind} device' if kind else 'no device'}")
@@ -97,7 +100,14 @@ def _tables(
         if (job_id, kind) in records:
             lines.append(f"  {fmt.record(records[job_id, kind])}")
         lines += _plots(points_of_job, shown)
+        lines += [_step(one) for one in alerts if (one.job_id, one.device_kind) == (job_id, kind)]
     return lines
+
+
+def _step(one: AlertRecord) -> str:
+    """Return a step of a series: what is known to have moved its level."""
+    told = f"#{one.id} {one.metric} {word_of(one)} since {one.first_bad}: {change_of(one)}, {one.state}"
+    return f"  {_cut(told, _WIDTH - 2)}"
 
 
 def _plots(points: Sequence[HistoryPoint], shown: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from farm.engine.profile import Profile
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
-    from farm.engine.run import RunOutcome
+    from farm.engine.request import RunOutcome
 
 # pytest's own, also behind `--`: what failed last is asked of the store, which all of a user's machines may share.
 _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-first")
@@ -109,7 +109,8 @@ def command(
     infrastructure; 5 nothing selected, or all stale; 130 interrupted.
     """
     from farm.engine.fleet import Choice
-    from farm.engine.run import RunRequest, collect, run
+    from farm.engine.request import RunRequest
+    from farm.engine.run import collect, run
     from farm.engine.selection import parse_shard
 
     if resume is not None:

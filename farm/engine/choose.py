@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from farm.config import Config
-    from farm.engine.run import RunRequest
+    from farm.engine.request import RunRequest
     from farm.store.store import Store
 
 _PYTEST_USAGE = 4

@@ -10,7 +10,7 @@ from farm.errors import IllegalTargetError, UnknownNameError, UsageError
 from farm.profiles import BACKEND_PRECISIONS, CPU_BACKENDS, find_soc
 from farm.report.coverage import coverage, items_of, listed
 from farm.report.coverage_text import facts
-from farm.store.store import case_versions
+from farm.store.recording import case_versions
 from farm.suite_files import find_suites, resolve_suite
 from farm.suites import plan
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from farm.engine.run import RunRequest
+    from farm.engine.request import RunRequest
     from farm.store.view import RunView
 
 _FILE, _LOCK = "intent.json", "lock"
@@ -41,7 +41,7 @@ def read_intent(folder: Path) -> tuple[RunRequest, tuple[Job, ...]]:
 
     Raises UsageError when it was never written down here, or when the code of its cases has changed since.
     """
-    from farm.engine.run import RunRequest
+    from farm.engine.request import RunRequest
 
     try:
         data = _read(folder)

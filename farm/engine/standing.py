@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farm.report.status import SickDevice, Status, status_of
+from farm.store.records import STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from farm.analysis.flakiness import Record
-    from farm.store.records import HistoryPoint
+    from farm.store.records import AlertRecord, HistoryPoint
     from farm.store.store import Store
 
 
@@ -37,6 +38,12 @@ def records_of(store: Store, points: Sequence[HistoryPoint]) -> dict[tuple[str, 
         jobs = {point.job_id for point in points if point.device_kind == kind}
         found |= {(job, kind): one for job, one in store.reliability(jobs, kind).items()}
     return found
+
+
+def steps_of(store: Store, points: Iterable[HistoryPoint], metrics: Collection[str] = ()) -> list[AlertRecord]:
+    """Return what is known to have moved a level in the histories of jobs; of `metrics` alone where given."""
+    jobs = {point.job_id for point in points}
+    return [one for one in store.alerts.of_jobs(jobs) if one.state in STEPS and (not metrics or one.metric in metrics)]
 
 
 def _sick(store: Store) -> list[SickDevice]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from farm.config import Config
     from farm.engine.front import Front
-    from farm.engine.run import RunOutcome, RunRequest
+    from farm.engine.request import RunOutcome, RunRequest
     from farm.nightly.notify import Secrets
     from farm.nightly.plan import Cell, Plan
 

@@ -14,7 +14,7 @@ import msgspec
 from farm.durations import in_seconds
 from farm.engine.fleet import Choice
 from farm.engine.profile import Profile
-from farm.engine.run import RunRequest
+from farm.engine.request import RunRequest
 from farm.errors import FarmError, UnknownNameError, UsageError
 from farm.nightly.tables import ExportTable, MailTable, NightlyTable, RunTable, Tables, WebhookTable, read_tables
 from farm.nightly.templates import BUILT_IN, check_template

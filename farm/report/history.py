@@ -58,8 +58,15 @@ def tables(
     return found
 
 
-def what_changed(was: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return what is different about a run, in a few words."""
+def what_changed(before: HistoryPoint, now: HistoryPoint, facts: Mapping[str, Mapping[str, str]]) -> str:
+    """Return what is different about an attempt, in a few words; `facts` are fingerprints by their hash."""
+    told = _difference(*({**facts.get(one.fingerprint, {}), **one.device_facts} for one in (before, now)))
+    if before.case_version == now.case_version:
+        return told
+    return f"another test under the same name{f', {told}' if told else ''}"
+
+
+def _difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
     names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
     if len(names) > 1 and not _OF_THE_COMMAND.issuperset(names):
         return "new toolchain"
@@ -80,9 +87,7 @@ def _table(
         values = {point.metric: point for point in attempt}
         first = next(iter(values.values()))
         before = rows[-1].first if rows else first
-        change = what_changed(facts.get(before.fingerprint, {}), facts.get(first.fingerprint, {}))
-        if before.case_version != first.case_version:
-            change = f"another test under the same name{f', {change}' if change else ''}"
+        change = what_changed(before, first, facts)
         rows.append(HistoryRow(first, tuple(values.get(metric) for metric in metrics), change))
     charts = [_chart(metric, units[metric], column, rows) for column, metric in enumerate(metrics)]
     return HistoryTable(

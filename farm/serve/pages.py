@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.engine.standing import how_things_stand, records_of
+from farm.engine.standing import how_things_stand, records_of, steps_of
 from farm.engine.survey import DeviceRow, remembered, resolve_device
 from farm.errors import UsageError
 from farm.report import format as fmt
@@ -201,12 +201,13 @@ def history_page(store: Store, address: Address) -> Page:
         points = [point for one in asked for point in store.history(pattern, one, soc or None, limit)]
         records = records_of(store, points).items()
         listed = [{"job_id": job, "device_kind": kind, "record": one} for (job, kind), one in records]
-        return {"points": points, "reliability": listed}
+        return {"points": points, "reliability": listed, "alerts": steps_of(store, points, metrics)}
 
     found = [point for name in shown for point in store.history(name, None, None, limit)]
     facts = store.fingerprints(point.fingerprint for point in found)
     values |= {"tables": tables(found, metrics or USUAL, facts), "jobs": len(names)}
     values |= {"records": records_of(store, found), "record_text": fmt.record}
+    values |= {"steps": steps_of(store, found, metrics), "change_of": change_of, "word_of": word_of}
     values["pages"] = max(1, -(-len(names) // _JOBS_A_PAGE))
     return Page("history.html.j2", values, answer)
 

@@ -13,7 +13,7 @@ from farm.store.records import HistoryPoint
 from farm.store.rows import chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sqlalchemy import ColumnElement, Connection, Row, Subquery
 
@@ -79,6 +79,15 @@ def matching_jobs(connection: Connection, pattern: str, soc: str | None, run_id:
     return {row.id: row.name for row in found}
 
 
+def device_facts(build: str | None, runtime: Mapping[str, str] | None) -> dict[str, str]:
+    """Return what numbers depend on besides the run's fingerprint, name to value."""
+    facts = dict(runtime or {})
+    if "runner" in facts:
+        # In place of that of the machine which the device is attached to.
+        facts["native_runner"] = facts.pop("runner")
+    return facts | ({"device_build": build} if build else {})
+
+
 def not_debugged() -> ColumnElement[bool]:
     """Return the condition that a run is none of `farm debug`, whose programs write every layer."""
     fingerprint = schema.fingerprint.c
@@ -109,6 +118,7 @@ def _expression(pattern: str) -> re.Pattern[str]:
 def _newest_attempts(connection: Connection, jobs: dict[int, str], limit: int) -> Sequence[Row[Any]]:
     """Return the newest `limit` attempts of every job and device kind, oldest first."""
     attempt, run_job, run, device = schema.attempt.c, schema.run_job.c, schema.run.c, schema.device.c
+    run_device = schema.run_device.c
     kinds = _run_kinds()
     kind = func.coalesce(device.kind, kinds.c.kind, "").label("device_kind")
     order = (run.started_ms.desc(), attempt.id.desc())
@@ -125,6 +135,8 @@ def _newest_attempts(connection: Connection, jobs: dict[int, str], limit: int) -
             kind,
             attempt.verdict,
             attempt.known_issue,
+            device.build,
+            schema.run_device.c.runtime,
             func.row_number().over(partition_by=(run_job.job_id, kind), order_by=order).label("age"),
         )
         .select_from(
@@ -133,6 +145,7 @@ def _newest_attempts(connection: Connection, jobs: dict[int, str], limit: int) -
             .join(schema.job, schema.job.c.id == run_job.job_id)
             .join(schema.suite_case, schema.suite_case.c.id == run_job.case_id)
             .outerjoin(schema.device, device.id == attempt.device_id)
+            .outerjoin(schema.run_device, (run_device.run_id == run.id) & (run_device.device_id == device.id))
             .outerjoin(kinds, kinds.c.run_id == run.id)
         )
         .where(run_job.job_id.in_(jobs), not_debugged())
@@ -186,5 +199,6 @@ def _point(row: Row[Any], figure: _Figure) -> HistoryPoint:
         device_kind=row.device_kind,
         verdict=row.verdict,
         known_issue=row.known_issue,
+        device_facts=device_facts(row.build, row.runtime),
         **figure._asdict(),
     )

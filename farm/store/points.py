@@ -12,7 +12,7 @@ from farm.analysis.history import Point
 from farm.analysis.scale import Series
 from farm.results.attempt import Direction, Verdict
 from farm.store import schema
-from farm.store.history import fingerprints, not_debugged
+from farm.store.history import device_facts, fingerprints, not_debugged
 from farm.store.rows import chunks
 
 if TYPE_CHECKING:
@@ -175,17 +175,12 @@ def _past(
 
 
 def _point(row: Row[Any], facts: Mapping[str, str]) -> Point:
-    runtime = dict(row.runtime or {})
-    if "runner" in runtime:
-        # Of a phone it is another build than that of the machine that it is attached to.
-        facts = {name: value for name, value in facts.items() if name != "native_runner"}
-        runtime["native_runner"] = runtime.pop("runner")
     return Point(
         run_id=row.run_id,
         started_ms=row.started_ms,
         value=math.nan,
         # The device's own kind: a run may have been told another one.
-        facts={**facts, **runtime, "device_kind": row.kind, "device_build": row.build},
+        facts={**facts, **device_facts(row.build, row.runtime), "device_kind": row.kind},
         device_kind=row.kind,
         case_version=row.version,
         bundle=row.bundle_key,

@@ -58,6 +58,8 @@ class HistoryPoint(msgspec.Struct, frozen=True):
     """Median of the samples; an int for an exact metric."""
     n: int
     """Samples."""
+    device_facts: dict[str, str] = {}
+    """What else numbers depend on: the build of the device's system, and what it ran programs with."""
 
 
 class ProfileRecord(msgspec.Struct, frozen=True):

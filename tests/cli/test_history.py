@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
-from farm.store.records import RunRecord
+from farm.store.records import NewAlert, RunRecord
 from farm.store.store import Store, open_store
 from farm.suites import Case, InputSpec, Job, Target
 
@@ -184,3 +185,37 @@ def test_the_pass_rate_and_flakiness_are_shown(home: FarmHome, store: Store) -> 
     answer = json.loads(home.farm("status", "--json").stdout)["status"]
     assert answer["newly_flaky"][JOB.id]["since"] == first
     assert answer["healed"] == {}
+
+
+def test_firmware_skel_and_a_changed_case_are_events_and_known_steps_are_told(home: FarmHome, store: Store) -> None:
+    runtime = {"runner": "r" * 64, "skel": "s" * 64}
+
+    def night(hour: int, build: str, skel: str, job: Job = JOB, ms: float = 2.0) -> str:
+        started_ms = 1_790_000_000_000 + hour * 3_600_000
+        run_id = store.begin_run(RunRecord("farm run", "ada", "bench", USUAL, started_ms))
+        store.plan_jobs(run_id, [job])
+        phone = msgspec.structs.replace(PHONE, build=build)
+        store.record_device(run_id, phone, {**runtime, "skel": skel})
+        measured = (Measurement("latency", "ns", Direction.LOWER, (ms * 1e6,)),)
+        attempt = Attempt(JOB.id, Verdict.PASSED, Stage.DONE, "", PHONE.serial, started_ms, measurements=measured)
+        store.record_attempt(run_id, attempt)
+        return run_id
+
+    with store:
+        changed = Job(msgspec.structs.replace(JOB.case, seed=7), JOB.target)
+        nights = [night(0, "b1", "s1"), night(1, "b2", "s1"), night(2, "b2", "s2"), night(3, "b2", "s2", ms=3.0)]
+        night(4, "b2", "s2", changed)
+        [past] = store.pasts_of(JOB.id)
+        step = NewAlert(
+            series_id=past.series[0].id, device_kind="hardware", finding="regression", state="confirmed",
+            last_good=nights[2], first_bad=nights[3], change=math.log(1.5), low=0.4, high=0.41, p_value=0.0, reason="",
+        )  # fmt: skip
+        store.alerts.record(nights[3], [step])
+    done = home.farm("history", "s/c")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for event in ("device_build b1 -> b2", "skel s1 -> s2", "another test under the same name"):
+        assert event in done.stdout
+    assert f"#1 latency slower since {nights[3]}: +50.0 % (" in done.stdout
+    told = json.loads(home.farm("history", "s/c", "--json").stdout)
+    assert [one["first_bad"] for one in told["alerts"]] == [nights[3]]

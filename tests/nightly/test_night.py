@@ -11,7 +11,7 @@ import pytest
 from receivers import web_server
 
 from farm.config import Config, load_config
-from farm.engine.run import RunOutcome, RunRequest
+from farm.engine.request import RunOutcome, RunRequest
 from farm.errors import InfraError, MissingToolError, NoDeviceError
 from farm.nightly import night as nights
 from farm.nightly.harvest import Harvest

@@ -1,0 +1,165 @@
+"""What a run leaves in the store: each method one transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import update
+
+from farm.store import rows, schema, values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sqlalchemy import Connection
+
+    from farm.devices.device import Device
+    from farm.results.attempt import Attempt
+    from farm.store.clock import Clock
+    from farm.store.database import Database
+    from farm.store.records import ArtifactRecord, RunRecord
+    from farm.suites import Job
+
+
+class Recording:
+    """The part of a store that runs write to."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+
+    def begin_run(self, record: RunRecord, prepare: Callable[[str], object] = lambda _: None) -> str:
+        """Record a run that begins, and return its id: UTC time and a random part, `20261121-014501-4f7a12`.
+
+        `prepare` is called with the id before anybody can see the run, perhaps again with another.
+        """
+        started_ms = record.started_ms if record.started_ms is not None else rows.now_ms()
+        facts = {values.clean(name): values.clean(value) for name, value in record.fingerprint.items()}
+        row = {
+            "command": values.clean(record.command, values.LOG_LIMIT),
+            "user_name": values.clean(record.user),
+            "host": values.clean(record.host),
+            "fingerprint_hash": values.fingerprint_hash(facts),
+            "started_ms": started_ms,
+            "priority": values.clean(record.priority, values.KIND_LIMIT),
+        }
+
+        def insert(connection: Connection) -> str:
+            rows.insert_missing(connection, schema.fingerprint, [{"hash": row["fingerprint_hash"], "facts": facts}])
+            while True:
+                run_id = rows.new_run_id(started_ms)
+                if rows.insert_new(connection, schema.run, {"id": run_id, **row}) is not None:
+                    prepare(run_id)
+                    return run_id
+
+        return self._database.write(insert)
+
+    def plan_jobs(self, run_id: str, jobs: Sequence[Job]) -> None:
+        """Record what a run is to do, before it does any of it; a job that is planned already stays as it is."""
+        versions = case_versions(jobs)
+
+        def insert(connection: Connection) -> None:
+            rows.require_run(connection, run_id)
+            job_ids, case_ids = rows.insert_jobs(connection, jobs, versions)
+            planned = [
+                {
+                    "run_id": run_id,
+                    "job_id": job_ids[job.id],
+                    "case_id": case_ids[job.id],
+                    "position": position,
+                    "judged_by": values.judged_by(job),
+                }
+                for position, job in enumerate(jobs)
+            ]
+            rows.insert_missing(connection, schema.run_job, planned)
+
+        self._database.write(insert)
+
+    def record_device(self, run_id: str, device: Device, runtime: Mapping[str, str] | None = None) -> None:
+        """Record that a device has a part in a run, with what it runs programs with: `Runtime.versions`."""
+
+        def insert(connection: Connection) -> None:
+            rows.require_run(connection, run_id)
+            rows.insert_device(connection, run_id, device, runtime)
+
+        self._database.write(insert)
+
+    def record_build(
+        self,
+        run_id: str,
+        job_id: str,
+        *,
+        seconds: float,
+        cached: bool,
+        bundle_key: str,
+        fallback_ops: Mapping[str, int] | None = None,
+        operators: Mapping[str, int] | None = None,
+    ) -> None:
+        """Record how the bundle of a planned job came to be; recorded again, the last one counts.
+
+        `seconds` is wall time; `fallback_ops` are the operators left to the CPU, `operators` those that the backend
+        built, with how often; None where it is not known.
+        """
+        row: dict[str, Any] = {
+            "build_seconds": seconds,
+            "cached": cached,
+            "bundle_key": values.clean(bundle_key, values.KEY_LIMIT),
+        }
+        for column, counts in (("fallback_ops", fallback_ops), ("operators", operators)):
+            if counts is not None:
+                row[column] = {values.clean(name): count for name, count in counts.items()}
+
+        def change(connection: Connection) -> None:
+            run_job_id, _ = rows.find_planned(connection, run_id, job_id)
+            connection.execute(update(schema.run_job).where(schema.run_job.c.id == run_job_id).values(row))
+
+        self._database.write(change)
+
+    def record_attempt(
+        self,
+        run_id: str,
+        attempt: Attempt,
+        device: Device | None = None,
+        *,
+        artifacts: Sequence[ArtifactRecord] = (),
+        fence: tuple[str, int] | None = None,
+    ) -> None:
+        """Record an attempt of a planned job with all its numbers; when this returns, killing the process loses none.
+
+        `device` may be left out when `record_device` told of it. An attempt that says when it started is recorded
+        once, however often it is offered. With `fence`, the id of the leased device and the lease's fence, it is only
+        recorded while that lease lives: raises LeaseLostError, and nothing is written, when it does not.
+        """
+        attempt = rows.bounded(attempt)
+
+        def insert(connection: Connection) -> None:
+            if fence is not None:
+                from farm.store.lease_rows import require_live
+
+                require_live(connection, *fence, self._clock(connection))
+            rows.insert_attempt(connection, run_id, attempt, device, artifacts)
+
+        self._database.write(insert)
+
+    def finish_run(self, run_id: str, exit_code: int) -> None:
+        """Record that a run ended, and how."""
+
+        def change(connection: Connection) -> None:
+            rows.require_run(connection, run_id)
+            row = {"finished_ms": rows.now_ms(), "exit_code": exit_code}
+            connection.execute(update(schema.run).where(schema.run.c.id == run_id).values(row))
+
+        self._database.write(change)
+
+
+def case_versions(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the version of the case of each job, by job id; code and files are read once, not per job."""
+    from farm.build.source import source_digest, source_place
+
+    sources: dict[tuple[str, ...], str] = {}
+    versions = {}
+    for job in jobs:
+        where = source_place(job.case)
+        if where not in sources:
+            sources[where] = source_digest(job.case)
+        versions[job.id] = values.case_version(job.case, sources[where])
+    return versions
