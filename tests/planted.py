@@ -122,23 +122,34 @@ class Planted:
 
     def run(self, layers: int = 0) -> str:
         """Run the job as compiled by the release that adds so many layers; return the run's id."""
-        env = {}
-        if layers:
-            if layers not in self.releases:
-                self.releases[layers] = write_release(self.folder / f"r{layers}", f"0.18.{layers}", layers)
-            env["PYTHONPATH"] = os.pathsep.join(
-                filter(None, [str(self.releases[layers]), os.environ.get("PYTHONPATH", "")])
-            )
         ran = self.home.farm(
-            "run", "--soc", "SM8650", "--suite", str(self.suite), "--virtual", "1", "--json", timeout_s=400, env=env
+            "run",
+            "--soc",
+            "SM8650",
+            "--suite",
+            str(self.suite),
+            "--virtual",
+            "1",
+            "--json",
+            timeout_s=400,
+            env=self.env(layers),
         )
         assert ran.returncode == 0, ran.stderr
         run_id: str = json.loads(ran.stdout)["id"]
         return run_id
 
-    def json(self, *arguments: str, code: int | None) -> dict[str, Any]:
+    def env(self, layers: int) -> dict[str, str]:
+        """Return what lets farm compile with the release that adds so many layers."""
+        if not layers:
+            return {}
+        if layers not in self.releases:
+            self.releases[layers] = write_release(self.folder / f"r{layers}", f"0.18.{layers}", layers)
+        paths = [str(self.releases[layers]), os.environ.get("PYTHONPATH", "")]
+        return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+    def json(self, *arguments: str, code: int | None, layers: int = 0) -> dict[str, Any]:
         """None as code: any answer will do, as pairs of equals may differ by chance."""
-        done = self.home.farm(*arguments, "--json", timeout_s=400)
+        done = self.home.farm(*arguments, "--json", timeout_s=400, env=self.env(layers))
         assert done.returncode in ((0, 3) if code is None else (code,)), done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer

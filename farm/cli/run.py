@@ -13,10 +13,16 @@ from farm.cli.options import config_option, devices_options, duration
 from farm.config import load_config
 from farm.engine.profile import Profile
 from farm.errors import UsageError
+from farm.report.alerts import change_of, word_of
+from farm.report.clean import one_line
 
 if TYPE_CHECKING:
-    from farm.engine.request import RunOutcome
+    from farm.config import Config
+    from farm.engine.request import RunOutcome, RunRequest
 
+FAILED, REGRESSED = 1, 3
+# Exit codes of runs that came to their end.
+_CONFIRMED_AFTER = (0, FAILED, 4)
 # pytest's own, also behind `--`: what failed last is asked of the store, which all of a user's machines may share.
 _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-first")
 
@@ -50,6 +56,8 @@ _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-firs
 @click.option("--shard", metavar="I/N", help="Only part I of N, equally long by past durations: for N machines.")
 @click.option("--budget", "budget_s", metavar="TIME", callback=duration,
               help="Take 90s, 30m or 1h30m at most, the most valuable jobs first; the others are stale.")  # fmt: skip
+@click.option("--confirm", is_flag=True,
+              help="Measure again what stands out, old and new in turns: 3 where something got worse.")  # fmt: skip
 @click.option("--collect-only", is_flag=True, help="List the jobs and stop.")
 @click.option("--iterations", type=click.IntRange(1, 100_000), show_default="3",
               help="Timed inferences of every sample.")  # fmt: skip
@@ -84,6 +92,7 @@ def command(
     changed_since: str | None,
     shard: str | None,
     budget_s: float | None,
+    confirm: bool,
     collect_only: bool,
     iterations: int | None,
     warm_up: int | None,
@@ -105,8 +114,9 @@ def command(
 
     \b
     Exit codes: 0 all passed, known issues and stale jobs aside; 1 a job
-    failed; 2 usage, configuration or a missing tool; 4 no device or
-    infrastructure; 5 nothing selected, or all stale; 130 interrupted.
+    failed; 2 usage, configuration or a missing tool; 3 no job failed, and
+    with --confirm a number got worse; 4 no device or infrastructure; 5
+    nothing selected, or all stale; 130 interrupted.
     """
     from farm.engine.fleet import Choice
     from farm.engine.request import RunRequest
@@ -125,6 +135,8 @@ def command(
 
     if heap and (iterations is not None or warm_up is not None):
         raise UsageError("--heap runs every job once and times nothing: leave --iterations and --warm-up out")
+    if confirm and (heap or collect_only):
+        raise UsageError(f"--confirm measures times again: leave {'--heap' if heap else '--collect-only'} out")
     if collect_only and budget_s is not None:
         raise UsageError("what fits into a budget depends on the devices: leave --budget out to list the jobs")
     limits = [*(["-x"] if exitfirst else []), *([f"--maxfail={maxfail}"] if maxfail else [])]
@@ -162,7 +174,33 @@ def command(
 
     with make_front() as front:
         outcome = run(config, request, front)
+    if confirm and outcome.exit_code in _CONFIRMED_AFTER:
+        outcome = _confirmed(config, request, outcome)
     return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
+
+
+def _confirmed(config: Config, request: RunRequest, outcome: RunOutcome) -> RunOutcome:
+    """Measure again what stands out, and return the outcome with its report written anew."""
+    import msgspec
+
+    from farm.engine.command import Patience
+    from farm.engine.confirm_job import PairsRequest
+    from farm.engine.confirm_run import confirm_run
+    from farm.store.store import open_store
+
+    def say(text: str) -> None:
+        click.echo(f"farm: {one_line(text)}", err=True)
+
+    run_id = outcome.view.id
+    with open_store(config.store_url) as store, Patience():
+        findings = confirm_run(config, store, run_id, PairsRequest(command=request.command), say)
+    for text in findings.problems:
+        say(f"not all that stands out was measured: {text}")
+    for one in findings.regressions:
+        say(f"{one.job_id}: {one.metric} {word_of(one)}: {change_of(one)}")
+    if findings.regressions and outcome.exit_code != FAILED:
+        return msgspec.structs.replace(outcome, exit_code=REGRESSED)
+    return outcome
 
 
 def _resume(

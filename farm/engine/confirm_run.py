@@ -17,6 +17,7 @@ from farm.analysis.confirmation import Answer, Confirmation, control, pairs_need
 from farm.analysis.first_bad import Bracket
 from farm.analysis.nights import is_the_programs
 from farm.build.cache import BundleCache
+from farm.engine.command import write_report
 from farm.engine.confirm_job import PairsRequest, bench_for
 from farm.engine.confirming import Claim, compare, first_bad
 from farm.engine.look_back import found_alerts, look_back, record_look_back
@@ -164,6 +165,8 @@ class _ConfirmRun:
             self._store.alerts.record(self._run_id, found_alerts(looked))
         not_asked = self._candidates(looked)
         self._control()
+        if self._asked:
+            self._report()
         return RunFindings(
             run_id=self._run_id,
             alerts=tuple(self._store.alerts.of_run(self._run_id)),
@@ -172,6 +175,12 @@ class _ConfirmRun:
             problems=tuple(dict.fromkeys(self._benches.broken.values())),
             insufficient=looked.insufficient,
         )
+
+    def _report(self) -> None:
+        """Write the report of the run anew, where there is one."""
+        path = self._config.run_folder(self._run_id) / "report.html"
+        if path.is_file():
+            write_report(self._store.run_view(self._run_id), path, self._store, self._config.state_dir)
 
     def _programs(self, looked: LookBack) -> set[tuple[str, str]]:
         """Return the devices and metrics that are off as a whole because of the programs."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.engine.command import report_context
 from farm.errors import InfraError
 from farm.nightly.record import CellResult, Told
 from farm.nightly.state import write_whole
@@ -45,13 +46,17 @@ class Harvest:
 
     def gather(self, cell: CellResult) -> CellResult:
         """Return `cell` with what its run found; its page and exports are written. Raises InfraError."""
+        from farm.report.context import artifact_links
+        from farm.store.artifacts import ArtifactStore
         from farm.store.store import open_store
 
+        page, artifacts = self.folder / f"{cell.name}.html", ArtifactStore(self._config.state_dir / "artifacts")
         with open_store(self._config.store_url, readonly=True) as store:
             view = store.run_view(cell.run_id)
             jobs = store.run_status(cell.run_id).jobs
             exports = self._export(cell.name, store, view)
-        write_whole(self.folder / f"{cell.name}.html", render_html(view).encode())
+            context = report_context(store, cell.run_id, lambda known: artifact_links(known, artifacts, page))
+        write_whole(page, render_html(view, context).encode())
         summary = summarize(view)
         by_kind: dict[Standing, list[JobStatus]] = {}
         for job in jobs:

@@ -14,7 +14,7 @@ from farm.errors import FarmError, UsageError
 from farm.identity import user_name
 from farm.nightly.harvest import Harvest
 from farm.nightly.look_back import SHARE, look_back
-from farm.nightly.record import NOTHING, CellResult, Night, cell_code, night_code
+from farm.nightly.record import NOTHING, CellResult, Findings, Night, cell_code, night_code
 from farm.nightly.state import Nights, new_id
 from farm.report.format import duration
 
@@ -179,17 +179,24 @@ class _Night:
                 patience=self._patience, begun=lambda run_id: self._note(cell, run_id=run_id),
             )  # fmt: skip
 
+    def _look_back(self, run_id: str, end_s: float | None) -> Findings:
+        left = None if end_s is None else max(0.0, end_s - time.monotonic())
+        try:
+            return look_back(self._config, run_id, self._say, left)
+        except KeyboardInterrupt:
+            # What the run found is told all the same.
+            self._is_stopped = True
+            return Findings()
+
     def _end(self, cell: Cell, code: int, problem: str, end_s: float | None) -> None:
         """Keep what a cell found."""
         result = msgspec.structs.replace(self._cells[cell.name], problem=problem)
         try:
             if result.run_id:
-                result = self._cells[cell.name] = self._harvest.gather(result)
                 if code != INTERRUPTED:
-                    left = None if end_s is None else max(0.0, end_s - time.monotonic())
-                    result = msgspec.structs.replace(
-                        result, findings=look_back(self._config, result.run_id, self._say, left)
-                    )
+                    # First, as the report of the run tells of it.
+                    result = msgspec.structs.replace(result, findings=self._look_back(result.run_id, end_s))
+                result = self._cells[cell.name] = self._harvest.gather(result)
         except FarmError as error:
             self._say(f"{cell.name}: {error}")
             result = msgspec.structs.replace(result, problem=problem or str(error))

@@ -131,7 +131,10 @@ def test_a_store_of_an_older_revision_is_brought_up_to_date(address: str, make: 
         planned = {"run_id": "old", "job_id": job_ids[job.id], "case_id": case_ids[job.id], "position": 0}
         connection.execute(schema.run_job.insert(), planned)
         facts = {name: getattr(attempt, name) for name in rows.ATTEMPT_COLUMNS if name in old.tables["attempt"].c}
-        device_id = rows.insert_device(connection, "old", make.device())
+        facts_of_device = {"serial": "virtual-1", "soc": "SM8650", "kind": "virtual", "build": "b"}
+        connection.execute(old.tables["device"].insert(), facts_of_device)
+        device_id = connection.execute(select(schema.device.c.id)).scalar_one()
+        connection.execute(old.tables["run_device"].insert(), {"run_id": "old", "device_id": device_id})
         run_job_id = connection.execute(select(schema.run_job.c.id)).scalar_one()
         known: dict[str, object] = {"run_job_id": run_job_id, "device_id": device_id, "recorded_ms": 3}
         connection.execute(old.tables["attempt"].insert(), {**facts, **known})
