@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import aliased
 
 from farm.results.attempt import Verdict
 from farm.store import schema
@@ -72,7 +71,7 @@ def _runs(connection: Connection, run_ids: set[str]) -> dict[str, tuple[int, str
 
 def _medians(table: Any, value: Any, run_id: str, kind: str, metrics: Sequence[str], runs: int) -> Select[Any]:
     """Return the query for series, run, attempt, case and median."""
-    now, was, before = (aliased(schema.run_job) for _ in range(3))
+    now, was, before = (schema.run_job.alias() for _ in range(3))
     run, attempt, fingerprint = schema.run.c, schema.attempt.c, schema.fingerprint.c
     of_kind = select(fingerprint.hash).where(fingerprint.facts["device_kind"].as_string() == kind)
     comparable = (run.fingerprint_hash.in_(of_kind), not_debugged())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -219,3 +221,18 @@ def test_firmware_skel_and_a_changed_case_are_events_and_known_steps_are_told(ho
     assert f"#1 latency slower since {nights[3]}: +50.0 % (" in done.stdout
     told = json.loads(home.farm("history", "s/c", "--json").stdout)
     assert [one["first_bad"] for one in told["alerts"]] == [nights[3]]
+
+
+def test_asking_the_store_loads_nothing_that_takes_long(home: FarmHome, store: Store) -> None:
+    with store:
+        record(store, 0, USUAL, LATENCY)
+    script = (
+        "import sys\nfrom farm.cli.main import cli\n"
+        "cli(sys.argv[1:], standalone_mode=False)\n"
+        "heavy = {'sqlalchemy.orm', 'alembic', 'numpy', 'scipy', 'torch', 'jinja2', 'rich', 'pytest', 'starlette'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    for arguments in (["history", "s/c"], ["status"], ["triage"]):
+        command = [sys.executable, "-c", script, *arguments]
+        done = subprocess.run(command, env=home.env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (arguments, done.stderr)
