@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import chromium
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
@@ -25,10 +21,6 @@ if TYPE_CHECKING:
 
     from conftest import Filled, Server
 
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run", "--disable-dev-shm-usage",
-)  # fmt: skip
 TOKEN = "correct-horse-battery-staple"
 PAGES = ("", "runs", "diff?a=latest~2&b=latest~1", "devices", "devices/pixel-left", "history?job=quantized_ops/conv2d",
          "runs/latest~1/files", "runs/latest~1", "nowhere")  # fmt: skip
@@ -36,18 +28,7 @@ PAGES = ("", "runs", "diff?a=latest~2&b=latest~1", "devices", "devices/pixel-lef
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not chromium or not driver:
-        reason = "chromium and chromedriver are not on PATH (Debian: apt-get install chromium chromium-driver)"
-        if os.environ.get("FARM_REQUIRE_CHROMIUM") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    options = Options()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    session = webdriver.Chrome(options=options, service=Service(driver))
+    session = chromium.start(tmp_path_factory.mktemp("profile"))
     yield session
     session.quit()
 
