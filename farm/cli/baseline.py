@@ -47,11 +47,13 @@ def show(job: str, soc: str | None, metrics: tuple[str, ...], config_file: Path 
         if (level.job_id, level.device_kind) != last:
             last = level.job_id, level.device_kind
             click.echo(one_line(f"{level.job_id}  {level.device_kind} device", width))
-        value = "-" if math.isnan(level.median) else f"{level.median:,.6g} {'' if level.unit == '1' else level.unit}"
+        unit = "" if level.unit in ("1", "count") else level.unit
+        value = "-" if math.isnan(level.median) else f"{level.median:,.6g} {unit}"
         runs = f"{level.runs} run{'' if level.runs == 1 else 's'} since {level.since}"
         few = "" if level.enough else ", too few to judge"
         click.echo("  " + one_line(f"{level.metric}: {value.strip()}, {runs}{few}", width - 2))
     if not found:
+        _require(job, metrics)
         click.echo(f"farm: {job} has no number that is judged yet", err=True)
 
 
@@ -92,8 +94,19 @@ def accept(
     if as_json:
         print_json({"accepted": done})
         return
+    if not done:
+        _require(job, metrics, "" if run_id is None else f" in {run_id}")
     for one in done:
         click.echo(f"#{one.alert} {one.job_id}: {one.metric}{', a step without an alert' if one.declared else ''}")
     if not done:
         where = "" if run_id is None else f" in {run_id}"
         click.echo(f"nothing of {job} stands out{where}: --metric names a number whose level is right all the same")
+
+
+def _require(job: str, metrics: tuple[str, ...], where: str = "") -> None:
+    """Raise UsageError for metrics that somebody named, and that no job has."""
+    if metrics:
+        names = " or ".join(map(one_line, metrics))
+        raise UsageError(
+            f"{one_line(job)} has no judged number {names}{where}: 'farm baseline show' lists those it has"
+        )

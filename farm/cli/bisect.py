@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.confirm import REGRESSION, change, compared_data, result_data, say, table, what_differs, wrapped
+from farm.cli.confirm import REGRESSION, change, compared_data, result_data, say, table, what_differs
 from farm.cli.options import config_option, pairs_options
-from farm.cli.output import print_json
+from farm.cli.output import print_json, wrapped
 from farm.config import load_config
 from farm.errors import UsageError
 from farm.report.clean import one_line

@@ -6,14 +6,13 @@ import math
 import shlex
 import statistics
 import sys
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from farm.cli.options import config_option, duration, pairs_options
-from farm.cli.output import print_json
+from farm.cli.output import count, print_json, wrapped
 from farm.config import load_config
 from farm.errors import NoDeviceError, UsageError
 from farm.report import format as fmt
@@ -123,7 +122,8 @@ def _confirm_run(
         print_json({"findings": findings})
         return code
     lines = [f"{run_id}: {count(len(findings.alerts), 'number')} stand{'s' * (len(findings.alerts) == 1)} out"]
-    lines += [*map(one_line, findings.shifts), *alert_lines(findings.alerts, len(findings.alerts))]
+    lines += [line for text in findings.shifts for line in wrapped(text)]
+    lines += [line for text in alert_lines(findings.alerts, len(findings.alerts)) for line in wrapped(text)]
     if findings.not_asked:
         lines.append(f"{count(findings.not_asked, 'candidate')} not measured: no time, or no device")
     lines += [line for problem in findings.problems for line in wrapped(problem)]
@@ -132,11 +132,6 @@ def _confirm_run(
     for line in lines:
         click.echo(line)
     return code
-
-
-def count(number: int, what: str) -> str:
-    """Return a number of things: `1 job`, `2 jobs`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def say(text: str) -> None:
@@ -176,11 +171,6 @@ def what_differs(good: Past, new: Past, facts: dict[str, tuple[str, str]]) -> li
     ]
 
 
-def wrapped(text: str) -> list[str]:
-    """Return a text in lines of a terminal, those after the first moved in."""
-    return textwrap.wrap(one_line(text), 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
 def _text(outcome: ConfirmOutcome) -> list[str]:
     good, new = outcome.good, outcome.new
     lines = [one_line(new.view.id), which("good", good), which("new", new)]
@@ -206,7 +196,9 @@ def _guilt(outcome: ConfirmOutcome) -> Iterator[str]:
         return
     explanation = said.explanation
     who = f"guilty: {' and '.join(explanation.axes)}" if explanation.axes else "no axis is guilty"
-    yield from wrapped(f"{who} ({explanation.guilt}), by {said.metric}: {explanation.reason}")
+    # What it says first again: `program: program +7.7 % ...`.
+    reason = explanation.reason.removeprefix(f"{' and '.join(explanation.axes)}: ")
+    yield from wrapped(f"{who}, by {said.metric}: {reason}")
     for axis, reason in said.not_swapped.items():
         yield from wrapped(f"{axis} differs and was not swapped: {reason}")
 

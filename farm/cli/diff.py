@@ -14,7 +14,7 @@ from farm.config import load_config
 
 @click.command("diff")
 @click.argument("before", metavar="RUN")
-@click.argument("after", metavar="RUN", default="latest")
+@click.argument("after", metavar="[RUN]", default="latest")
 @click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Most jobs of a group.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page of all jobs here as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print every job as JSON.")

@@ -26,7 +26,7 @@ _SHOWN = 8
 @click.command("export")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--format", "form", type=click.Choice([_LINES, "ctrf", "junit", "hud", "trace"]), default=_LINES,
-              show_default=True, help="What is written; see below.")  # fmt: skip
+              show_default=True, help="What is written; see above.")  # fmt: skip
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write here instead of to standard output.")  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="All runs that are finished (jsonl).")
@@ -46,11 +46,13 @@ def command(
     """Write what RUN (an id, the start of one, latest, latest~1) holds, for other tools; otherwise the latest.
 
     \b
-    jsonl  everything that the store has of it, for 'farm import' and for programs; of several runs as well
+    jsonl  everything that the store has, also of several runs: for 'farm import'
+           and for programs
     ctrf   Common Test Report Format
     junit  JUnit XML
-    hud    records of PyTorch's benchmark database, as ExecuTorch's dashboard has them
-    trace  the timeline, a row for each device, for ui.perfetto.dev or chrome://tracing
+    hud    records of PyTorch's benchmark database, for ExecuTorch's dashboard
+    trace  the timeline, a row for each device, for ui.perfetto.dev or
+           chrome://tracing
     """
     from farm.report.exports import rendered
     from farm.store.store import open_store

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json
+from farm.cli.output import print_json, wrapped
 from farm.config import load_config
 from farm.report import format as fmt
 from farm.report.alerts import change_of, word_of
@@ -100,14 +100,15 @@ def _tables(
         if (job_id, kind) in records:
             lines.append(f"  {fmt.record(records[job_id, kind])}")
         lines += _plots(points_of_job, shown)
-        lines += [_step(one) for one in alerts if (one.job_id, one.device_kind) == (job_id, kind)]
+        for one in alerts:
+            if (one.job_id, one.device_kind) == (job_id, kind):
+                lines += _step(one)
     return lines
 
 
-def _step(one: AlertRecord) -> str:
+def _step(one: AlertRecord) -> list[str]:
     """Return a step of a series: what is known to have moved its level."""
-    told = f"#{one.id} {one.metric} {word_of(one)} since {one.first_bad}: {change_of(one)}, {one.state}"
-    return f"  {_cut(told, _WIDTH - 2)}"
+    return wrapped(f"  #{one.id} {one.metric} {word_of(one)} since {one.first_bad}: {change_of(one)}, {one.state}")
 
 
 def _plots(points: Sequence[HistoryPoint], shown: Sequence[str]) -> list[str]:

@@ -27,13 +27,13 @@ _COMMANDS = {
     "virtual": "Start virtual devices that stay, and let them misbehave.",
     "report": "Write and show the report of a run.",
     "coverage": "Show every operator in every precision, and how its cases do.",
-    "status": "Show how things stand: newly red, not tested, infra trouble.",
+    "status": "Show how things stand: newly red, regressions, infra trouble.",
     "serve": "Show the same in a browser: status, runs, devices, history, live.",
     "triage": "Say what becomes of a regression or a red job, or list them.",
     "baseline": "Show what numbers are compared with, or say that a new level is right.",
     "history": "Show what a job's numbers were, run by run.",
     "diff": "Compare two runs: newly red, fixed, slower, faster, missing.",
-    "confirm": "Tell whether a job really got worse: both bundles in turns, one device.",
+    "confirm": "Measure again what looks worse, or one job: old and new in turns.",
     "bisect": "Find the run since which a job is worse, from stored bundles.",
     "profile": "Show where a job's time goes, node by node, or compare two runs.",
     "debug": "Compare a job's numbers layer by layer and name the first that goes wrong.",
@@ -87,8 +87,8 @@ def cli() -> None:
     """Run ExecuTorch suites on Snapdragon devices and remember every number.
 
     \b
-    farm run --soc SM8650 --suite quantized_ops              devices on USB or network
-    farm run --soc SM8650 --suite quantized_ops --virtual 2  Qualcomm's HTP simulator, no device
+    farm run --soc SM8650 --suite smoke              devices on USB or network
+    farm run --soc SM8650 --suite smoke --virtual 2  Qualcomm's HTP simulator
     farm history quantized_ops/conv2d --soc SM8650
     farm report latest
     """

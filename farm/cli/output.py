@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import textwrap
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import click
 import msgspec
 
 from farm.errors import UsageError
+from farm.report.clean import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,6 +41,24 @@ def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | 
     width = shutil.get_terminal_size().columns
     click.echo(render_summary(view, width, color=sys.stdout.isatty()))
     click.echo(f"report: {html or report}")
+
+
+def count(number: int, what: str) -> str:
+    """Return a number of things: `1 job`, `2 jobs`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def wrapped(text: str) -> list[str]:
+    """Return a text in lines of a terminal, indented as it is, those after the first moved in."""
+    indent = " " * (len(text) - len(text.lstrip(" ")))
+    return textwrap.wrap(
+        one_line(text),
+        80,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def json_text(answer: Mapping[str, object]) -> str:

@@ -8,6 +8,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from farm.cli.output import count
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -42,7 +44,7 @@ class Front:
             self.total, self.to_build = jobs, to_build
             self.running = dict.fromkeys(devices, "")
         cached = f"{to_build} to compile" if to_build else "all compiled already"
-        self.note(f"{jobs} jobs, {cached}, {len(devices)} devices: {', '.join(devices)}")
+        self.note(f"{count(jobs, 'job')}, {cached}, {count(len(devices), 'device')}: {', '.join(devices)}")
 
     def build_started(self, job_id: str) -> None:
         """A builder took a job."""

@@ -176,6 +176,6 @@ def _lines(answer: Answer, again: str) -> list[str]:
         lines.append(f"the database keeps its size, and uses the room again: {answer.not_shrunk}")
     if answer.stopped:
         lines.append("stopped: every run is there whole, or gone; the same command goes on")
-    if again:
+    if again and (freed.runs or freed.artifacts or freed.folders):
         lines.append(f"nothing was deleted; to delete it: {again}")
     return lines

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json
+from farm.cli.output import print_json, wrapped
 from farm.config import load_config
-from farm.errors import UsageError
+from farm.errors import UnknownNameError, UsageError
 from farm.identity import user_name
 from farm.report.clean import one_line
 
@@ -58,7 +58,8 @@ def command(
 
     config = load_config(config_file)
     if subject is None:
-        if given := [name for name, value in (("--state", state), ("--owner", owner), ("--note", note)) if value]:
+        options = (("--state", state), ("--owner", owner), ("--note", note), ("--until", until))
+        if given := [name for name, value in options if value]:
             raise UsageError(f"{given[0]} of what? Give the number of an alert, or a job: 'farm triage' lists them")
         with open_store(config.store_url, readonly=True) as store:
             _list(store, limit, as_json=as_json)
@@ -73,11 +74,9 @@ def command(
     if as_json:
         print_json({"subject": key, "remarks": said})
         return
-    click.echo(told)
-    for one in said:
-        click.echo(f"  {_told(one)}")
-    if not said:
-        click.echo("  nobody has said anything of it")
+    lines = [told, *(f"  {_told(one)}" for one in said)] if said else [told, "  nobody has said anything of it"]
+    for line in lines:
+        click.echo("\n".join(wrapped(line)))
 
 
 def _subject(store: Store, subject: str) -> tuple[str, str]:
@@ -85,6 +84,9 @@ def _subject(store: Store, subject: str) -> tuple[str, str]:
     if number.isascii() and number.isdigit():
         from farm.report.alerts import change_of, word_of
 
+        # No database has as many.
+        if len(number) > 18:
+            raise UnknownNameError("alert", number[:18] + "…", [])
         alert = store.alerts.get(int(number))
         return f"alert:{alert.id}", f"#{alert.id} {alert.job_id}: {alert.metric} {word_of(alert)}, {change_of(alert)}"
     names = store.job_names(subject)

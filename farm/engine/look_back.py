@@ -44,12 +44,11 @@ class LookBack(msgspec.Struct, frozen=True):
         lines = [shift.reason for shift in self.night.shifts]
         exact, looks = len(self.night.exact), len(self.night.candidates)
         if exact:
-            lines.append(f"{exact} number{'s' * (exact > 1)} that repeat{'s' * (exact == 1)} changed: 'farm triage'")
+            what = "number that repeats" if exact == 1 else "numbers that repeat"
+            lines.append(f"{exact} {what} changed: 'farm triage' lists what got worse")
         if looks:
-            lines.append(
-                f"{looks} number{'s look' if looks > 1 else ' looks'} different from the runs before: "
-                "'farm confirm' measures again, old and new in turns"
-            )
+            what = "number looks" if looks == 1 else "numbers look"
+            lines.append(f"{looks} {what} different from before: 'farm confirm' measures again")
         return lines
 
 

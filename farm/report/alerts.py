@@ -20,7 +20,6 @@ _SAID = {
     AlertState.CANDIDATE: "not confirmed yet",
     AlertState.REFUTED: "refuted",
     AlertState.UNKNOWN: "pairs do not tell",
-    AlertState.ACCEPTED: "accepted",
 }
 
 
@@ -64,7 +63,8 @@ def alert_lines(alerts: Sequence[AlertRecord], limit: int) -> list[str]:
         lines.append(f"  {good} good, {bad} bad")
         for one in group[:limit]:
             lines += [f"    #{one.id} {one.job_id}", f"      {one.metric} {word_of(one)}: {_told(one)}"]
-            lines += [f"      {said}" for said in (one.guilt, remark_text(one.remark) if one.remark else "") if said]
+            lines += [f"      guilt: {one.guilt}"] if one.guilt else []
+            lines += [f"      {remark_text(one.remark)}"] if one.remark else []
         if len(group) > limit:
             lines.append(f"    and {len(group) - limit} more: --limit")
     return lines

@@ -97,12 +97,13 @@ def local_time(epoch_ms: int) -> datetime | None:
 
 
 def clock(epoch_ms: int) -> str:
-    """Return a time in this machine's zone, with the zone: `2026-03-01 14:05:09 CET (UTC+01:00)`."""
+    """Return a time in this machine's zone, with the zone: `2026-03-01 14:05:09 CET (UTC+01:00)`, `... UTC`."""
     moment = local_time(epoch_ms)
     if moment is None:
         return "unknown time"
     offset = moment.strftime("%z")
-    return f"{moment:%Y-%m-%d %H:%M:%S} {moment.tzname()} (UTC{offset[:3]}:{offset[3:5]})"
+    zone = "UTC" if moment.tzname() == "UTC" else f"{moment.tzname()} (UTC{offset[:3]}:{offset[3:5]})"
+    return f"{moment:%Y-%m-%d %H:%M:%S} {zone}"
 
 
 def day(epoch_ms: int) -> str:

@@ -45,8 +45,6 @@ TITLES = {
 }
 """What is told job by job, in the order in which somebody looks at it."""
 
-_UNMEASURED = frozenset({AlertState.CANDIDATE, AlertState.UNKNOWN})
-
 
 class SickDevice(msgspec.Struct, frozen=True):
     """A device that is not healthy, or out of service."""
@@ -72,7 +70,9 @@ class Status(msgspec.Struct, frozen=True):
     regressions: tuple[AlertRecord, ...] = ()
     """All that are open, of whatever run."""
     unmeasured: int = 0
-    """Numbers of the run that look different, and of which pairs have not told what it is."""
+    """Numbers of the run that look different, and for which nothing was measured yet."""
+    unknown: int = 0
+    """Those of which pairs did not tell what it is."""
     remarks: dict[str, Remark] = {}
     """What was last said of its jobs, by id."""
 
@@ -100,8 +100,12 @@ def status_of(
         for job, one in records.items()
         if one.reliability is Reliability.HEALED and run is not None and one.since == run.run_id
     }
-    unmeasured = sum(one.state in _UNMEASURED for one in found)
-    return Status(run, jobs, tuple(devices), others, flaky, healed, tuple(regressions), unmeasured, dict(remarks or {}))
+    return Status(
+        run, jobs, tuple(devices), others, flaky, healed, tuple(regressions),
+        unmeasured=sum(one.state == AlertState.CANDIDATE for one in found),
+        unknown=sum(one.state == AlertState.UNKNOWN for one in found),
+        remarks=dict(remarks or {}),
+    )  # fmt: skip
 
 
 def standing(job: JobStatus) -> Standing:
@@ -174,10 +178,21 @@ def _regressions(status: Status, run: RunStatus, limit: int) -> list[str]:
         new = sum(one.run_id == run.run_id for one in status.regressions)
         lines += ["", f"REGRESSIONS: {len(status.regressions)}, {new or 'none'} of this run"]
         lines += alert_lines(status.regressions, limit)
+    return lines + ([""] if status.unmeasured or status.unknown else []) + unsure_lines(status)
+
+
+def unsure_lines(status: Status) -> list[str]:
+    """Return how many numbers of the run nobody can judge yet, and what to do."""
+    lines = []
     if status.unmeasured:
-        what = "number looks" if status.unmeasured == 1 else "numbers look"
-        lines += ["", f"{status.unmeasured} {what} different and nobody knows: 'farm confirm' measures again"]
+        lines.append(f"{_looks(status.unmeasured)} different from before: 'farm confirm' measures again")
+    if status.unknown:
+        lines.append(f"{_looks(status.unknown)} different, and pairs do not tell: 'farm confirm' lists which")
     return lines
+
+
+def _looks(number: int) -> str:
+    return f"{number:,} number looks" if number == 1 else f"{number:,} numbers look"
 
 
 def counts(status: Status) -> str:
@@ -187,7 +202,7 @@ def counts(status: Status) -> str:
     failed = told.pop(Standing.NEW_FAILURE) + told.pop(Standing.STILL_FAILING)
     words = {Standing.PASSED: "passed", Standing.KNOWN: "known", Standing.INFRA: "infra", Standing.STALE: "NOT TESTED"}
     parts = [f"{failed} failed", *(f"{told[kind]} {word}" for kind, word in words.items() if told[kind])]
-    return f"{len(status.jobs)} jobs: {', '.join(parts)}"
+    return f"{len(status.jobs)} job{'s' * (len(status.jobs) != 1)}: {', '.join(parts)}"
 
 
 def said_of(job: JobStatus, now_ms: int) -> list[str]:

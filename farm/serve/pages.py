@@ -15,7 +15,7 @@ from farm.report.diff import diff_runs
 from farm.report.drift import canary_chart, canary_p50, drift_of
 from farm.report.history import USUAL, tables
 from farm.report.page import diff_values
-from farm.report.status import TITLES, counts, said_of
+from farm.report.status import TITLES, counts, said_of, unsure_lines
 from farm.store.browse import STATES, Progress, RunFilter
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def status_page(store: Store, address: Address) -> Page:
         "record_text": fmt.record,
         "remark_text": remark_text,
         "word_of": word_of,
+        "unsure": unsure_lines(status),
         "change_of": change_of,
         "progress": {one.run_id: one for one in store.browse.progress()},
         "told": told,

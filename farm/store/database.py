@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from sqlalchemy import Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, ProgrammingError
 
 from farm.errors import MissingToolError, StoreError, UsageError
 from farm.store.schema import REVISION, VERSION_TABLE
@@ -80,13 +80,16 @@ class Database:
     def ask(self, query: str, limit: int) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Return the names of the columns and at most `limit` rows of a query that somebody wrote.
 
-        Raises StoreError for what the database refuses, UsageError where it is not open to read only.
+        Raises UsageError for a query that the database refuses, and where it is not open to read only.
         """
         if not self.readonly:
             raise UsageError(f"{self.name}: the store is open to write: no place for a query of somebody's own")
         with self.reading() as connection:
             # A colon is no parameter of ours, and neither is a per cent sign one of the driver's.
-            result = connection.execute(text(query.replace(":", r"\:")))
+            try:
+                result = connection.execute(text(query.replace(":", r"\:")))
+            except DBAPIError as error:
+                raise _refused(error) from None
             if not result.returns_rows:
                 raise UsageError("that is no query: it has no rows")
             return list(result.keys()), [tuple(row) for row in result.fetchmany(limit)]
@@ -312,6 +315,16 @@ _SQLITE_PROBLEMS = {
     sqlite3.SQLITE_PERM: f"cannot be opened by this user: {_ELSEWHERE}",
     sqlite3.SQLITE_BUSY: "another process holds it for too long: is one of them stopped, or the disk very slow?",
 }
+
+
+def _refused(error: DBAPIError) -> Exception:
+    """Return what to raise where a query of somebody's own was refused: their error, unless the database is ill."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if getattr(error.orig, "sqlstate", None) == "25006" or (code or 0) & 0xFF == sqlite3.SQLITE_READONLY:
+        return UsageError("a query only reads here: what people decide is changed by commands")
+    if isinstance(error, ProgrammingError) or (code or 0) & 0xFF == sqlite3.SQLITE_ERROR:
+        return UsageError(f"the query: {' '.join(str(error.orig).split())[:400]}")
+    return error
 
 
 def _explain(error: DBAPIError) -> str:

@@ -65,9 +65,9 @@ def test_all_runs_go_into_another_store_once(source: tuple[FarmHome, list[str]],
     imported = home.farm("import", str(file))
     assert imported.returncode == 0, imported.stderr
     assert imported.stdout.splitlines() == [
-        f"imported {first}: 1 jobs, 1 attempts",
-        f"imported {killed}: 1 jobs, 1 attempts, not finished",
-        f"imported {last}: 1 jobs, 1 attempts",
+        f"imported {first}: 1 job, 1 attempt",
+        f"imported {killed}: 1 job, 1 attempt, not finished",
+        f"imported {last}: 1 job, 1 attempt",
         "3 runs imported, 0 were there already",
     ]
     assert history(home) == history(there)

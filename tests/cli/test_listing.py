@@ -7,7 +7,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import click
 import pytest
+from click.testing import CliRunner
+
+from farm.cli.main import cli
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
@@ -43,6 +47,23 @@ def test_what_is_listed_imports_nothing_heavy(home: FarmHome, arguments: list[st
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_help_text_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def check(names: list[str], command: click.Command) -> None:
+        said = CliRunner().invoke(cli, [*names, "--help"], prog_name="farm")
+        assert said.exit_code == 0, names
+        assert [line for line in said.output.splitlines() if len(line) > 80] == [], names
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                below = command.get_command(context, name)
+                assert below is not None
+                check([*names, name], below)
+
+    check([], cli)
 
 
 def test_collecting_lists_the_jobs_and_touches_nothing(home: FarmHome) -> None:

@@ -78,6 +78,7 @@ def test_a_dry_run_changes_nothing_and_says_what_does(home: FarmHome, store: Sto
     assert f"deleted 2 of 4 runs, {runs[0][0]} to {runs[1][0]}" in done.stdout
     assert "run folders  2 on this machine" in done.stdout
     artifacts = ArtifactStore(home.state / "artifacts")
+    assert "to delete it" not in home.farm("prune", "--keep=90d", "--keep-results=2").stdout
     assert [(home.state / "runs" / run_id).exists() for run_id, _ in runs] == [False, False, True, True]
     assert [artifacts.size(sha256) for _, sha256 in runs] == [None, None, 12, 11]
     with open_store(home.state / "farm.db", readonly=True) as now:

@@ -94,15 +94,19 @@ def test_who_sees_to_it_is_said_where_it_is_listed_and_a_verdict_stays(home: Far
     ("arguments", "said"),
     [
         (("triage", "4711"), "4711"),
+        (("triage", "9" * 5000), "unknown alert '999"),
         (("triage", "s/conv2"), "did you mean"),
         (("triage", "s/*", "--owner", "ada"), "means 2 jobs"),
         (("triage", "--owner", "ada"), "--owner of what?"),
+        (("triage", "--until", "2099-01-01"), "--until of what?"),
         (("triage", "s/conv", "--state", "accepted"), "red until it passes"),
         (("triage", "s/conv", "--until", "2001-01-01"), "is over"),
         (("baseline", "accept", "s/conv", "--note", " "), "--note says why"),
         (("baseline", "accept", "s/conv"), "--note"),
         (("baseline", "accept", "s/conv", "--note", "x", "--run", "2001"), "2001"),
+        (("baseline", "accept", "s/conv", "--note", "x", "--metric", "speed"), "has no judged number speed"),
         (("baseline", "show", "nothing"), "nothing"),
+        (("baseline", "show", "s/conv", "--metric", "speed"), "has no judged number speed"),
     ],
 )
 def test_bad_input_is_told_in_one_line(home: FarmHome, slow: str, arguments: tuple[str, ...], said: str) -> None:
@@ -143,3 +147,20 @@ def test_a_step_that_nobody_found_can_be_declared(home: FarmHome, slow: str) -> 
     assert level["since"] == small
     assert level["median"] == pytest.approx(2.05e6)
     assert slow
+
+
+def test_a_note_cannot_write_to_the_terminal_nor_begin_a_line(home: FarmHome, slow: str) -> None:
+    first = answer(home, "triage")["alerts"][0]["id"]
+    note = "\x1b]0;mine\x07\n::error::not from farm " + "long " * 40
+    for arguments in (
+        ("triage", str(first), "--note", note),
+        ("triage",),
+        ("confirm", "--run", slow),
+        ("history", "s"),
+    ):
+        done = home.farm(*arguments)
+        lines = done.stdout.splitlines()
+        assert "Traceback" not in done.stderr
+        assert max(map(len, lines)) <= 80
+        assert not any(line.startswith("::") for line in lines)
+        assert not set("\x1b\x07") & set(done.stdout)

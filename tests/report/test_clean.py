@@ -69,6 +69,9 @@ def test_times_are_local_and_name_their_zone(monkeypatch: pytest.MonkeyPatch) ->
     time.tzset()
     try:
         assert fmt.clock(1_767_261_600_000) == "2026-01-01 11:00:00 CET (UTC+01:00)"
+        monkeypatch.setenv("TZ", "UTC")
+        time.tzset()
+        assert fmt.clock(1_767_261_600_000) == "2026-01-01 10:00:00 UTC"
     finally:
         monkeypatch.undo()
         time.tzset()

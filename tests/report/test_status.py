@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from report_context import alert
 
 from farm.analysis.flakiness import Record, Reliability
 from farm.report.status import SickDevice, Standing, standing, status_lines, status_of
 from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
+from farm.store.view import RunView
 
 NOW = 1_795_225_501_000
 DAY = 86_400_000
@@ -102,4 +104,16 @@ def test_jobs_that_are_newly_flaky_or_were_healed_by_this_run_are_listed() -> No
         "HEALED: 1",
         "  ops/healed",
         "    passed 18 of 20 (69 to 98 %), flaky before, healed in the-run",
+    ]
+
+
+def test_what_was_measured_in_vain_is_not_told_to_be_measured_again() -> None:
+    view = RunView("the-run", "farm run", NOW, NOW, 0, "ci", "bench", {}, (), ())
+    found = [alert(view, "ops/a", id=number, state=state) for number, state in enumerate(("candidate", "unknown"))]
+    text = status_lines(status_of(run(job("passed")), [], [], found=found), NOW, 10)
+    assert text[2] == "  1 job: 0 failed, 1 passed on virtual devices"
+    assert text[-3:] == [
+        "",
+        "1 number looks different from before: 'farm confirm' measures again",
+        "1 number looks different, and pairs do not tell: 'farm confirm' lists which",
     ]
