@@ -51,14 +51,16 @@ def count(number: int, what: str) -> str:
 def wrapped(text: str) -> list[str]:
     """Return a text in lines of a terminal, indented as it is, those after the first moved in."""
     indent = " " * (len(text) - len(text.lstrip(" ")))
-    return textwrap.wrap(
-        one_line(text),
+    lines = textwrap.wrap(
+        # A per cent sign stays with its number.
+        one_line(text).replace(" %", "\u00a0%"),
         80,
         initial_indent=indent,
         subsequent_indent=f"{indent}  ",
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def json_text(answer: Mapping[str, object]) -> str:
