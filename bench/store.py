@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 DEVICE = Device(serial="phone", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
 METRICS = 10
 RECORDED = 3
-GROWING = ("attempt", "measurement", "counter", "run_job", "comparison")
+GROWING = ("alert", "attempt", "measurement", "counter", "run_job", "comparison", "triage")
 DAY_MS = 86_400_000
 FACTS = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "hardware"}
 
@@ -160,7 +160,7 @@ def ingest_seconds(store: Store, jobs: list[Job], started_ms: int, draw: random.
 
 
 def full_scans(address: str, job_id: str, job_ids: list[str], run_id: str) -> list[str]:
-    """Return growing tables that the statements of `farm history` and `farm status` read from end to end."""
+    """Return growing tables that `farm history`, `farm status` and the end of a run read from end to end."""
     statements: list[tuple[str, Any]] = []
 
     def remember(*call: Any) -> None:
@@ -176,6 +176,11 @@ def full_scans(address: str, job_id: str, job_ids: list[str], run_id: str) -> li
         Store(database).reliability([job_id], "hardware")
         Store(database).reliability(job_ids, "hardware", run_id, failed_of_late=True)
         Store(database).unfinished_runs()
+        # What every run ends with.
+        pasts = Store(database).job_pasts(run_id)
+        Store(database).alerts.of_jobs(past.job_id for past in pasts)
+        Store(database).alerts.of_run(run_id)
+        Store(database).alerts.open()
         event.remove(engine, "before_cursor_execute", remember)
         explain = "EXPLAIN QUERY PLAN" if engine.dialect.name == "sqlite" else "EXPLAIN"
         found: set[str] = set()

@@ -21,7 +21,7 @@ _NAMELESS = frozenset({"native_runner", "runtime", "skel"})
 _NAMES = {"native_runner": "runner", "device_kind": "device kind", "device_build": "device build"}
 
 
-class Point(msgspec.Struct, frozen=True):
+class Point(msgspec.Struct, frozen=True, gc=False):
     """A series in one run."""
 
     run_id: str

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from farm.engine.look_back import is_judged, seen_of
-from farm.store.records import AlertState, NewAlert, Remark, RemarkState
+from farm.store.records import STEPS, AlertState, NewAlert, Remark, RemarkState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping, Sequence
 
     from farm.analysis.history import Event
     from farm.store.points import JobPast, SeriesPast
@@ -63,13 +65,16 @@ def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str]
             if metrics and seen.series.series.metric not in metrics:
                 continue
             first = max([0, *seen.steps])
-            values = [point.value for point in seen.points[first:]][-BASELINE:]
             series = seen.series.series
+            if series.exact:
+                # It is compared with the run before alone.
+                first = len(seen.values) - len(list(takewhile(seen.values[-1].__eq__, reversed(seen.values))))
+            values = seen.values[first:][-BASELINE:]
+            enough = series.exact or len(seen.points) >= LEAST_BASELINE
             found.append(
                 Level(
                     past.job_id, series.metric, series.unit, past.runs[-1].device_kind, len(values),
-                    len(seen.points) >= LEAST_BASELINE, statistics.median(values) if values else math.nan,
-                    seen.points[first].run_id, events,
+                    enough, statistics.median(values) if values else math.nan, seen.points[first].run_id, events,
                 )
             )  # fmt: skip
     return found
@@ -81,7 +86,7 @@ def accept(
     """Say that the level that numbers have in a run, or in their newest, is right; return which.
 
     Without `metrics` all of which an alert is open, or that stand out in that run. A number that is named and stands
-    out nowhere gets a step there, as great as it is off what was before. Raises UnknownNameError.
+    out nowhere gets a step there, as great as it is off the level before. Raises UnknownNameError.
     """
     remark = Remark(RemarkState.ACCEPTED, user, "", note)
     still_open = {alert.id for alert in store.alerts.open()}
@@ -96,11 +101,12 @@ def accept(
                 for alert in known.get((one.id, past.runs[-1].device_kind), ())
                 if (alert.id in still_open and alert.first_bad <= until)
                 or (alert.run_id == until and alert.state in _UNDECIDED)
+                or (metrics and alert.first_bad == until and alert.state in STEPS)
             ]
             for alert in alerts:
                 store.alerts.remark(f"alert:{alert.id}", remark)
                 done.append(Accepted(past.job_id, one.series.metric, alert.id, declared=False))
-            if not alerts and metrics and (step := _step(past, one, until)):
+            if not alerts and metrics and (step := _step(past, one, until, known)):
                 number = store.alerts.declare(until, step, remark)
                 done.append(Accepted(past.job_id, one.series.metric, number, declared=True))
     return done
@@ -116,22 +122,31 @@ def _pasts(
     return [(past, known) for past in pasts]
 
 
-def _step(past: JobPast, one: SeriesPast, until: str) -> NewAlert | None:
+def _step(
+    past: JobPast, one: SeriesPast, until: str, known: Mapping[tuple[int, str], Sequence[AlertRecord]]
+) -> NewAlert | None:
     """Return the step that a number makes in a run, however small; None where it has no value then, or none before."""
+    from farm.analysis.alerts import levelled
     from farm.analysis.candidates import BASELINE, way
-    from farm.analysis.history import split
     from farm.analysis.robust import difference, median
     from farm.analysis.scale import scaled
 
     runs = [run.run_id for run in past.runs]
     if until not in runs:
         return None
-    comparable = {point.run_id for point in split(past.runs[: runs.index(until) + 1]).comparable()}
-    points = [point for point in past.points(one) if point.run_id in comparable]
-    if len(points) < 2 or points[-1].run_id != until:
+    count = runs.index(until) + 1
+    then = msgspec.structs.replace(one, values=one.values[:count])
+    [*found] = seen_of(msgspec.structs.replace(past, runs=past.runs[:count], series=(then,)), known)
+    if not found:
         return None
-    before = median(scaled(one.series.scale, [point.value for point in points[:-1]][-BASELINE:]))
-    change = difference(float(scaled(one.series.scale, [points[-1].value])[0]), before)
+    [seen] = found
+    scale, points = one.series.scale, seen.points
+    level = scaled(scale, levelled(scale, seen.values[:-1], seen.steps))
+    level = level[~np.isnan(level)][-BASELINE:]
+    now = float(scaled(scale, seen.values[-1:])[0])
+    if not len(level) or math.isnan(now):
+        return None
+    change = difference(now, median(level))
     return NewAlert(
         series_id=one.id,
         device_kind=points[-1].device_kind,

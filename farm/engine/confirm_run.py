@@ -21,7 +21,7 @@ from farm.engine.command import write_report
 from farm.engine.confirm_job import PairsRequest, bench_for
 from farm.engine.confirming import Claim, compare, first_bad
 from farm.engine.look_back import found_alerts, look_back, record_look_back
-from farm.engine.past import Results
+from farm.engine.past import Results, find_job
 from farm.engine.repro import differences
 from farm.engine.swapping import plan_swaps, swap_axes
 from farm.errors import FarmError, InfraError, NoDeviceError, UsageError
@@ -81,7 +81,8 @@ def confirm_run(
     """Judge the numbers of a run, measure its candidates again, the least probable first, and record what came of it.
 
     What there is no time or no device for stays a candidate; what could not be measured is unknown, with the reason.
-    Raises UnknownNameError for a run that is not there, KeyboardInterrupt with what is known by then recorded.
+    Raises UnknownNameError for a run that is not there, KeyboardInterrupt with what is known by then recorded, and
+    chance taken out of it.
     """
     with ExitStack() as stack:
         return _ConfirmRun(config, store, run_id, request, say, budget_s, stack).findings()
@@ -100,6 +101,8 @@ class _Asked:
     device: str = ""
     guilt: str = ""
     alert: AlertRecord | None = None
+    state: AlertState = AlertState.CANDIDATE
+    """As it is recorded."""
 
 
 class _Benches:
@@ -113,11 +116,16 @@ class _Benches:
         self.broken: dict[tuple[str, str, str], str] = {}
 
     def of(self, past: Past) -> PairBench:
-        """Return the bench that a result is measured on. Raises NoDeviceError, also where there was none before."""
+        """Return the bench that a result is measured on.
+
+        Raises NoDeviceError, also where there was none before, and UsageError for a result whose job is gone.
+        """
         key = self.key(past)
         if key in self.broken:
             raise NoDeviceError(self.broken[key])
         if key not in self._open:
+            # Not a reason to do without the device.
+            find_job(self._config, past)
             try:
                 opening = bench_for(self._config, self._store, past, self._request, self._say)
                 self._open[key] = self._stack.enter_context(opening)
@@ -163,8 +171,10 @@ class _ConfirmRun:
         if programs:
             looked = look_back(self._store, self._run_id, programs=programs)
             self._store.alerts.record(self._run_id, found_alerts(looked))
-        not_asked = self._candidates(looked)
-        self._control()
+        try:
+            not_asked = self._candidates(looked)
+        finally:
+            self._control()
         if self._asked:
             self._report()
         return RunFindings(
@@ -189,7 +199,8 @@ class _ConfirmRun:
             answers = [
                 asked.confirmation
                 for index in shift.representatives
-                if time.monotonic() < self._end_s and (asked := self._ask(looked.seen[index], up=shift.change > 0))
+                if time.monotonic() < self._end_s
+                and (asked := self._ask(looked.seen[index], up=shift.change > 0, attribute=False))
             ]
             if answers and is_the_programs(answers):
                 found.add((shift.device, shift.metric))
@@ -208,7 +219,8 @@ class _ConfirmRun:
             # What was answered before is not asked again.
             if alert := alerts.get((seen.series.id, seen.points[-1].device_kind)):
                 left.append((seen, looked.night.judgements[index], alert))
-        self._pairs = max(self._request.pairs, pairs_needed(len(left)))
+        measured = sum(self._good(seen) is not None for seen, _, _ in left)
+        self._pairs = max(self._request.pairs, pairs_needed(measured + len(self._asked_before())))
         not_asked = 0
         for number, (seen, judgement, alert) in enumerate(left):
             if time.monotonic() >= self._end_s:
@@ -225,16 +237,16 @@ class _ConfirmRun:
             self._record(asked)
         return not_asked
 
-    def _ask(self, seen: Seen, *, up: bool) -> _Asked | None:
+    def _ask(self, seen: Seen, *, up: bool, attribute: bool = True) -> _Asked | None:
         """Return what pairs say of a candidate, and where its step is; None where no device can be had."""
         points = seen.points
-        new = len(points) - 1
+        new, first = len(points) - 1, self._first(seen)
         good = self._good(seen)
-        asked = _Asked(points, _unknown("no bundle of the runs before is there any more"), good or 0, new)
-        if good is None:
+        asked = _Asked(points, _unknown("no bundle of the runs before is there any more"), good or first, new)
+        if points[first].bundle and points[first].bundle == points[new].bundle:
+            asked.confirmation = _refuted(f"the program is that of {points[first].run_id}: it was the night")
             return asked
-        if points[good].bundle == points[new].bundle:
-            asked.confirmation = _refuted(f"the program is that of {points[good].run_id}: it was the night")
+        if good is None:
             return asked
         try:
             was, now = (self._results.of(seen.past.job_id, points[index].run_id) for index in (good, new))
@@ -242,23 +254,38 @@ class _ConfirmRun:
             series = seen.series.series
             [compared] = compare(bench, [Claim(series, up)], was, now, self._pairs, self._request.inferences)
             asked.confirmation, asked.pairs, asked.device = compared.confirmation, compared.pairs, bench.device.serial
-            if compared.confirmation.answer is Answer.CONFIRMED:
-                self._attribute(seen, bench, asked)
         except UsageError as error:
             asked.confirmation = _unknown(one_line(str(error)))
+            return asked
         except NoDeviceError:
             return None
         except InfraError as error:
             # The device, not the program: others of this kind would only fail as well.
             self._benches.give_up(now, one_line(str(error)))
             return None
+        if attribute and compared.confirmation.answer is Answer.CONFIRMED:
+            try:
+                self._attribute(seen, bench, asked)
+            except FarmError as error:
+                # What is confirmed is so, wherever it came from.
+                self._say(f"{seen.past.job_id}: since when, and what is to blame, is not known: {error}")
+                if isinstance(error, InfraError):
+                    self._benches.give_up(now, one_line(str(error)))
         return asked
 
-    def _good(self, seen: Seen) -> int | None:
-        """Return the oldest run of the level whose bundle is there; None where none is."""
+    def _first(self, seen: Seen) -> int:
+        """Return the oldest run of the level."""
         before = len(seen.points) - 1
-        for index in range(reference(before, [step for step in seen.steps if step < before]), before):
-            if seen.points[index].bundle and self._cache.lookup(seen.points[index].bundle) is not None:
+        return reference(before, [step for step in seen.steps if step < before])
+
+    def _good(self, seen: Seen) -> int | None:
+        """Return the oldest run of the level with another program whose bundle is there; None where none is."""
+        *before, new = seen.points
+        if before[self._first(seen)].bundle == new.bundle:
+            return None
+        for index in range(self._first(seen), len(before)):
+            bundle = before[index].bundle
+            if bundle and bundle != new.bundle and self._cache.lookup(bundle) is not None:
                 return index
         return None
 
@@ -270,7 +297,7 @@ class _ConfirmRun:
         for index in range(asked.good, asked.bad + 1):
             if index in (asked.good, asked.bad) or self._cache.lookup(seen.points[index].bundle) is not None:
                 runs[index] = self._results.of(seen.past.job_id, seen.points[index].run_id)
-        values = levelled(series.scale, [point.value for point in seen.points], seen.steps)
+        values = levelled(series.scale, seen.values, seen.steps)
         bracket = first_bad(bench, series, runs, values, bracket, change, self._request.pairs, self._request.inferences)
         asked.good, asked.bad = bracket.good, bracket.bad
         good, bad = runs[bracket.good], runs[bracket.bad]
@@ -286,9 +313,21 @@ class _ConfirmRun:
             )
             asked.guilt = attribution.explanation.reason
 
+    def _asked_before(self) -> list[Confirmation]:
+        """Return what an earlier call measured of this run: it is of the same night."""
+        now = {asked.alert.id for asked in self._asked if asked.alert}
+        return [
+            msgspec.structs.replace(_unknown(""), p_value=one.p_value)
+            for one in self._store.alerts.of_run(self._run_id)
+            if one.device and one.id not in now and not math.isnan(one.p_value)
+        ]
+
     def _control(self) -> None:
-        """Take back what is confirmed by chance, among all that was asked."""
-        for asked, told in zip(self._asked, control([one.confirmation for one in self._asked]), strict=True):
+        """Take back what is confirmed by chance, among all that was measured."""
+        # What could not be measured had no chance to be confirmed.
+        measured = [asked for asked in self._asked if asked.confirmation.pairs]
+        family = [*(asked.confirmation for asked in measured), *self._asked_before()]
+        for asked, told in zip(measured, control(family)[: len(measured)], strict=True):
             if told != asked.confirmation:
                 asked.confirmation = told
                 self._record(asked)
@@ -297,7 +336,7 @@ class _ConfirmRun:
         alert, told = asked.alert, asked.confirmation
         if alert is None:
             return
-        self._store.alerts.answer(
+        recorded = self._store.alerts.answer(
             alert.id,
             NewAlert(
                 series_id=alert.series_id,
@@ -315,7 +354,12 @@ class _ConfirmRun:
             ),
             device=asked.device,
             pairs=[(_median(good), _median(new)) for good, new in asked.pairs],
+            was=asked.state,
         )
+        asked.state = _STATES[told.answer]
+        if not recorded:
+            asked.alert = None
+            self._say(f"{alert.job_id}: {alert.metric} was measured by somebody else meanwhile: theirs stays")
 
 
 def _unknown(reason: str) -> Confirmation:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import numpy as np
 
 from farm.analysis.confirmation import INFERENCES, PAIRS, Answer, Confirmation, confirm
 from farm.analysis.first_bad import MOST_PROBES, narrowed, next_probe, suspicion
-from farm.analysis.scale import Series
+from farm.analysis.scale import GATES, Series
 from farm.engine.past import Past
 from farm.errors import FarmError, UnknownNameError, UsageError
 from farm.results.attempt import Direction
@@ -154,7 +156,10 @@ def first_bad(
     bad = runs[bracket.bad]
     if bad is not None:
         answers.setdefault(bad.attempt.bundle_key, Answer.CONFIRMED)
-    weights = suspicion(series.scale, values, bracket, change)
+    # Equal outputs that are not any more: no history tells where, and any difference is one.
+    finite = math.isfinite(change)
+    weights = suspicion(series.scale, values, bracket, change) if finite else np.zeros(len(values))
+    gate = abs(change) / 2.0 if finite else GATES[series.scale].confirmed
     measured = 0
     while (number := next_probe(bracket, weights)) is not None:
         probe = _known(number, runs[number], answers)
@@ -162,7 +167,7 @@ def first_bad(
             if measured == MOST_PROBES:
                 break
             measured += 1
-            probe = _probe(bench, claim, good, number, runs[number], abs(change) / 2.0, pairs, inferences)
+            probe = _probe(bench, claim, good, number, runs[number], gate, pairs, inferences)
             if (past := runs[number]) is not None:
                 answers[past.attempt.bundle_key] = probe.answer
         told(probe)

@@ -25,9 +25,12 @@ class Seen(msgspec.Struct, frozen=True):
     past: JobPast
     series: SeriesPast
     points: tuple[Point, ...]
-    """That can be compared with the newest, which is the last, oldest first."""
+    """That can be compared with the newest, which is the last, oldest first; their values are `values`."""
+    values: tuple[float, ...]
     steps: dict[int, float]
     """Index of the first run on a new level, and the change."""
+    told: frozenset[str] = frozenset()
+    """Findings that newer runs gave, as a step that came with this run or with one near it."""
 
 
 class LookBack(msgspec.Struct, frozen=True):
@@ -62,7 +65,8 @@ def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]
     pasts = store.job_pasts(run_id)
     known: dict[tuple[int, str], list[AlertRecord]] = {}
     for alert in store.alerts.of_jobs(past.job_id for past in pasts):
-        if alert.run_id < run_id:
+        # Also what newer runs gave: a run is looked at again when it is resumed, or came late from another machine.
+        if alert.run_id != run_id:
             known.setdefault((alert.series_id, alert.device_kind), []).append(alert)
     return judge_pasts(pasts, known, programs)
 
@@ -78,8 +82,15 @@ def judge_pasts(
 
     seen = [one for past in pasts for one in seen_of(past, known)]
     night = look(
-        [Observation(one.series.series, one.past.device, _levelled(one), one.points[-1].value) for one in seen],
+        [Observation(one.series.series, one.past.device, _levelled(one), one.values[-1]) for one in seen],
         programs=programs,
+    )
+
+    def is_new(index: int) -> bool:
+        return night.judgements[index].finding not in seen[index].told
+
+    night = msgspec.structs.replace(
+        night, candidates=tuple(filter(is_new, night.candidates)), exact=tuple(filter(is_new, night.exact))
     )
     insufficient = sum(judgement.finding is Finding.INSUFFICIENT_DATA for judgement in night.judgements)
     return LookBack(tuple(seen), night, insufficient)
@@ -91,12 +102,15 @@ def seen_of(past: JobPast, known: Mapping[tuple[int, str], Sequence[AlertRecord]
 
     # What can be compared is a question of the runs, the same for all numbers of a job.
     comparable = {point.run_id for point in split(past.runs).comparable()}
+    indices = [index for index, run in enumerate(past.runs) if run.run_id in comparable]
     for one in past.series:
         if math.isnan(one.values[-1]) or not is_judged(past, one):
             continue
-        points = tuple(point for point in past.points(one) if point.run_id in comparable)
-        alerts = known.get((one.id, past.runs[-1].device_kind), ())
-        yield Seen(past, one, points, _steps(points, alerts))
+        having = [index for index in indices if not math.isnan(one.values[index])]
+        points = tuple(past.runs[index] for index in having)
+        values = tuple(one.values[index] for index in having)
+        alerts = [alert for alert in known.get((one.id, past.runs[-1].device_kind), ()) if alert.state in STEPS]
+        yield Seen(past, one, points, values, _steps(points, alerts), _told(points[-1].run_id, alerts))
 
 
 def found_alerts(looked: LookBack) -> list[NewAlert]:
@@ -117,22 +131,22 @@ def record_look_back(store: Store, run_id: str) -> LookBack:
 def _steps(points: Sequence[Point], alerts: Iterable[AlertRecord]) -> dict[int, float]:
     found: dict[int, float] = {}
     for alert in alerts:
-        if alert.state in STEPS and not alert.exact and not math.isnan(alert.change):
+        if not alert.exact and not math.isnan(alert.change):
             index = next((index for index, point in enumerate(points) if point.run_id >= alert.first_bad), 0)
             if 0 < index < len(points):
                 found[index] = found.get(index, 0.0) + alert.change
     return found
 
 
+def _told(run_id: str, alerts: Iterable[AlertRecord]) -> frozenset[str]:
+    return frozenset(alert.finding for alert in alerts if alert.last_good < run_id < alert.first_bad)
+
+
 def _levelled(one: Seen) -> list[float]:
     from farm.analysis.alerts import levelled
 
-    before = one.points[:-1]
-    steps = {index: change for index, change in one.steps.items() if index < len(before)}
-    values = [point.value for point in before]
-    late = one.steps.get(len(before))
-    # A step that came with this very run was told of when it was looked at the first time.
-    return levelled(one.series.series.scale, values, {**steps, **({len(before): late} if late is not None else {})})
+    # A step that came with this very run is taken out of all before it.
+    return levelled(one.series.series.scale, one.values[:-1], one.steps)
 
 
 def _alert(looked: LookBack, index: int, state: AlertState) -> NewAlert:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import String, bindparam, cast, delete, insert, select, update
 
 from farm.errors import UnknownNameError
 from farm.store import rows, schema, values
@@ -14,7 +14,7 @@ from farm.store.records import AlertRecord, AlertState, NewAlert, Remark, Remark
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from sqlalchemy import Connection, Row
+    from sqlalchemy import ColumnElement, Connection, Row
 
     from farm.store.database import Database
 
@@ -32,25 +32,48 @@ class Alerts:
     def record(self, run_id: str, found: Sequence[NewAlert]) -> None:
         """Record what stands out in a run, in place of what an earlier look at it found.
 
-        What was found then as well stays, with what was measured and said of it in between.
+        What was found then as well stays, with what was measured and said of it in between; so does a candidate that
+        somebody said something of.
         """
 
         def write(connection: Connection) -> None:
             alert = schema.alert
             rows.require_run(connection, run_id)
             there = {(one.series_id, one.device_kind) for one in found}
+            exact = alert.c.state == AlertState.EXACT
+            not_measured = (alert.c.run_id == run_id) & (exact | (alert.c.state == AlertState.CANDIDATE))
             of_run = select(alert.c.id, alert.c.series_id, alert.c.device_kind).where(
-                alert.c.run_id == run_id, alert.c.state.in_((AlertState.CANDIDATE, AlertState.EXACT))
+                not_measured, exact | not_remarked()
             )
             gone = [row.id for row in connection.execute(of_run) if (row.series_id, row.device_kind) not in there]
             for part in rows.chunks(gone):
                 connection.execute(delete(alert).where(alert.c.id.in_(part)))
-            rows.insert_missing(connection, alert, [_row(run_id, one) for one in found])
+            new = [_row(run_id, one) for one in found]
+            rows.insert_missing(connection, alert, new)
+            # A run that was resumed may have other numbers now.
+            same = (alert.c.series_id == bindparam("of_series")) & (alert.c.device_kind == bindparam("of_kind"))
+            again = [
+                {"of_series": row["series_id"], "of_kind": row["device_kind"], **{name: row[name] for name in _LOOKS}}
+                for row in new
+            ]
+            if again:
+                connection.execute(update(alert).where(not_measured, same), again)
 
         self._database.write(write)
 
-    def answer(self, alert_id: int, new: NewAlert, *, device: str, pairs: Sequence[tuple[float, float]] | None) -> None:
-        """Record what pairs said: state, range, change and reason of `new`; `pairs` as medians, good and new."""
+    def answer(
+        self,
+        alert_id: int,
+        new: NewAlert,
+        *,
+        device: str,
+        pairs: Sequence[tuple[float, float]] | None,
+        was: AlertState = AlertState.CANDIDATE,
+    ) -> bool:
+        """Record what pairs said: state, range, change and reason of `new`; `pairs` as medians, good and new.
+
+        Return False, and record nothing, where it is not `was` any more: somebody else measured it meanwhile.
+        """
         row = {
             **_figures(new),
             "state": new.state,
@@ -61,9 +84,9 @@ class Alerts:
             "device": values.clean(device, values.NAME_LIMIT),
             "pairs": None if pairs is None else [[_finite(one) for one in pair] for pair in pairs],
         }
-        self._database.write(
-            lambda connection: connection.execute(update(schema.alert).where(schema.alert.c.id == alert_id).values(row))
-        )
+        alert = schema.alert.c
+        still = update(schema.alert).where(alert.id == alert_id, alert.state == was)
+        return self._database.write(lambda connection: connection.execute(still.values(row)).rowcount == 1)
 
     def of_run(self, run_id: str) -> list[AlertRecord]:
         """Return what stands out in a run, whatever became of it."""
@@ -78,7 +101,7 @@ class Alerts:
 
     def get(self, alert_id: int) -> AlertRecord:
         """Return one alert. Raises UnknownNameError."""
-        found = self._find(schema.alert.c.id == alert_id)
+        found = self._find(schema.alert.c.id == alert_id) if alert_id < _MOST_IDS else []
         if not found:
             known = [str(one.id) for one in self.open()]
             raise UnknownNameError("alert", str(alert_id), known, "" if known else "(none is open)")
@@ -139,18 +162,47 @@ def open_alerts(connection: Connection) -> list[AlertRecord]:
     Settled are those that somebody accepted or called fixed, and those after which the number got better again.
     """
     found = _find(connection, schema.alert.c.state.in_(_TOLD))
-    better: dict[tuple[int, str], str] = {}
-    for one in found:
-        if one.finding == "improvement":
-            better[_series(one)] = max(one.first_bad, better.get(_series(one), ""))
+    undone = _undone(found)
     return [
         one
         for one in found
         if one.finding != "improvement"
         and one.state in _TOLD
+        and one.id not in undone
         and not (one.remark and one.remark.state in _SETTLED)
-        and one.first_bad > better.get(_series(one), "")
     ]
+
+
+def not_remarked() -> ColumnElement[bool]:
+    """Return the condition that nobody said anything of an alert."""
+    subject = "alert:" + cast(schema.alert.c.id, String)
+    return ~select(schema.triage.c.id).where(schema.triage.c.subject == subject).correlate(schema.alert).exists()
+
+
+def _undone(found: Iterable[AlertRecord]) -> set[int]:
+    """Return those of `found`, oldest first, whose number went back: by a step the other way, by half of it at least.
+
+    Each way back undoes the greatest that it can, and with what it has left the next.
+    """
+    undone: set[int] = set()
+    before: dict[tuple[int, str], list[AlertRecord]] = {}
+    for one in found:
+        steps = before.setdefault(_series(one), [])
+        left = _size(one)
+        for step in sorted(steps, key=_size, reverse=True):
+            opposite = (step.change > 0) != (one.change > 0)
+            if opposite and step.id not in undone and step.finding != "improvement" and _size(step) <= 2 * left:
+                undone.add(step.id)
+                left -= _size(step)
+                if one.finding == "changed":
+                    # It is the way back, and no step of its own.
+                    undone.add(one.id)
+        steps.append(one)
+    return undone
+
+
+def _size(one: AlertRecord) -> float:
+    return 0.0 if math.isnan(one.change) else abs(one.change)
 
 
 def _find(connection: Connection, condition: Any) -> list[AlertRecord]:
@@ -209,6 +261,10 @@ def _record(row: Row[Any], remarks: Sequence[Remark]) -> AlertRecord:
 
 
 _FIGURES = ("change", "low", "high", "p_value")
+# What another look at a run may see otherwise.
+_LOOKS = ("finding", "last_good", "first_bad", *_FIGURES, "reason")
+# Greater than what databases number rows with.
+_MOST_IDS = 2**63
 
 
 def _row(run_id: str, one: NewAlert) -> dict[str, Any]:

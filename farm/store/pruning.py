@@ -10,7 +10,7 @@ from sqlalchemy import delete, func, select, text
 from farm.results.attempt import Verdict
 from farm.retention import Kept, RunFacts, decide
 from farm.store import schema
-from farm.store.alerts import open_alerts
+from farm.store.alerts import not_remarked, open_alerts
 from farm.store.history import not_debugged
 from farm.store.records import STEPS
 from farm.store.rows import chunks
@@ -107,9 +107,10 @@ class Pruning:
             connection.execute(delete(schema.attempt).where(attempt.run_job_id.in_(planned)))
             for table in _OF_RUN:
                 connection.execute(delete(table).where(table.c.run_id == run_id))
-            # Steps stay: levels after them are judged by them.
+            # Steps stay, also those that somebody accepted: levels after them are judged by them.
             alert = schema.alert.c
-            connection.execute(delete(schema.alert).where(alert.run_id == run_id, alert.state.not_in(STEPS)))
+            looks = (alert.run_id == run_id, alert.state.not_in(STEPS), not_remarked())
+            connection.execute(delete(schema.alert).where(*looks))
             connection.execute(delete(schema.run).where(schema.run.c.id == run_id))
             return sorted(files - _named(connection, files))
 

@@ -270,6 +270,8 @@ alert = Table(
     Column("found_ms", BigInteger, nullable=False),
     UniqueConstraint("series_id", "device_kind", "run_id"),
     Index("ix_alert_state", "state"),
+    # The number of one that is gone is not given again: remarks name it.
+    sqlite_autoincrement=True,
 )
 
 # Every remark stays; the newest of a subject counts.

@@ -138,6 +138,14 @@ class TestFirstBad:
         assert (bracket.good, bracket.bad, bracket.exact) == (3, 4, True)
         assert len(stub.measured) == len([probe for probe in told if probe.confirmation]) == 2
 
+    def test_equal_outputs_that_are_not_any_more_are_found_by_halves(self) -> None:
+        figure = Series(JOB, "htp_cycles", "dB", Direction.HIGHER)
+        stub = StubBench({key: StubSide(math.inf if key in "abcd" else 60.0) for key in "abcdefgh"})
+        runs = [past(n, key) for n, key in enumerate("abcdefgh")]
+        values = [math.inf] * 4 + [60.0] * 4
+        bracket = first_bad(bench_of(stub), figure, runs, values, Bracket(0, 7), -math.inf)
+        assert (bracket.good, bracket.bad, bracket.exact) == (3, 4, True)
+
     def test_a_bundle_that_is_known_is_not_measured(self) -> None:
         stub = StubBench({"a": StubSide(1.0), "e": StubSide(1.08)})
         bracket, told = self.find([past(n, "aaaaeeee"[n]) for n in range(8)], stub)

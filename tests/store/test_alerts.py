@@ -145,10 +145,11 @@ def test_times_of_a_simulated_device_are_not_judged_and_its_cycles_are(store: St
 
 
 def confirmed(alert: AlertRecord) -> NewAlert:
+    change = math.copysign(math.log(1.12), alert.change)
     return NewAlert(
         series_id=alert.series_id, device_kind=alert.device_kind, finding=alert.finding, state=AlertState.CONFIRMED,
-        last_good=alert.last_good, first_bad=alert.first_bad, change=math.log(1.12), low=math.log(1.1),
-        high=math.log(1.14), p_value=0.001, reason="+12.0 % in 10 pairs",
+        last_good=alert.last_good, first_bad=alert.first_bad, change=change,
+        low=change - 0.02, high=change + 0.02, p_value=0.001, reason="+12.0 % in 10 pairs",
     )  # fmt: skip
 
 
@@ -195,8 +196,9 @@ def test_what_people_say_stays_and_the_newest_counts(store: Store, make: Make) -
     assert [(one.state, one.user) for one in store.alerts.remarks([subject])[subject]] == [
         ("acknowledged", "ada"), ("accepted", "grace"),
     ]  # fmt: skip
-    with pytest.raises(UnknownNameError, match="alert"):
-        store.alerts.get(4711)
+    for number in (4711, 10**30):
+        with pytest.raises(UnknownNameError, match="alert"):
+            store.alerts.get(number)
 
 
 def test_a_declared_step_is_the_new_level(store: Store, make: Make) -> None:
@@ -223,3 +225,25 @@ def test_an_attempt_that_the_farm_lost_has_no_part_in_it(store: Store, make: Mak
     store.record_device(run_id, make.device(kind="hardware", build="b1"))
     store.record_attempt(run_id, make.attempt(job, verdict=Verdict.INFRA, reason="gone", measurements=(latency(9e6),)))
     assert record_look_back(store, run_id).seen == ()
+
+
+def test_equal_outputs_that_are_not_any_more_are_a_step_of_infinite_size(store: Store, make: Make) -> None:
+    job = make.job("conv")
+    for day in range(20, 10, -1):
+        run(store, make, day, job, sqnr(math.inf))
+    off = run(store, make, 9, job, sqnr(60.0))
+    record_look_back(store, off)
+    [alert] = store.alerts.of_run(off)
+    assert (alert.finding, alert.change) == ("regression", -math.inf)
+    new = NewAlert(**{**{name: getattr(confirmed(alert), name) for name in NewAlert.__struct_fields__},
+                      "change": -math.inf, "low": -math.inf, "high": -math.inf})  # fmt: skip
+    assert store.alerts.answer(alert.id, new, device="phone", pairs=[(math.inf, 60.0)])
+    [told] = store.alerts.open()
+    assert (told.low, told.high) == (-math.inf, -math.inf)
+    # Somebody who measured it as well was later.
+    assert not store.alerts.answer(alert.id, confirmed(alert), device="phone", pairs=None)
+    assert store.alerts.open() == [told]
+    same = run(store, make, 8, job, sqnr(61.0))
+    assert record_look_back(store, same).insufficient == 1
+    # What is before it is on no level of it.
+    assert store.alerts.of_run(same) == []

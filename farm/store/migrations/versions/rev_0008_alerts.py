@@ -36,6 +36,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["series_id"], ["series.id"], name="fk_alert_series_id"),
         sa.PrimaryKeyConstraint("id", name="pk_alert"),
         sa.UniqueConstraint("series_id", "device_kind", "run_id", name="uq_alert_series_id_device_kind_run_id"),
+        sqlite_autoincrement=True,
     )
     op.create_index("ix_alert_run_id", "alert", ["run_id"])
     op.create_index("ix_alert_state", "alert", ["state"])

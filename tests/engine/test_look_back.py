@@ -1,0 +1,275 @@
+"""Weeks of nights through the store, what is asked of a device after each, and what is told of it in the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pair_bench_stub import World
+
+from farm.engine import baseline
+from farm.engine.look_back import record_look_back
+from farm.errors import DeviceGoneError, UsageError
+from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.store.records import AlertState, NewAlert, Remark
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from farm.engine.past import Past
+    from farm.store.records import AlertRecord
+    from farm.store.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(tmp_path / "farm.db") as opened:
+        yield opened
+
+
+def known(store: Store, world: World, number: int) -> list[AlertRecord]:
+    """Return what is known for sure of a job's numbers."""
+    told = (AlertState.CONFIRMED, AlertState.EXACT)
+    return [one for one in store.alerts.of_jobs([world.jobs[number].id]) if one.state in told]
+
+
+def test_forty_nights_give_one_alert_for_each_step_and_none_for_a_quiet_series(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=6)
+    for night in range(40):
+        stays, undone = 1.08 if night >= 20 else 1.0, 1.08 if 15 <= night < 28 else 1.0
+        world.confirm(world.night({0: stays, 1: undone}))
+    [step] = known(store, world, 0)
+    assert (step.finding, step.last_good, step.first_bad) == ("regression", world.nights[19], world.nights[20])
+    assert step.low < 0.077 < step.high
+    there, back = known(store, world, 1)
+    assert (there.finding, there.first_bad) == ("regression", world.nights[15])
+    assert (back.finding, back.first_bad) == ("improvement", world.nights[28])
+    for quiet in range(2, 6):
+        assert known(store, world, quiet) == []
+    # The one that was undone is closed.
+    assert [one.id for one in store.alerts.open()] == [step.id]
+
+
+def test_a_hot_night_is_one_shift_and_a_slower_compiler_is_found_in_all(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=10)
+    for _ in range(10):
+        record_look_back(store, world.night())
+    hot = world.confirm(world.night(all_by=1.15))
+    assert len(hot.shifts) == 1
+    assert not hot.regressions
+    slower = dict.fromkeys(range(10), 1.12)
+    found = world.confirm(world.night(slower))
+    assert {one.job_id for one in found.regressions} == {job.id for job in world.jobs}
+    after = world.confirm(world.night(slower))
+    assert not after.shifts
+    assert {one.state for one in after.alerts} <= {"refuted"}
+
+
+def test_a_step_is_told_once_however_late_its_first_run_is_looked_at(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=1)
+    for _ in range(12):
+        record_look_back(store, world.night())
+    first, second = world.night({0: 1.12}), world.night({0: 1.12})
+    # Nobody looked at the first one, and its bundle is away for some time: it is in the range.
+    world.gone.add(f"0-{first}")
+    world.confirm(second)
+    world.gone.clear()
+    [step] = store.alerts.open()
+    assert (step.last_good, step.first_bad) == (world.nights[11], second)
+    assert world.confirm(first).alerts == ()
+    asked = world.pairs
+    # Nor is what was measured measured again.
+    world.confirm(second)
+    assert store.alerts.open() == [step]
+    assert world.pairs == asked
+    quiet = world.confirm(world.night({0: 1.12}))
+    assert not quiet.regressions
+
+
+def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_since_when(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=2)
+    for _ in range(12):
+        record_look_back(store, world.night())
+    slow = world.night({0: 1.3, 1: 1.2})
+
+    def gone(call: int) -> None:
+        if call > 1:
+            raise DeviceGoneError("phone", "no device")
+
+    world.before_pairs = gone
+    said: list[str] = []
+    found = world.confirm(slow, said.append)
+    states = {one.job_id: one.state for one in found.alerts}
+    assert sorted(states.values()) == ["candidate", "confirmed"]
+    assert found.not_asked == len(found.problems) == 1
+    [step] = store.alerts.open()
+    assert (step.last_good, step.first_bad) == (world.nights[0], slow)
+    assert [line for line in said if "since when" in line]
+    # The other one is measured when the device is back.
+    world.before_pairs = lambda _: None
+    assert {one.state for one in world.confirm(slow).alerts} == {"confirmed"}
+
+
+def test_ctrl_c_keeps_what_is_known(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(store, monkeypatch, jobs=2)
+    for _ in range(12):
+        record_look_back(store, world.night())
+    slow = world.night({0: 1.3, 1: 1.2}, noise=0.0)
+
+    said: list[str] = []
+
+    def interrupt(text: str) -> None:
+        said.append(text)
+        if len(said) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        world.confirm(slow, interrupt)
+    [known_by_then] = store.alerts.open()
+    assert known_by_then.job_id in said[1]
+    assert sorted(one.state for one in store.alerts.of_run(slow)) == ["candidate", "confirmed"]
+
+
+def test_two_who_measure_the_same_do_not_overwrite_each_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(store, monkeypatch, jobs=1)
+    for _ in range(12):
+        record_look_back(store, world.night())
+    slow = world.night({0: 1.3})
+
+    def somebody(call: int) -> None:
+        if call == 1:
+            world.confirm(slow)
+
+    world.before_pairs = somebody
+    said: list[str] = []
+    world.confirm(slow, said.append)
+    [one] = store.alerts.of_run(slow)
+    assert one.state == "confirmed"
+    assert [line for line in said if "theirs stays" in line]
+
+
+def test_a_program_that_was_there_before_is_refuted_unless_the_one_before_it_is_gone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=2)
+    for _ in range(12):
+        record_look_back(store, world.night(keys={0: "same", 1: "old"}))
+    record_look_back(store, world.night(keys={0: "same", 1: "new"}))
+    world.gone.add("old")
+    # A wild night of both programs, of which one is newer than the level.
+    found = world.confirm(world.night(keys={0: "same", 1: "new"}, all_by=1.3))
+    said = {one.job_id: (one.state, one.reason) for one in found.alerts}
+    assert said[world.jobs[0].id][0] == "refuted"
+    assert "the program is that of" in said[world.jobs[0].id][1]
+    assert said[world.jobs[1].id] == ("unknown", "no bundle of the runs before is there any more")
+    assert world.pairs == 0
+
+
+def test_a_great_step_is_not_closed_by_a_small_way_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(store, monkeypatch, jobs=1)
+    sizes = [1000] * 8 + [2000, 2200, 2150, 2000, 1000]
+    still = []
+    for size in sizes:
+        record_look_back(store, world.night(sizes={0: size}))
+        still.append([one.reason for one in store.alerts.open() if one.exact])
+    great, small = "1000 -> 2000 bytes", "2000 -> 2200 bytes"
+    assert still[7:] == [[], [great], [great, small], [great, small], [great], []]
+    [level] = baseline.levels(store, world.jobs[0].id, None, ["pte_size"])
+    # An exact number is compared with the run before, and with nothing else.
+    assert (level.median, level.runs, level.since, level.enough) == (1000, 1, world.nights[-1], True)
+
+
+def test_a_step_that_is_declared_is_as_great_as_it_is_off_the_level(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=1)
+    for _ in range(12):
+        record_look_back(store, world.night())
+    world.confirm(world.night({0: 1.5}))
+    [step] = store.alerts.open()
+    job = world.jobs[0].id
+    for _ in range(2):
+        # It is known: a remark, and no step of its own.
+        [one] = baseline.accept(store, job, None, ["latency"], step.run_id, user="ada", note="right")
+        assert (one.alert, one.declared) == (step.id, False)
+    small = world.night({0: 1.5}, noise=0.0)
+    record_look_back(store, small)
+    [one] = baseline.accept(store, job, None, ["latency"], small, user="ada", note="a new clock")
+    assert one.declared
+    assert abs(store.alerts.get(one.alert).change) < 0.06
+    [kept] = [alert for alert in store.alerts.of_jobs([job]) if alert.id == step.id]
+    assert kept.device == "phone"
+
+
+def test_a_run_that_is_resumed_has_the_numbers_of_its_last_attempt(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=1)
+    for _ in range(3):
+        record_look_back(store, world.night(sizes={0: 1000}))
+    worse = world.night(sizes={0: 1016})
+    record_look_back(store, worse)
+    [first] = store.alerts.of_run(worse)
+    later = Attempt(
+        world.jobs[0].id, Verdict.PASSED, Stage.DONE, "", "phone", first.found_ms, 0.2, bundle_key="b",
+        measurements=(Measurement("pte_size", "bytes", Direction.LOWER, (1032.0,), exact=True),),
+    )  # fmt: skip
+    store.record_attempt(worse, later)
+    record_look_back(store, worse)
+    [again] = store.alerts.of_run(worse)
+    assert (again.id, again.reason) == (first.id, "1000 -> 1032 bytes")
+
+
+def test_remarks_are_of_the_alert_that_they_were_made_of(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(store, monkeypatch, jobs=1)
+    for _ in range(12):
+        record_look_back(store, world.night(sizes={0: 1000}, noise=0.0))
+    slow = world.night({0: 1.3}, sizes={0: 1016})
+    record_look_back(store, slow)
+    exact, candidate = sorted(store.alerts.of_run(slow), key=lambda one: one.exact, reverse=True)
+    for one in (exact, candidate):
+        store.alerts.remark(f"alert:{one.id}", Remark("accepted", "ada", "", "right"))
+    # What was accepted is a level, though a later look does not see it any more.
+    store.alerts.record(slow, [])
+    assert [one.id for one in store.alerts.of_run(slow)] == [candidate.id]
+    new = NewAlert(
+        series_id=exact.series_id, device_kind="hardware", finding="regression", state=AlertState.EXACT,
+        last_good=world.nights[-2], first_bad=slow, change=0.1, low=0.1, high=0.1, p_value=0.0, reason="another",
+    )  # fmt: skip
+    store.alerts.record(slow, [new])
+    [still] = store.alerts.open()
+    assert (still.reason, still.remark) == ("another", None)
+
+
+def test_a_job_that_is_gone_does_not_keep_others_from_being_measured(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=2)
+    for _ in range(12):
+        record_look_back(store, world.night())
+    slow = world.night({0: 1.3, 1: 1.2}, noise=0.0)
+
+    gone: list[str] = []
+
+    def find(_: object, past: Past) -> None:
+        if past.view.id in (gone or [past.view.id]):
+            gone.append(past.view.id)
+            raise UsageError("its suite is not here")
+
+    monkeypatch.setattr("farm.engine.confirm_run.find_job", find)
+    found = world.confirm(slow)
+    assert len(found.alerts) == 2
+    assert {one.job_id: one.reason for one in found.alerts if one.state == "unknown"} == {
+        gone[0]: "its suite is not here"
+    }
+    assert [one.job_id for one in found.regressions] == [job.id for job in world.jobs if job.id != gone[0]]

@@ -1,0 +1,150 @@
+"""Nights of jobs whose truth is known, in a real store, and a stand-in for the device that pairs are measured on."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import numpy as np
+
+from farm.devices.device import AdbAddress, Device
+from farm.engine import confirm_run as module
+from farm.engine.confirm_job import PairsRequest
+from farm.engine.confirm_run import RunFindings, confirm_run
+from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.store.records import RunRecord
+from farm.store.rows import now_ms
+from farm.suites import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import pytest
+
+    from farm.analysis.confirmation import Pair
+    from farm.config import Config
+    from farm.engine.past import Past
+    from farm.store.store import Store
+
+DAY = 86_400_000
+PHONE = Device(serial="phone", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
+FACTS = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "hardware"}
+BETWEEN_NIGHTS, WITHIN_RUN, DRIFT = 0.02, 0.03, 0.05
+
+
+class BundleStub(msgspec.Struct, frozen=True):
+    """A program of which is known how long it takes."""
+
+    key: str
+    level: float
+
+
+class SideStub(msgspec.Struct, frozen=True):
+    """As `farm.engine.pairs.Side`."""
+
+    job: str
+    bundle: BundleStub
+    runtime: None = None
+    device: str = ""
+
+
+class World:
+    """Jobs, and what their bundles really take; no bundle is that of another night unless it is said to be."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, jobs: int, seed: int = 1) -> None:
+        self.store, self.random = store, np.random.default_rng(seed)
+        spec = (InputSpec(shape=(1, 3)),)
+        self.jobs = [
+            Job(Case("s", f"case_{n}", module="torch.nn:ReLU", inputs=spec), Target("SM8650", "htp", "8a8w"))
+            for n in range(jobs)
+        ]
+        self.bundles: dict[str, BundleStub] = {}
+        self.gone: set[str] = set()
+        """Keys of bundles that are not in the cache."""
+        self.nights: list[str] = []
+        self.pairs = 0
+        self.before_pairs: Callable[[int], None] = lambda _: None
+        """Called with the number of the call: what it raises, the device does."""
+        self.calls = 0
+        self.turns: list[object] = []
+        self.device = PHONE
+        self.virtual = False
+        monkeypatch.setattr(module, "bench_for", self._bench)
+        monkeypatch.setattr(module, "find_job", lambda *_: None)
+        monkeypatch.setattr(module, "BundleCache", lambda _: self)
+
+    def night(
+        self,
+        levels: Mapping[int, float] | None = None,
+        *,
+        keys: Mapping[int, str] | None = None,
+        noise: float = BETWEEN_NIGHTS,
+        all_by: float = 1.0,
+        days_ago: int | None = None,
+        sizes: Mapping[int, int] | None = None,
+        jobs: Sequence[int] | None = None,
+    ) -> str:
+        """Record a night in which some jobs take more, and return its run."""
+        started_ms = now_ms() - (100 - len(self.nights) if days_ago is None else days_ago) * DAY
+        run_id = self.store.begin_run(RunRecord("farm run", "ada", "bench", FACTS, started_ms, "nightly"))
+        done = [job for n, job in enumerate(self.jobs) if jobs is None or n in jobs]
+        self.store.plan_jobs(run_id, done)
+        self.store.record_device(run_id, self.device)
+        for n, job in enumerate(self.jobs):
+            if job not in done:
+                continue
+            key = (keys or {}).get(n, f"{n}-{run_id}")
+            bundle = self.bundles.setdefault(key, BundleStub(key, 1e6 * (levels or {}).get(n, 1.0)))
+            luck = all_by * (1.0 + noise * self.random.standard_normal())
+            samples = bundle.level * luck * (1.0 + WITHIN_RUN * self.random.standard_normal(9))
+            measured = [Measurement("latency", "ns", Direction.LOWER, tuple(samples.tolist()))]
+            if sizes and n in sizes:
+                measured.append(Measurement("pte_size", "bytes", Direction.LOWER, (float(sizes[n]),), exact=True))
+            attempt = Attempt(
+                job.id, Verdict.PASSED, Stage.DONE, "", "phone", started_ms, 0.2, bundle_key=key,
+                measurements=tuple(measured),
+            )  # fmt: skip
+            self.store.record_attempt(run_id, attempt)
+        self.store.finish_run(run_id, 0)
+        self.nights.append(run_id)
+        return run_id
+
+    def confirm(self, run_id: str, say: Callable[[str], None] = lambda _: None, **more: Any) -> RunFindings:
+        return confirm_run(cast("Config", _Config()), self.store, run_id, PairsRequest(), say, **more)
+
+    def lookup(self, key: str) -> object | None:
+        """As `BundleCache.lookup`."""
+        return None if key in self.gone else self.bundles.get(key)
+
+    @contextmanager
+    def _bench(self, *_: object) -> Iterator[World]:
+        yield self
+
+    def side(self, past: Past) -> SideStub:
+        return SideStub(past.view.id, self.bundles[past.attempt.bundle_key])
+
+    def measure(
+        self, good: SideStub, new: SideStub, pairs: int, inferences: int, *, numerics: bool
+    ) -> dict[str, list[Pair]]:
+        del numerics
+        self.calls += 1
+        self.before_pairs(self.calls)
+        self.pairs += pairs
+        return {"latency": [self._pair(good, new, inferences) for _ in range(pairs)]}
+
+    def problems(self, good: SideStub, new: SideStub, *, since: int) -> tuple[str, ...]:
+        del good, new, since
+        return ()
+
+    def _pair(self, good: SideStub, new: SideStub, inferences: int) -> Pair:
+        tonight = 1.0 + DRIFT * self.random.standard_normal()
+        was, now = (
+            side.bundle.level * tonight * (1.0 + WITHIN_RUN * self.random.standard_normal(inferences))
+            for side in (good, new)
+        )
+        return was.tolist(), now.tolist()
+
+
+class _Config:
+    cache_dir = None
