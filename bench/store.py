@@ -6,8 +6,9 @@
 
 Fills a store with nightly runs of 2,000 jobs, ten series each, and records three more runs as `farm run` does, attempt
 by attempt; the best of them counts. Then it asks as a user does: `farm history` of one job and `farm status`, each a
-process of its own, the best of five. The statements of both are looked at with EXPLAIN: `full_scans` are tables whose
-rows are all read, although they grow with every run; with --quick PostgreSQL reads them so because they are small.
+process of its own, the best of five. The statements of both, and of the look back that every run ends with, are
+looked at with EXPLAIN: `full_scans` are tables whose rows are all read, although they grow with every run; with --quick
+PostgreSQL reads them so because they are small.
 
 The last line is one JSON object, times in seconds: `measurements`, `ingest`, `history`, `status`, each with the
 processor's time of this process or of the command as `_cpu`, and `full_scans`.

@@ -129,8 +129,7 @@ def _confirm_run(
     lines += [line for problem in findings.problems for line in wrapped(problem)]
     if findings.insufficient:
         lines.append(f"{count(findings.insufficient, 'number')} with fewer than 8 comparable runs, not judged")
-    for line in lines:
-        click.echo(line)
+    click.echo("\n".join(lines))
     return code
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import math
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,7 @@ _STATES = ("open", "acknowledged", "accepted", "fixed")
 
 @click.command("triage")
 @click.argument("subject", required=False, metavar="[ALERT|JOB]")
-@click.option("--state", type=click.Choice(_STATES), help="What becomes of it; otherwise it is acknowledged.")
+@click.option("--state", type=click.Choice(_STATES), help="What becomes of it; otherwise as it was, or acknowledged.")
 @click.option("--owner", default="", metavar="NAME", help="Who sees to it.")
 @click.option("--note", default="", metavar="TEXT", help="What there is to say.")
 @click.option("--until", type=click.DateTime(["%Y-%m-%d"]), metavar="DATE", help="Last day (UTC) that this counts.")
@@ -69,7 +71,7 @@ def command(
         if state in ("accepted", "fixed") and key.startswith("job:"):
             raise UsageError(f"a job is red until it passes: --state {state} is for alerts; acknowledge it, or mend it")
         if state is not None or owner or note or until is not None:
-            store.alerts.remark(key, _remark(state, owner, note, until))
+            store.alerts.remark(key, _remark(state or _state_now(store, key), owner, note, until))
         said = store.alerts.remarks([key]).get(key, [])
     if as_json:
         print_json({"subject": key, "remarks": said})
@@ -95,7 +97,14 @@ def _subject(store: Store, subject: str) -> tuple[str, str]:
     return f"job:{names[0]}", names[0]
 
 
-def _remark(state: str | None, owner: str, note: str, until: datetime.datetime | None) -> Remark:
+def _state_now(store: Store, key: str) -> str:
+    """Return what a remark without a state makes of a subject: what is accepted or fixed stays so."""
+    said = store.alerts.remarks([key]).get(key)
+    over = not said or (said[-1].until_ms or math.inf) <= time.time() * 1000
+    return "acknowledged" if not said or over or said[-1].state == "open" else said[-1].state
+
+
+def _remark(state: str, owner: str, note: str, until: datetime.datetime | None) -> Remark:
     from farm.store.records import Remark
 
     until_ms = None
@@ -104,7 +113,7 @@ def _remark(state: str | None, owner: str, note: str, until: datetime.datetime |
         if end < datetime.datetime.now(tz=datetime.UTC):
             raise UsageError(f"--until {until:%Y-%m-%d} is over")
         until_ms = round(end.timestamp() * 1000)
-    return Remark(state or "acknowledged", user_name(), owner, note, until_ms=until_ms)
+    return Remark(state, user_name(), owner, note, until_ms=until_ms)
 
 
 def _list(store: Store, limit: int, *, as_json: bool) -> None:

@@ -345,7 +345,8 @@ class _ConfirmRun:
                 state=_STATES[told.answer],
                 last_good=asked.points[asked.good].run_id,
                 first_bad=asked.points[asked.bad].run_id,
-                change=told.change,
+                # What could not be measured stays as great as it looked.
+                change=alert.change if math.isnan(told.change) else told.change,
                 low=told.low,
                 high=told.high,
                 p_value=told.p_value,

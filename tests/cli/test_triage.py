@@ -86,7 +86,10 @@ def test_who_sees_to_it_is_said_where_it_is_listed_and_a_verdict_stays(home: Far
     assert status["jobs"][OTHER.id] == "new_failure"
     assert home.farm("triage", f"#{first}", "--state", "fixed").returncode == 0
     assert [one["id"] for one in answer(home, "triage")["alerts"]] == [second]
-    assert [one["state"] for one in answer(home, "triage", str(first))["remarks"]] == ["acknowledged", "fixed"]
+    # A note alone opens nothing again.
+    assert home.farm("triage", str(first), "--note", "in 1.6").returncode == 0
+    said = answer(home, "triage", str(first))["remarks"]
+    assert [one["state"] for one in said] == ["acknowledged", "fixed", "fixed"]
     assert slow in home.farm("status").stdout
 
 

@@ -173,6 +173,9 @@ def test_a_program_that_was_there_before_is_refuted_unless_the_one_before_it_is_
     assert "the program is that of" in said[world.jobs[0].id][1]
     assert said[world.jobs[1].id] == ("unknown", "no bundle of the runs before is there any more")
     assert world.pairs == 0
+    # Somebody knows that it is right all the same: it is a level from now on.
+    [unknown] = [one for one in found.alerts if one.state == "unknown"]
+    assert unknown.change > 0.2
 
 
 def test_a_great_step_is_not_closed_by_a_small_way_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from farm.results.attempt import LayerComparison, OperatorProfile, Step, Verdict
 from farm.retention import Kept, Rules
 from farm.store import schema
 from farm.store.artifacts import GRACE_S, ArtifactStore
-from farm.store.records import ArtifactRecord, NewAlert, RunRecord
+from farm.store.records import ArtifactRecord, NewAlert, Remark, RunRecord
 from farm.store.rows import now_ms
 from farm.store.store import open_store
 
@@ -267,5 +267,14 @@ def test_runs_of_an_open_alert_stay_and_what_came_to_nothing_goes_with_its_run(s
     kept = store.pruning.decide(Rules(keep_ms=DAY, keep_results=0))
     assert [kept[one] for one in (first, second, third, fourth)] == [Kept.ALERT, Kept.ALERT, None, None]
     assert store.pruning.remove(second) is None
-    assert store.pruning.remove(third) is not None
-    assert [one.state for one in store.alerts.of_jobs([job.id])] == ["exact"]
+    candidate = NewAlert(
+        series_id=series.id, device_kind="virtual", finding="regression", state="candidate", last_good=third,
+        first_bad=fourth, change=0.1, low=0.1, high=0.1, p_value=0.0, reason="1 -> 2",
+    )  # fmt: skip
+    store.alerts.record(fourth, [candidate])
+    [alert] = store.alerts.of_run(fourth)
+    store.alerts.remark(f"alert:{alert.id}", Remark("accepted", "ada", "", "right"))
+    for one in (third, fourth):
+        assert store.pruning.remove(one) is not None
+    # What is accepted is a level, whatever is left of its run.
+    assert [one.state for one in store.alerts.of_jobs([job.id])] == ["exact", "accepted"]
