@@ -67,9 +67,11 @@ def test_a_slower_compiler_is_confirmed_and_its_program_blamed(
     assert told["differences"] == {"torchao": ["0.18.0", "0.18.12"]}
     [one] = told["metrics"]
     said = one["confirmation"]
-    assert (one["metric"], said["answer"], said["pairs"]) == ("htp_cycles", "confirmed", 10)
+    assert (one["metric"], said["answer"]) == ("htp_cycles", "confirmed")
+    # As many again where the first ten leave it unknown, on a very busy machine.
+    assert said["pairs"] in (10, 20)
     assert 0.3 < said["low"] < said["change"] < said["high"]
-    assert [(len(was), len(now)) for was, now in one["pairs"]] == [(5, 5)] * 10
+    assert [(len(was), len(now)) for was, now in one["pairs"]] == [(5, 5)] * said["pairs"]
     assert (told["attribution"]["guilt"], told["attribution"]["axes"]) == ("axis", ["program"])
     roles = [turn["role"] for turn in told["turns"] if turn["pair"] >= 0]
     assert roles[:8] == ["good", "new", "new", "good"] * 2
