@@ -139,13 +139,14 @@ def _changes(was: Point, now: Point, *, parted: bool) -> list[tuple[str, bool]]:
             continue
         source = _MADE_FROM.get(name)
         follows = source is not None and was.facts.get(source) != now.facts.get(source)
-        found.append((_text(name, old, new), parted and not follows and name not in UNDER_TEST))
+        found.append((fact_text(name, old, new), parted and not follows and name not in UNDER_TEST))
     # Something has to be what parted them: a runner that is known from before, with another ExecuTorch.
     unclear = parted and not any(parts for _, parts in found)
     return [(text, parts or unclear) for text, parts in found]
 
 
-def _text(name: str, old: str | None, new: str | None) -> str:
+def fact_text(name: str, old: str | None, new: str | None) -> str:
+    """Return what happened to a fact: `qnn 2.47 -> 2.51`, `runner changed`; None is not there."""
     shown = _NAMES.get(name, name)
     if name in _NAMELESS:
         return f"{shown} changed"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.analysis.history import fact_text
 from farm.report.chart import Chart, ChartPoint, chart
 from farm.report.format import quantity
 
@@ -70,7 +71,7 @@ def _difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
     names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
     if len(names) > 1 and not _OF_THE_COMMAND.issuperset(names):
         return "new toolchain"
-    return ", ".join(_fact(name, was, now) for name in names)
+    return ", ".join(fact_text(name, was.get(name), now.get(name)) for name in names)
 
 
 def _table(
@@ -111,9 +112,3 @@ def _chart(metric: str, unit: str, column: int, rows: Sequence[HistoryRow]) -> C
             ChartPoint(place, value, row.first.run_id, broken=bool(row.change), bad=bad, time_ms=row.first.time_ms)
         )
     return chart(metric, points, lambda value: quantity(value, unit))
-
-
-def _fact(name: str, was: Mapping[str, str], now: Mapping[str, str]) -> str:
-    if name not in now:
-        return f"without {name} {was[name]}"
-    return f"{name} {was[name]} -> {now[name]}" if name in was else f"{name} {now[name]}"
