@@ -120,7 +120,7 @@ class Planted:
     suite: Path
     releases: dict[int, Path] = field(default_factory=dict)
 
-    def run(self, layers: int = 0) -> str:
+    def run(self, layers: int = 0, *options: str) -> str:
         """Run the job as compiled by the release that adds so many layers; return the run's id."""
         ran = self.home.farm(
             "run",

@@ -90,7 +90,7 @@ _PAIRS = (
         default=5,
         show_default=True,
         metavar="N",
-        help="Of each of them in a pair; more where they are short.",
+        help="Of each of them in a pair; without JOB up to 20 of short ones.",
     ),
     click.option(
         "--device", metavar="NAME", help="This attached device; otherwise that of the newer run, or one like it."

@@ -46,6 +46,10 @@ _STATES = {
     Answer.UNKNOWN: AlertState.UNKNOWN,
 }
 
+# Of one side in a pair: so long at least, or so many.
+_TURN_NS = 50e6
+_MOST_INFERENCES = 20
+
 
 class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the numbers of a run."""
@@ -252,7 +256,7 @@ class _ConfirmRun:
             was, now = (self._results.of(seen.past.job_id, points[index].run_id) for index in (good, new))
             bench = self._benches.of(now)
             series = seen.series.series
-            [compared] = compare(bench, [Claim(series, up)], was, now, self._pairs, self._request.inferences)
+            [compared] = compare(bench, [Claim(series, up)], was, now, self._pairs, self._inferences(seen))
             asked.confirmation, asked.pairs, asked.device = compared.confirmation, compared.pairs, bench.device.serial
         except UsageError as error:
             asked.confirmation = _unknown(one_line(str(error)))
@@ -289,6 +293,12 @@ class _ConfirmRun:
                 return index
         return None
 
+    def _inferences(self, seen: Seen) -> int:
+        """Return how many inferences a side has in a pair: more of short ones, which a moment can disturb."""
+        latencies = [one.values[-1] for one in seen.past.series if one.series.metric == "latency"]
+        short = math.ceil(_TURN_NS / latencies[0]) if latencies and latencies[0] > 0 else 0
+        return max(self._request.inferences, min(short, _MOST_INFERENCES))
+
     def _attribute(self, seen: Seen, bench: PairBench, asked: _Asked) -> None:
         """Name the first bad run, and what is to blame."""
         series, change = seen.series.series, asked.confirmation.change
@@ -298,7 +308,7 @@ class _ConfirmRun:
             if index in (asked.good, asked.bad) or self._cache.lookup(seen.points[index].bundle) is not None:
                 runs[index] = self._results.of(seen.past.job_id, seen.points[index].run_id)
         values = levelled(series.scale, seen.values, seen.steps)
-        bracket = first_bad(bench, series, runs, values, bracket, change, self._request.pairs, self._request.inferences)
+        bracket = first_bad(bench, series, runs, values, bracket, change, self._request.pairs, self._inferences(seen))
         asked.good, asked.bad = bracket.good, bracket.bad
         good, bad = runs[bracket.good], runs[bracket.bad]
         if good is None or bad is None:
@@ -309,7 +319,7 @@ class _ConfirmRun:
         asked.guilt = f"the program{f' ({facts})' if facts else ''}"
         if swaps.alone.keys() - {Axis.PROGRAM}:
             attribution = swap_axes(
-                bench, series, good, bad, change > 0, self._request.pairs, self._request.inferences, swaps=swaps
+                bench, series, good, bad, change > 0, self._request.pairs, self._inferences(seen), swaps=swaps
             )
             asked.guilt = attribution.explanation.reason
 
