@@ -1,8 +1,8 @@
 """Is a compiler that makes a program 8 % slower found the same night, on the simulator?
 
-    python bench/planted.py [--times 5] [--layers 1] [--nights 9] [--iterations 20]
+    python bench/planted.py [--times 5] [--layers 1] [--nights 9] [--iterations 3]
 
-Each time: a new store, `--nights` runs of a program of twelve equal layers (`farm run --iterations`), then one by a release of torchao that makes
+Each time: a new store, `--nights` runs of a program of twelve equal layers, then one by a release of torchao that makes
 thirteen of them (`tests/planted.py`), and `farm confirm`. Found is what `farm confirm` tells as confirmed, with that
 run as the first bad one. A line each time, with the change that pairs measured; the simulator counts the time of its
 host as cycles, so that it is found on a quiet machine. The last line is JSON: `times`, `candidates`, `found`.
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--layers", type=int, default=1, help="More than the twelve that there are.")
     parser.add_argument("--nights", type=int, default=9)
-    parser.add_argument("--iterations", type=int, default=20, help="Of each run; farm run takes 3 unless told.")
+    parser.add_argument("--iterations", type=int, default=3, help="Of each run, as farm run takes them.")
     arguments = parser.parse_args()
     cache = Path(os.environ.get("FARM_CACHE_DIR") or Path.home() / ".cache" / "farm")
     told = [once(cache, arguments.nights, arguments.layers, arguments.iterations) for _ in range(arguments.times)]

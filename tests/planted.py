@@ -131,6 +131,7 @@ class Planted:
             "--virtual",
             "1",
             "--json",
+            *options,
             timeout_s=400,
             env=self.env(layers),
         )
