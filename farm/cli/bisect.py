@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.confirm import REGRESSION, change, compared_data, result_data, say, table, what_differs
+from farm.cli.confirm import REGRESSION, change, compared_data, pairs_request, result_data, say, table, what_differs
 from farm.cli.options import config_option, pairs_options
 from farm.cli.output import print_json, wrapped
 from farm.config import load_config
-from farm.errors import UsageError
 from farm.report.clean import one_line
 
 if TYPE_CHECKING:
@@ -60,19 +57,10 @@ def command(
     infrastructure; 130 interrupted.
     """
     from farm.engine.bisecting import bisect, find_ends
-    from farm.engine.confirm_job import PairsRequest
     from farm.store.store import open_store
 
-    if virtual and device:
-        raise UsageError("--device is for attached devices: leave it, or --virtual, out")
+    request = pairs_request(virtual=virtual, device=device, pairs=pairs, inferences=inferences)
     config = load_config(config_file)
-    request = PairsRequest(
-        virtual=virtual,
-        device=device or "",
-        pairs=pairs,
-        inferences=inferences,
-        command=shlex.join(["farm", *sys.argv[1:]]),
-    )
 
     def told(past: Past, probe: Probe) -> None:
         line = f"{past.run.id}  {_WORDS[probe.answer]}: {probe.reason}"

@@ -74,19 +74,11 @@ def command(
     Exit codes: 0 nothing confirmed; 3 it got worse; 2 usage, or a
     bundle is gone; 4 no device or infrastructure; 130 interrupted.
     """
-    from farm.engine.confirm_job import PairsRequest, choose_results, confirm_job
+    from farm.engine.confirm_job import choose_results, confirm_job
     from farm.store.store import open_store
 
-    if virtual and device:
-        raise UsageError("--device is for attached devices: leave it, or --virtual, out")
+    request = pairs_request(virtual=virtual, device=device, pairs=pairs, inferences=inferences)
     config = load_config(config_file)
-    request = PairsRequest(
-        virtual=virtual,
-        device=device or "",
-        pairs=pairs,
-        inferences=inferences,
-        command=shlex.join(["farm", *sys.argv[1:]]),
-    )
     if job is None:
         if given := [name for name, value in (("--good", good), ("--bad", bad), ("--metric", metrics)) if value]:
             raise UsageError(f"{given[0]} is for one JOB: name it, or leave {given[0]} out")
@@ -131,6 +123,21 @@ def _confirm_run(
         lines.append(f"{count(findings.insufficient, 'number')} with fewer than 8 comparable runs, not judged")
     click.echo("\n".join(lines))
     return code
+
+
+def pairs_request(*, virtual: bool, device: str | None, pairs: int, inferences: int) -> PairsRequest:
+    """Return what the options of `pairs_options` ask for. Raises UsageError."""
+    from farm.engine.confirm_job import PairsRequest
+
+    if virtual and device:
+        raise UsageError("--device is for attached devices: leave it, or --virtual, out")
+    return PairsRequest(
+        virtual=virtual,
+        device=device or "",
+        pairs=pairs,
+        inferences=inferences,
+        command=shlex.join(["farm", *sys.argv[1:]]),
+    )
 
 
 def say(text: str) -> None:

@@ -14,13 +14,12 @@ from farm.config import load_config
 from farm.engine.profile import Profile
 from farm.errors import UsageError
 from farm.report.alerts import change_of, word_of
-from farm.report.clean import one_line
 
 if TYPE_CHECKING:
     from farm.config import Config
     from farm.engine.request import RunOutcome, RunRequest
 
-FAILED, REGRESSED = 1, 3
+FAILED = 1
 # Exit codes of runs that came to their end.
 _CONFIRMED_AFTER = (0, FAILED, 4)
 # pytest's own, also behind `--`: what failed last is asked of the store, which all of a user's machines may share.
@@ -183,13 +182,11 @@ def _confirmed(config: Config, request: RunRequest, outcome: RunOutcome) -> RunO
     """Measure again what stands out, and return the outcome with its report written anew."""
     import msgspec
 
+    from farm.cli.confirm import REGRESSION, say
     from farm.engine.command import Patience
     from farm.engine.confirm_job import PairsRequest
     from farm.engine.confirm_run import confirm_run
     from farm.store.store import open_store
-
-    def say(text: str) -> None:
-        click.echo(f"farm: {one_line(text)}", err=True)
 
     run_id = outcome.view.id
     with open_store(config.store_url) as store, Patience():
@@ -199,7 +196,7 @@ def _confirmed(config: Config, request: RunRequest, outcome: RunOutcome) -> RunO
     for one in findings.regressions:
         say(f"{one.job_id}: {one.metric} {word_of(one)}: {change_of(one)}")
     if findings.regressions and outcome.exit_code != FAILED:
-        return msgspec.structs.replace(outcome, exit_code=REGRESSED)
+        return msgspec.structs.replace(outcome, exit_code=REGRESSION)
     return outcome
 
 

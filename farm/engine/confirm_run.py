@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.alerts import levelled, reference
+from farm.analysis.alerts import levelled
 from farm.analysis.axes import Axis
 from farm.analysis.confirmation import Answer, Confirmation, control, pairs_needed
 from farm.analysis.first_bad import Bracket
@@ -244,7 +244,7 @@ class _ConfirmRun:
     def _ask(self, seen: Seen, *, up: bool, attribute: bool = True) -> _Asked | None:
         """Return what pairs say of a candidate, and where its step is; None where no device can be had."""
         points = seen.points
-        new, first = len(points) - 1, self._first(seen)
+        new, first = len(points) - 1, seen.first
         good = self._good(seen)
         asked = _Asked(points, _unknown("no bundle of the runs before is there any more"), good or first, new)
         if points[first].bundle and points[first].bundle == points[new].bundle:
@@ -277,17 +277,12 @@ class _ConfirmRun:
                     self._benches.give_up(now, one_line(str(error)))
         return asked
 
-    def _first(self, seen: Seen) -> int:
-        """Return the oldest run of the level."""
-        before = len(seen.points) - 1
-        return reference(before, [step for step in seen.steps if step < before])
-
     def _good(self, seen: Seen) -> int | None:
         """Return the oldest run of the level with another program whose bundle is there; None where none is."""
         *before, new = seen.points
-        if before[self._first(seen)].bundle == new.bundle:
+        if before[seen.first].bundle == new.bundle:
             return None
-        for index in range(self._first(seen), len(before)):
+        for index in range(seen.first, len(before)):
             bundle = before[index].bundle
             if bundle and bundle != new.bundle and self._cache.lookup(bundle) is not None:
                 return index

@@ -32,6 +32,14 @@ class Seen(msgspec.Struct, frozen=True):
     told: frozenset[str] = frozenset()
     """Findings that newer runs gave, as a step that came with this run or with one near it."""
 
+    @property
+    def first(self) -> int:
+        """Return the index of the oldest run of the level: the good one of a confirmation."""
+        from farm.analysis.alerts import reference
+
+        before = len(self.points) - 1
+        return reference(before, [step for step in self.steps if step < before])
+
 
 class LookBack(msgspec.Struct, frozen=True):
     """All numbers of a run, and what stands out among them."""
@@ -150,12 +158,9 @@ def _levelled(one: Seen) -> list[float]:
 
 
 def _alert(looked: LookBack, index: int, state: AlertState) -> NewAlert:
-    from farm.analysis.alerts import reference
-
     one, judgement = looked.seen[index], looked.night.judgements[index]
-    before = one.points[:-1]
     exact = state is AlertState.EXACT
-    good = before[-1] if exact else before[reference(len(before), [step for step in one.steps if step < len(before)])]
+    good = one.points[-2 if exact else one.first]
     return NewAlert(
         series_id=one.series.id,
         device_kind=one.points[-1].device_kind,

@@ -48,13 +48,6 @@ class JobPast(msgspec.Struct, frozen=True):
     """Oldest first; without values, which are those of the series."""
     series: tuple[SeriesPast, ...]
 
-    def points(self, one: SeriesPast) -> list[Point]:
-        """Return the runs that have a value of a series, with it."""
-        replace = msgspec.structs.replace
-        return [
-            replace(run, value=value) for run, value in zip(self.runs, one.values, strict=True) if not math.isnan(value)
-        ]
-
 
 def job_pasts(
     connection: Connection, job_ids: Mapping[int, str], until: str | None, *, most: int = RUNS
