@@ -8,13 +8,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from farm_home import FarmHome
 
+from farm.devices.adb_server import start_adb_server
+from farm.processes import Supervisor
 from farm.publish import published
 from farm.runtime.packages import package_version
 from farm.runtime.simulator import host_sdk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def pytest_configure() -> None:
@@ -23,6 +29,16 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ordinary_adb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Stand for the user's own adb server: no test sees the user's phones, nor starts a server that stays."""
+    with Supervisor() as supervisor, pytest.MonkeyPatch.context() as patch:
+        server = start_adb_server(supervisor, tmp_path_factory.mktemp("adb"))
+        patch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
+        yield
+        server.stop()
 
 
 @pytest.fixture(scope="session")
