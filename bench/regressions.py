@@ -1,6 +1,7 @@
 """Made-up series with known steps: how many are found, how soon, and how often is there an alert about nothing?
 
-    python bench/regressions.py [--seeds 5] [--first-seed 1] [--series 300] [--nights 60] [--sigmas N] [--quick]
+    python bench/regressions.py [--seeds 5] [--first-seed 1] [--series 300] [--nights 60] [--sigmas N] [--changed]
+                                [--quick]
 
 Nights are noisy by 2 %, single inferences by 3 %; one night in fifty is 20 to 60 % off, on three nights everything on a
 device is 5 to 15 % slower. A third of the series get slower by 5, 8 or 12 % in a random night. Every night goes
@@ -9,6 +10,9 @@ last line is JSON over all seeds: `false_alerts_per_series_night`; `found_8pct_2
 found in the first or second night with it; `first_bad_exact`: share of the found ones whose first bad run is named.
 The line before tells what it costs (pairs of two times five inferences, old runs looked at), what becomes of steps of
 5 %, and what change points alone find in the histories afterwards, without running anything again.
+
+With `--changed` every program is taken to be new every night, and there is time to measure also those that do not stand
+out, wherever the history does not rule out that they got worse.
 """
 
 from __future__ import annotations
@@ -23,11 +27,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from farm.analysis.alerts import Alert, RunRange, grouped, levelled, new_alerts, reference
-from farm.analysis.candidates import LEAST_BASELINE, way
+from farm.analysis.candidates import LEAST_BASELINE, Finding, may_hide_regression, way
 from farm.analysis.change_points import LEAST_LEVEL, change_points
 from farm.analysis.confirmation import (
     INFERENCES,
     MOST_PAIRS,
+    P_CONFIRMED,
+    P_UNSUSPECTED,
     PAIRS,
     Answer,
     Confirmation,
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farm.analysis.alerts import AlertGroup
+    from farm.analysis.nights import Night
 
 DEVICES = 6
 BETWEEN_NIGHTS, WITHIN_RUN = 0.02, 0.03
@@ -116,6 +123,8 @@ class Farm:
     screen: float | None = None
     """False discovery rate among candidates, before they are confirmed; None confirms all."""
     sigmas: float = GATES[Scale.RATIO].sigmas
+    changed: bool = False
+    """Measure also what does not stand out: every program is another one every night."""
     alerts: dict[int, list[Alert]] = field(default_factory=dict)
     """By night."""
     steps: list[dict[int, float]] = field(default_factory=list)
@@ -150,16 +159,27 @@ class Farm:
             kept = discoveries([judgement.p_value for judgement in seen.judgements], self.screen)
             candidates = tuple(one for one in candidates if kept[one])
         self.spent["candidates"] += len(candidates)
-        pairs = pairs_needed(len(candidates))
+        others = self._others(seen) if self.changed and night else []
+        self.spent["others"] += len(others)
+        pairs = pairs_needed(len(candidates) + len(others))
         ups = [seen.judgements[one].change > 0 for one in candidates]
         answers = [self._compare(one, night, up=up, first=pairs) for one, up in zip(candidates, ups, strict=True)]
+        answers += [self._compare(one, night, up=True, first=pairs, level=P_UNSUSPECTED) for one in others]
         found = []
-        for one, answer in zip(candidates, control(answers), strict=True):
+        for one, answer in zip([*candidates, *others], control(answers), strict=True):
             self.spent[answer.answer.value] += 1
             if answer.answer is Answer.CONFIRMED:
                 found.append(self._attribute(one, night, answer))
         new = new_alerts(found, [alert for told in self.alerts.values() for alert in told])
         return grouped(new)
+
+    def _others(self, seen: Night) -> list[int]:
+        return [
+            one
+            for one, judgement in enumerate(seen.judgements)
+            if judgement.finding in (Finding.UNCHANGED, Finding.INSUFFICIENT_DATA)
+            and may_hide_regression(self.series[one], judgement)
+        ]
 
     def _observation(self, series: int, night: int) -> Observation:
         values = levelled(Scale.RATIO, self.world.measured[series, :night].tolist(), self.steps[series])
@@ -167,18 +187,28 @@ class Farm:
             self.series[series], str(self.world.device[series]), values, float(self.world.measured[series, night])
         )
 
-    def _compare(self, series: int, night: int, *, up: bool, first: int = PAIRS) -> Confirmation:
+    def _compare(
+        self, series: int, night: int, *, up: bool, first: int = PAIRS, level: float = P_CONFIRMED
+    ) -> Confirmation:
         good = reference(night, self.steps[series])
-        return self._measure(series, good, night, up=up, first=first)
+        return self._measure(series, good, night, up=up, first=first, level=level)
 
     def _measure(
-        self, series: int, good: int, new: int, *, up: bool, first: int = PAIRS, gate: float | None = None
+        self,
+        series: int,
+        good: int,
+        new: int,
+        *,
+        up: bool,
+        first: int = PAIRS,
+        gate: float | None = None,
+        level: float = P_CONFIRMED,
     ) -> Confirmation:
         """Measure pairs, and once more as many where they do not tell."""
         pairs: list[Pair] = []
         for most in (first, max(first, MOST_PAIRS)):
             pairs += [self.world.pair(series, good, new) for _ in range(most - len(pairs))]
-            answer = confirm(Scale.RATIO, pairs, up=up, gate=gate)
+            answer = confirm(Scale.RATIO, pairs, up=up, gate=gate, level=level)
             if answer.answer is not Answer.UNKNOWN:
                 break
         self.spent["pairs"] += len(pairs)
@@ -214,6 +244,7 @@ class Score:
     alerts: int = 0
     planted: Counter[float] = field(default_factory=Counter)
     found: Counter[float] = field(default_factory=Counter)
+    in_one: Counter[float] = field(default_factory=Counter)
     in_two: Counter[float] = field(default_factory=Counter)
     exact: int = 0
     nights: int = 0
@@ -239,6 +270,7 @@ class Score:
                     continue
                 seen.add(one)
                 self.found[size] += 1
+                self.in_one[size] += night == begun
                 self.in_two[size] += night <= begun + 1
                 self.exact += alert.range.first_bad == str(begun)
         for one in range(world.series):
@@ -268,7 +300,7 @@ class Score:
         self.alerts += other.alerts
         self.exact += other.exact
         self.nights += other.nights
-        for name in ("planted", "found", "in_two", "spent", "points"):
+        for name in ("planted", "found", "in_one", "in_two", "spent", "points"):
             getattr(self, name).update(getattr(other, name))
 
     def figures(self) -> dict[str, float]:
@@ -285,10 +317,14 @@ class Score:
             "false_alerts": self.false,
             "alerts": self.alerts,
             "found_5pct_2_nights": _share(self.in_two[0.05], self.planted[0.05]),
+            **{
+                f"found_{size * 100:.0f}pct_same_night": _share(self.in_one[size], self.planted[size]) for size in STEPS
+            },
             **{f"found_{size * 100:.0f}pct_ever": _share(self.found[size], self.planted[size]) for size in STEPS},
             "candidates_a_night": round(spent["candidates"] / nights, 2),
-            "refuted_share": _share(spent["refuted"], spent["candidates"]),
-            "unknown_share": _share(spent["unknown"], spent["candidates"]),
+            "others_a_night": round(spent["others"] / nights, 2),
+            "refuted_share": _share(spent["refuted"], spent["candidates"] + spent["others"]),
+            "unknown_share": _share(spent["unknown"], spent["candidates"] + spent["others"]),
             "pairs_a_night": round(spent["pairs"] / nights, 1),
             "old_runs_looked_at_per_alert": round(spent["probes"] / max(1, self.alerts), 2),
             "hot_nights_told": spent["hot nights told"],
@@ -319,12 +355,13 @@ def main() -> None:
     parser.add_argument("--nights", type=int, default=60)
     parser.add_argument("--sigmas", type=float, default=GATES[Scale.RATIO].sigmas, help="the candidates' sigma gate")
     parser.add_argument("--screen", type=float, help="false discovery rate among candidates, before they are confirmed")
+    parser.add_argument("--changed", action="store_true", help="measure also new programs that do not stand out")
     parser.add_argument("--quick", action="store_true", help="one seed")
     options = parser.parse_args()
     total = Score()
     for seed in range(options.first_seed, options.first_seed + (1 if options.quick else options.seeds)):
         began = time.perf_counter()
-        farm = Farm(World(seed, options.series, options.nights), options.screen, options.sigmas)
+        farm = Farm(World(seed, options.series, options.nights), options.screen, options.sigmas, options.changed)
         farm.run()
         score = Score()
         score.add(farm)

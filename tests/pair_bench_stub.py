@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from farm.devices.device import AdbAddress, Device
-from farm.engine import confirm_run as module
+from farm.engine import asking, benches
 from farm.engine.confirm_job import PairsRequest
 from farm.engine.confirm_run import RunFindings, confirm_run
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
@@ -71,9 +71,9 @@ class World:
         self.turns: list[object] = []
         self.device = PHONE
         self.virtual = False
-        monkeypatch.setattr(module, "bench_for", self._bench)
-        monkeypatch.setattr(module, "find_job", lambda *_: None)
-        monkeypatch.setattr(module, "BundleCache", lambda _: self)
+        monkeypatch.setattr(benches, "bench_for", self._bench)
+        monkeypatch.setattr(benches, "find_job", lambda *_: None)
+        monkeypatch.setattr(asking, "BundleCache", lambda _: self)
 
     def night(
         self,

@@ -21,6 +21,9 @@ BASELINE = 21
 LEAST_BASELINE = 8
 """And with so many at least."""
 
+# So many sigmas a run is seldom too good by chance: once in forty.
+_LUCK = 2.0
+
 
 class Finding(StrEnum):
     """What a run's number is against those before it."""
@@ -53,6 +56,8 @@ class Judgement(msgspec.Struct, frozen=True):
     """From the baseline, on the scale of the series; NaN where there is none."""
     sigmas: float = math.nan
     """The change in what the history varies by; inf where it repeats to the bit."""
+    sigma: float = math.nan
+    """What the history varies by, on the scale of the series; NaN where too little is known."""
     p_value: float = 1.0
     """Of the change by chance alone, either way."""
 
@@ -91,8 +96,23 @@ def judge(
         unscaled(scale, median),
         change,
         sigmas,
+        sigma,
         p_of_next(sigmas, count) if change else 1.0,
     )
+
+
+def may_hide_regression(series: Series, judgement: Judgement, *, gates: Gates | None = None) -> bool:
+    """Tell whether a number may have got worse by what makes a candidate, with luck having kept it from being one.
+
+    That is worth a confirmation where it is known that something changed. With too few runs everything may be.
+    """
+    if series.direction is None or judgement.finding is Finding.UNDEFINED:
+        return False
+    if judgement.finding is Finding.INSUFFICIENT_DATA:
+        return True
+    gates = gates or GATES[series.scale]
+    worse = judgement.change if series.direction is Direction.LOWER else -judgement.change
+    return worse + _LUCK * judgement.sigma > gates.change
 
 
 def way(direction: Direction | None, change: float) -> Finding:
@@ -113,12 +133,12 @@ def _judge_exact(series: Series, history: Sequence[float], value: float) -> Judg
         return Judgement(Finding.INSUFFICIENT_DATA, "no comparable run", 0)
     last = before[-1]
     if value == last:
-        return Judgement(Finding.UNCHANGED, f"{value:.15g}, as before", count, last, 0.0, 0.0)
+        return Judgement(Finding.UNCHANGED, f"{value:.15g}, as before", count, last, 0.0, 0.0, 0.0)
     reason = f"{last:.15g} -> {value:.15g}{'' if series.unit == '1' else f' {series.unit}'}"
     was, now = scaled(series.scale, [last, value])
     change = difference(float(now), float(was))
     sigmas = math.copysign(math.inf, value - last)
-    return Judgement(way(series.direction, value - last), reason, count, last, change, sigmas, 0.0)
+    return Judgement(way(series.direction, value - last), reason, count, last, change, sigmas, 0.0, 0.0)
 
 
 def _reason(scale: Scale, change: float, sigmas: float, count: int) -> str:

@@ -21,6 +21,8 @@ MOST_PAIRS = 20
 INFERENCES = 5
 """Of each bundle in a pair."""
 P_CONFIRMED = 0.01
+P_UNSUSPECTED = 0.001
+"""Where the history does not speak for a change, pairs have to say more: ten that all point one way are enough."""
 CONFIDENCE = 0.95
 FALSE_ALERTS = 0.05
 """Share of a night's alerts that may be chance, in the mean."""
@@ -56,11 +58,13 @@ Pair = tuple["Sequence[float]", "Sequence[float]"]
 """Samples of the good bundle and of the new one, measured one after the other; each side counts by its median."""
 
 
-def confirm(scale: Scale, pairs: Sequence[Pair], *, up: bool, gate: float | None = None) -> Confirmation:
+def confirm(
+    scale: Scale, pairs: Sequence[Pair], *, up: bool, gate: float | None = None, level: float = P_CONFIRMED
+) -> Confirmation:
     """Tell whether the new bundle's values are higher (`up`), or lower, than the good one's by more than `gate`.
 
-    `gate` is on `scale`. Confirmed: Wilcoxon's signed-rank test of the pairs' differences has p < 0.01, and the
-    estimate is beyond the gate. Refuted: the whole interval is short of the gate. Everything else is unknown.
+    `gate` is on `scale`. Confirmed: Wilcoxon's signed-rank test of the pairs' differences has p < `level`, and
+    the estimate is beyond the gate. Refuted: the whole interval is short of the gate. Everything else is unknown.
     """
     gate = GATES[scale].confirmed if gate is None else gate
     differences = _differences(scale, pairs)
@@ -73,7 +77,7 @@ def confirm(scale: Scale, pairs: Sequence[Pair], *, up: bool, gate: float | None
     change, low, high = middle_of_pairs(claimed, CONFIDENCE)
     p_value = signed_rank_p(claimed)
     answer = Answer.UNKNOWN
-    if p_value < P_CONFIRMED and change > gate:
+    if p_value < level and change > gate:
         answer = Answer.CONFIRMED
     elif high < gate:
         answer = Answer.REFUTED

@@ -119,6 +119,10 @@ def _confirm_run(
     if findings.not_asked:
         lines.append(f"{count(findings.not_asked, 'candidate')} not measured: no time, or no device")
     lines += [line for problem in findings.problems for line in wrapped(problem)]
+    if findings.changed:
+        lines += wrapped(f"{count(findings.changed, 'program')} changed without standing out, and measured as well")
+    if findings.not_all_changed:
+        lines += wrapped(findings.not_all_changed)
     if findings.insufficient:
         lines.append(f"{count(findings.insufficient, 'number')} with fewer than 8 comparable runs, not judged")
     click.echo("\n".join(lines))

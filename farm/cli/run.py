@@ -193,6 +193,8 @@ def _confirmed(config: Config, request: RunRequest, outcome: RunOutcome) -> RunO
         findings = confirm_run(config, store, run_id, PairsRequest(command=request.command), say)
     for text in findings.problems:
         say(f"not all that stands out was measured: {text}")
+    if findings.not_all_changed:
+        say(findings.not_all_changed)
     for one in findings.regressions:
         say(f"{one.job_id}: {one.metric} {word_of(one)}: {change_of(one)}")
     if findings.regressions and outcome.exit_code != FAILED:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from farm.analysis.candidates import Finding
 from farm.engine.look_back import is_judged, seen_of
 from farm.store.records import STEPS, AlertState, NewAlert, Remark, RemarkState
 
@@ -100,7 +101,7 @@ def accept(
                 alert
                 for alert in known.get((one.id, past.runs[-1].device_kind), ())
                 if (alert.id in still_open and alert.first_bad <= until)
-                or (alert.run_id == until and alert.state in _UNDECIDED)
+                or (alert.run_id == until and alert.state in _UNDECIDED and alert.finding != Finding.UNCHANGED)
                 or (metrics and alert.first_bad == until and alert.state in STEPS)
             ]
             for alert in alerts:

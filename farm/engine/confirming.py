@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from farm.analysis.confirmation import INFERENCES, PAIRS, Answer, Confirmation, confirm
+from farm.analysis.confirmation import INFERENCES, P_CONFIRMED, PAIRS, Answer, Confirmation, confirm
 from farm.analysis.first_bad import MOST_PROBES, narrowed, next_probe, suspicion
 from farm.analysis.scale import GATES, Series
 from farm.engine.past import Past
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from farm.analysis.first_bad import Bracket
     from farm.engine.pairs import PairBench, Side
 
-_TIMES = ("htp_cycles", "latency")
+TIMES = ("htp_cycles", "latency")
+"""Metrics of how long a program takes, the one that says most first."""
 
 
 class Claim(NamedTuple):
@@ -64,7 +65,7 @@ def series_of(good: Past, new: Past, metrics: Sequence[str] = ()) -> list[Series
     for past in (good, new):
         if not past.attempt.measurements:
             raise UsageError(f"{new.view.id} has no numbers in run {past.run.id}: {past.attempt.reason}")
-    wanted = list(dict.fromkeys(metrics)) or [one for one in _TIMES if one in both][:1]
+    wanted = list(dict.fromkeys(metrics)) or [one for one in TIMES if one in both][:1]
     if not wanted:
         raise UsageError(f"the results of {new.view.id} have no time in common: name what to compare with --metric")
     found = []
@@ -109,11 +110,13 @@ def compare(
     inferences: int = INFERENCES,
     *,
     gate: float | None = None,
+    level: float = P_CONFIRMED,
 ) -> list[Compared]:
     """Measure pairs, as many again once while a claim is unknown, and return what all of them say of each claim.
 
-    `gate` is on the scale of the series. A side that crashes or whose numbers are wrong is the reason of an unknown.
-    Raises InfraError for the farm's and the device's trouble, UsageError for a bundle that is gone.
+    `gate` is on the scale of the series, `level` what a p-value has to be below. A side that crashes or whose numbers
+    are wrong is the reason of an unknown. Raises InfraError for the farm's and the device's trouble, UsageError for a
+    bundle that is gone.
     """
     was, now = (bench.side(one) if isinstance(one, Past) else one for one in (good, new))
     numerics = any(_is_of_outputs(series) for series, _ in claims)
@@ -123,7 +126,7 @@ def compare(
     for _ in range(2):
         for metric, more in bench.measure(was, now, pairs, inferences, numerics=numerics).items():
             found.setdefault(metric, []).extend(more)
-        compared = [_compared(claim, found, gate) for claim in claims]
+        compared = [_compared(claim, found, gate, level) for claim in claims]
         if not found or all(one.confirmation.answer is not Answer.UNKNOWN for one in compared):
             break
     problems = bench.problems(was, now, since=since)
@@ -202,9 +205,10 @@ def _probe(
     return Probe(number, one.confirmation, one.confirmation.answer, one.confirmation.reason)
 
 
-def _compared(claim: Claim, found: dict[str, list[Pair]], gate: float | None) -> Compared:
+def _compared(claim: Claim, found: dict[str, list[Pair]], gate: float | None, level: float) -> Compared:
     pairs = found.get(claim.series.metric, [])
-    return Compared(claim.series, confirm(claim.series.scale, pairs, up=claim.up, gate=gate), tuple(pairs))
+    confirmation = confirm(claim.series.scale, pairs, up=claim.up, gate=gate, level=level)
+    return Compared(claim.series, confirmation, tuple(pairs))
 
 
 def _with_problem(one: Compared, problems: Sequence[str]) -> Compared:

@@ -70,12 +70,13 @@ class Alerts:
         pairs: Sequence[tuple[float, float]] | None,
         was: AlertState = AlertState.CANDIDATE,
     ) -> bool:
-        """Record what pairs said: state, range, change and reason of `new`; `pairs` as medians, good and new.
+        """Record what pairs said: finding, state, range, change and reason of `new`; `pairs` as medians, good and new.
 
         Return False, and record nothing, where it is not `was` any more: somebody else measured it meanwhile.
         """
         row = {
             **_figures(new),
+            "finding": new.finding,
             "state": new.state,
             "last_good": new.last_good,
             "first_bad": new.first_bad,
@@ -88,9 +89,22 @@ class Alerts:
         still = update(schema.alert).where(alert.id == alert_id, alert.state == was)
         return self._database.write(lambda connection: connection.execute(still.values(row)).rowcount == 1)
 
-    def of_run(self, run_id: str) -> list[AlertRecord]:
-        """Return what stands out in a run, whatever became of it."""
-        return self._find(schema.alert.c.run_id == run_id)
+    def add(self, run_id: str, one: NewAlert) -> AlertRecord:
+        """Record a number of a run that is to be measured though it does not stand out; return it, or what is there."""
+
+        def write(connection: Connection) -> AlertRecord:
+            rows.insert_missing(connection, schema.alert, [_row(run_id, one)])
+            alert = schema.alert.c
+            same = (alert.series_id == one.series_id) & (alert.device_kind == one.device_kind)
+            [found] = _find(connection, same & (alert.run_id == run_id))
+            return found
+
+        return self._database.write(write)
+
+    def of_run(self, run_id: str, *, unchanged: bool = False) -> list[AlertRecord]:
+        """Return what stands out in a run, whatever became of it; with `unchanged` also what was only measured."""
+        of_run = schema.alert.c.run_id == run_id
+        return self._find(of_run if unchanged else of_run & (schema.alert.c.finding != "unchanged"))
 
     def of_jobs(self, job_ids: Iterable[str]) -> list[AlertRecord]:
         """Return all that ever stood out of jobs, by their ids, oldest first."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from farm.analysis.candidates import Finding, judge
+from farm.analysis.candidates import Finding, judge, may_hide_regression
 from farm.analysis.scale import Scale, Series, change_text, scale_of, scaled, unscaled
 from farm.results.attempt import Direction
 
@@ -39,6 +39,26 @@ def test_seven_runs_are_too_few_and_eight_are_enough() -> None:
     assert few.finding is Finding.INSUFFICIENT_DATA
     assert few.reason == "7 comparable runs, 8 are needed"
     assert judge(LATENCY, noisy(8), 2e6).finding is Finding.REGRESSION
+
+
+def test_whether_bad_luck_can_hide_a_regression() -> None:
+    def may(history: list[float], value: float) -> bool:
+        return may_hide_regression(LATENCY, judge(LATENCY, history, value))
+
+    calm, wild = noisy(21, noise=0.005), noisy(21, noise=0.05)
+    assert may(wild, 1e6)
+    assert not may(calm, 1e6)
+    assert may(calm, 1.025e6)
+    # However wild: one that is so much better was no bad luck.
+    assert not may(wild, 0.8e6)
+    # Nothing is known yet, or nothing can be known, or neither way is worse.
+    assert may(calm[:7], 1e6)
+    assert not may(calm, math.nan)
+    patient = msgspec.structs.replace(LATENCY, direction=None)
+    assert not may_hide_regression(patient, judge(patient, wild, 1e6))
+    rate = msgspec.structs.replace(LATENCY, direction=Direction.HIGHER)
+    assert may_hide_regression(rate, judge(rate, calm, 0.975e6))
+    assert not may_hide_regression(rate, judge(rate, calm, 1.025e6))
 
 
 def test_only_the_last_21_runs_count() -> None:

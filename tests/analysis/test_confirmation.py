@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.analysis.confirmation import Answer, Confirmation, confirm, control, pairs_needed
+from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, confirm, control, pairs_needed
 from farm.analysis.scale import Scale
 
 from .conftest import PATIENT, in_turns
@@ -51,6 +51,14 @@ def test_more_pairs_decide_what_ten_left_unknown() -> None:
     pairs = in_turns(1.05, count=40, noise=0.08)
     assert confirm(Scale.RATIO, pairs[:10], up=True).answer is Answer.UNKNOWN
     assert confirm(Scale.RATIO, pairs, up=True).answer is Answer.CONFIRMED
+
+
+def test_what_nobody_suspected_has_to_be_clearer() -> None:
+    all_slower = [([1.0], [1.1 + number / 100]) for number in range(10)]
+    assert confirm(Scale.RATIO, all_slower, up=True, level=P_UNSUSPECTED).answer is Answer.CONFIRMED
+    but_one = [*all_slower[:9], ([1.01], [1.0])]
+    assert confirm(Scale.RATIO, but_one, up=True).answer is Answer.CONFIRMED
+    assert confirm(Scale.RATIO, but_one, up=True, level=P_UNSUSPECTED).answer is Answer.UNKNOWN
 
 
 def test_a_claim_of_slower_is_not_confirmed_by_faster() -> None:

@@ -269,10 +269,69 @@ def test_a_job_that_is_gone_does_not_keep_others_from_being_measured(
             gone.append(past.view.id)
             raise UsageError("its suite is not here")
 
-    monkeypatch.setattr("farm.engine.confirm_run.find_job", find)
+    monkeypatch.setattr("farm.engine.benches.find_job", find)
     found = world.confirm(slow)
     assert len(found.alerts) == 2
     assert {one.job_id: one.reason for one in found.alerts if one.state == "unknown"} == {
         gone[0]: "its suite is not here"
     }
     assert [one.job_id for one in found.regressions] == [job.id for job in world.jobs if job.id != gone[0]]
+
+
+def test_a_program_that_is_slower_in_a_lucky_night_is_found_the_same_night(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=1)
+    for _ in range(12):
+        record_look_back(store, world.night(keys={0: "old"}, noise=0.05))
+    assert world.confirm(world.nights[-1]).changed == 0
+    # It measures as before, by luck.
+    lucky = world.night({0: 1.08}, all_by=1 / 1.08, noise=0.0)
+    assert not record_look_back(store, lucky).night.candidates
+    found = world.confirm(lucky)
+    assert (found.changed, found.changed_not_asked) == (1, 0)
+    [step] = found.regressions
+    assert (step.job_id, step.first_bad, step.state) == (world.jobs[0].id, lucky, "confirmed")
+    assert step.low < 0.077 < step.high
+    assert found.alerts == (step,)
+    assert store.alerts.open() == [step]
+
+
+def test_a_program_is_compared_with_the_one_before_it_from_its_second_night_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=2)
+    world.night()
+    second = world.night({0: 1.08})
+    found = world.confirm(second)
+    assert [(one.job_id, one.finding) for one in found.regressions] == [(world.jobs[0].id, "regression")]
+    # What pairs say of the other one is no news, and is not asked again, in this run or in another of the program.
+    assert found.changed == 2
+    assert found.alerts == found.regressions
+    asked = world.pairs
+    assert world.confirm(second).changed == 0
+    world.confirm(world.night({0: 1.08}, keys={0: f"0-{second}", 1: f"1-{second}"}))
+    assert world.pairs == asked
+
+
+def test_programs_that_changed_are_measured_in_the_time_that_is_left(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=3)
+    world.night()
+    world.gone.add(f"2-{world.nights[0]}")
+    slow = world.night({0: 1.3, 1: 1.3, 2: 1.3})
+    found = world.confirm(slow, budget_s=0.0)
+    # The third has nothing that it could be compared with.
+    assert (found.changed, found.changed_not_asked, found.problems, found.regressions) == (0, 2, (), ())
+
+    def gone(call: int) -> None:
+        if call == 1:
+            raise DeviceGoneError("phone", "no device")
+
+    world.before_pairs = gone
+    found = world.confirm(slow)
+    # A device that is away is no trouble where nothing stands out.
+    assert (found.changed, found.changed_not_asked, found.problems) == (0, 2, ())
+    assert "2 programs that changed were not measured" in found.not_all_changed
+    assert len(world.confirm(slow).regressions) == 2
