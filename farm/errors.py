@@ -23,7 +23,6 @@ FarmError
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ class UnknownNameError(UsageError):
     """No `kind` is called `name`; the nearest of `known` is offered."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        import difflib
+
         self.kind, self.name = kind, name
         names = sorted(known)
         folded = {n.casefold(): n for n in names}

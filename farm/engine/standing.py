@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.report.status import SickDevice, Status, status_of
 from farm.store.records import STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from farm.analysis.flakiness import Record
+    from farm.report.status import SickDevice, Status
     from farm.store.records import AlertRecord, HistoryPoint
     from farm.store.store import Store
 
 
 def how_things_stand(store: Store, ref: str | None = None) -> Status:
     """Return how things stand in run `ref`, or in the one that `Store.run_to_show` means. Raises UnknownNameError."""
+    from farm.report.status import status_of
+
     run_id = store.resolve_run(ref) if ref else store.run_to_show()
     run = store.run_status(run_id) if run_id else None
     jobs = [job.job_id for job in run.jobs] if run else []
@@ -47,6 +49,8 @@ def steps_of(store: Store, points: Iterable[HistoryPoint], metrics: Collection[s
 
 
 def _sick(store: Store) -> list[SickDevice]:
+    from farm.report.status import SickDevice
+
     found = []
     for device in store.registry.all():
         name = device.name or device.id

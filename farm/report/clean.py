@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import cache
 
 # ECMA-48 control sequences (colours, cursor moves) and operating system commands (titles, links).
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)")
-# Control, format (bidirectional overrides, zero width), surrogate, private and line-separator characters.
-_SUSPECT = re.compile(
+# Control, format (bidirectional overrides, zero width), surrogate, private and line-separator characters. Only compiled
+# where it is needed: that takes as long as anything else of a short command.
+_SUSPECT = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u070f\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff0-\ufffb\ufffe\uffff\U000e0000-\U000e0fff]"
 )
 # What XML 1.0 does not allow, section 2.2.
-_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def visible(text: str) -> str:
@@ -23,7 +25,7 @@ def visible(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return _SUSPECT.sub(_spell, _ANSI.sub("", text).replace("\r\n", "\n"))
+    return _pattern(_SUSPECT).sub(_spell, _ANSI.sub("", text).replace("\r\n", "\n"))
 
 
 def one_line(text: str, limit: int = 0) -> str:
@@ -34,7 +36,7 @@ def one_line(text: str, limit: int = 0) -> str:
 
 def xml_text(text: str) -> str:
     """Return `text` without the characters that XML 1.0 does not allow, and without terminal colours."""
-    return _NOT_XML.sub("", _ANSI.sub("", text))
+    return _pattern(_NOT_XML).sub("", _ANSI.sub("", text))
 
 
 def cut_log(text: str, limit: int) -> tuple[str, int, str]:
@@ -48,6 +50,11 @@ def cut_log(text: str, limit: int) -> tuple[str, int, str]:
     head = limit // 4
     tail = limit - head
     return text[:head], len(text) - head - tail, text[-tail:] if tail else ""
+
+
+@cache
+def _pattern(expression: str) -> re.Pattern[str]:
+    return re.compile(expression)
 
 
 def _spell(match: re.Match[str]) -> str:

@@ -10,7 +10,7 @@ from farm.analysis.flakiness import LOOKED_AT, Record, Try, record_of
 from farm.results.attempt import Verdict
 from farm.store import schema
 from farm.store.history import not_debugged
-from farm.store.rows import chunks
+from farm.store.rows import FEW, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _ABOUT_THE_CODE = (Verdict.PASSED, Verdict.FAILED)
 # After every id of a run.
 _NO_END = "~"
-_AT_ONCE = 500
 
 
 def reliability(
@@ -53,10 +52,8 @@ def _tries(connection: Connection, since: Mapping[int, str], kind: str, until: s
     )
     rows = {row.id: row for row in connection.execute(planned) if row.run_id >= since[row.job_id]}
     verdicts: list[Row[Any]] = []
-    # In statements of their own, and few at once: PostgreSQL would rather read every attempt there is.
-    listed = list(rows)
-    for start in range(0, len(listed), _AT_ONCE):
-        part = listed[start : start + _AT_ONCE]
+    # In statements of their own: PostgreSQL would rather read every attempt there is.
+    for part in chunks(rows, FEW):
         query = select(attempt.run_job_id, attempt.id, attempt.verdict, attempt.bundle_key)
         conditions = attempt.run_job_id.in_(part), attempt.verdict.in_(_ABOUT_THE_CODE)
         verdicts += connection.execute(query.where(*conditions))

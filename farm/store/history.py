@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import case, func, select
+from sqlalchemy import and_, case, func, or_, select
 
 from farm.errors import UnknownNameError, UsageError
 from farm.store import schema, values
@@ -55,11 +55,13 @@ def history(
 def matching_jobs(connection: Connection, pattern: str, soc: str | None, run_id: str | None = None) -> dict[int, str]:
     """Return the jobs that `pattern` means, id to name; those of a run where `run_id` is given, which may be none."""
     job = schema.job.c
-    query = select(job.id, job.name, job.suite, job.soc)
-    # A whole id is found at once; anything else is looked for among all names.
-    found: Any = connection.execute(query.where(job.name == pattern)).all()
+    query = select(job.id, job.name, job.suite, job.soc).order_by(job.name)
+    suite, _, name = pattern.partition("/")
+    of_case = and_(job.suite == suite, job.case_name == values.case_column(name))
+    # What is named as it is needs no look at all names.
+    found: Any = connection.execute(query.where(or_(job.name == pattern, job.suite == pattern, of_case))).all()
     if not found:
-        rows: Any = connection.execute(query.order_by(job.name)).all()
+        rows: Any = connection.execute(query).all()
         expression = _expression(pattern)
         found = [row for row in rows if any(map(expression.fullmatch, _names(row)))]
     if not found:

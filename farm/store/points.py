@@ -24,8 +24,8 @@ RUNS = 60
 """So far back is looked: a baseline of 21, and as many of other toolchains, devices and people in between."""
 
 _ABOUT_THE_CODE = (Verdict.PASSED, Verdict.FAILED)
-# Of as many jobs at once as keep a night's rows in some dozens of megabytes.
-_JOBS = 200
+# So many that their runs are looked for along an index by PostgreSQL as well, and take some megabytes.
+_JOBS = 50
 
 
 class SeriesPast(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ def job_pasts(
     job, the last with a verdict about the code counts. Runs of `farm debug` are left out.
     """
     facts: dict[str, dict[str, str]] = {}
-    for part in _parts(sorted(job_ids), _JOBS):
+    for part in chunks(sorted(job_ids), _JOBS):
         found = _attempts(connection, part, until, most)
         facts |= fingerprints(connection, {row.fingerprint_hash for row in found} - facts.keys())
         measured = _medians(connection, [row.attempt_id for row in found])
@@ -76,11 +76,6 @@ def jobs_of_run(connection: Connection, run_id: str) -> dict[int, str]:
     run_job = schema.run_job
     query = select(schema.job.c.id, schema.job.c.name).join(run_job).where(run_job.c.run_id == run_id)
     return {row.id: row.name for row in connection.execute(query)}
-
-
-def _parts(keys: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for start in range(0, len(keys), size):
-        yield keys[start : start + size]
 
 
 def _attempts(connection: Connection, job_ids: Sequence[int], until: str | None, most: int) -> list[Row[Any]]:

@@ -109,7 +109,7 @@ class Recording:
                 row[column] = {values.clean(name): count for name, count in counts.items()}
 
         def change(connection: Connection) -> None:
-            run_job_id, _ = rows.find_planned(connection, run_id, job_id)
+            run_job_id, *_ = rows.find_planned(connection, run_id, job_id)
             connection.execute(update(schema.run_job).where(schema.run_job.c.id == run_job_id).values(row))
 
         self._database.write(change)

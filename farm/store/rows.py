@@ -43,22 +43,28 @@ ATTEMPT_COLUMNS = (
 
 # SQLite takes 32,766 parameters in a statement, PostgreSQL 65,535.
 _MOST_PARAMETERS = 10_000
+FEW = 500
+"""So many keys at once are looked for along an index by PostgreSQL as well."""
 
 _Key = TypeVar("_Key", str, int)
 _SeriesKey = tuple[str, str, str, bool]
 _SERIES_KEY = ("metric", "unit", "direction", "exact")
 
 # Asked for every attempt: making a statement takes longer than asking it.
-_PLANNED = (
-    select(schema.run_job.c.id, schema.run_job.c.job_id)
-    .join(schema.job)
-    .where(schema.run_job.c.run_id == bindparam("of_run"), schema.job.c.name == bindparam("of_job"))
-)
 _KNOWN_DEVICE = (
     select(schema.device.c.id)
     .join(schema.run_device)
     .where(schema.run_device.c.run_id == bindparam("of_run"), schema.device.c.serial == bindparam("of_serial"))
     .order_by(schema.device.c.id.desc())
+    .limit(1)
+)
+_PLANNED = select(
+    schema.run_job.c.id, schema.run_job.c.job_id, _KNOWN_DEVICE.scalar_subquery().label("device_id")
+).where(
+    schema.run_job.c.run_id == bindparam("of_run"),
+    # Not joined: PostgreSQL would look through all jobs of a run that its statistics do not know yet.
+    schema.run_job.c.job_id
+    == select(schema.job.c.id).where(schema.job.c.name == bindparam("of_job")).scalar_subquery(),
 )
 _SERIES = select(schema.series.c.id, *(schema.series.c[name] for name in _SERIES_KEY)).where(
     schema.series.c.job_id == bindparam("of_job")
@@ -75,11 +81,11 @@ def new_run_id(started_ms: int) -> str:
     return values.run_id_time(started_ms) + secrets.token_hex(3)
 
 
-def chunks(keys: Collection[_Key]) -> Iterator[list[_Key]]:
+def chunks(keys: Collection[_Key], most: int = _MOST_PARAMETERS) -> Iterator[list[_Key]]:
     """Yield names or row ids in parts that fit into one statement."""
     listed = list(keys)
-    for start in range(0, len(listed), _MOST_PARAMETERS):
-        yield listed[start : start + _MOST_PARAMETERS]
+    for start in range(0, len(listed), most):
+        yield listed[start : start + most]
 
 
 def bounded(attempt: Attempt) -> Attempt:
@@ -120,12 +126,15 @@ def require_run(connection: Connection, run_id: str) -> None:
         raise StoreError(f"run {run_id} is not in the store: begin_run makes one")
 
 
-def find_planned(connection: Connection, run_id: str, job_id: str) -> tuple[int, int]:
-    """Return the ids of the rows in `run_job` and `job`. Raises StoreError where the job is not planned."""
-    row = connection.execute(_PLANNED, {"of_run": run_id, "of_job": job_id}).first()
+def find_planned(connection: Connection, run_id: str, job_id: str, serial: str = "") -> tuple[int, int, int | None]:
+    """Return the ids of the rows in `run_job` and `job`, and in `device` of one that has a part in the run.
+
+    Raises StoreError where the job is not planned.
+    """
+    row = connection.execute(_PLANNED, {"of_run": run_id, "of_job": job_id, "of_serial": serial}).first()
     if row is None:
         raise StoreError(f"run {run_id} has no job {job_id}: plan_jobs makes its jobs known")
-    return row.id, row.job_id
+    return row.id, row.job_id, row.device_id
 
 
 def insert_jobs(
@@ -187,12 +196,11 @@ def insert_attempt(
     artifacts: Sequence[ArtifactRecord],
 ) -> None:
     """Insert an attempt, all its numbers and artifacts; nothing where it is there already."""
-    run_job_id, job_row_id = find_planned(connection, run_id, attempt.job_id)
-    device_id = None
+    run_job_id, job_row_id, device_id = find_planned(connection, run_id, attempt.job_id, attempt.device)
     if device is not None:
         device_id = insert_device(connection, run_id, device)
-    elif attempt.device:
-        device_id = _known_device(connection, run_id, attempt)
+    elif attempt.device and device_id is None:
+        device_id = _insert_unknown_device(connection, run_id, attempt)
     # Without a time, two attempts that say the same may well be two.
     digest = values.attempt_digest(attempt) if attempt.started_ms else None
     row = {"run_job_id": run_job_id, "digest": digest, "device_id": device_id, "recorded_ms": now_ms()}
@@ -247,10 +255,7 @@ def _job_row(job: Job) -> dict[str, Any]:
     }
 
 
-def _known_device(connection: Connection, run_id: str, attempt: Attempt) -> int:
-    found: int | None = connection.scalar(_KNOWN_DEVICE, {"of_run": run_id, "of_serial": attempt.device})
-    if found is not None:
-        return found
+def _insert_unknown_device(connection: Connection, run_id: str, attempt: Attempt) -> int:
     # An attempt is worth more than the facts about its device; `unknown` is compared with neither kind.
     soc = connection.execute(select(schema.job.c.soc).where(schema.job.c.name == attempt.job_id)).scalar_one()
     row = {"serial": attempt.device, "soc": soc, "kind": "unknown", "build": ""}

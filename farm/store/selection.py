@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -95,7 +94,7 @@ def mark_stale(connection: Connection, run_id: str, stale: Mapping[str, Stale | 
     """Note which planned jobs are left out, and why; None takes it back."""
     rows = []
     for job_id, why in stale.items():
-        run_job_id, _ = find_planned(connection, run_id, job_id)
+        run_job_id, *_ = find_planned(connection, run_id, job_id)
         kept = None if why is None else msgspec.structs.replace(why, reason=values.clean(why.reason))
         rows.append({"of": run_job_id, "why": msgspec.to_builtins(kept)})
     if rows:
@@ -147,6 +146,8 @@ def _recent(connection: Connection, job_ids: Sequence[str], kind: str) -> Iterab
 
 
 def _past(recent: Sequence[Row[Any]]) -> Past:
+    import statistics
+
     built = [row.build_seconds for row in recent if row.build_seconds and not row.cached]
     return Past(
         last=_verdict(recent[0]),

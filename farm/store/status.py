@@ -11,6 +11,7 @@ from farm.store import schema
 from farm.store.history import not_debugged
 from farm.store.queries import resolve_run
 from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
+from farm.store.rows import FEW, chunks
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Row, ScalarSelect
@@ -105,19 +106,19 @@ def _decided(connection: Connection, run_id: str) -> dict[int, Row[Any]]:
 def _earlier(connection: Connection, run_id: str, kind: str) -> dict[int, Row[Any]]:
     """Return the newest attempt with a verdict about the code before this run, by the id of the run's planned job."""
     attempt, run_job = schema.attempt.c, schema.run_job.c
-    newest = (
-        select(run_job.id.label("run_job_id"), _newest_before(kind).label("attempt_id"))
-        .where(run_job.run_id == run_id)
-        .subquery()
-    )
-    of = schema.run_job.alias()
-    query = select(
-        newest.c.run_job_id, of.c.run_id, attempt.recorded_ms, attempt.verdict, attempt.known_issue
-    ).select_from(
-        newest.join(schema.attempt, attempt.id == newest.c.attempt_id).join(of, of.c.id == attempt.run_job_id)
-    )
-    rows: Any = connection.execute(query).all()
-    return {row.run_job_id: row for row in rows}
+    newest: Any = connection.execute(select(run_job.id, _newest_before(kind)).where(run_job.run_id == run_id))
+    ids: dict[int, int] = {attempt_id: planned for planned, attempt_id in newest if attempt_id is not None}
+    found: dict[int, Row[Any]] = {}
+    # In statements of their own: PostgreSQL would rather read every attempt there is.
+    for part in chunks(ids, FEW):
+        query = (
+            select(attempt.id, run_job.run_id, attempt.recorded_ms, attempt.verdict, attempt.known_issue)
+            .select_from(schema.attempt.join(schema.run_job))
+            .where(attempt.id.in_(part))
+        )
+        rows: Any = connection.execute(query)
+        found |= {ids[row.id]: row for row in rows}
+    return found
 
 
 def _newest_before(kind: str) -> ScalarSelect[int]:

@@ -1,22 +1,14 @@
-"""The store: what runs, jobs and attempts were, each recorded in one transaction. Queries are in `queries`."""
+"""The store: what runs, jobs and attempts were, each recorded in one transaction.
+
+What asks is imported where it is called: a command asks little of it, and starts the sooner.
+"""
 
 from __future__ import annotations
 
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from farm.store import (
-    coverage,
-    flakiness,
-    history,
-    profiles,
-    queries,
-    rows,
-    selection,
-    status,
-    trends,
-    values,
-)
+from farm.store import rows, values
 from farm.store.clock import clock_ms
 from farm.store.database import Database
 from farm.store.recording import Recording
@@ -124,6 +116,8 @@ class Store(Recording):
 
     def latest_run_id(self) -> str | None:
         """Return the id of the run that began last, None when there is none."""
+        from farm.store import queries
+
         with self._database.reading() as connection:
             return queries.latest_run_id(connection)
 
@@ -132,11 +126,15 @@ class Store(Recording):
 
         Raises UnknownNameError with the nearest id, UsageError where several ids begin so or none is that far back.
         """
+        from farm.store import queries
+
         with self._database.reading() as connection:
             return queries.resolve_run(connection, ref)
 
     def run_view(self, run_id: str) -> RunView:
         """Return all that is known of a run, and what its failed cases did elsewhere. Raises UnknownNameError."""
+        from farm.store import coverage, queries
+
         with self._database.reading() as connection:
             return coverage.with_elsewhere(connection, queries.run_view(connection, run_id))
 
@@ -145,16 +143,22 @@ class Store(Recording):
 
         Runs of `farm debug` are left out.
         """
+        from farm.store import status
+
         with self._database.reading() as connection:
             return status.run_to_show(connection, rows.now_ms())
 
     def run_status(self, run_id: str) -> RunStatus:
         """Return how the jobs of a run ended, and how each did before it, without numbers. Raises UnknownNameError."""
+        from farm.store import status
+
         with self._database.reading() as connection:
             return status.run_status(connection, run_id)
 
     def unfinished_runs(self) -> list[UnfinishedRun]:
         """Return the runs of the last day that have no end, newest first."""
+        from farm.store import status
+
         with self._database.reading() as connection:
             return status.unfinished(connection, rows.now_ms())
 
@@ -163,17 +167,23 @@ class Store(Recording):
 
         Runs of `farm debug` are left out.
         """
+        from farm.store import coverage
+
         with self._database.reading() as connection:
             return coverage.job_results(connection, job_ids, run_ids)
 
     def job_names(self, job_pattern: str, soc: str | None = None) -> list[str]:
         """Return the ids of the jobs that a pattern means; pattern and errors as for `history`."""
+        from farm.store import history
+
         with self._database.reading() as connection:
             found = history.matching_jobs(connection, values.clean(job_pattern), soc and values.clean(soc))
         return list(found.values())
 
     def planned_jobs(self, run_ids: Iterable[str], soc: str, backend: str) -> list[ListedJob]:
         """Return the jobs for a SoC and backend that runs were to do, in their order."""
+        from farm.store import coverage
+
         with self._database.reading() as connection:
             return coverage.planned_jobs(connection, run_ids, soc, backend)
 
@@ -186,6 +196,8 @@ class Store(Recording):
         every metric. `limit` counts the newest attempts of a job on a device kind. Raises UnknownNameError, with
         the nearest name, for a job, metric or SoC that the store has never seen. Runs of `farm debug` are left out.
         """
+        from farm.store import history
+
         with self._database.reading() as connection:
             return history.history(connection, job_pattern, metric, soc, limit)
 
@@ -194,7 +206,7 @@ class Store(Recording):
 
         Runs of `farm debug` are left out. Raises UnknownNameError.
         """
-        from farm.store import points
+        from farm.store import points, queries
 
         with self._database.reading() as connection:
             jobs = points.jobs_of_run(connection, queries.resolve_run(connection, run_id))
@@ -202,7 +214,7 @@ class Store(Recording):
 
     def pasts_of(self, job_pattern: str, soc: str | None = None, most: int = 60) -> list[JobPast]:
         """Return what the newest `most` runs of jobs measured; which jobs as for `history`."""
-        from farm.store import points
+        from farm.store import history, points
 
         with self._database.reading() as connection:
             jobs = history.matching_jobs(connection, values.clean(job_pattern), soc and values.clean(soc))
@@ -216,11 +228,15 @@ class Store(Recording):
         Jobs without a verdict about their code are left out; with `failed_of_late` those, too, that did not fail in
         these runs. Runs of `farm debug` are left out.
         """
+        from farm.store import flakiness
+
         with self._database.reading() as connection:
             return flakiness.reliability(connection, job_ids, kind, until, failed_of_late=failed_of_late)
 
     def fingerprints(self, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return the facts of fingerprints, name to value, by their hash."""
+        from farm.store import history
+
         with self._database.reading() as connection:
             return history.fingerprints(connection, hashes)
 
@@ -229,6 +245,8 @@ class Store(Recording):
 
         Raises UnknownNameError for a job that the store has never seen, UsageError where none has a profile.
         """
+        from farm.store import profiles
+
         with self._database.reading() as connection:
             return profiles.profiles(connection, job_pattern, run_id)
 
@@ -237,6 +255,8 @@ class Store(Recording):
 
         Runs of `farm debug` are left out.
         """
+        from farm.store import selection
+
         with self._database.reading() as connection:
             return selection.past(connection, job_ids, kind)
 
@@ -245,11 +265,15 @@ class Store(Recording):
 
         That is failures that are no known issues, and jobs that the farm could not judge.
         """
+        from farm.store import selection
+
         with self._database.reading() as connection:
             return selection.failed_last(connection, job_ids, kind, user)
 
     def verdicts(self, run_id: str) -> dict[str, LastVerdict]:
         """Return how the jobs of a run ended, by their ids, without those that have no verdict about their code."""
+        from farm.store import selection
+
         with self._database.reading() as connection:
             return selection.verdicts(connection, run_id)
 
@@ -259,6 +283,8 @@ class Store(Recording):
         So all shards divide by the same numbers, although the first of them change what the store knows. It holds until
         nobody has asked for twelve hours.
         """
+        from farm.store import selection
+
         names = sorted(seconds)
         key = values.selection_hash([kind, *names])
         agreed = self._database.write(
@@ -270,6 +296,8 @@ class Store(Recording):
 
     def mark_stale(self, run_id: str, stale: Mapping[str, Stale | None]) -> None:
         """Record why planned jobs of a run are left out, by their ids; None for one that is not, after all."""
+        from farm.store import selection
+
         self._database.write(lambda connection: selection.mark_stale(connection, run_id, stale))
 
     def ask(self, query: str, limit: int) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -281,13 +309,17 @@ class Store(Recording):
 
     def artifacts(self, run_id: str, job_id: str | None = None) -> list[ArtifactRecord]:
         """Return the artifacts of a run, or of one of its jobs, oldest first."""
+        from farm.store import queries
+
         with self._database.reading() as connection:
             return queries.artifacts(connection, run_id, job_id)
 
-    def background(self, run_id: str, metrics: Sequence[str] = trends.METRICS, runs: int = trends.RUNS) -> Background:
+    def background(self, run_id: str, runs: int = 30) -> Background:
         """Return what the jobs of a run measured in their newest `runs` up to it, on its kind of device, and its files.
 
         Runs of `farm debug` are left out. Nothing is there for a run that is not.
         """
+        from farm.store import trends
+
         with self._database.reading() as connection:
-            return trends.background(connection, run_id, metrics, runs)
+            return trends.background(connection, run_id, runs)

@@ -14,28 +14,24 @@ from farm.store.records import ArtifactRecord, Background, TrendPoint, TrendSeri
 from farm.store.rows import chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sqlalchemy import Connection, Select
 
 METRICS = ("latency", "htp_cycles", "sqnr_fp32[0]")
-RUNS = 30
-"""Newest runs of a job that its trends are made of."""
 
 _ABOUT_THE_CODE = (Verdict.PASSED, Verdict.FAILED)
 
 
-def background(connection: Connection, run_id: str, metrics: Sequence[str], runs: int) -> Background:
-    """Return the newest `runs` medians of `metrics`, up to this run and on its kind of device, and its artifacts."""
+def background(connection: Connection, run_id: str, runs: int) -> Background:
+    """Return the newest `runs` medians of METRICS, up to this run and on its kind of device, and its artifacts."""
     query = select(schema.fingerprint.c.facts).join(schema.run).where(schema.run.c.id == run_id)
     facts: Any = connection.scalar(query) or {}
     kind = facts.get("device_kind", "")
     rows: list[Any] = []
     for table, value in ((schema.measurement, schema.measurement.c.p50), (schema.counter, schema.counter.c.value)):
-        rows += connection.execute(_medians(table, value, run_id, kind, metrics, runs)).all()
+        rows += connection.execute(_medians(table, value, run_id, kind, runs)).all()
     # Of several attempts of a run, the last with a verdict about the code.
     rows.sort(key=lambda row: row[:3])
-    known = {row.id: row for row in connection.execute(_series(run_id, metrics))}
+    known = {row.id: row for row in connection.execute(_series(run_id))}
     began = _runs(connection, {row[1] for row in rows})
     trends: dict[str, list[TrendSeries]] = {}
     for series_id, of_series in groupby(rows, key=lambda row: row[0]):
@@ -50,12 +46,12 @@ def background(connection: Connection, run_id: str, metrics: Sequence[str], runs
     )
 
 
-def _series(run_id: str, metrics: Sequence[str]) -> Select[Any]:
+def _series(run_id: str) -> Select[Any]:
     series, run_job = schema.series.c, schema.run_job.c
     return (
         select(series.id, series.metric, series.unit, series.direction, schema.job.c.name)
         .select_from(schema.run_job.join(schema.job).join(schema.series, series.job_id == schema.job.c.id))
-        .where(run_job.run_id == run_id, series.metric.in_(metrics))
+        .where(run_job.run_id == run_id, series.metric.in_(METRICS))
     )
 
 
@@ -69,7 +65,7 @@ def _runs(connection: Connection, run_ids: set[str]) -> dict[str, tuple[int, str
     return found
 
 
-def _medians(table: Any, value: Any, run_id: str, kind: str, metrics: Sequence[str], runs: int) -> Select[Any]:
+def _medians(table: Any, value: Any, run_id: str, kind: str, runs: int) -> Select[Any]:
     """Return the query for series, run, attempt, case and median."""
     now, was, before = (schema.run_job.alias() for _ in range(3))
     run, attempt, fingerprint = schema.run.c, schema.attempt.c, schema.fingerprint.c
@@ -101,7 +97,7 @@ def _medians(table: Any, value: Any, run_id: str, kind: str, metrics: Sequence[s
             was.c.run_id >= starts.c.first,
             was.c.run_id <= run_id,
             attempt.verdict.in_(_ABOUT_THE_CODE),
-            schema.series.c.metric.in_(metrics),
+            schema.series.c.metric.in_(METRICS),
             *comparable,
         )
     )

@@ -173,10 +173,11 @@ def test_an_address_that_is_none_is_a_usage_error(address: str) -> None:
         open_store(address)
 
 
-def test_a_missing_driver_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(MissingToolError, match=r"'psycopg': .* pip install 'snapdragon-farm\[cluster\]'"):
-        open_store("postgresql://farm@localhost/farm")
+@pytest.mark.parametrize(("driver", "readonly"), [("psycopg", False), ("psycopg2", True)])
+def test_a_missing_driver_is_said(monkeypatch: pytest.MonkeyPatch, driver: str, readonly: bool) -> None:
+    monkeypatch.setitem(sys.modules, driver, None)
+    with pytest.raises(MissingToolError, match=rf"'{driver}': .* pip install 'snapdragon-farm\[cluster\]'"):
+        open_store("postgresql://farm@localhost/farm", readonly=readonly)
 
 
 def test_a_password_is_not_shown() -> None:

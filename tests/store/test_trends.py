@@ -40,8 +40,8 @@ def run(store: Store, make: Make, hours_ago: int, *found: tuple[Job, Verdict, fl
     return run_id
 
 
-def latencies(store: Store, run_id: str, job: Job, **more: Any) -> list[float | None]:
-    series = {one.metric: one for one in store.background(run_id, **more).trends.get(job.id, ())}
+def latencies(store: Store, run_id: str, job: Job, runs: int = 30) -> list[float | None]:
+    series = {one.metric: one for one in store.background(run_id, runs).trends.get(job.id, ())}
     return [point.value for point in series["latency"].points] if "latency" in series else []
 
 
