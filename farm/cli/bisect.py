@@ -66,7 +66,7 @@ def command(
         line = f"{past.run.id}  {_WORDS[probe.answer]}: {probe.reason}"
         click.echo("\n".join(wrapped(line)), err=as_json)
 
-    with open_store(config.store_url) as store:
+    with open_store(config.store_url, existing=True) as store:
         old, new = find_ends(store, job, good, bad)
         outcome = bisect(config, store, old, new, request, say, metric, told)
     if as_json:

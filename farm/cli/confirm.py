@@ -85,7 +85,7 @@ def command(
         return _confirm_run(config, run_ref, request, budget_s, as_json=as_json)
     if run_ref is not None or budget_s is not None:
         raise UsageError("--run and --budget are for all that stands out: leave JOB out, or use --bad RUN")
-    with open_store(config.store_url) as store:
+    with open_store(config.store_url, existing=True) as store:
         old, new = choose_results(store, job, good, bad)
         outcome = confirm_job(config, store, old, new, request, say, metrics)
     if as_json:
@@ -103,7 +103,7 @@ def _confirm_run(
     from farm.report.alerts import alert_lines
     from farm.store.store import open_store
 
-    with open_store(config.store_url) as store:
+    with open_store(config.store_url, existing=True) as store:
         run_id = store.resolve_run(run_ref) if run_ref else store.run_to_show()
         if run_id is None:
             raise UsageError("the store has no run yet: 'farm run' makes one")

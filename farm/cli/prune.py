@@ -91,7 +91,7 @@ def command(
     rules = _rules(config.retention, given, orphans=orphans)
     from farm.store.store import open_store
 
-    with open_store(config.store_url, readonly=not yes) as store:
+    with open_store(config.store_url, readonly=not yes, existing=True) as store:
         answer = _delete(config, store, rules, orphans=orphans) if yes else _plan(config, store, rules, orphans=orphans)
     if as_json:
         print_json({"prune": answer})

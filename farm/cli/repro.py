@@ -60,7 +60,7 @@ def command(
     if script is not None and (device or as_json):
         raise UsageError("--script runs nothing: leave --device and --json out")
     config = load_config(config_file)
-    with open_store(config.store_url, readonly=script is not None) as store:
+    with open_store(config.store_url, readonly=script is not None, existing=True) as store:
         past = find_past(store, job, ref)
         _say(past.told)
         if script is not None:

@@ -157,6 +157,7 @@ def command(
         choice=Choice(devices, labels),
         most_devices=most_devices,
         nightly=nightly,
+        confirm=confirm,
         changed_since=changed_since,
         shard=None if shard is None else parse_shard(shard),
         last_failed=last_failed or not set(_LAST_FAILED).isdisjoint(pytest_arguments),

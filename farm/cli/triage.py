@@ -66,7 +66,7 @@ def command(
         with open_store(config.store_url, readonly=True) as store:
             _list(store, limit, as_json=as_json)
         return
-    with open_store(config.store_url) as store:
+    with open_store(config.store_url, existing=True) as store:
         key, told = _subject(store, subject)
         if state in ("accepted", "fixed") and key.startswith("job:"):
             raise UsageError(f"a job is red until it passes: --state {state} is for alerts; acknowledge it, or mend it")

@@ -50,8 +50,8 @@ class LookBack(msgspec.Struct, frozen=True):
     insufficient: int
     """Numbers that have too few runs to compare with."""
 
-    def told(self) -> list[str]:
-        """Return what a user is told of it, one line each; nothing of a quiet run."""
+    def told(self, *, confirm: bool = False) -> list[str]:
+        """Return what a user is told of it, one line each; nothing of a quiet run. `confirm`: it is measured again."""
         lines = [shift.reason for shift in self.night.shifts]
         exact, looks = len(self.night.exact), len(self.night.candidates)
         if exact:
@@ -59,7 +59,8 @@ class LookBack(msgspec.Struct, frozen=True):
             lines.append(f"{exact} {what} changed: 'farm triage' lists what got worse")
         if looks:
             what = "number looks" if looks == 1 else "numbers look"
-            lines.append(f"{looks} {what} different from before: 'farm confirm' measures again")
+            hint = "" if confirm else ": 'farm confirm' measures again"
+            lines.append(f"{looks} {what} different from before{hint}")
         return lines
 
 

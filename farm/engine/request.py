@@ -50,6 +50,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Those before all others."""
     budget_s: float | None = None
     """How long the run may take; what does not fit is stale."""
+    confirm: bool = False
+    """Whoever asks measures again, afterwards, what stands out."""
     wait_s: float | None = None
     """How long to wait for attached devices, also for absent ones; then SoCs without one are left out. None: for busy
     ones as long as the run may take, and for absent ones not at all."""

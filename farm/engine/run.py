@@ -246,7 +246,7 @@ class _Run:
             # Verdicts are in the store, and stay.
             self._front.note(f"the numbers were not compared with those before: {error}")
             return
-        for line in looked.told():
+        for line in looked.told(confirm=self._request.confirm):
             self._front.note(line)
 
     def _look_back(self, jobs: Sequence[Job]) -> None:

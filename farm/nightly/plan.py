@@ -173,6 +173,7 @@ def _cells(
             choice=Choice(table.devices, table.labels),
             most_devices=table.most_devices,
             nightly=True,
+            confirm=True,
             last_failed=table.last_failed,
             failed_first=table.failed_first,
             wait_s=None if table.virtual else wait_s,

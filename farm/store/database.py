@@ -43,12 +43,12 @@ _T = TypeVar("_T")
 class Database:
     """A database with the schema of this program; read `docs/store.md` for what it promises."""
 
-    def __init__(self, address: str | Path, *, readonly: bool = False) -> None:
+    def __init__(self, address: str | Path, *, readonly: bool = False, existing: bool = False) -> None:
         self._url = _parse(address)
         self.readonly = readonly
         self.name = self._url.database or "" if self._is_sqlite else self._url.render_as_string(hide_password=True)
         if self._is_sqlite:
-            self._check_file()
+            self._check_file(existing=existing or readonly)
         with self._in_words():
             self._engine = self._create_engine()
             self._writers = self._engine.execution_options(**{_WRITES: True})
@@ -115,11 +115,11 @@ class Database:
         """Close every connection."""
         self._engine.dispose()
 
-    def _check_file(self) -> None:
+    def _check_file(self, *, existing: bool) -> None:
         path = Path(self.name)
+        if existing and not path.is_file():
+            raise StoreError(f"{path}: there is no store yet: 'farm run' makes one")
         if self.readonly:
-            if not path.is_file():
-                raise StoreError(f"{path}: there is no store yet: 'farm run' makes one")
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -42,13 +42,14 @@ if TYPE_CHECKING:
     from farm.store.view import RunView, Stale
 
 
-def open_store(url_or_path: str | Path, *, readonly: bool = False) -> Store:
+def open_store(url_or_path: str | Path, *, readonly: bool = False, existing: bool = False) -> Store:
     """Return the store at a path, `sqlite:///` or `postgresql://` URL; made or brought up to date where needed.
 
+    `existing`: no file is made, as there is nothing in a new one for who asks.
     Raises StoreError when it cannot be: not writable, no store there to read, no database, a newer schema, a full
     disk; UsageError for what is no address; MissingToolError without the driver.
     """
-    return Store(Database(url_or_path, readonly=readonly))
+    return Store(Database(url_or_path, readonly=readonly, existing=existing))
 
 
 class Store(Recording):

@@ -54,6 +54,25 @@ def test_it_is_one_line(home: FarmHome, arguments: tuple[str, ...], code: int, s
     assert list(home.cwd.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("confirm",),
+        ("confirm", "smoke/conv2d"),
+        ("bisect", "smoke/conv2d", "--good", "latest~1", "--bad", "latest"),
+        ("triage", "12", "--owner", "ada"),
+        ("baseline", "accept", "smoke/conv2d", "--note", "right"),
+        ("repro", "smoke/conv2d"),
+        ("prune", "--keep", "9d", "--yes"),
+    ],
+)
+def test_what_asks_of_the_past_makes_no_store(home: FarmHome, arguments: tuple[str, ...]) -> None:
+    done = home.farm(*arguments)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "there is no store yet: 'farm run' makes one" in done.stderr
+    assert not home.state.exists()
+
+
 def test_an_option_that_is_misspelt_starts_nothing(home: FarmHome) -> None:
     done = home.farm(*RUN, "--precison", "8a8w")
     assert done.returncode == 2

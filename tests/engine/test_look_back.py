@@ -60,7 +60,10 @@ def test_a_hot_night_is_one_shift_and_a_slower_compiler_is_found_in_all(
     world = World(store, monkeypatch, jobs=10)
     for _ in range(10):
         record_look_back(store, world.night())
-    hot = world.confirm(world.night(all_by=1.15))
+    hot_run = world.night(all_by=1.15)
+    shift, *_ = record_look_back(store, hot_run).told()
+    assert "off by" in shift
+    hot = world.confirm(hot_run)
     assert len(hot.shifts) == 1
     assert not hot.regressions
     slower = dict.fromkeys(range(10), 1.12)
@@ -101,6 +104,9 @@ def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_sin
     for _ in range(12):
         record_look_back(store, world.night())
     slow = world.night({0: 1.3, 1: 1.2})
+    looked = record_look_back(store, slow)
+    assert looked.told() == ["2 numbers look different from before: 'farm confirm' measures again"]
+    assert looked.told(confirm=True) == ["2 numbers look different from before"]
 
     def gone(call: int) -> None:
         if call > 1:
