@@ -269,6 +269,7 @@ def test_the_runner_of_the_environment_starts_whatever_the_library_path_is(home:
     assert done.stdout.startswith("farm_runner ")
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not shutil.which("aarch64-linux-gnu-g++"), reason="apt-get install g++-aarch64-linux-gnu")
 def test_a_runtime_for_arm_linux_says_what_its_device_needs(home: FarmHome, farm_cache: Path) -> None:
     from farm.runtime.runtime import linux_runtime

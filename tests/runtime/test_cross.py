@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -25,6 +26,9 @@ from farm.runtime.toolchains import AndroidKit
 from farm.runtime.versions import required_versions
 from farm.runtime.wheels import fetch_wheel
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 HERE = Path(__file__).parent
 NATIVE = HERE.parent.parent / "native_runner"
 SYSROOT = Path("/usr/aarch64-linux-gnu")
@@ -32,9 +36,14 @@ SYSROOT = Path("/usr/aarch64-linux-gnu")
 # Read before the fixture that hides what is set: CI has the tools, and a skip there would be a hole.
 REQUIRED = os.environ.get("FARM_REQUIRE_CROSS") == "1"
 LACKING = [tool for tool in ("aarch64-linux-gnu-g++", "qemu-aarch64") if not shutil.which(tool)]
-cross = pytest.mark.skipif(
+has_tools = pytest.mark.skipif(
     bool(LACKING) and not REQUIRED, reason=f"apt-get install g++-aarch64-linux-gnu qemu-user ({', '.join(LACKING)})"
 )
+
+
+def cross(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that needs a runner for another machine, which takes long to build."""
+    return pytest.mark.whole(has_tools(test))
 
 
 @pytest.fixture(scope="module")
