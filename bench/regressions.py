@@ -161,12 +161,13 @@ class Farm:
         self.spent["candidates"] += len(candidates)
         others = self._others(seen) if self.changed and night else []
         self.spent["others"] += len(others)
-        pairs = pairs_needed(len(candidates) + len(others))
+        pairs = pairs_needed(len(candidates))
         ups = [seen.judgements[one].change > 0 for one in candidates]
         answers = [self._compare(one, night, up=up, first=pairs) for one, up in zip(candidates, ups, strict=True)]
-        answers += [self._compare(one, night, up=True, first=pairs, level=P_UNSUSPECTED) for one in others]
+        pairs = pairs_needed(len(others))
+        more = [self._compare(one, night, up=True, first=pairs, level=P_UNSUSPECTED) for one in others]
         found = []
-        for one, answer in zip([*candidates, *others], control(answers), strict=True):
+        for one, answer in zip([*candidates, *others], [*control(answers), *control(more)], strict=True):
             self.spent[answer.answer.value] += 1
             if answer.answer is Answer.CONFIRMED:
                 found.append(self._attribute(one, night, answer))

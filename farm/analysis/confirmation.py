@@ -89,7 +89,7 @@ def confirm(
 
 
 def control(confirmations: Sequence[Confirmation], rate: float = FALSE_ALERTS) -> tuple[Confirmation, ...]:
-    """Return the confirmations of one night's candidates, all of them, with chance controlled for.
+    """Return the confirmations of a family, all that were asked of one night, with chance controlled for.
 
     Where many are asked, some are confirmed by chance. By Benjamini and Hochberg at most `rate` of those that stay
     confirmed are so, in the mean; the others become unknown. The pairs know nothing of what made the candidates, so
@@ -122,5 +122,5 @@ def _differences(scale: Scale, pairs: Sequence[Pair]) -> np.ndarray[tuple[int], 
 
 
 def _too_many(one: Confirmation, candidates: int) -> Confirmation:
-    reason = f"{one.reason}: not enough among {candidates} candidates of the night"
+    reason = f"{one.reason}: not enough among {candidates} that were measured"
     return msgspec.structs.replace(one, answer=Answer.UNKNOWN, reason=reason)

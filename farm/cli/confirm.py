@@ -38,7 +38,8 @@ REGRESSION = 3
     "--run", "run_ref", metavar="RUN", help="Without JOB: all that stands out in this run; otherwise as farm status."
 )
 @click.option("--budget", "budget_s", metavar="TIME", callback=duration,
-              help="Without JOB: take so long at most, as 30m; the least probable first.")  # fmt: skip
+              help="Without JOB: take so long at most, as 30m; the least probable first. Otherwise as long as "
+              "candidates take, and 10m for new programs that do not stand out.")  # fmt: skip
 @click.option("--good", metavar="RUN", help="Otherwise the last run before that had another bundle.")
 @click.option("--bad", metavar="RUN", help="Otherwise the newest run with a result.")
 @click.option("--metric", "metrics", multiple=True, help="Repeatable; otherwise htp_cycles, or latency without them.")
@@ -64,7 +65,8 @@ def command(
 
     Without JOB, all numbers of a run that stand out are measured: what comes
     of them is recorded, with the first bad run and what is to blame, and told
-    by farm status and farm triage.
+    by farm status and farm triage. In the time that is left, programs that
+    changed are measured too, though nothing of them stands out.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. A change is confirmed when
     pairs show it beyond 2 % (p < 0.01), refuted when all of its interval is less, else unknown. While it is unknown, as

@@ -17,7 +17,7 @@ from farm.report.alerts import change_of, word_of
 
 if TYPE_CHECKING:
     from farm.config import Config
-    from farm.engine.request import RunOutcome, RunRequest
+    from farm.engine.request import RunOutcome
 
 FAILED = 1
 # Exit codes of runs that came to their end.
@@ -56,7 +56,7 @@ _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-firs
 @click.option("--budget", "budget_s", metavar="TIME", callback=duration,
               help="Take 90s, 30m or 1h30m at most, the most valuable jobs first; the others are stale.")  # fmt: skip
 @click.option("--confirm", is_flag=True,
-              help="Measure again what stands out, old and new in turns: 3 where something got worse.")  # fmt: skip
+              help="Measure again what stands out, then new programs, old and new in turns: 3 if worse.")  # fmt: skip
 @click.option("--collect-only", is_flag=True, help="List the jobs and stop.")
 @click.option("--iterations", type=click.IntRange(1, 100_000), show_default="3",
               help="Timed inferences of every sample.")  # fmt: skip
@@ -153,7 +153,7 @@ def command(
         options=options,
         profile=Profile(profile),
         heap=heap,
-        command=shlex.join(["farm", *sys.argv[1:]]),
+        command=_command(),
         choice=Choice(devices, labels),
         most_devices=most_devices,
         nightly=nightly,
@@ -174,13 +174,13 @@ def command(
 
     with make_front() as front:
         outcome = run(config, request, front)
-    if confirm and outcome.exit_code in _CONFIRMED_AFTER:
-        outcome = _confirmed(config, request, outcome)
-    return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
+    return _deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json)
 
 
-def _confirmed(config: Config, request: RunRequest, outcome: RunOutcome) -> RunOutcome:
-    """Measure again what stands out, and return the outcome with its report written anew."""
+def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
+    """Measure again what stands out, where that was asked for; return the outcome, with its report written anew."""
+    if not outcome.confirm or outcome.exit_code not in _CONFIRMED_AFTER:
+        return outcome
     import msgspec
 
     from farm.cli.confirm import REGRESSION, say
@@ -191,7 +191,7 @@ def _confirmed(config: Config, request: RunRequest, outcome: RunOutcome) -> RunO
 
     run_id = outcome.view.id
     with open_store(config.store_url) as store, Patience():
-        findings = confirm_run(config, store, run_id, PairsRequest(command=request.command), say)
+        findings = confirm_run(config, store, run_id, PairsRequest(command=_command()), say)
     for text in findings.problems:
         say(f"not all that stands out was measured: {text}")
     if findings.not_all_changed:
@@ -220,9 +220,14 @@ def _resume(
     given = [p for p in context.command.params if p.name not in own and _is_given(context, p)]
     if given:
         raise UsageError(f"--resume goes on with what the run was asked to do: leave {given[0].opts[-1]} out")
+    config = load_config(config_file)
     with make_front() as front:
-        outcome = resume(load_config(config_file), ref, front, budget_s)
-    return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
+        outcome = resume(config, ref, front, budget_s)
+    return _deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json)
+
+
+def _command() -> str:
+    return shlex.join(["farm", *sys.argv[1:]])
 
 
 def _is_given(context: click.Context, parameter: click.Parameter) -> bool:

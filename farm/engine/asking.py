@@ -53,6 +53,8 @@ class Asked:
     device: str = ""
     guilt: str = ""
     direction: Direction | None = None
+    stands_out: bool = True
+    """Whether its history spoke for it; otherwise its program changed."""
     alert: AlertRecord | None = None
     """As it was before."""
     state: AlertState = AlertState.CANDIDATE
@@ -61,10 +63,10 @@ class Asked:
     @property
     def finding(self) -> str:
         """What the number is after all: one that did not stand out is what pairs say."""
-        seemed = self.alert.finding if self.alert else Finding.UNCHANGED
-        if seemed != Finding.UNCHANGED or self.confirmation.answer is not Answer.CONFIRMED:
-            return seemed
-        return way(self.direction, self.confirmation.change)
+        if self.stands_out and self.alert:
+            return self.alert.finding
+        confirmed = self.confirmation.answer is Answer.CONFIRMED
+        return way(self.direction, self.confirmation.change) if confirmed else Finding.UNCHANGED
 
 
 class Asking:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING
 
 from farm.engine.confirm_job import bench_for
@@ -29,6 +31,8 @@ class Benches:
         self._config, self._store, self._request, self._say, self._stack = config, store, request, say, stack
         self._open: dict[tuple[str, str, str], PairBench] = {}
         self.broken: dict[tuple[str, str, str], str] = {}
+        self.end_s = self.wait_s = math.inf
+        """Until when, on the clock of `time.monotonic`, and for how long a device is waited for that somebody has."""
 
     def of(self, past: Past) -> PairBench:
         """Return the bench that a result is measured on.
@@ -42,7 +46,8 @@ class Benches:
             # Not a reason to do without the device.
             find_job(self._config, past)
             try:
-                opening = bench_for(self._config, self._store, past, self._request, self._say)
+                until_s = min(self.end_s, time.monotonic() + self.wait_s)
+                opening = bench_for(self._config, self._store, past, self._request, self._say, until_s)
                 self._open[key] = self._stack.enter_context(opening)
             except FarmError as error:
                 self.broken[key] = one_line(str(error))

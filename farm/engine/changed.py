@@ -31,6 +31,7 @@ def changed_programs(looked: LookBack, measured: Mapping[tuple[int, str], Collec
         if judgements[index].finding in _NOT_STANDING_OUT
         and may_hide_regression(looked.seen[index].series.series, judgements[index])
         and _is_new(looked.seen[index], measured)
+        and not _is_known(looked.seen[index])
     ]
     return sorted(found, key=lambda index: -_worse_by(looked.seen[index], judgements[index]))
 
@@ -49,12 +50,15 @@ def _times(looked: LookBack) -> Collection[int]:
 
 def _is_new(seen: Seen, measured: Mapping[tuple[int, str], Collection[str]]) -> bool:
     """Tell whether a program has older ones to be compared with, and never was."""
-    bundle = seen.points[-1].bundle
-    since = next(index for index, point in enumerate(seen.points) if point.bundle == bundle)
-    runs = {point.run_id for point in seen.points[since:]}
-    return (
-        bool(bundle) and since > 0 and runs.isdisjoint(measured.get((seen.series.id, seen.points[-1].device_kind), ()))
-    )
+    bundle, kind = seen.points[-1].bundle, seen.points[-1].device_kind
+    asked = measured.get((seen.series.id, kind), ())
+    runs = {point.run_id for point in seen.points if point.bundle == bundle}
+    return bool(bundle) and seen.points[0].bundle != bundle and runs.isdisjoint(asked)
+
+
+def _is_known(seen: Seen) -> bool:
+    """Tell whether a step is known that came with this run, or with one near it: perhaps a later run told of it."""
+    return len(seen.points) - 1 in seen.steps or Finding.REGRESSION in seen.told
 
 
 def _worse_by(seen: Seen, judgement: Judgement) -> float:

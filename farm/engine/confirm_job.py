@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -115,9 +116,14 @@ def require_comparable(good: Past, new: Past) -> None:
 
 @contextmanager
 def bench_for(
-    config: Config, store: Store, past: Past, request: PairsRequest, say: Callable[[str], None]
+    config: Config,
+    store: Store,
+    past: Past,
+    request: PairsRequest,
+    say: Callable[[str], None],
+    until_s: float = math.inf,
 ) -> Iterator[PairBench]:
-    """Yield a bench on a device of the SoC and the kind that a result is of.
+    """Yield a bench on a device of the SoC and the kind that a result is of; `until_s` as in `PairBench`.
 
     Raises NoDeviceError, UnknownNameError, and UsageError for a device of another kind.
     """
@@ -131,7 +137,10 @@ def bench_for(
     with ExitStack() as stack:
         for wish in wishes:
             choice = Choice((wish,)) if wish and not virtual else None
-            bench = PairBench(config, store, job.target, say, virtual=virtual, choice=choice, purpose=request.command)
+            bench = PairBench(
+                config, store, job.target, say,
+                virtual=virtual, choice=choice, purpose=request.command, until_s=until_s,
+            )  # fmt: skip
             try:
                 stack.enter_context(bench)
                 break

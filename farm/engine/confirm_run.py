@@ -21,7 +21,7 @@ from farm.engine.confirm_job import PairsRequest
 from farm.engine.look_back import found_alerts, look_back, record_look_back
 from farm.results.attempt import Direction
 from farm.results.text import one_line
-from farm.store.records import AlertState, NewAlert
+from farm.store.records import STEPS, AlertState, NewAlert
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,6 +39,9 @@ _STATES = {
 
 CHANGED_S = 600.0
 """So long at most are programs measured that changed and do not stand out, where no budget is given."""
+
+# So long a free device may take to be leased.
+_TAKEN_S = 5.0
 
 
 class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +69,8 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
         if not (left := self.changed_not_asked):
             return ""
         what = "program that changed was" if left == 1 else "programs that changed were"
-        return f"{left} {what} not measured, for want of time or of a device: 'farm confirm' goes on with what is left"
+        more = f"'farm confirm --run {self.run_id}' goes on with what is left"
+        return f"{left} {what} not measured, for want of time or of a device: {more}"
 
     @property
     def regressions(self) -> tuple[AlertRecord, ...]:
@@ -109,6 +113,7 @@ class _ConfirmRun:
         self._budget_s = budget_s
         self._end_s = math.inf if budget_s is None else time.monotonic() + budget_s
         self._benches = Benches(config, store, request, say, stack)
+        self._benches.end_s = self._end_s
         self._asking = Asking(config, store, request, self._benches, say)
         self._pairs = request.pairs
         self._asked: list[Asked] = []
@@ -121,13 +126,10 @@ class _ConfirmRun:
         if programs:
             looked = look_back(self._store, self._run_id, programs=programs)
             self._store.alerts.record(self._run_id, found_alerts(looked))
-        changed = self._changed(looked)
-        changed_not_asked = 0
         try:
-            not_asked = self._candidates(looked, also=len(changed))
+            not_asked = self._candidates(looked)
             problems = tuple(dict.fromkeys(self._benches.broken.values()))
-            candidates = len(self._asked)
-            changed_not_asked = self._others(looked, changed)
+            changed_not_asked = self._changed(looked)
         finally:
             self._control()
         if self._asked:
@@ -138,7 +140,7 @@ class _ConfirmRun:
             shifts=tuple(shifts),
             not_asked=not_asked,
             problems=problems,
-            changed=len(self._asked) - candidates,
+            changed=sum(not asked.stands_out for asked in self._asked),
             changed_not_asked=changed_not_asked,
             insufficient=looked.insufficient,
         )
@@ -163,11 +165,8 @@ class _ConfirmRun:
                 found.add((shift.device, shift.metric))
         return found
 
-    def _candidates(self, looked: LookBack, *, also: int) -> int:
-        """Measure candidates in their order; return how many there was no time or device for.
-
-        `also` so many others are to be measured after them.
-        """
+    def _candidates(self, looked: LookBack) -> int:
+        """Measure candidates in their order; return how many there was no time or device for."""
         alerts = {
             (one.series_id, one.device_kind): one
             for one in self._store.alerts.of_run(self._run_id)
@@ -180,7 +179,7 @@ class _ConfirmRun:
             if alert := alerts.get((seen.series.id, seen.points[-1].device_kind)):
                 left.append((seen, looked.night.judgements[index], alert))
         measured = sum(self._asking.good(seen) is not None for seen, _, _ in left)
-        self._pairs = max(self._request.pairs, pairs_needed(measured + also + len(self._asked_before())))
+        self._pairs = max(self._request.pairs, pairs_needed(measured + len(self._asked_before(stands_out=True))))
         not_asked = 0
         for number, (seen, judgement, alert) in enumerate(left):
             if time.monotonic() >= self._end_s:
@@ -193,56 +192,44 @@ class _ConfirmRun:
             self._keep(seen, asked, alert)
         return not_asked
 
-    def _changed(self, looked: LookBack) -> list[int]:
-        """Return the programs that are new and do not stand out, and that can be compared."""
-        return [
-            index
-            for index in changed_programs(looked, self._measured(looked))
-            if self._asking.good(looked.seen[index]) is not None
-        ]
-
-    def _measured(self, looked: LookBack) -> dict[tuple[int, str], set[str]]:
-        """Return by series and device kind the runs of which pairs were measured."""
-        found: dict[tuple[int, str], set[str]] = {}
-        for one in self._store.alerts.of_jobs({seen.past.job_id for seen in looked.seen}):
-            if one.device:
-                found.setdefault((one.series_id, one.device_kind), set()).add(one.run_id)
-        return found
-
-    def _others(self, looked: LookBack, changed: Sequence[int]) -> int:
-        """Measure programs that changed, in their order; return how many there was no time or device for."""
-        if changed:
-            self._say(f"programs that changed and do not stand out: {len(changed)}, measured in the time that is left")
+    def _changed(self, looked: LookBack) -> int:
+        """Measure programs that changed and do not stand out; return how many there was no time or device for."""
+        found = [looked.seen[index] for index in changed_programs(looked, self._measured(looked))]
+        found = [seen for seen in found if self._asking.good(seen) is not None]
+        if not found:
+            return 0
+        self._say(f"programs that changed and do not stand out: {len(found)}, measured in the time that is left")
+        self._pairs = max(self._request.pairs, pairs_needed(len(found) + len(self._asked_before(stands_out=False))))
         if self._budget_s is None:
             self._end_s = time.monotonic() + CHANGED_S
+        # Nothing stands out: nobody is waited for.
+        self._benches.wait_s = _TAKEN_S
         not_asked = 0
-        for number, index in enumerate(changed):
+        impossible: list[str] = []
+        for number, seen in enumerate(found):
             if time.monotonic() >= self._end_s:
-                return not_asked + len(changed) - number
-            seen, judgement = looked.seen[index], looked.night.judgements[index]
-            series = seen.series.series
-            asked = self._asking.ask(
-                seen, self._pairs, up=series.direction is not Direction.HIGHER, level=P_UNSUSPECTED
-            )
-            if asked is None or not asked.device:
+                not_asked += len(found) - number
+                break
+            direction = seen.series.series.direction
+            asked = self._asking.ask(seen, self._pairs, up=direction is not Direction.HIGHER, level=P_UNSUSPECTED)
+            if asked is None:
                 not_asked += 1
-                continue
-            seems = NewAlert(
-                series_id=seen.series.id,
-                device_kind=seen.points[-1].device_kind,
-                finding=Finding.UNCHANGED,
-                state=AlertState.CANDIDATE,
-                last_good=seen.points[asked.good].run_id,
-                first_bad=seen.points[-1].run_id,
-                change=judgement.change,
-                low=math.nan,
-                high=math.nan,
-                p_value=judgement.p_value,
-                reason=judgement.reason,
-            )
-            asked.direction = series.direction
-            self._keep(seen, asked, self._store.alerts.add(self._run_id, seems))
+            elif not asked.device:
+                impossible.append(asked.confirmation.reason)
+            else:
+                asked.direction, asked.stands_out = direction, False
+                self._keep(seen, asked, self._store.alerts.add(self._run_id, _not_standing_out(seen, asked)))
+        if impossible:
+            self._say(f"programs that changed and cannot be measured: {len(impossible)}: {impossible[0]}")
         return not_asked
+
+    def _measured(self, looked: LookBack) -> dict[tuple[int, str], set[str]]:
+        """Return by series and device kind the runs of which pairs were measured, or somebody decided."""
+        found: dict[tuple[int, str], set[str]] = {}
+        for one in self._store.alerts.of_jobs({seen.past.job_id for seen in looked.seen}):
+            if one.device or one.state in STEPS:
+                found.setdefault((one.series_id, one.device_kind), set()).add(one.run_id)
+        return found
 
     def _keep(self, seen: Seen, asked: Asked, alert: AlertRecord) -> None:
         """Record an answer at once, so that nothing is lost when the night ends here."""
@@ -251,24 +238,28 @@ class _ConfirmRun:
         self._asked.append(asked)
         self._record(asked)
 
-    def _asked_before(self) -> list[Confirmation]:
+    def _asked_before(self, *, stands_out: bool) -> list[Confirmation]:
         """Return what an earlier call measured of this run: it is of the same night."""
         now = {asked.alert.id for asked in self._asked if asked.alert}
         return [
             msgspec.structs.replace(unknown(""), p_value=one.p_value)
             for one in self._store.alerts.of_run(self._run_id, unchanged=True)
-            if one.device and one.id not in now and not math.isnan(one.p_value)
+            if (one.finding != Finding.UNCHANGED) is stands_out
+            and one.device
+            and one.id not in now
+            and not math.isnan(one.p_value)
         ]
 
     def _control(self) -> None:
-        """Take back what is confirmed by chance, among all that was measured."""
-        # What could not be measured had no chance to be confirmed.
-        measured = [asked for asked in self._asked if asked.confirmation.pairs]
-        family = [*(asked.confirmation for asked in measured), *self._asked_before()]
-        for asked, told in zip(measured, control(family)[: len(measured)], strict=True):
-            if told != asked.confirmation:
-                asked.confirmation = told
-                self._record(asked)
+        """Take back what is confirmed by chance, among all candidates that were measured, and among all others."""
+        for stands_out in (True, False):
+            # What could not be measured had no chance to be confirmed.
+            measured = [one for one in self._asked if one.stands_out is stands_out and one.confirmation.pairs]
+            family = [*(asked.confirmation for asked in measured), *self._asked_before(stands_out=stands_out)]
+            for asked, told in zip(measured, control(family)[: len(measured)], strict=True):
+                if told != asked.confirmation:
+                    asked.confirmation = told
+                    self._record(asked)
 
     def _record(self, asked: Asked) -> None:
         alert, told = asked.alert, asked.confirmation
@@ -299,6 +290,22 @@ class _ConfirmRun:
         if not recorded:
             asked.alert = None
             self._say(f"{alert.job_id}: {alert.metric} was measured by somebody else meanwhile: theirs stays")
+
+
+def _not_standing_out(seen: Seen, asked: Asked) -> NewAlert:
+    return NewAlert(
+        series_id=seen.series.id,
+        device_kind=seen.points[-1].device_kind,
+        finding=Finding.UNCHANGED,
+        state=AlertState.CANDIDATE,
+        last_good=seen.points[asked.good].run_id,
+        first_bad=seen.points[-1].run_id,
+        change=math.nan,
+        low=math.nan,
+        high=math.nan,
+        p_value=math.nan,
+        reason="its program changed",
+    )
 
 
 def _median(samples: Sequence[float]) -> float:

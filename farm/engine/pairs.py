@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import shutil
 from contextlib import ExitStack
@@ -111,14 +112,16 @@ class PairBench:
         purpose: str = "farm confirm",
         warm_up: int = 1,
         timeout_s: float = 300.0,
+        until_s: float = math.inf,
     ) -> None:
         """`virtual`: a virtual device of its own; else one of the attached ones that `choice` leaves, under a lease.
 
-        `store` is asked for leases only. `warm_up` are executions before those that count, in every turn.
+        `store` is asked for leases only. `warm_up` are executions before those that count, in every turn. A device that
+        somebody else has is waited for until `until_s` on the clock of `time.monotonic`.
         """
         self._config, self._store, self._target, self._say = config, store, target, say
         self._virtual, self._choice, self._purpose = virtual, choice or Choice(), purpose
-        self._warm_up, self._timeout_s = warm_up, timeout_s
+        self._warm_up, self._timeout_s, self._until_s = warm_up, timeout_s, until_s
         self._stack = ExitStack()
         self._places: dict[str, Place] = {}
         self._sessions: dict[tuple[str, str], DeviceSession] = {}
@@ -346,7 +349,7 @@ class PairBench:
     def _attached(self, choice: Choice) -> Place:
         return attached_place(
             self._config, self._store, self._target, self._supervisor, self._leases, self._say,
-            choice=choice, purpose=self._purpose, otherwise="--virtual",
+            choice=choice, purpose=self._purpose, otherwise="--virtual", until_s=self._until_s,
         )  # fmt: skip
 
     def _require_lease(self) -> None:

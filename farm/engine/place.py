@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.errors import LeaseLostError, NoDeviceError
@@ -43,10 +45,12 @@ def attached_place(
     choice: Choice,
     purpose: str,
     otherwise: str,
+    until_s: float = math.inf,
 ) -> Place:
     """Return an attached device that is leased until `leases` is closed; waits for one that somebody else has.
 
-    `otherwise` is what to use where there is none, for the message. Raises NoDeviceError, UnknownNameError.
+    It waits until `until_s` on the clock of `time.monotonic`. `otherwise` is what to use where there is none, for the
+    message. Raises NoDeviceError, UnknownNameError.
     """
     from farm.engine.custody import Custody, LeaseTerms
     from farm.engine.fleet import attached_fleet
@@ -59,8 +63,10 @@ def attached_place(
     terms = LeaseTerms(ttl_s=config.leases.ttl_s, priority=Priority.PERSON, purpose=purpose, most=1)
     custody = Custody(fleet.devices, store, terms, say)
     leases.callback(custody.close)
-    custody.acquire()
+    custody.acquire(until_s)
     held = {device.id: device for device in custody.held()}
+    if not held and time.monotonic() >= until_s:
+        raise NoDeviceError(f"no {target.soc} became free in time")
     for lease in store.leases.all():
         if lease.device in held:
             device = held[lease.device]

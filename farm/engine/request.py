@@ -74,3 +74,5 @@ class RunOutcome(msgspec.Struct, frozen=True):
     view: RunView
     report: Path
     """The HTML file."""
+    confirm: bool = False
+    """As in its request, which may be of long ago."""

@@ -163,7 +163,7 @@ def resume(
                     store.finish_run(run_id, exit_code_of(view))
                 view = store.run_view(run_id)
             report = write_report(view, folder / "report.html", store, config.state_dir)
-            return RunOutcome(exit_code_of(view), view, report)
+            return RunOutcome(exit_code_of(view), view, report, request.confirm)
         return _Run(config, request, front, store, hears, budget).execute(missing, run_id)
 
 
@@ -235,7 +235,7 @@ class _Run:
         self._judge_numbers(run_id)
         view = self._store.run_view(run_id)
         report = write_report(view, folder / "report.html", self._store, self._config.state_dir)
-        return RunOutcome(exit_code, view, report)
+        return RunOutcome(exit_code, view, report, self._request.confirm)
 
     def _judge_numbers(self, run_id: str) -> None:
         from farm.engine.look_back import record_look_back

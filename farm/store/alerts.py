@@ -58,6 +58,10 @@ class Alerts:
             ]
             if again:
                 connection.execute(update(alert).where(not_measured, same), again)
+                # What was measured before it stood out is seen from now on, with what pairs said.
+                hidden = (alert.c.run_id == run_id) & (alert.c.finding == "unchanged")
+                seen = [{name: row[name] for name in ("of_series", "of_kind", "finding")} for row in again]
+                connection.execute(update(alert).where(hidden, same), seen)
 
         self._database.write(write)
 

@@ -230,8 +230,9 @@ class Browse:
     def file_kind(self, sha256: str) -> str | None:
         """Return what an artifact is, `etdump` or the like; None for one that no attempt has."""
         artifact = schema.artifact.c
+        query = select(artifact.kind).where(artifact.sha256 == values.clean(sha256)).limit(1)
         with self._database.reading() as connection:
-            kind: str | None = connection.scalar(select(artifact.kind).where(artifact.sha256 == sha256).limit(1))
+            kind: str | None = connection.scalar(query)
             return kind
 
 

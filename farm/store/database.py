@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import sqlite3
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -137,6 +138,8 @@ class Database:
             if self.readonly:
                 # Also of a second transaction, which a query of somebody's own could begin.
                 options += " -c default_transaction_read_only=on"
+            if self.readonly:
+                _hear_ctrl_c()
             url = self._url.set(drivername=f"postgresql+{_READER if self.readonly else _WRITER}")
             return create_engine(url, pool_pre_ping=True, connect_args={"options": options}, use_native_hstore=False)
         url, uri = self._url, {}
@@ -283,6 +286,25 @@ def _parse(address: str | Path) -> URL:
 
 
 _EXPECTED = "expected a path, sqlite:////absolute/path or postgresql://user@host/database"
+
+
+def _hear_ctrl_c() -> None:
+    """Let Ctrl-C end what the reader's driver waits for: by itself it waits in C, and its own `wait_select` goes on."""
+    import psycopg2
+    from psycopg2 import extensions
+
+    def wait(connection: Any) -> None:
+        try:
+            while (state := connection.poll()) != extensions.POLL_OK:
+                reads, writes = state == extensions.POLL_READ, state == extensions.POLL_WRITE
+                select.select([connection] * reads, [connection] * writes, [])
+        except KeyboardInterrupt:
+            # The server would go on with what nobody waits for.
+            with suppress(psycopg2.Error):
+                connection.cancel()
+            raise
+
+    extensions.set_wait_callback(wait)
 
 
 def _begin(connection: Connection) -> None:

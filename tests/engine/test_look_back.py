@@ -341,3 +341,100 @@ def test_programs_that_changed_are_measured_in_the_time_that_is_left(
     assert (found.changed, found.changed_not_asked, found.problems) == (0, 2, ())
     assert "2 programs that changed were not measured" in found.not_all_changed
     assert len(world.confirm(slow).regressions) == 2
+
+
+def test_a_step_that_a_later_run_told_of_is_not_told_again_of_its_first_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=1)
+    for _ in range(7):
+        record_look_back(store, world.night(keys={0: "old"}))
+    first = world.night({0: 1.08}, keys={0: "slow"})
+    assert world.confirm(first, budget_s=0.0).changed_not_asked == 1
+    later = world.night({0: 1.08}, keys={0: "slow"})
+    [step] = world.confirm(later).regressions
+    assert step.first_bad == first
+    again = world.confirm(first)
+    assert (again.changed, again.changed_not_asked) == (0, 0)
+    assert [one.id for one in store.alerts.open()] == [step.id]
+
+
+def test_a_program_that_comes_back_is_measured_though_another_one_was_in_between(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=1)
+    for _ in range(3):
+        world.night(keys={0: "a"})
+    world.confirm(world.night({0: 1.08}, keys={0: "b"}), budget_s=0.0)
+    assert world.confirm(world.night(keys={0: "c"})).changed == 1
+    [step] = world.confirm(world.night({0: 1.08}, keys={0: "b"})).regressions
+    assert step.low < 0.077 < step.high
+
+
+def test_programs_that_changed_take_nothing_from_what_stands_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(store, monkeypatch, jobs=40)
+    for _ in range(9):
+        record_look_back(store, world.night(noise=0.005))
+    slow = world.night({0: 1.08}, noise=0.005)
+    # So few pairs that one of them alone could not be told from chance among 40.
+    pairs: list[int] = []
+    measure = world.measure
+
+    def counted(good: object, new: object, count: int, inferences: int, *, numerics: bool) -> object:
+        pairs.append(count)
+        return measure(good, new, count, inferences, numerics=numerics)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world, "measure", counted)
+    found = world.confirm(slow)
+    assert pairs[0] == 10
+    assert {one.job_id for one in found.regressions} == {world.jobs[0].id}
+
+
+def test_what_was_measured_before_it_stood_out_is_seen_when_it_does(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=1)
+    old = [world.night(keys={0: "old"}, noise=0.0) for _ in range(2)]
+    del old
+    slow = world.night({0: 1.3}, keys={0: "slow"}, noise=0.0)
+    [series] = [one.id for past in store.job_pasts(slow) for one in past.series]
+    hidden = NewAlert(
+        series_id=series, device_kind="hardware", finding="unchanged", state=AlertState.UNKNOWN,
+        last_good=world.nights[0], first_bad=slow, change=0.1, low=0.0, high=0.2, p_value=0.02, reason="measured",
+    )  # fmt: skip
+    store.alerts.add(slow, hidden)
+    assert store.alerts.of_run(slow) == []
+    # The runs of another machine come later.
+    for _ in range(8):
+        world.night(keys={0: "old"}, noise=0.0, days_ago=200)
+    record_look_back(store, slow)
+    [seen] = store.alerts.of_run(slow)
+    assert (seen.finding, seen.state, seen.reason) == ("regression", "unknown", "measured")
+
+
+def test_a_level_that_was_declared_is_not_measured(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(store, monkeypatch, jobs=1)
+    for _ in range(3):
+        world.night(keys={0: "old"})
+    slow = world.night({0: 1.08}, keys={0: "slow"})
+    [declared] = baseline.accept(store, world.jobs[0].id, None, ["latency"], slow, user="ada", note="right")
+    assert declared.declared
+    assert world.confirm(slow).changed == 0
+    assert world.pairs == 0
+
+
+def test_a_program_that_cannot_be_measured_is_not_said_to_wait_for_a_device(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, monkeypatch, jobs=1)
+    world.night()
+    slow = world.night({0: 1.3})
+
+    def find(*_: object) -> None:
+        raise UsageError("its suite is not here")
+
+    monkeypatch.setattr("farm.engine.benches.find_job", find)
+    said: list[str] = []
+    found = world.confirm(slow, said.append)
+    assert (found.changed, found.changed_not_asked) == (0, 0)
+    assert said[-1] == "programs that changed and cannot be measured: 1: its suite is not here"

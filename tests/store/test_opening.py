@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from farm.store.store import open_store
 
 if TYPE_CHECKING:
     from conftest import Make
+    from farm_home import FarmHome
 
     from farm.store.store import Store
 
@@ -186,6 +189,19 @@ def test_a_password_is_not_shown() -> None:
         open_store("postgresql://farm:hunter2@127.0.0.1:1/farm")
     assert "***" in str(caught.value)
     assert "hunter2" not in _one_line(caught)
+
+
+@pytest.mark.parametrize("command", [("status",), ("history", "smoke/relu")])
+def test_ctrl_c_ends_waiting_for_a_server_that_does_not_answer(home: FarmHome, command: tuple[str, ...]) -> None:
+    pytest.importorskip("psycopg2", reason="the driver is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"postgresql://farm@127.0.0.1:{server.getsockname()[1]}/farm?sslmode=disable"
+        with home.running(*command, env={"FARM_STORE": address}) as process:
+            connection, _ = server.accept()
+            with connection:
+                assert connection.recv(8)
+                process.send_signal(signal.SIGINT)
+                assert process.wait(timeout=20) == 130
 
 
 def test_reading_writes_nothing(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
