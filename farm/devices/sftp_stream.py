@@ -38,6 +38,7 @@ from paramiko.sftp import (
 )
 
 from farm.devices.pace import Pace
+from farm.devices.ssh_link import end
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, DeviceTimeoutError
 
@@ -115,7 +116,7 @@ class SftpStream:
             try:
                 self._greet()
             except BaseException:
-                self._channel.close()
+                end(self._channel)
                 raise
         except BaseException:
             link.give_back()
@@ -123,7 +124,7 @@ class SftpStream:
 
     def close(self) -> None:
         """Hang up. To be called once."""
-        self._channel.close()
+        end(self._channel)
         self._link.give_back()
 
     def stat(self, path: bytes) -> int:

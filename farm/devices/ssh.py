@@ -56,7 +56,7 @@ class SshTransport:
         max_output: int = OUTPUT_BYTES,
     ) -> Completed:
         """Run a program: see Transport."""
-        process = self._start(argv, cwd, env, timeout_s)
+        process = self._start(argv, cwd, env, timeout_s, stdin=bool(stdin))
         try:
             return communicate(process, self._serial, argv, stdin=stdin, timeout_s=timeout_s, max_output=max_output)
         finally:
@@ -94,13 +94,19 @@ class SshTransport:
             stream.close()
 
     def _start(
-        self, argv: Sequence[str], cwd: PurePosixPath | None, env: Mapping[str, str] | None, timeout_s: float
+        self,
+        argv: Sequence[str],
+        cwd: PurePosixPath | None,
+        env: Mapping[str, str] | None,
+        timeout_s: float,
+        *,
+        stdin: bool = True,
     ) -> SshProcess:
         try:
             command = shell_command(argv, cwd, env)
         except ValueError as error:
             raise DeviceError(self._serial, str(error)) from None
-        return SshProcess(self._link, self._serial, argv, command, timeout_s)
+        return SshProcess(self._link, self._serial, argv, command, timeout_s, stdin=stdin)
 
 
 def default_storage(address: SshAddress) -> str:

@@ -41,6 +41,12 @@ _SYSTEM_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
+def end(channel: paramiko.Channel) -> None:
+    """Close a stream; where its connection has broken, nothing is left to close."""
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        channel.close()
+
+
 class ForwardRefusedError(DeviceError):
     """The machine is there, and nothing listens where its sshd was to connect to, or it may not."""
 
@@ -145,7 +151,7 @@ class SshLink:
 
         def give_up() -> None:
             late.set()
-            channel.close()
+            end(channel)
 
         # The answer to the next request is waited for without end.
         timer = threading.Timer(timeout_s, give_up)
@@ -154,13 +160,13 @@ class SshLink:
         try:
             begin(channel)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            channel.close()
+            end(channel)
             transport = channel.get_transport()
             if transport.is_active() and not late.is_set():
                 raise DeviceError(self._serial, f"its SSH server {refused}", argv=argv) from None
             raise self._unopened(transport, error, timeout_s, argv) from None
         except BaseException:
-            channel.close()
+            end(channel)
             raise
         finally:
             timer.cancel()

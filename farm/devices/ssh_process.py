@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import paramiko
 
 from farm.devices.conversation import TAIL_BYTES
+from farm.devices.ssh_link import end
 from farm.devices.transport import COMMAND_BYTES, Output
 from farm.errors import DeviceError
 
@@ -32,7 +33,7 @@ _KILL_SECONDS = 5.0
 
 # The shell stays and waits, so that a signal becomes 128 + n as everywhere: paramiko tells no exit signals. What it
 # says itself of a program's death is nobody's output.
-_WRAPPER = "exec 3>&2 2>/dev/null; (exec 2>&3 3>&-; export FARM_SESSION={mark}; {command}); exit $?"
+_WRAPPER = "exec 3>&2 2>/dev/null; (exec 2>&3 3>&-; export FARM_SESSION={mark}; {command}){stdin}; exit $?"
 
 # Standard input: the mark. Ends every process that has it in its environment, or in its command line before it has an
 # environment of its own; a second look after the first, as one that was just forked shows neither.
@@ -52,8 +53,14 @@ done
 class SshProcess:
     """One program: see Process. Its session is given back when it is closed."""
 
-    def __init__(self, link: SshLink, serial: str, argv: Sequence[str], command: str, timeout_s: float) -> None:
-        """`command` is for a POSIX shell. Raises DeviceError."""
+    def __init__(
+        self, link: SshLink, serial: str, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool = True
+    ) -> None:
+        """`command` is for a POSIX shell; without `stdin` there is nothing for it to read. Raises DeviceError.
+
+        A program that ends by itself just when its input is ended may take the whole connection along: paramiko then
+        speaks of a stream that sshd has forgotten, and sshd hangs up. So what reads nothing has no input to be ended.
+        """
         self._link, self._serial, self._argv = link, serial, argv
         self._mark = secrets.token_hex(12)
         self._sending = memoryview(b"")
@@ -61,7 +68,8 @@ class SshProcess:
         self._code: int | None = None
         self._closed = False
         self._tail = b""
-        script = _WRAPPER.format(mark=self._mark, command=command)
+        self._has_stdin = stdin
+        script = _WRAPPER.format(mark=self._mark, command=command, stdin="" if stdin else " </dev/null")
         line = os.fsencode(f"exec sh -c {shlex.quote(script)}")
         if len(line) > COMMAND_BYTES:
             raise DeviceError(serial, f"a command may have at most {COMMAND_BYTES} bytes when quoted", argv=argv)
@@ -81,7 +89,7 @@ class SshProcess:
 
     def close_stdin(self) -> None:
         """See Process."""
-        self._no_more = True
+        self._no_more = self._has_stdin
         self._send()
 
     def receive(self, timeout_s: float) -> Output:
@@ -119,7 +127,7 @@ class SshProcess:
                 with contextlib.suppress(DeviceError, OSError, EOFError, paramiko.SSHException):
                     self._kill()
         finally:
-            self._channel.close()
+            end(self._channel)
             self._link.give_back()
 
     def _send(self) -> None:
@@ -155,7 +163,6 @@ class SshProcess:
         try:
             channel.settimeout(_KILL_SECONDS)
             channel.sendall(f"{self._mark}\n".encode())
-            channel.shutdown_write()
             channel.status_event.wait(_KILL_SECONDS)
         finally:
-            channel.close()
+            end(channel)

@@ -328,6 +328,17 @@ def test_threads_use_it_at_the_same_time(device: Transport, folder: PurePosixPat
         assert all(pool.map(work, range(24)))
 
 
+def test_many_short_programs_at_once_do_not_break_the_connection(device: Transport) -> None:
+    with ThreadPoolExecutor(12) as pool:
+        ended = pool.map(lambda _: device.run(["true"], timeout_s=60).code, range(500))
+        assert set(ended) == {0}
+
+
+def test_a_program_that_is_given_nothing_reads_nothing(device: Transport) -> None:
+    assert device.run(["cat"], timeout_s=20).stdout == b""
+    assert device.run(["cat"], stdin=b"something", timeout_s=20).stdout == b"something"
+
+
 def test_closed_and_used_again(device: Transport, folder: PurePosixPath) -> None:
     for _ in range(2):
         device.close()
