@@ -117,6 +117,7 @@ def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite
     assert not list((home.cache / "virtual").glob("debug-*"))
 
 
+@pytest.mark.whole
 def test_an_attached_device_is_a_third_way_to_compute_every_layer(
     suite: Path, home: FarmHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

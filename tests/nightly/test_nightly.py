@@ -275,6 +275,7 @@ def test_a_cell_without_a_device_is_infra_and_the_next_one_runs(home: FarmHome, 
     assert "good   passed: VIRTUAL, 1 passed" in done.stdout
 
 
+@pytest.mark.whole
 def test_a_night_waits_politely_for_a_device_that_somebody_has(home: FarmHome, tmp_path: Path) -> None:
     write(home, CELL.format(name="shared", more='keyword = "good"'))
     with attach(home, tmp_path, ["SM8650"]) as attached:

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.whole
 def test_nobody_ever_shares_a_device(address: str) -> None:
     bench = Path(__file__).parents[2] / "bench" / "leases.py"
     words = ["--processes", "12", "--devices", "4", "--seconds", "6", "--store", address]
