@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from farm.analysis.alerts import Alert, RunRange, grouped, levelled, new_alerts, reference
-from farm.analysis.candidates import LEAST_BASELINE, Finding, may_hide_regression, way
+from farm.analysis.candidates import LEAST_BASELINE, may_hide_regression, way
 from farm.analysis.change_points import LEAST_LEVEL, change_points
 from farm.analysis.confirmation import (
     INFERENCES,
@@ -176,10 +176,7 @@ class Farm:
 
     def _others(self, seen: Night) -> list[int]:
         return [
-            one
-            for one, judgement in enumerate(seen.judgements)
-            if judgement.finding in (Finding.UNCHANGED, Finding.INSUFFICIENT_DATA)
-            and may_hide_regression(self.series[one], judgement)
+            one for one, judgement in enumerate(seen.judgements) if may_hide_regression(self.series[one], judgement)
         ]
 
     def _observation(self, series: int, night: int) -> Observation:

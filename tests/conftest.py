@@ -38,7 +38,6 @@ def _ordinary_adb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         server = start_adb_server(supervisor, tmp_path_factory.mktemp("adb"))
         patch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
         yield
-        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,7 @@ class Finding(StrEnum):
 
 CANDIDATES = frozenset({Finding.REGRESSION, Finding.IMPROVEMENT, Finding.CHANGED})
 """Findings that are worth a confirmation; of an exact metric they need none."""
+_NOT_STANDING_OUT = (Finding.UNCHANGED, Finding.INSUFFICIENT_DATA)
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -101,18 +102,17 @@ def judge(
     )
 
 
-def may_hide_regression(series: Series, judgement: Judgement, *, gates: Gates | None = None) -> bool:
+def may_hide_regression(series: Series, judgement: Judgement) -> bool:
     """Tell whether a number may have got worse by what makes a candidate, with luck having kept it from being one.
 
     That is worth a confirmation where it is known that something changed. With too few runs everything may be.
     """
-    if series.direction is None or judgement.finding is Finding.UNDEFINED:
+    if series.direction is None or judgement.finding not in _NOT_STANDING_OUT:
         return False
     if judgement.finding is Finding.INSUFFICIENT_DATA:
         return True
-    gates = gates or GATES[series.scale]
     worse = judgement.change if series.direction is Direction.LOWER else -judgement.change
-    return worse + _LUCK * judgement.sigma > gates.change
+    return worse + _LUCK * judgement.sigma > GATES[series.scale].change
 
 
 def way(direction: Direction | None, change: float) -> Finding:

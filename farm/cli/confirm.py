@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import shlex
 import statistics
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from farm.cli.options import config_option, duration, pairs_options
-from farm.cli.output import count, print_json, wrapped
+from farm.cli.output import as_called, count, print_json, wrapped
 from farm.config import load_config
 from farm.errors import NoDeviceError, UsageError
 from farm.report import format as fmt
@@ -142,7 +140,7 @@ def pairs_request(*, virtual: bool, device: str | None, pairs: int, inferences: 
         device=device or "",
         pairs=pairs,
         inferences=inferences,
-        command=shlex.join(["farm", *sys.argv[1:]]),
+        command=as_called(),
     )
 
 

@@ -7,8 +7,6 @@ import errno
 import io
 import math
 import os
-import shlex
-import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import json_text, write_file
+from farm.cli.output import as_called, json_text, write_file
 from farm.config import load_config
 from farm.errors import UsageError
 
@@ -77,7 +75,7 @@ def command(
         virtual=virtual,
         sample=sample,
         timeout_s=timeout_s,
-        command=shlex.join(["farm", *sys.argv[1:]]),
+        command=as_called(),
     )
     if csv_file is not None:
         check_writable(csv_file)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import statistics
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from farm.cli.options import config_option, one_off_options
-from farm.cli.output import print_json
+from farm.cli.output import as_called, print_json
 from farm.config import load_config
 from farm.errors import UsageError
 from farm.report import format as fmt
@@ -115,7 +113,7 @@ def command(
         warm_up=warm_up,
         timeout_s=timeout_s,
         profile=Profile(profile),
-        command=shlex.join(["farm", *sys.argv[1:]]),
+        command=as_called(),
     )
     with open_store(config.store_url) as store:
         outcome = run_ready(config, store, ready, request, output, _say)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -41,6 +42,11 @@ def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | 
     width = shutil.get_terminal_size().columns
     click.echo(render_summary(view, width, color=sys.stdout.isatty()))
     click.echo(f"report: {html or report}")
+
+
+def as_called() -> str:
+    """Return the command line that this process was called with, for a shell."""
+    return shlex.join(["farm", *sys.argv[1:]])
 
 
 def count(number: int, what: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 
 import click
 
 from farm.cli.options import config_option, devices_options
+from farm.cli.output import as_called
 from farm.config import load_config
 from farm.errors import UsageError
 
@@ -70,7 +70,7 @@ def command(
         choice=Choice(devices, labels),
         most_devices=most_devices,
         arguments=pytest_arguments,
-        command=shlex.join(["farm", *sys.argv[1:]]),
+        command=as_called(),
         quiet=as_json,
     )
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from farm.cli.options import config_option, one_off_options
-from farm.cli.output import print_json
+from farm.cli.output import as_called, print_json
 from farm.config import load_config
 from farm.errors import UsageError
 from farm.report import format as fmt
@@ -76,7 +74,7 @@ def command(
             iterations=iterations,
             warm_up=warm_up,
             timeout_s=timeout_s,
-            command=shlex.join(["farm", *sys.argv[1:]]),
+            command=as_called(),
         )
         outcome = repro(config, store, past, request, _say)
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option, devices_options, duration
+from farm.cli.output import as_called
 from farm.config import load_config
 from farm.engine.profile import Profile
 from farm.errors import UsageError
@@ -153,7 +153,7 @@ def command(
         options=options,
         profile=Profile(profile),
         heap=heap,
-        command=_command(),
+        command=as_called(),
         choice=Choice(devices, labels),
         most_devices=most_devices,
         nightly=nightly,
@@ -191,11 +191,9 @@ def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
 
     run_id = outcome.view.id
     with open_store(config.store_url) as store, Patience():
-        findings = confirm_run(config, store, run_id, PairsRequest(command=_command()), say)
-    for text in findings.problems:
-        say(f"not all that stands out was measured: {text}")
-    if findings.not_all_changed:
-        say(findings.not_all_changed)
+        findings = confirm_run(config, store, run_id, PairsRequest(command=as_called()), say)
+    for line in findings.left_out:
+        say(line)
     for one in findings.regressions:
         say(f"{one.job_id}: {one.metric} {word_of(one)}: {change_of(one)}")
     if findings.regressions and outcome.exit_code != FAILED:
@@ -224,10 +222,6 @@ def _resume(
     with make_front() as front:
         outcome = resume(config, ref, front, budget_s)
     return _deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json)
-
-
-def _command() -> str:
-    return shlex.join(["farm", *sys.argv[1:]])
 
 
 def _is_given(context: click.Context, parameter: click.Parameter) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.devices.device import LOOPBACK, SshAddress
-from farm.devices.ssh_link import ForwardRefusedError, SshLink
+from farm.devices.ssh_link import ForwardRefusedError, SshLink, end
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, InfraError
 from farm.peer import peer_uid
@@ -77,7 +77,7 @@ def ensure_server(link: SshLink, host: str, port: int) -> None:
             said = clean_text(channel.recv_stderr(4096)) if channel.recv_stderr_ready() else ""
             raise InfraError(f"'adb start-server' there failed with exit code {channel.exit_status}: {said}")
     finally:
-        channel.close()
+        end(channel)
     if not _answers(link, host, port):
         raise InfraError(f"an adb server was started there, and none answers on port {port}: does sshd forward ports?")
 
@@ -106,7 +106,7 @@ def _answers(link: SshLink, host: str, port: int) -> bool:
     except OSError:
         return False
     finally:
-        channel.close()
+        end(channel)
 
 
 def _carry(connection: socket.socket, link: SshLink, host: str, port: int) -> None:
@@ -125,7 +125,7 @@ def _carry(connection: socket.socket, link: SshLink, host: str, port: int) -> No
                 channel.shutdown_write()
             back.join()
         finally:
-            channel.close()
+            end(channel)
 
 
 def _copy_back(channel: paramiko.Channel, connection: socket.socket) -> None:
@@ -135,7 +135,7 @@ def _copy_back(channel: paramiko.Channel, connection: socket.socket) -> None:
     # The other thread may still wait for what comes from here.
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-    channel.close()
+    end(channel)
 
 
 def _say(ready: Ready) -> None:

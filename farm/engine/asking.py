@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from farm.analysis.alerts import levelled
 from farm.analysis.axes import Axis
-from farm.analysis.candidates import Finding, way
 from farm.analysis.confirmation import P_CONFIRMED, Answer, Confirmation
 from farm.analysis.first_bad import Bracket
 from farm.build.cache import BundleCache
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from farm.engine.look_back import Seen
     from farm.engine.pairs import PairBench
     from farm.engine.past import Past
-    from farm.results.attempt import Direction
     from farm.store.records import AlertRecord
     from farm.store.store import Store
 
@@ -52,21 +50,12 @@ class Asked:
     pairs: tuple[Pair, ...] = ()
     device: str = ""
     guilt: str = ""
-    direction: Direction | None = None
     stands_out: bool = True
     """Whether its history spoke for it; otherwise its program changed."""
     alert: AlertRecord | None = None
     """As it was before."""
     state: AlertState = AlertState.CANDIDATE
     """As it is recorded."""
-
-    @property
-    def finding(self) -> str:
-        """What the number is after all: one that did not stand out is what pairs say."""
-        if self.stands_out and self.alert:
-            return self.alert.finding
-        confirmed = self.confirmation.answer is Answer.CONFIRMED
-        return way(self.direction, self.confirmation.change) if confirmed else Finding.UNCHANGED
 
 
 class Asking:

@@ -26,13 +26,21 @@ class Benches:
     """A device for each SoC, backend and kind, kept warm."""
 
     def __init__(
-        self, config: Config, store: Store, request: PairsRequest, say: Callable[[str], None], stack: ExitStack
+        self,
+        config: Config,
+        store: Store,
+        request: PairsRequest,
+        say: Callable[[str], None],
+        stack: ExitStack,
+        end_s: float,
     ) -> None:
+        """`end_s`, on the clock of `time.monotonic`: until then a device is waited for that somebody has."""
         self._config, self._store, self._request, self._say, self._stack = config, store, request, say, stack
+        self._end_s = end_s
         self._open: dict[tuple[str, str, str], PairBench] = {}
         self.broken: dict[tuple[str, str, str], str] = {}
-        self.end_s = self.wait_s = math.inf
-        """Until when, on the clock of `time.monotonic`, and for how long a device is waited for that somebody has."""
+        self.wait_s = math.inf
+        """And for so long at most."""
 
     def of(self, past: Past) -> PairBench:
         """Return the bench that a result is measured on.
@@ -46,7 +54,7 @@ class Benches:
             # Not a reason to do without the device.
             find_job(self._config, past)
             try:
-                until_s = min(self.end_s, time.monotonic() + self.wait_s)
+                until_s = min(self._end_s, time.monotonic() + self.wait_s)
                 opening = bench_for(self._config, self._store, past, self._request, self._say, until_s)
                 self._open[key] = self._stack.enter_context(opening)
             except FarmError as error:

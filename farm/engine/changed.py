@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from farm.analysis.candidates import Judgement
     from farm.engine.look_back import LookBack, Seen
 
-_NOT_STANDING_OUT = (Finding.UNCHANGED, Finding.INSUFFICIENT_DATA)
-
 
 def changed_programs(looked: LookBack, measured: Mapping[tuple[int, str], Collection[str]]) -> list[int]:
     """Return the numbers, as indices, that are worth pairs though they do not stand out; the most suspicious first.
@@ -28,8 +26,7 @@ def changed_programs(looked: LookBack, measured: Mapping[tuple[int, str], Collec
     found = [
         index
         for index in _times(looked)
-        if judgements[index].finding in _NOT_STANDING_OUT
-        and may_hide_regression(looked.seen[index].series.series, judgements[index])
+        if may_hide_regression(looked.seen[index].series.series, judgements[index])
         and _is_new(looked.seen[index], measured)
         and not _is_known(looked.seen[index])
     ]

@@ -18,8 +18,8 @@ from farm.engine.benches import Benches
 from farm.engine.changed import changed_programs
 from farm.engine.command import write_report
 from farm.engine.confirm_job import PairsRequest
+from farm.engine.confirming import worse
 from farm.engine.look_back import found_alerts, look_back, record_look_back
-from farm.results.attempt import Direction
 from farm.results.text import one_line
 from farm.store.records import STEPS, AlertState, NewAlert
 
@@ -73,6 +73,12 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
         return f"{left} {what} not measured, for want of time or of a device: {more}"
 
     @property
+    def left_out(self) -> list[str]:
+        """Say what was not measured, a line each."""
+        lines = [f"not all that stands out was measured: {problem}" for problem in self.problems]
+        return lines + [self.not_all_changed] * bool(self.changed_not_asked)
+
+    @property
     def regressions(self) -> tuple[AlertRecord, ...]:
         """Return what got worse for sure."""
         told = (AlertState.CONFIRMED, AlertState.EXACT)
@@ -110,12 +116,9 @@ class _ConfirmRun:
         stack: ExitStack,
     ) -> None:
         self._config, self._store, self._run_id, self._request, self._say = config, store, run_id, request, say
-        self._budget_s = budget_s
         self._end_s = math.inf if budget_s is None else time.monotonic() + budget_s
-        self._benches = Benches(config, store, request, say, stack)
-        self._benches.end_s = self._end_s
+        self._benches = Benches(config, store, request, say, stack, self._end_s)
         self._asking = Asking(config, store, request, self._benches, say)
-        self._pairs = request.pairs
         self._asked: list[Asked] = []
 
     def findings(self) -> RunFindings:
@@ -153,13 +156,13 @@ class _ConfirmRun:
 
     def _programs(self, looked: LookBack) -> set[tuple[str, str]]:
         """Return the devices and metrics that are off as a whole because of the programs."""
-        found = set()
+        found, pairs = set(), self._request.pairs
         for shift in looked.night.shifts:
             answers = [
                 asked.confirmation
                 for index in shift.representatives
                 if time.monotonic() < self._end_s
-                and (asked := self._asking.ask(looked.seen[index], self._pairs, up=shift.change > 0, attribute=False))
+                and (asked := self._asking.ask(looked.seen[index], pairs, up=shift.change > 0, attribute=False))
             ]
             if answers and is_the_programs(answers):
                 found.add((shift.device, shift.metric))
@@ -179,13 +182,13 @@ class _ConfirmRun:
             if alert := alerts.get((seen.series.id, seen.points[-1].device_kind)):
                 left.append((seen, looked.night.judgements[index], alert))
         measured = sum(self._asking.good(seen) is not None for seen, _, _ in left)
-        self._pairs = max(self._request.pairs, pairs_needed(measured + len(self._asked_before(stands_out=True))))
+        pairs = self._pairs(measured, stands_out=True)
         not_asked = 0
         for number, (seen, judgement, alert) in enumerate(left):
             if time.monotonic() >= self._end_s:
                 return not_asked + len(left) - number
             self._say(f"{seen.past.job_id}: {seen.series.series.metric} {judgement.reason}")
-            asked = self._asking.ask(seen, self._pairs, up=judgement.change > 0)
+            asked = self._asking.ask(seen, pairs, up=judgement.change > 0)
             if asked is None:
                 not_asked += 1
                 continue
@@ -199,25 +202,23 @@ class _ConfirmRun:
         if not found:
             return 0
         self._say(f"programs that changed and do not stand out: {len(found)}, measured in the time that is left")
-        self._pairs = max(self._request.pairs, pairs_needed(len(found) + len(self._asked_before(stands_out=False))))
-        if self._budget_s is None:
-            self._end_s = time.monotonic() + CHANGED_S
+        pairs = self._pairs(len(found), stands_out=False)
+        end_s = self._end_s if math.isfinite(self._end_s) else time.monotonic() + CHANGED_S
         # Nothing stands out: nobody is waited for.
         self._benches.wait_s = _TAKEN_S
         not_asked = 0
         impossible: list[str] = []
         for number, seen in enumerate(found):
-            if time.monotonic() >= self._end_s:
+            if time.monotonic() >= end_s:
                 not_asked += len(found) - number
                 break
-            direction = seen.series.series.direction
-            asked = self._asking.ask(seen, self._pairs, up=direction is not Direction.HIGHER, level=P_UNSUSPECTED)
+            asked = self._asking.ask(seen, pairs, up=worse(seen.series.series).up, level=P_UNSUSPECTED)
             if asked is None:
                 not_asked += 1
             elif not asked.device:
                 impossible.append(asked.confirmation.reason)
             else:
-                asked.direction, asked.stands_out = direction, False
+                asked.stands_out = False
                 self._keep(seen, asked, self._store.alerts.add(self._run_id, _not_standing_out(seen, asked)))
         if impossible:
             self._say(f"programs that changed and cannot be measured: {len(impossible)}: {impossible[0]}")
@@ -237,6 +238,10 @@ class _ConfirmRun:
         self._say(f"{seen.past.job_id}: {asked.confirmation.answer}: {asked.confirmation.reason}")
         self._asked.append(asked)
         self._record(asked)
+
+    def _pairs(self, measured: int, *, stands_out: bool) -> int:
+        """Return how many pairs each of so many numbers takes, together with those of earlier calls."""
+        return max(self._request.pairs, pairs_needed(measured + len(self._asked_before(stands_out=stands_out))))
 
     def _asked_before(self, *, stands_out: bool) -> list[Confirmation]:
         """Return what an earlier call measured of this run: it is of the same night."""
@@ -265,12 +270,16 @@ class _ConfirmRun:
         alert, told = asked.alert, asked.confirmation
         if alert is None:
             return
+        finding = alert.finding
+        if not asked.stands_out:
+            # It was asked whether it is worse.
+            finding = Finding.REGRESSION if told.answer is Answer.CONFIRMED else Finding.UNCHANGED
         recorded = self._store.alerts.answer(
             alert.id,
             NewAlert(
                 series_id=alert.series_id,
                 device_kind=alert.device_kind,
-                finding=asked.finding,
+                finding=finding,
                 state=_STATES[told.answer],
                 last_good=asked.points[asked.good].run_id,
                 first_bad=asked.points[asked.bad].run_id,

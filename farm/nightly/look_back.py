@@ -25,10 +25,8 @@ def look_back(config: Config, run_id: str, say: Callable[[str], None], budget_s:
 
     with open_store(config.store_url) as store:
         found = confirm_run(config, store, run_id, PairsRequest(command="farm nightly"), say, budget_s=budget_s)
-    for problem in found.problems:
-        say(f"not all that stands out was measured: {problem}")
-    if found.not_all_changed:
-        say(found.not_all_changed)
+    for line in found.left_out:
+        say(line)
     states = [one.state for one in found.alerts]
     return Findings(
         tuple(Told(one.job_id, f"{one.metric} {word_of(one)}: {change_of(one)}") for one in found.regressions),

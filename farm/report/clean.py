@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from functools import cache
 
 # ECMA-48 control sequences (colours, cursor moves) and operating system commands (titles, links).
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)")
@@ -25,7 +24,7 @@ def visible(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return _pattern(_SUSPECT).sub(_spell, _ANSI.sub("", text).replace("\r\n", "\n"))
+    return re.sub(_SUSPECT, _spell, _ANSI.sub("", text).replace("\r\n", "\n"))
 
 
 def one_line(text: str, limit: int = 0) -> str:
@@ -36,7 +35,7 @@ def one_line(text: str, limit: int = 0) -> str:
 
 def xml_text(text: str) -> str:
     """Return `text` without the characters that XML 1.0 does not allow, and without terminal colours."""
-    return _pattern(_NOT_XML).sub("", _ANSI.sub("", text))
+    return re.sub(_NOT_XML, "", _ANSI.sub("", text))
 
 
 def cut_log(text: str, limit: int) -> tuple[str, int, str]:
@@ -50,11 +49,6 @@ def cut_log(text: str, limit: int) -> tuple[str, int, str]:
     head = limit // 4
     tail = limit - head
     return text[:head], len(text) - head - tail, text[-tail:] if tail else ""
-
-
-@cache
-def _pattern(expression: str) -> re.Pattern[str]:
-    return re.compile(expression)
 
 
 def _spell(match: re.Match[str]) -> str:

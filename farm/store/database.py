@@ -275,12 +275,11 @@ def _parse(address: str | Path) -> URL:
     try:
         url = make_url(address)
         backend = url.get_backend_name()
-        url = url.set(drivername="postgresql") if backend == "postgres" else url
     except (ArgumentError, NoSuchModuleError, ValueError):
         raise UsageError(f"store: not a URL: {_EXPECTED}") from None
-    if url.get_backend_name() == "postgresql":
+    if backend in ("postgres", "postgresql"):
         return url.set(drivername="postgresql")
-    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
+    if backend != "sqlite" or not url.database or url.database == ":memory:":
         raise UsageError(f"store: {url.render_as_string(hide_password=True)!r} is no place for one: {_EXPECTED}")
     return url
 

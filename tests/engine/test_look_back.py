@@ -378,15 +378,9 @@ def test_programs_that_changed_take_nothing_from_what_stands_out(store: Store, m
     slow = world.night({0: 1.08}, noise=0.005)
     # So few pairs that one of them alone could not be told from chance among 40.
     pairs: list[int] = []
-    measure = world.measure
-
-    def counted(good: object, new: object, count: int, inferences: int, *, numerics: bool) -> object:
-        pairs.append(count)
-        return measure(good, new, count, inferences, numerics=numerics)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(world, "measure", counted)
+    world.before_pairs = lambda _: pairs.append(world.pairs)
     found = world.confirm(slow)
-    assert pairs[0] == 10
+    assert pairs[1] == 10
     assert {one.job_id for one in found.regressions} == {world.jobs[0].id}
 
 
@@ -394,8 +388,8 @@ def test_what_was_measured_before_it_stood_out_is_seen_when_it_does(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(store, monkeypatch, jobs=1)
-    old = [world.night(keys={0: "old"}, noise=0.0) for _ in range(2)]
-    del old
+    for _ in range(2):
+        world.night(keys={0: "old"}, noise=0.0)
     slow = world.night({0: 1.3}, keys={0: "slow"}, noise=0.0)
     [series] = [one.id for past in store.job_pasts(slow) for one in past.series]
     hidden = NewAlert(
