@@ -1,21 +1,48 @@
-"""Who is at the other end of a loopback connection."""
+"""Who is at the other end of a loopback connection, and accepting connections of this user alone."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 import socket
 import struct
+import time
 from pathlib import Path
 
 _ESTABLISHED = "01"
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
+# Nothing is left to accept with: somebody has to close something first.
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_SHORTAGE_S = 0.25
+# accept(2): these are about the connection that was to be accepted, not about the listener.
+_OF_THE_CONNECTION = {
+    errno.ECONNABORTED,
+    errno.ECONNRESET,
+    errno.EPERM,
+    errno.EPROTO,
+    errno.ENOPROTOOPT,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENONET,
+    errno.EOPNOTSUPP,
+    errno.ETIMEDOUT,
+}
+
 
 def peer_uid(connection: socket.socket) -> int | None:
-    """Return the user whose process holds the other end, None when the kernel does not list it.
+    """Return the user whose process holds the other end, None when it is gone or the kernel does not list it.
 
     Linux lists every socket of the network namespace with its owner; both ends of a loopback connection are there.
     """
-    theirs, ours = _entry(connection.getpeername()), _entry(connection.getsockname())
+    try:
+        theirs, ours = _entry(connection.getpeername()), _entry(connection.getsockname())
+    except OSError:
+        # Reset before it was accepted: there is no other end any more.
+        return None
     for table in _TABLES:
         try:
             lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
@@ -28,6 +55,57 @@ def peer_uid(connection: socket.socket) -> int | None:
             if fields[3] == _ESTABLISHED and local == theirs and remote == ours:
                 return int(fields[7])
     return None
+
+
+def accept_own(listener: socket.socket) -> socket.socket:
+    """Return the next connection of a process of this user; all others are closed.
+
+    Connections that are reset meanwhile are passed over, and a lack of descriptors is waited out. Raises OSError when
+    the listener itself is broken.
+    """
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:
+            time.sleep(pause_after(error))
+            continue
+        if _admit(connection):
+            return connection
+
+
+async def accept_own_async(listener: socket.socket) -> socket.socket:
+    """Do what `accept_own` does, with a listener that does not block."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            connection, _ = await loop.sock_accept(listener)
+        except OSError as error:
+            await asyncio.sleep(pause_after(error))
+            continue
+        if _admit(connection):
+            return connection
+
+
+def pause_after(error: OSError) -> float:
+    """Return how many seconds to wait before the next accept. Raises `error` when there is no point in another one."""
+    if error.errno in _SHORTAGES:
+        return _SHORTAGE_S
+    if error.errno in _OF_THE_CONNECTION:
+        return 0.0
+    raise error
+
+
+def _admit(connection: socket.socket) -> bool:
+    """Return whether the other end is this user's; the connection is closed otherwise."""
+    try:
+        if peer_uid(connection) == os.getuid():
+            # Both protocols answer small requests at once.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return True
+    except OSError:
+        pass
+    connection.close()
+    return False
 
 
 def _entry(address: tuple[str, int]) -> str:

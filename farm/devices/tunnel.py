@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import socket
 import sys
 import threading
@@ -21,7 +20,7 @@ from farm.devices.device import LOOPBACK, SshAddress
 from farm.devices.ssh_link import ForwardRefusedError, SshLink, end
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, InfraError
-from farm.peer import peer_uid
+from farm.peer import accept_own
 
 if TYPE_CHECKING:
     import paramiko
@@ -85,12 +84,12 @@ def ensure_server(link: SshLink, host: str, port: int) -> None:
 def serve(listener: socket.socket, link: SshLink, host: str, port: int) -> None:
     """Carry every connection of this user to the adb server at `host`:`port` of the other machine, without end."""
     while True:
-        connection, _ = listener.accept()
-        if peer_uid(connection) != os.getuid():
+        connection = accept_own(listener)
+        try:
+            threading.Thread(target=_carry, args=(connection, link, host, port), daemon=True).start()
+        except RuntimeError:
+            # No more threads for this user: hanging up is all that a port can do.
             connection.close()
-            continue
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=_carry, args=(connection, link, host, port), daemon=True).start()
 
 
 def _answers(link: SshLink, host: str, port: int) -> bool:
@@ -119,10 +118,13 @@ def _carry(connection: socket.socket, link: SshLink, host: str, port: int) -> No
         try:
             back = threading.Thread(target=_copy_back, args=(channel, connection), daemon=True)
             back.start()
-            with contextlib.suppress(OSError, EOFError):
+            try:
                 while data := connection.recv(_CHUNK):
                     channel.sendall(data)
                 channel.shutdown_write()
+            except (OSError, EOFError):
+                # One of the two is gone: what the other has to say goes nowhere, and it may never end by itself.
+                end(channel)
             back.join()
         finally:
             end(channel)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from farm.peer import peer_uid
+from farm.peer import accept_own_async, pause_after
 from farm.virtual.control import Control
 from farm.virtual.injection import Injection
 from farm.virtual.root import ROOT_PROPERTY, switch_root
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 # What adb 36 asks for when it may; sendrecv_v2 would add compression, which loopback has no use for.
 FEATURES = "shell_v2,stat_v2,ls_v2,fixed_push_mkdir"
 _BANNER = ("ro.product.name", "ro.product.model", "ro.product.device")
+_LOOPBACK = "127.0.0.1"
 _BACKLOG = 16
 # A phone needs a minute; nobody wants to wait for one that is made up.
 _REBOOT_SECONDS = 1.0
@@ -36,31 +36,45 @@ class Port:
 
     def __init__(self, number: int) -> None:
         """Take `number`, 0 for a free one. Raises OSError."""
-        # Linux lets two sockets with this option have one port as long as no more than one of them listens.
-        self._holder = self._bound(number)
+        self._holder = socket.socket()
+        try:
+            # Connections of an earlier life may linger on the port.
+            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._holder.bind((_LOOPBACK, number))
+            # Now nobody may share it but a listener of this user: with SO_REUSEADDR on the holder, any local user
+            # could listen here while the device is away, and the adb server would take that for the device.
+            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        except BaseException:
+            self._holder.close()
+            raise
         self.number = int(self._holder.getsockname()[1])
 
     def listen(self) -> socket.socket:
         """Return a socket that listens, without blocking. Raises OSError."""
-        listener = self._bound(self.number)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
+        listener = socket.socket()
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind((_LOOPBACK, self.number))
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
         return listener
+
+    async def listen_again(self) -> socket.socket:
+        """Do what `listen` does, once there are descriptors for it."""
+        while True:
+            try:
+                return self.listen()
+            except OSError as error:
+                await asyncio.sleep(pause_after(error))
 
     def close(self) -> None:
         """Let go of the port."""
         self._holder.close()
-
-    @staticmethod
-    def _bound(number: int) -> socket.socket:
-        bound = socket.socket()
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(("127.0.0.1", number))
-        except BaseException:
-            bound.close()
-            raise
-        return bound
 
 
 class Daemon:
@@ -92,20 +106,15 @@ class Daemon:
                     # It broke down.
                     return await self._accepting
                 await self._away(leaving)
-                listener = port.listen()
+                listener = await port.listen_again()
         finally:
             for task in (control, *self._connections, *filter(None, [self._accepting])):
                 task.cancel()
             await asyncio.gather(control, *self._connections, return_exceptions=True)
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            accepted, _ = await loop.sock_accept(listener)
-            if peer_uid(accepted) != os.getuid():
-                accepted.close()
-                continue
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            accepted = await accept_own_async(listener)
             connection = Connection(Link(accepted, self._pace), self._banner, FEATURES, self._find, self._trusts)
             task = asyncio.create_task(connection.serve())
             self._connections[task] = connection

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ from farm.devices.adb_server import start_adb_server
 from farm.errors import InfraError, UnknownNameError
 from farm.processes import Supervisor
 from farm.virtual.boot import boot
+from farm.virtual.faults import Fault, clear, inject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,6 +175,94 @@ def test_garbage_harms_nobody(device: Attached) -> None:
             except ConnectionResetError:
                 pass
     assert device.adb("shell", "echo well").stdout == b"well\n"
+
+
+def _reset(port: int, data: bytes = b"") -> None:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(30)
+        if data:
+            connection.sendall(data)
+        if data == CONNECT:
+            assert connection.recv(4) == b"CNXN"
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@pytest.mark.parametrize("data", [b"", CONNECT[:10], CONNECT], ids=["at once", "within a packet", "once connected"])
+def test_connections_that_are_reset_end_nothing(device: Attached, data: bytes) -> None:
+    port = _port(device)
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        list(pool.map(lambda _: _reset(port, data), range(80)))
+    assert device.adb("shell", "echo well").stdout == b"well\n"
+    assert Path(f"/proc/{device.pid}").exists()
+
+
+def test_connections_that_are_reset_before_they_are_accepted_end_nothing(device: Attached) -> None:
+    port = _port(device)
+    for _ in range(4):
+        os.kill(device.pid, signal.SIGSTOP)
+        try:
+            for _ in range(12):
+                _reset(port)
+        finally:
+            os.kill(device.pid, signal.SIGCONT)
+        assert device.adb("shell", "echo well").stdout == b"well\n"
+    assert Path(f"/proc/{device.pid}").exists()
+
+
+def test_a_device_without_descriptors_waits_for_some(device: Attached) -> None:
+    port = _port(device)
+    limits = resource.prlimit(device.pid, resource.RLIMIT_NOFILE)
+    most = max(map(int, os.listdir(f"/proc/{device.pid}/fd"))) + 1
+    resource.prlimit(device.pid, resource.RLIMIT_NOFILE, (most, limits[1]))
+    try:
+        waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
+        # So that it tries to accept them.
+        time.sleep(0.3)
+    finally:
+        resource.prlimit(device.pid, resource.RLIMIT_NOFILE, limits)
+    last = waiting.pop()
+    for connection in waiting:
+        connection.close()
+    with last:
+        last.settimeout(30)
+        last.sendall(CONNECT)
+        assert last.recv(4) == b"CNXN"
+    assert device.adb("shell", "echo well").stdout == b"well\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_nobody_else_takes_the_port_of_a_device_that_is_away(device: Attached) -> None:
+    port = _port(device)
+    script = (
+        "import itertools, socket, sys\n"
+        "for host, *options in itertools.product(('127.0.0.1', ''), (0, 1), (0, 1)):\n"
+        "    with socket.socket() as other:\n"
+        "        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, options[0])\n"
+        "        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, options[1])\n"
+        "        try:\n"
+        "            other.bind((host, int(sys.argv[1])))\n"
+        "            other.listen()\n"
+        "            print('taken', host, options)\n"
+        "        except OSError:\n"
+        "            print('refused')\n"
+    )
+    inject(device.root, Fault("offline", seconds=600))
+    try:
+        argv = ["/usr/bin/env", "python3", "-c", script, str(port)]
+        done = subprocess.run(argv, user=65534, env={"PATH": os.defpath}, capture_output=True, text=True, check=True)
+    finally:
+        clear(device.root)
+    assert done.stdout.split() == ["refused"] * 8
+    device.adb("wait-for-device")
+    assert device.adb("shell", "echo well").stdout == b"well\n"
+
+
+def test_a_port_is_one_devices_alone(device: Attached, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "farm.virtual", "--root", str(tmp_path / "x"), "--soc", "SM8650"]
+    argv += ["--port", str(_port(device))]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "Address already in use" in done.stderr
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")

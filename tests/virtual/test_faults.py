@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,17 @@ from farm.devices.adb_server import start_adb_server
 from farm.errors import DeviceError, DeviceTimeoutError, InfraError
 from farm.processes import Supervisor
 from farm.virtual.boot import boot
-from farm.virtual.faults import DESCRIPTIONS, OPERATIONS, Fault, FaultKind, clear, fired, inject, randomize
+from farm.virtual.faults import (
+    DESCRIPTIONS,
+    OPERATIONS,
+    Fault,
+    FaultKind,
+    clear,
+    control_address,
+    fired,
+    inject,
+    randomize,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,6 +113,25 @@ def test_without_a_device_there_is_nobody_to_ask(tmp_path: Path) -> None:
         inject(tmp_path, Fault("stall"))
     with pytest.raises(InfraError, match="no virtual device runs"):
         clear(tmp_path / "none")
+
+
+@pytest.mark.parametrize("data", [b"\xff\n", b"[" * 50_000 + b"\n", b"x" * (1 << 20), b'{"do": "inject"}\n', b"3\n"])
+def test_garbage_for_the_control_socket_harms_nobody(phone: Attached, data: bytes) -> None:
+    folder = os.open(phone.root, os.O_PATH)
+    try:
+        for patient in (True, False):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(30)
+                connection.connect(control_address(folder))
+                with contextlib.suppress(ConnectionError):
+                    connection.sendall(data)
+                    if patient:
+                        # An answer, or it hangs up: it keeps nobody waiting.
+                        connection.recv(4096)
+    finally:
+        os.close(folder)
+    inject(phone.root, Fault("exit_code", match="^echo garbage", code=7))
+    assert phone.adb("shell", "echo garbage", check=False).returncode == 7
 
 
 def test_what_struck_is_told_in_order_and_hidden_from_the_device(phone: Attached) -> None:

@@ -1,0 +1,125 @@
+"""Who is at the other end, and accept loops that nobody at the other end can break."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm import peer
+from farm.peer import accept_own, accept_own_async, peer_uid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SECONDS = 30.0
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as found:
+        yield found
+
+
+def reset(listener: socket.socket) -> None:
+    """Connect and reset the connection, before anybody has accepted it."""
+    with socket.create_connection(listener.getsockname()) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def test_the_owner_of_a_connection_is_found(listener: socket.socket) -> None:
+    with socket.create_connection(listener.getsockname()) as near, listener.accept()[0] as far:
+        assert (peer_uid(near), peer_uid(far)) == (os.getuid(), os.getuid())
+
+
+def test_a_connection_that_was_reset_is_nobodys(listener: socket.socket) -> None:
+    reset(listener)
+    with listener.accept()[0] as connection:
+        with pytest.raises(OSError, match="not connected"):
+            connection.getpeername()
+        assert peer_uid(connection) is None
+
+
+def test_a_socket_that_is_none_is_nobodys() -> None:
+    closed, fresh = socket.socket(), socket.socket()
+    closed.close()
+    with fresh:
+        assert (peer_uid(closed), peer_uid(fresh)) == (None, None)
+
+
+def _accepted_in_thread(listener: socket.socket, count: int) -> list[socket.socket]:
+    found: list[socket.socket] = []
+    thread = threading.Thread(target=lambda: found.extend(accept_own(listener) for _ in range(count)), daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert not thread.is_alive(), "it accepts no more"
+    return found
+
+
+def _accepted_in_loop(listener: socket.socket, count: int) -> list[socket.socket]:
+    listener.setblocking(False)
+
+    async def accept() -> list[socket.socket]:
+        async with asyncio.timeout(SECONDS):
+            return [await accept_own_async(listener) for _ in range(count)]
+
+    return asyncio.run(accept())
+
+
+@pytest.fixture(params=[_accepted_in_thread, _accepted_in_loop], ids=["thread", "loop"])
+def accepted(request: pytest.FixtureRequest) -> Callable[[socket.socket, int], list[socket.socket]]:
+    function: Callable[[socket.socket, int], list[socket.socket]] = request.param
+    return function
+
+
+def test_resets_are_passed_over(
+    listener: socket.socket, accepted: Callable[[socket.socket, int], list[socket.socket]]
+) -> None:
+    for _ in range(60):
+        reset(listener)
+    with socket.create_connection(listener.getsockname()) as near:
+        [far] = accepted(listener, 1)
+        with far:
+            assert far.getpeername() == near.getsockname()
+
+
+class _ListenerStub(socket.socket):
+    """A listener whose accept fails as the kernel's does, when it cannot be made to: once for each error."""
+
+    def __init__(self, real: socket.socket, errors: list[int]) -> None:
+        super().__init__(fileno=os.dup(real.fileno()))
+        self._errors = errors
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self._errors:
+            number = self._errors.pop(0)
+            raise OSError(number, os.strerror(number))
+        return super().accept()
+
+
+@pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EPROTO, errno.EMFILE, errno.ENFILE, errno.ENOBUFS])
+def test_what_passes_is_waited_for(
+    listener: socket.socket,
+    accepted: Callable[[socket.socket, int], list[socket.socket]],
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer, "_SHORTAGE_S", 0.01)
+    with (
+        _ListenerStub(listener, [number] * 3) as failing,
+        socket.create_connection(listener.getsockname()) as near,
+        accepted(failing, 1)[0] as far,
+    ):
+        assert far.getpeername() == near.getsockname()
+
+
+def test_a_listener_that_is_broken_is_told(listener: socket.socket) -> None:
+    listener.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        accept_own(listener)
