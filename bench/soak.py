@@ -1,6 +1,7 @@
 """Thousands of jobs on dozens of devices that fail all the time: does every job end with the right verdict, once?
 
     python bench/soak.py [--devices 32] [--jobs 5000] [--fault-rate 0.05] [--seed 1] [--quick]
+    python bench/soak.py --chaos [--minutes 20] [--seed 1] [--quick] [--only ROUND]
 
 The runner is a stub that sleeps 50 ms; virtual devices, adb server, workers, leases and store are the real thing
 (bench/stub_farm.py). Among the jobs are some whose code is to blame: wrong numbers, crashes, hangs, refusals. The last
@@ -19,8 +20,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from stub_farm import EXPECTED, make_stub_farm
-from stub_run import StubRun, run_stub_farm
+from stub_farm import make_stub_farm
+from stub_run import judge, run_stub_farm
 
 from farm.processes import Supervisor
 from farm.results.attempt import Verdict
@@ -47,23 +48,6 @@ def _own_id() -> int:
     return int(Path("/proc/self").readlink().name)
 
 
-def judge(done: StubRun, behaviours: dict[str, str]) -> dict[str, list[str]]:
-    """Return the jobs that did not end as they should, by what went wrong."""
-    wrong: dict[str, list[str]] = {"wrong_blame": [], "lost": [], "duplicated": []}
-    for job in done.view.jobs:
-        expected, _ = EXPECTED[behaviours[job.id]]
-        if not job.attempts:
-            wrong["lost"].append(job.id)
-            continue
-        # Infra is no verdict about the code: another attempt may follow, and none after any other.
-        final = [attempt for attempt in job.attempts if attempt.verdict is not Verdict.INFRA]
-        if len(final) > 1 or (final and job.attempts[-1] is not final[0]):
-            wrong["duplicated"].append(job.id)
-        if final and final[-1].verdict is not expected:
-            wrong["wrong_blame"].append(f"{job.id}: {final[-1].verdict} for {final[-1].reason}")
-    return wrong
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, default=32)
@@ -72,8 +56,16 @@ def main() -> int:
     parser.add_argument("--fault-rate", type=float, default=0.05)
     parser.add_argument("--fault-kinds", default="", help="with commas; all for none")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="4 devices, 200 jobs")
+    parser.add_argument("--quick", action="store_true", help="4 devices, 200 jobs; a minute of chaos")
+    parser.add_argument("--chaos", action="store_true", help="kill, fill and stop everything: the options below")
+    parser.add_argument("--minutes", type=float, default=20.0, help="how long no round begins any more after")
+    parser.add_argument("--only", type=int, help="one round, by its number")
+    parser.add_argument("--bound", type=float, help="seconds without progress that are a hang; what is documented")
     arguments = parser.parse_args()
+    if arguments.chaos:
+        from chaos import run_chaos
+
+        return run_chaos(arguments)
     if arguments.quick:
         arguments.devices, arguments.jobs = 4, 200
     print("THE RUNNER IS A STUB that sleeps; virtual devices, adb server, workers, leases and store are the real thing")
@@ -95,7 +87,7 @@ def main() -> int:
             done = run_stub_farm(farm, folder, timeout_s=2.0, every=500)
             faults = farm.fired()
         left = processes_of(folder)
-    wrong = judge(done, farm.behaviours)
+    wrong = judge(done.view, farm.behaviours)
     verdicts = Counter(str(job.attempts[-1].verdict) for job in done.view.jobs if job.attempts)
     tries = Counter(len({attempt.device for attempt in job.attempts}) for job in done.view.jobs)
     causes = Counter(str(a.cause) for job in done.view.jobs for a in job.attempts if a.verdict is Verdict.INFRA)

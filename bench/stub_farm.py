@@ -136,6 +136,11 @@ def stub_runtime(folder: Path) -> Runtime:
     folder.mkdir(parents=True, exist_ok=True)
     runner = folder / "stub_runner"
     subprocess.run(["cc", "-O2", "-o", str(runner), str(_SOURCE)], check=True)
+    return as_runtime(runner)
+
+
+def as_runtime(runner: Path) -> Runtime:
+    """Return the compiled stub as the runtime of a virtual device."""
     sha256 = sha256_of(runner)
     digest = hashlib.sha256(f"{runner.name}\0{sha256}\0".encode()).hexdigest()
     return Runtime(
@@ -146,35 +151,41 @@ def stub_runtime(folder: Path) -> Runtime:
 def make_bundle(cache: BundleCache, words: str) -> str:
     """Return the key of a bundle whose program is `words`, and whose references are its input."""
     key = hashlib.sha256(f"stub {words}".encode()).hexdigest()
+    return cache.build(key, lambda folder: fill_bundle(folder, key, words)).manifest.key
 
-    def fill(folder: Path) -> None:
-        tensor = struct.pack(f"<{_ELEMENTS}f", *range(1, _ELEMENTS + 1))
-        contents = {MODEL: f"{words}\n".encode(), f"{INPUTS}/input_0_0.raw": tensor}
-        contents |= {f"reference_{kind}/output_0_0.raw": tensor for kind in REFERENCES}
-        for name, data in contents.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(data)
-        spec = TensorSpec((_ELEMENTS,), "float32")
-        manifest = Manifest(
-            key=key,
-            job_id=f"{SUITE}/{words.split(maxsplit=1)[0]}[{_TARGET}]",
-            soc=SOC,
-            backend=_TARGET.backend,
-            precision=_TARGET.precision,
-            samples=1,
-            inputs=(spec,),
-            outputs=(spec,),
-            pte_bytes=len(contents[MODEL]),
-            delegates={"QnnBackend": 1},
-            delegated_ops=1,
-            fallback_ops={},
-            seconds={},
-            versions={},
-            files={name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
-        )
-        (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
 
-    return cache.build(key, fill).manifest.key
+def words_of(case: Case) -> str:
+    """Return what the stub runner is to do with `case`, as its `words` say; a case of farm's, its canary, passes."""
+    return str(case.kwargs.get("words", f"{FINE} {_CANARY_MS}"))
+
+
+def fill_bundle(folder: Path, key: str, words: str) -> None:
+    """Write what a bundle of `key` has into `folder`: the program is `words`, the references are its input."""
+    tensor = struct.pack(f"<{_ELEMENTS}f", *range(1, _ELEMENTS + 1))
+    contents = {MODEL: f"{words}\n".encode(), f"{INPUTS}/input_0_0.raw": tensor}
+    contents |= {f"reference_{kind}/output_0_0.raw": tensor for kind in REFERENCES}
+    for name, data in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    spec = TensorSpec((_ELEMENTS,), "float32")
+    manifest = Manifest(
+        key=key,
+        job_id=f"{SUITE}/{words.split(maxsplit=1)[0]}[{_TARGET}]",
+        soc=SOC,
+        backend=_TARGET.backend,
+        precision=_TARGET.precision,
+        samples=1,
+        inputs=(spec,),
+        outputs=(spec,),
+        pte_bytes=len(contents[MODEL]),
+        delegates={"QnnBackend": 1},
+        delegated_ops=1,
+        fallback_ops={},
+        seconds={},
+        versions={},
+        files={name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
+    )
+    (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
 
 
 def _case(name: str) -> Case:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from stub_farm import EXPECTED
 
 from farm.config import HealthConfig, load_config
 from farm.engine.controller import Controller
@@ -18,11 +19,12 @@ from farm.engine.profile import Profile
 from farm.engine.session import execute
 from farm.identity import user_name
 from farm.leases import Priority
+from farm.results.attempt import Verdict
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from stub_farm import StubFarm
@@ -117,6 +119,23 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float, every: int 
             custody.close()
         store.finish_run(run_id, status)
         return StubRun(store.run_view(run_id), status, store.leases.all(), front)
+
+
+def judge(view: RunView, behaviours: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the jobs that did not end as they should, by what went wrong; `behaviours` is of EXPECTED, by job id."""
+    wrong: dict[str, list[str]] = {"wrong_blame": [], "lost": [], "duplicated": []}
+    for job in view.jobs:
+        expected, _ = EXPECTED[behaviours[job.id]]
+        if not job.attempts:
+            wrong["lost"].append(job.id)
+            continue
+        # Infra is no verdict about the code: another attempt may follow, and none after any other.
+        final = [attempt for attempt in job.attempts if attempt.verdict is not Verdict.INFRA]
+        if len(final) > 1 or (final and job.attempts[-1] is not final[0]):
+            wrong["duplicated"].append(job.id)
+        if final and final[-1].verdict is not expected:
+            wrong["wrong_blame"].append(f"{job.id}: {final[-1].verdict} for {final[-1].reason}")
+    return wrong
 
 
 def spans(view: RunView) -> Iterator[tuple[str, float, float]]:

@@ -1,0 +1,259 @@
+"""What torments a run: a script that a seed decides, and the thread that plays it. For chaos.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from chaos_home import Home, Lab, Process, processes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from random import Random
+
+    from chaos_store import ChaosStore
+
+SPREAD_S = 0.3
+"""Within which all of one act are killed."""
+OURS = ("controller", "reaper", "worker", "builder")
+DEVICE_SIDE = ("runner", "virtual device")
+ROLES = (*OURS, "adb server", *DEVICE_SIDE)
+THEMES = ("kills", "newborn", "state disk", "storage", "database", "everything")
+LOCAL = frozenset((*OURS, "state disk", "database"))
+"""What is no device's fault, and nothing that a device could be thought to have done."""
+_BIRTH_S = 8.0
+_POLL_S = 0.01
+_CHUNK = bytes(2**20)
+
+
+class Act(NamedTuple):
+    """One thing that happens to a run."""
+
+    at_s: float
+    """After the run's start."""
+    kind: str
+    """`kill`; `newborn`: a worker, and then what replaces it; `fill` a disk, take the `database` away."""
+    roles: tuple[str, ...] = ()
+    """Who is killed, in this order; of a disk its name."""
+    delays_s: tuple[float, ...] = ()
+    """Before each of them; of a newborn, since its birth."""
+    seconds: float = 0.0
+    """How long a disk stays full, a database away."""
+    choice: float = 0.0
+    """Which one, of several."""
+
+
+def plan_acts(chance: Random, theme: str, *, disks: bool, last_s: float) -> list[Act]:
+    """Return what happens in a run whose `theme` it is, the first of it within `last_s`. Pure."""
+    acts: list[Act] = []
+    at_s = chance.uniform(0.2, last_s)
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        acts += _one(chance, theme, at_s, disks=disks)
+        at_s += chance.uniform(0.3, 6.0)
+    return sorted(acts)
+
+
+def _one(chance: Random, theme: str, at_s: float, *, disks: bool) -> list[Act]:
+    kind = chance.choice(THEMES[:-1]) if theme == "everything" else theme
+    if not disks and kind in ("state disk", "storage"):
+        kind = "kills"
+    long_s = chance.uniform(0.5, 8.0) if chance.random() < 0.85 else chance.uniform(8.0, 40.0)
+    if kind in ("state disk", "storage"):
+        acts = [Act(at_s, "fill", (kind,), seconds=min(long_s, 15.0))]
+    elif kind == "database":
+        acts = [Act(at_s, "database", ("database",), seconds=long_s, choice=chance.random())]
+    elif kind == "newborn":
+        # While a worker starts its device may be one that has just been lost.
+        first = (chance.choice((*DEVICE_SIDE, "adb server")),) if chance.random() < 0.4 else ()
+        count = chance.choice((1, 1, 2))
+        delays = (*[chance.uniform(0.0, 2.0)] * len(first), 0.0, *(chance.uniform(0.0, 1.5) for _ in range(count)))
+        acts = [Act(at_s, "newborn", (*first, *["worker"] * (count + 1)), delays, choice=chance.random())]
+    else:
+        roles = tuple(chance.choices(ROLES, k=chance.choice((1, 2, 2, 3, 4))))
+        delays = tuple(chance.uniform(0.0, SPREAD_S / len(roles)) for _ in roles)
+        acts = [Act(at_s, "kill", roles, delays, choice=chance.random())]
+        if chance.random() < 0.3:
+            # What brings a device back is killed as well.
+            again = Act(at_s + chance.uniform(0.3, 4.0), "kill", ("worker",), (0.0,), choice=chance.random())
+            acts.append(again)
+    return acts
+
+
+class Tormentor:
+    """Plays the script of one run in a thread of its own; what it took away is back when it has ended."""
+
+    def __init__(
+        self,
+        home: Home,
+        store: ChaosStore,
+        lab: Lab | None,
+        acts: Sequence[Act],
+        controller: int,
+        log: Callable[[str], None],
+    ) -> None:
+        self._home, self._store, self._lab, self._log = home, store, lab, log
+        self._acts, self._controller = acts, controller
+        self._stop = threading.Event()
+        self._started = time.monotonic()
+        self._ends: list[tuple[float, Callable[[], None]]] = []
+        self.struck: set[str] = set()
+        """Roles, disks and database that were met."""
+        self.count = 0
+        self._thread = threading.Thread(target=self._play, name="tormentor", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing happens any more."""
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Let nothing else happen, and put back what is away."""
+        self._stop.set()
+        self._thread.join()
+
+    def _play(self) -> None:
+        try:
+            for act in self._acts:
+                self._wait_until(self._started + act.at_s)
+                if self._stop.is_set():
+                    return
+                self._do(act)
+            while self._ends and not self._stop.is_set():
+                self._wait_until(self._ends[0][0])
+        finally:
+            for _, end in self._ends:
+                end()
+            self._ends.clear()
+
+    def _wait_until(self, moment: float) -> None:
+        while (now := time.monotonic()) < moment and not self._stop.is_set():
+            self._end_due(now)
+            self._stop.wait(min(_POLL_S * 2, moment - now))
+        self._end_due(time.monotonic())
+
+    def _end_due(self, now: float) -> None:
+        due = [end for moment, end in self._ends if moment <= now]
+        self._ends = sorted((one for one in self._ends if one[0] > now), key=lambda one: one[0])
+        for end in due:
+            end()
+
+    def _do(self, act: Act) -> None:
+        if act.kind == "fill":
+            self._fill(act)
+        elif act.kind == "database":
+            self._take_database(act)
+        elif act.kind == "newborn":
+            self._kill_newborn(act)
+        else:
+            # Looked for before, so that all go within the time.
+            victims = self._victims(act)
+            for role, pid, delay_s in victims:
+                self._stop.wait(delay_s)
+                self._kill(role, pid)
+
+    def _victims(self, act: Act) -> list[tuple[str, int, float]]:
+        there, found = self._living(), list[tuple[str, int, float]]()
+        for role, delay_s in zip(act.roles, act.delays_s, strict=True):
+            taken = {pid for _, pid, _ in found}
+            able = [one for one in there if one.role == role and one.pid not in taken]
+            if able:
+                found.append((role, able[int(act.choice * len(able))].pid, delay_s))
+            else:
+                self._say(f"no {role} to kill")
+        return found
+
+    def _kill_newborn(self, act: Act) -> None:
+        """Kill what comes first, a worker, and as it is born whoever takes its place."""
+        known: set[int] = set()
+        killed = False
+        for role, delay_s in zip(act.roles, act.delays_s, strict=True):
+            able = [one for one in self._living() if one.role == role]
+            if role != "worker" or not killed:
+                self._stop.wait(delay_s)
+                if not able:
+                    self._say(f"no {role} to kill")
+                    return
+                known = {one.pid for one in able}
+                self._kill(role, able[int(act.choice * len(able))].pid)
+                killed = role == "worker"
+                continue
+            newborn = self._await_birth(known)
+            if newborn is None:
+                self._say("no worker was born")
+                return
+            known.add(newborn)
+            self._stop.wait(delay_s)
+            self._kill("worker", newborn, "newborn ")
+
+    def _await_birth(self, known: set[int]) -> int | None:
+        deadline = time.monotonic() + _BIRTH_S
+        while time.monotonic() < deadline and not self._stop.is_set():
+            self._end_due(time.monotonic())
+            for one in self._living():
+                if one.role == "worker" and one.pid not in known:
+                    return one.pid
+            self._stop.wait(_POLL_S)
+        return None
+
+    def _living(self) -> list[Process]:
+        return processes_of(self._home.folder)
+
+    def _kill(self, role: str, pid: int, word: str = "") -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            self._say(f"killed {word}{role} {pid}")
+            self.struck.add(role)
+            self.count += 1
+
+    def _fill(self, act: Act) -> None:
+        (name,) = act.roles
+        folder = self._home.state if name == "state disk" else self._home.storage
+        ballast = folder / "ballast"
+        if ballast.exists():
+            return
+        _fill(ballast)
+        self._say(f"{name} full for {act.seconds:.1f} s")
+        self.struck.add(name)
+        self.count += 1
+
+        def end() -> None:
+            ballast.unlink(missing_ok=True)
+            self._say(f"{name} has room again")
+
+        self._end_after(act.seconds, end)
+
+    def _take_database(self, act: Act) -> None:
+        way = self._store.ways[int(act.choice * len(self._store.ways))]
+        self._store.leave(way)
+        self._say(f"database {way} for {act.seconds:.1f} s")
+        self.struck.add("database")
+        self.count += 1
+
+        def end() -> None:
+            self._store.come_back()
+            self._say("database is back")
+
+        self._end_after(act.seconds, end)
+
+    def _end_after(self, seconds: float, end: Callable[[], None]) -> None:
+        self._ends.append((time.monotonic() + seconds, end))
+        self._ends.sort(key=lambda one: one[0])
+
+    def _say(self, text: str) -> None:
+        self._log(f"+{time.monotonic() - self._started:.2f} s {text}")
+
+
+def _fill(file: Path) -> None:
+    """Write until there is no room for another byte."""
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as out:
+        while out.write(_CHUNK):
+            pass
+    with contextlib.suppress(OSError), file.open("ab", buffering=0) as out:
+        while out.write(b"\0"):
+            pass

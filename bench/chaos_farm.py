@@ -1,0 +1,45 @@
+"""`farm` where nothing is compiled and nothing computes: `python bench/chaos_farm.py run --resume latest`.
+
+The runtime of virtual devices is the stub runner in $CHAOS_RUNNER, and builders have a stub for a compiler
+(stub_compiler/). Command line, store, leases, session, workers, builder pool, adb server and virtual devices are the
+real thing. For chaos.py.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stub_farm import as_runtime
+
+from farm.engine import toolchain
+from farm.runtime import runtime
+
+if TYPE_CHECKING:
+    from farm.runtime.runtime import Runtime
+
+BENCH = Path(__file__).resolve().parent
+VERSIONS = {"executorch": "stub", "torch": "stub", "torchao": "stub", "qnn": "stub", "lpai_target": "x86"}
+
+
+def _prepare(*_arguments: object, **_named: object) -> toolchain.Toolchain:
+    path = os.pathsep.join([str(BENCH / "stub_compiler"), os.environ.get("PYTHONPATH", "")])
+    return toolchain.Toolchain(VERSIONS, {"PYTHONPATH": path}, "stub")
+
+
+def _runtime(*_arguments: object, **_named: object) -> Runtime:
+    return as_runtime(Path(os.environ["CHAOS_RUNNER"]))
+
+
+def main() -> None:
+    """Run `farm`; its exit code is that of this process."""
+    vars(toolchain).update(prepare=_prepare)
+    vars(runtime).update(simulator_runtime=_runtime, require_backend=lambda *_arguments: None)
+    from farm.cli.main import main as farm
+
+    farm()
+
+
+if __name__ == "__main__":
+    main()

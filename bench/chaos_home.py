@@ -1,0 +1,271 @@
+"""Folders, suite, devices and processes of one round of chaos.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from chaos_farm import BENCH, VERSIONS
+from stub_farm import SOC, fill_bundle, words_of
+
+from farm.build.cache import BundleCache
+from farm.build.key import bundle_key
+from farm.devices.adb_server import AdbServer, start_adb_server
+from farm.engine.canary import canary_jobs
+from farm.errors import InfraError
+from farm.processes import Child, Supervisor
+from farm.profiles import find_soc
+from farm.suite_files import load_suite
+from farm.suites import Job, plan
+from farm.virtual.boot import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from random import Random
+
+SUITE = "chaos"
+PRECISION = "8a8w"
+PLANTED = {"wrong": 3, "crash": 2, "hang": 1, "refused": 2}
+"""How many of forty jobs have code that is to blame, by what the stub runner does."""
+TMPFS_MB = 256
+"""Devices refuse to work with less than 64 MB of room, and up to three share one file system."""
+_OF = 40
+_ROLES = {
+    "virtual device": "farm.virtual",
+    "adb server": "server nodaemon",
+    "runner": "--serve",
+    "builder": "farm.build.builder",
+    "worker": "exec(eval(sys.stdin.readline()))",
+    "controller": "chaos_farm.py run",
+}
+"""What the command lines of processes have in them."""
+_HEAD = """\
+[suite]
+name = "{name}"
+description = "jobs of a stub"
+[suite.tolerance.{precision}.fp32]
+sqnr_db = 60.0
+[suite.tolerance.{precision}.quantized]
+sqnr_db = 60.0
+"""
+_CASE = """
+[case.{name}]
+module = "stub:Stub"
+kwargs = {{ words = "{word} {latency_ms}", seconds = {seconds} }}
+inputs = [{{ shape = [16] }}]
+"""
+_CONFIG = """\
+[build]
+builders = 2
+[leases]
+ttl_s = {ttl_s}
+[health]
+gate_wait_s = 2
+"""
+LEASE_TTL_S = 10
+
+
+class Process(NamedTuple):
+    """One process of a round."""
+
+    pid: int
+    role: str
+    command: str
+
+
+class Home:
+    """One round: a state folder, a cache and a suite of its own, and devices of its own where they are attached."""
+
+    def __init__(self, folder: Path, runner: Path, chance: Random, *, jobs: int, attached: int) -> None:
+        """`attached` is how many devices are attached; with 0 every run boots two of its own."""
+        self.folder, self.attached = folder, attached
+        self.state, self.cache, self.cwd = folder / "state", folder / "cache", folder / "cwd"
+        self.stacks = folder / "stacks"
+        self.storage = folder / "devices" if attached else self.cache / "virtual"
+        """Where the files of virtual devices are."""
+        for each in (self.state, self.cwd / SUITE, self.stacks, self.storage):
+            each.mkdir(parents=True)
+        self.mounts = [each for each in (self.state, self.storage) if _mount(each)]
+        self._runner = runner
+        self.behaviours: dict[str, str] = {}
+        """What the code of each job does, by id: a key of EXPECTED."""
+        (self.cwd / "farm.toml").write_text(_CONFIG.format(ttl_s=LEASE_TTL_S))
+        self._write_suite(chance, jobs)
+        self._compile_some()
+
+    def environment(self, store_url: str, more: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of `farm`."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "PYTEST_"))}
+        return {
+            **kept,
+            "FARM_STATE_DIR": str(self.state),
+            "FARM_CACHE_DIR": str(self.cache),
+            "FARM_STORE": store_url,
+            "CHAOS_RUNNER": str(self._runner),
+            "CHAOS_STACKS": str(self.stacks),
+            "PYTHONPATH": os.pathsep.join([str(BENCH / "chaos_site"), str(BENCH.parent)]),
+            "COLUMNS": "200",
+            **more,
+        }
+
+    def start(self, arguments: list[str], environment: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
+        """Start `farm`, as a shell does that leaves it to itself."""
+        with output.open("wb") as file:
+            return subprocess.Popen(
+                [sys.executable, str(BENCH / "chaos_farm.py"), *arguments],
+                env=dict(environment),
+                cwd=self.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def close(self) -> None:
+        """Take the file systems away."""
+        for folder in self.mounts:
+            subprocess.run(["umount", "--lazy", str(folder)], check=False, capture_output=True)
+
+    def _write_suite(self, chance: Random, jobs: int) -> None:
+        words = [word for word, count in PLANTED.items() for _ in range(max(1, count * jobs // _OF))]
+        words += ["pass"] * (jobs - len(words))
+        chance.shuffle(words)
+        cases = []
+        for number, word in enumerate(words):
+            name = f"{word}_{number:03}"
+            self.behaviours[f"{SUITE}/{name}[{SOC}-htp-{PRECISION}]"] = word
+            # One job in five has a program of its own, which has to be compiled.
+            seconds = 0.2 + number / 1000 if number % 5 == 4 else 0.0
+            cases.append(_CASE.format(name=name, word=word, latency_ms=chance.choice((20, 80, 200)), seconds=seconds))
+        text = _HEAD.format(name=SUITE, precision=PRECISION) + "".join(cases)
+        (self.cwd / SUITE / "suite.toml").write_text(text)
+
+    def _compile_some(self) -> None:
+        cache = BundleCache(self.cache)
+        jobs = plan([load_suite(self.cwd / SUITE / "suite.toml")], [find_soc(SOC)], "htp")
+        for job in (*jobs, *canary_jobs(jobs)):
+            if not job.case.kwargs.get("seconds"):
+                _compile(cache, job)
+
+
+def _compile(cache: BundleCache, job: Job) -> None:
+    key = bundle_key(job, VERSIONS)
+    cache.build(key, lambda folder: fill_bundle(folder, key, words_of(job.case)))
+
+
+def _mount(folder: Path) -> bool:
+    """Give a folder a small file system of its own; return whether this may be done here."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_MB}m,mode=700", "none", str(folder)]
+    return (
+        bool(os.environ.get("CHAOS_NAMESPACE"))
+        and subprocess.run(command, check=False, capture_output=True).returncode == 0
+    )
+
+
+def processes_of(folder: Path) -> list[Process]:
+    """Return the living processes that have to do with `folder`, and the reapers that watch for them, by id."""
+    found, reapers, mark = [], [], str(folder).encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            raw = (entry / "cmdline").read_bytes()
+            command = raw.replace(b"\0", b" ").decode(errors="replace").strip()
+            if "reaper.py" in command:
+                reapers.append(Process(int(entry.name), "reaper", command))
+            elif raw and (mark in raw or mark in (entry / "environ").read_bytes()):
+                role = next((role for role, word in _ROLES.items() if word in command), "other")
+                found.append(Process(int(entry.name), role, command))
+        except OSError:
+            continue
+    ours = {str(one.pid) for one in found}
+    found += [one for one in reapers if one.command.split()[-2] in ours]
+    return sorted(one for one in found if one.pid != os.getpid())
+
+
+class Lab:
+    """Attached virtual devices behind an adb server that stays, and a person who starts again what has died."""
+
+    def __init__(self, supervisor: Supervisor, home: Home) -> None:
+        self._supervisor, self._home = supervisor, home
+        self._server = start_adb_server(supervisor, home.folder / "adb")
+        devices = boot(supervisor, self._server, [SOC] * home.attached, home.storage)
+        self._ports = {device.serial: int(device.address.attached_at.rpartition(":")[2]) for device in devices}
+        self._children: dict[str, Child] = {serial: supervisor.find(serial) for serial in self._ports}
+        self._seen_dead: dict[str, float] = {}
+        self.environment = {"ANDROID_ADB_SERVER_PORT": str(self._server.port)}
+        self.serials = tuple(self._ports)
+
+    @property
+    def pids(self) -> set[int]:
+        """Processes that do not end with a run."""
+        return {child.pid for child in self._children.values()} | {self._server_child.pid}
+
+    @property
+    def _server_child(self) -> Child:
+        return self._supervisor.find("adb server")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of it is dead."""
+        children = (*self._children.values(), self._server_child)
+        return all(child.process.poll() is None for child in children) or self._foreign_server()
+
+    def tend(self, pause_s: float) -> list[str]:
+        """Start again what has been dead for `pause_s`; return what that was."""
+        now, done = time.monotonic(), []
+        for serial, child in self._children.items():
+            if child.process.poll() is not None and now > self._seen_dead.setdefault(serial, now) + pause_s:
+                del self._seen_dead[serial]
+                self._children[serial] = self._boot(serial)
+                done.append(serial)
+        is_gone = self._server_child.process.poll() is not None and not self._foreign_server()
+        if is_gone and now > self._seen_dead.setdefault("adb", now) + pause_s:
+            del self._seen_dead["adb"]
+            with contextlib.suppress(InfraError):
+                self._server = start_adb_server(self._supervisor, self._home.folder / "adb", port=self._server.port)
+                done.append("adb server")
+        if done:
+            self._connect_all()
+        return done
+
+    def _foreign_server(self) -> bool:
+        """Tell whether another adb server took the port, as `adb start-server` of a farm does."""
+        if self._server_child.process.poll() is None:
+            return False
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._server.port), timeout=1.0):
+            return True
+        return False
+
+    def _boot(self, serial: str) -> Child:
+        root = self._home.storage / serial
+        argv = [sys.executable, "-S", "-m", "farm.virtual", "--root", root, "--soc", SOC, "--serial", serial]
+        environment = {"PATH": os.defpath, "PYTHONPATH": str(BENCH.parent)}
+        child = self._supervisor.spawn(
+            [*argv, "--port", str(self._ports[serial])],
+            name=serial,
+            env=environment,
+            stdout_pipe=True,
+            stderr=self._home.folder / f"{serial}.log",
+        )
+        child.first_line(20.0)
+        return child
+
+    def _connect_all(self) -> None:
+        for port in self._ports.values():
+            with contextlib.suppress(InfraError):
+                AdbServer(self._server.port, self._server.adb).connect("127.0.0.1", port, timeout_s=5.0)
+
+
+@contextlib.contextmanager
+def lab_of(home: Home) -> Iterator[Lab | None]:
+    """Yield the attached devices of a round, None where it has none."""
+    if not home.attached:
+        yield None
+        return
+    with Supervisor() as supervisor:
+        yield Lab(supervisor, home)

@@ -1,0 +1,202 @@
+"""The databases of a tormented farm, and how each is away for a while: chaos.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import sqlite3
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_COUNTS = "SELECT (SELECT count(*) FROM attempt), (SELECT count(*) FROM health_event)"
+_CONNECT_SECONDS = 3
+_LOCK_SECONDS = 5.0
+
+
+class ChaosStore(Protocol):
+    """A database that can be away."""
+
+    name: str
+    url: str
+    ways: Sequence[str]
+    """How it can be away."""
+
+    def leave(self, way: str) -> None:
+        """Let it be away."""
+
+    def come_back(self) -> None:
+        """Let it be there again; may be called when it is."""
+
+    def counts(self) -> tuple[int, ...] | None:
+        """Return how much is in it, None where it does not answer."""
+
+
+class SqliteStore:
+    """A file in the state folder of a round; away is that another process writes and does not end."""
+
+    name = "SQLite"
+    ways = ("locked",)
+
+    def __init__(self, file: Path) -> None:
+        self._file, self.url = file, f"sqlite:///{file}"
+        self._holder: sqlite3.Connection | None = None
+
+    def leave(self, way: str) -> None:
+        del way
+        if not self._file.exists() or self._holder is not None:
+            return
+        holder = sqlite3.connect(self._file, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+        try:
+            holder.execute("BEGIN IMMEDIATE")
+            self._holder = holder
+        except sqlite3.Error:
+            holder.close()
+
+    def come_back(self) -> None:
+        holder, self._holder = self._holder, None
+        if holder is not None:
+            holder.close()
+
+    def counts(self) -> tuple[int, ...] | None:
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=1.0)) as connection:
+                return tuple(connection.execute(_COUNTS).fetchone())
+        except sqlite3.Error:
+            return None
+
+
+class Cluster:
+    """A PostgreSQL server of its own, on a socket in a folder of its own; root runs it as the user `postgres`."""
+
+    def __init__(self, binaries: Path) -> None:
+        self._binaries = binaries
+        # Not in the scratch folder: its name is too long for a socket, and `postgres` may not enter it.
+        self.folder = Path(tempfile.mkdtemp(prefix="farm-chaos-pg-", dir="/tmp"))
+        self._prefix: list[str] = []
+        if os.geteuid() == 0:
+            owner = pwd.getpwnam("postgres")
+            os.chown(self.folder, owner.pw_uid, owner.pw_gid)
+            self._prefix = ["runuser", "-u", "postgres", "--"]
+        self._call("initdb", "-U", "farm", "-A", "trust", "-E", "UTF8", "-N", "--locale=C")
+        self._stopped: list[int] = []
+        self.start()
+
+    def start(self) -> None:
+        """Start the server, unless it runs."""
+        options = f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c fsync=off"
+        if not self._is_up():
+            self._call("pg_ctl", "-w", "-o", options, "start")
+
+    def stop(self) -> None:
+        """Stop the server at once, as a machine that loses power does."""
+        if self._is_up():
+            self._call("pg_ctl", "-w", "-m", "immediate", "stop")
+
+    def freeze(self) -> None:
+        """Stop every process of the server: it answers nothing, and closes nothing."""
+        self._stopped = self._processes()
+        for pid in self._stopped:
+            _send(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        for pid in self._stopped:
+            _send(pid, signal.SIGCONT)
+        self._stopped = []
+
+    def close(self) -> None:
+        """End it and remove what it has."""
+        self.thaw()
+        with contextlib.suppress(subprocess.SubprocessError):
+            self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _is_up(self) -> bool:
+        return self._call("pg_ctl", "status", check=False) == 0
+
+    def _processes(self) -> list[int]:
+        try:
+            leader = int((self.folder / "data/postmaster.pid").read_text().split()[0])
+            children = Path(f"/proc/{leader}/task/{leader}/children").read_text().split()
+        except (OSError, ValueError, IndexError):
+            return []
+        return [leader, *map(int, children)]
+
+    def _call(self, program: str, *argv: str, check: bool = True) -> int:
+        command = [*self._prefix, str(self._binaries / program), "-D", str(self.folder / "data"), *argv]
+        # Not into a pipe, which the server would hold open.
+        with tempfile.TemporaryFile() as output:
+            done = subprocess.run(command, stdout=output, stderr=output, cwd=self.folder, check=False, timeout=60)
+            if check and done.returncode:
+                output.seek(0)
+                raise subprocess.SubprocessError(f"{' '.join(command)}: {output.read().decode()}")
+            return done.returncode
+
+
+class PostgresStore:
+    """A new database of a server of this run."""
+
+    name = "PostgreSQL"
+    ways = ("stopped", "frozen", "restarted")
+
+    def __init__(self, cluster: Cluster, database: str) -> None:
+        import psycopg
+
+        self._cluster = cluster
+        where = f"host={cluster.folder} user=farm connect_timeout={_CONNECT_SECONDS}"
+        with psycopg.connect(f"{where} dbname=postgres", autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {database}")  # type: ignore[arg-type]
+        self._where = f"{where} dbname={database} options='-c statement_timeout={_CONNECT_SECONDS}s'"
+        self.url = f"postgresql://farm@/{database}?host={cluster.folder}"
+
+    def leave(self, way: str) -> None:
+        if way == "frozen":
+            self._cluster.freeze()
+        else:
+            self._cluster.stop()
+        if way == "restarted":
+            self._cluster.start()
+
+    def come_back(self) -> None:
+        self._cluster.thaw()
+        self._cluster.start()
+
+    def counts(self) -> tuple[int, ...] | None:
+        import psycopg
+
+        try:
+            with psycopg.connect(self._where) as connection:
+                row = connection.execute(_COUNTS).fetchone()  # type: ignore[arg-type]
+        except psycopg.Error:
+            return None
+        return tuple(row) if row else None
+
+
+@contextlib.contextmanager
+def postgres_cluster() -> Iterator[Cluster | str]:
+    """Yield a running server, or why there is none."""
+    import importlib.util
+
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
+    on_path = shutil.which("initdb")
+    binary = Path(on_path) if on_path else next(iter(found), None)
+    if binary is None:
+        yield "initdb is not installed"
+    elif importlib.util.find_spec("psycopg") is None:
+        yield "psycopg is not installed"
+    else:
+        with contextlib.closing(Cluster(binary.parent)) as cluster:
+            yield cluster
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

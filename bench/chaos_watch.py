@@ -1,0 +1,93 @@
+"""Whether a run makes progress, how long that may take, and what is kept of one that does not. For chaos.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chaos_home import Home, processes_of
+
+from farm.devices.recovery import STEP_SECONDS
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from chaos_store import ChaosStore
+
+_CANARY_S = 70.0
+LONGEST_WAIT_S = sum(STEP_SECONDS.values()) + _CANARY_S
+"""How long a run may be without an attempt, an event or a word while nothing happens to it: a device that is gone is
+waited for on every step of the recovery ladder (docs/health.md), and a canary that is asked at the end of the last one
+has its own time. Everything else that farm waits for is shorter: docs/performance.md has the list."""
+_POLL_S = 0.25
+_COUNT_EVERY_S = 1.0
+_STACKS_S = 1.0
+
+
+class Watch:
+    """Notices that a run stands still."""
+
+    def __init__(self, process: subprocess.Popen[bytes], output: Path, store: ChaosStore) -> None:
+        self._process, self._output, self._store = process, output, store
+        self._last: object = None
+        self._counts: object = None
+        self._counted_at = 0.0
+        self._since = time.monotonic()
+        self.longest_s = 0.0
+        """Without progress, while nothing happened to it."""
+
+    def wait(self, bound_s: float, tend: Callable[[], bool]) -> bool:
+        """Return True once the run has ended, False when it stood still for `bound_s`.
+
+        `tend` is called all the time, and returns whether anything happens to the run.
+        """
+        while self._process.poll() is None:
+            tormented = tend()
+            now = time.monotonic()
+            if tormented or self._moved():
+                self._since = now
+            still_s = now - self._since
+            self.longest_s = max(self.longest_s, still_s)
+            if still_s > bound_s:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def _moved(self) -> bool:
+        if time.monotonic() > self._counted_at + _COUNT_EVERY_S:
+            # What cannot be asked says nothing.
+            self._counts = self._store.counts() or self._counts
+            self._counted_at = time.monotonic()
+        now = (self._output.stat().st_size, self._counts)
+        moved = now != self._last
+        self._last = now
+        return moved
+
+
+def dump(home: Home, output: Path, acts: Path, into: Path) -> None:
+    """Keep what tells why a run stands still: stacks, what the kernel waits for, permits, logs, and the store."""
+    into.mkdir(parents=True)
+    lines = []
+    for one in processes_of(home.folder):
+        proc = Path("/proc", str(one.pid))
+        facts = []
+        for name in ("wchan", "status", "stack"):
+            with contextlib.suppress(OSError):
+                text = (proc / name).read_text()
+                facts.append("\n".join(text.splitlines()[:9]) if name == "status" else text)
+        lines += [f"== {one.pid} {one.role}: {one.command}", *facts, ""]
+        if one.role in ("controller", "worker", "builder"):
+            with contextlib.suppress(OSError):
+                os.kill(one.pid, signal.SIGUSR1)
+    (into / "processes.txt").write_text("\n".join(lines))
+    time.sleep(_STACKS_S)
+    for name in (output, acts, home.stacks, home.state, home.cwd):
+        with contextlib.suppress(OSError, shutil.Error):
+            copy = shutil.copytree if name.is_dir() else shutil.copy
+            copy(name, into / name.name)  # type: ignore[operator]

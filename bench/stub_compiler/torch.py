@@ -1,0 +1,36 @@
+"""A stub: stands in for torch in a builder process, and puts a compiler that compiles nothing in place of farm's.
+
+On the path of builders alone (bench/chaos_farm.py). What is left of a builder is its process: how it starts, is asked,
+answers and dies. A compile takes as long as the case's `seconds` say.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farm.suites import Job
+
+
+def set_num_threads(_count: int) -> None:
+    """Nothing computes here."""
+
+
+def _compile_job(job: Job, key: str, _versions: Mapping[str, str], folder: Path) -> None:
+    from stub_farm import fill_bundle, words_of
+
+    time.sleep(float(job.case.kwargs.get("seconds", 0.0)))
+    fill_bundle(folder, key, words_of(job.case))
+
+
+_compiler = types.ModuleType("farm.build.compiler")
+vars(_compiler).update(compile_job=_compile_job, flow_of=lambda _backend: None)
+sys.modules["farm.build.compiler"] = _compiler
