@@ -10,12 +10,14 @@ FarmError
 ├── ProgramError               a program that a test wanted did not compile, load or run
 └── InfraError                 the farm or a device, never the code under test: exit 4
     ├── MissingToolError       a library, compiler or tool; which, where it was looked for, how to get it: exit 2
+    │   └── UntrustedError     somebody else could have written what would be executed: exit 2
     ├── NoDeviceError          no attached device can run the target
     ├── DeviceError            a device did not do what was asked; carries serial, command, stderr
     │   ├── DeviceTimeoutError it did not answer in time
     │   ├── DeviceGoneError    it is not there any more: cable, reboot, network
     │   ├── DeviceSpaceError   its storage is full
     │   └── AdbServerError     not the device, but the adb server before it, does not answer
+    ├── LocalError             this machine, not a device: a full disk, no memory, a file that cannot be written
     ├── LeaseLostError         a device is not, or no more, ours to use
     ├── BundleError            a compiled bundle is damaged or is for another SoC
     └── StoreError             the database refuses: newer schema, read-only, full disk
@@ -128,6 +130,17 @@ class MissingToolError(InfraError):
     exit_code = 2
 
 
+class UntrustedError(MissingToolError):
+    """Somebody else could have written `folder`, so that nothing in it is executed; `problem` says who."""
+
+    def __init__(self, folder: Path, problem: str) -> None:
+        self.folder, self.problem = folder, problem
+        super().__init__(
+            f"{folder} is not used, as somebody else could have written what is in it: {problem}: set FARM_CACHE_DIR "
+            "to a folder that only you can write, or make this one so (docs/configuration.md has the rule)"
+        )
+
+
 class NoDeviceError(InfraError):
     """No attached device can run the target."""
 
@@ -162,6 +175,18 @@ class DeviceSpaceError(DeviceError):
 
 class AdbServerError(DeviceError):
     """Not the device, but the adb server before it, does not answer."""
+
+
+class LocalError(InfraError):
+    """This machine failed, no device: a full disk, no memory, a file that cannot be read or written.
+
+    `cause` is a value of `farm.results.attempt.Cause`: `disk` or `local`. `is_general`: every job would meet it, not
+    only the one whose files it is about.
+    """
+
+    def __init__(self, problem: str, *, cause: str, is_general: bool) -> None:
+        self.cause, self.is_general = cause, is_general
+        super().__init__(problem)
 
 
 class LeaseLostError(InfraError):

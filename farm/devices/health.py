@@ -32,7 +32,7 @@ class Event(StrEnum):
     INFRA = "infra"
     """An attempt on it was infra."""
     OUTVOTED = "outvoted"
-    """A job that had ended the runner here passed on another device."""
+    """A job that had ended the runner here, or given wrong numbers, passed on another device."""
     CANARY_OK = "canary_ok"
     CANARY_FAILED = "canary_failed"
     RECOVERED = "recovered"
@@ -53,10 +53,10 @@ class HealthMark(msgspec.Struct, frozen=True):
 
 
 # Causes of infra attempts that are no device's fault.
-BLAMELESS_CAUSES = frozenset({"adb_server", "lease", "worker", "builder", "compile"})
-# Those that may be the job's as well, as long as no other device has tried it: a suite full of programs that crash must
-# not put every device into quarantine.
-OPEN_CAUSES = frozenset({"crash", "hang"})
+BLAMELESS_CAUSES = frozenset({"adb_server", "lease", "worker", "builder", "compile", "disk", "local"})
+# Those that may be the job's as well, as long as no other device has tried it: a suite full of programs that crash, or
+# compute wrong numbers, must not put every device into quarantine.
+OPEN_CAUSES = frozenset({"crash", "hang", "numerics"})
 
 
 def is_doubtful(mark: HealthMark) -> bool:

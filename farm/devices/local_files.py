@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.errors import InfraError
+from farm.errors import LocalError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
 
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+_LIMITS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN})
+
+
+def local_error(error: OSError, path: Path | None = None) -> LocalError:
+    """Return what an OSError of this machine's files, memory or processes says, with the file that it is about."""
+    where = path or error.filename
+    problem = error.strerror or str(error)
+    return LocalError(
+        f"this machine: {f'{where}: ' if where else ''}{problem}",
+        cause="disk" if error.errno in _DISK else "local",
+        is_general=error.errno in _DISK | _LIMITS,
+    )
+
+
 @contextlib.contextmanager
 def local_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into an InfraError that names `path`."""
+    """Turn an OSError of the block into a LocalError that names `path`."""
     try:
         yield
     except OSError as error:
-        raise InfraError(f"{path}: {error.strerror or error}") from None
+        raise local_error(error, path) from None
 
 
 @contextlib.contextmanager

@@ -8,13 +8,17 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from xdist.dsession import DSession
 
-from farm.engine.plugin import REPEAT_KEY, REPORT_KEY, RETURNED_KEY, shown
+from farm.engine.plugin import OUTVOTED_KEY, REPEAT_KEY, REPORT_KEY, RETURNED_KEY, shown
 from farm.engine.scheduler import IDLE, DeviceScheduling
+from farm.engine.workers import Workers, WorkerSession
 from farm.errors import FarmError
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from farm.engine.custody import Custody
     from farm.engine.front import Front
     from farm.engine.plan import RunPlan
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
 # A job whose worker process died is tried once more; dying again, it is not a third worker's turn.
 _WORKER_DEATHS = 2
 _INTERNAL_CHARS = 2000
+# A worker shows that it goes on whenever it waits for something; between that it executes a job, twice where the first
+# time ended the runner, moves files and looks for damage.
+_SILENCE_SECONDS = 900.0
 
 
 class Controller:
@@ -33,8 +40,14 @@ class Controller:
         self._number = {device.serial: number for number, device in enumerate(plan.devices)}
         self._told: dict[str, dict[str, Any]] = {}
         """What is known of jobs that another device is to try."""
-        self._free = list(range(len(plan.devices)))
-        self._device_of: dict[Any, int] = {}
+        self._workers = Workers(
+            [device.serial for device in plan.devices],
+            is_wanted=self._is_wanted,
+            retire=custody.retire,
+            note=front.note,
+            sign_of=lambda number: _changed_ns(plan.workers / str(number)),
+            most_silence_s=_SILENCE_SECONDS + 2 * plan.timeout_s,
+        )
         self._soc_of = {planned.job.id: planned.job.target.soc for planned in plan.jobs}
         self._deaths: dict[str, int] = {}
         self._sched: DeviceScheduling | None = None
@@ -48,15 +61,27 @@ class Controller:
         self.interrupted = self.interrupted or excinfo.type is KeyboardInterrupt
         if self.interrupted:
             # They are deaf to Ctrl-C, which lets what runs finish.
-            for entry in self._plan.workers.iterdir():
+            for pid in self._workers.pids():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(entry.name), signal.SIGTERM)
+                    os.kill(pid, signal.SIGTERM)
+
+    def pytest_plugin_registered(self, plugin: object, manager: pytest.PytestPluginManager) -> None:
+        """Take the place of xdist's session, which ends with the first worker that does not start."""
+        if isinstance(plugin, DSession) and not isinstance(plugin, WorkerSession):
+            manager.unregister(plugin)
+            session = WorkerSession(plugin.config, self._workers, self._front.note)
+            manager.register(session, "dsession")
+            self._custody.watch_with(lambda: self._workers.watch(session.nodes))
+
+    def _is_wanted(self, number: int) -> bool:
+        """Tell whether a device may need a worker."""
+        return not self._custody.is_retired(number) and (self._sched is None or self._sched.has_work_for(number))
 
     def pytest_xdist_make_scheduler(self) -> DeviceScheduling:
         """Hand jobs to devices of their SoC."""
         self._sched = DeviceScheduling(
             self._soc_of.__getitem__,
-            self._device_of.__getitem__,
+            self._workers.device_of,
             [device.soc for device in self._plan.devices],
             self._give_up,
         )
@@ -66,21 +91,17 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Give a new worker a device that no other has."""
-        index = self._free.pop(0)
-        self._device_of[node] = index
-        node.workerinput["farm_device"] = index
+        node.workerinput["farm_device"] = self._workers.assign(node)
         node.workerinput["farm_controller"] = os.getpid()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         """Take the device back."""
-        self._free.append(self._device_of[node])
         if error:
-            serial = self._plan.devices[self._device_of[node]].serial
-            self._front.note(f"the worker of {serial} died ({error}); another takes its place")
+            self._workers.died(node, str(error))
         else:
             # There is nothing left to do for it: others may have the device.
-            self._custody.retire(self._device_of[node])
+            self._custody.retire(self._workers.ended(node))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: DeviceScheduling) -> None:
@@ -118,7 +139,7 @@ class Controller:
         """Tell what every device does."""
         if self._sched is not None:
             running = {
-                self._plan.devices[self._device_of[node]].serial: job
+                self._plan.devices[self._workers.device_of(node)].serial: job
                 for node in self._sched.nodes
                 if (job := self._sched.running(node)) is not None
             }
@@ -134,6 +155,10 @@ class Controller:
                 return
             told = properties.get(REPORT_KEY)
             if isinstance(told, dict):
+                self._workers.job_done(report.node)
+                outvoted = properties.get(OUTVOTED_KEY)
+                for serial in outvoted if isinstance(outvoted, list) else ():
+                    self._custody.ail(self._number[serial], f"{report.nodeid} failed on it and passed elsewhere")
                 avoid = properties.get(REPEAT_KEY)
                 if isinstance(avoid, list) and not self._custody.stopped:
                     self._told[report.nodeid] = told
@@ -148,7 +173,10 @@ class Controller:
 
     def _take_back(self, job_id: str, returned: dict[str, Any]) -> None:
         number = self._number[returned["device"]]
-        if returned["given_up"]:
+        if returned["halt"]:
+            resume = f"'farm run --resume {self._plan.run_id}' does what is missing"
+            self._custody.halt(f"{returned['halt']}; once that is mended, {resume}")
+        elif returned["given_up"]:
             self._custody.retire(number, returned["given_up"])
         elif returned["ailing"]:
             self._custody.ail(number, returned["ailing"])
@@ -173,6 +201,13 @@ class Controller:
             log.write_text(str(excrepr))
         self._front.note(f"the test session broke down: {_last_line(str(excrepr))} (all of it is in {log})")
         return True
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _last_line(text: str) -> str:

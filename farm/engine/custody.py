@@ -69,6 +69,7 @@ class Custody:
         """What the scheduler was told of a device: whether it may be used, and whether it is ours."""
         self._folder: Path | None = None
         self._revive: Callable[[], bool] = lambda: False
+        self._watch: Callable[[], None] = lambda: None
         self._sched: DeviceScheduling | None = None
         self._lock = threading.RLock()
         self._ending = threading.Event()
@@ -79,6 +80,10 @@ class Custody:
     def keep_alive(self, revive: Callable[[], bool]) -> None:
         """Call `revive` four times a second: it returns whether it had to bring the devices' adb server back."""
         self._revive = revive
+
+    def watch_with(self, watch: Callable[[], None]) -> None:
+        """Call `watch` four times a second as well."""
+        self._watch = watch
 
     def acquire(self, until_s: float = float("inf"), *, partly: bool = False) -> None:
         """Wait until there is a device of every SoC, or it is `until_s` on the clock of `time.monotonic`.
@@ -119,8 +124,15 @@ class Custody:
 
     def schedule_with(self, sched: DeviceScheduling) -> None:
         """Tell this scheduler from now on."""
-        self._sched = sched
-        self._sync()
+        with self._lock:
+            self._sched = sched
+            for number in self._retired:
+                sched.retire(number)
+            self._sync()
+
+    def is_retired(self, number: int) -> bool:
+        """Tell whether a device is not used any more."""
+        return number in self._retired
 
     def finish_running(self) -> None:
         """Let nothing begin any more: safe in a signal handler."""
@@ -130,6 +142,16 @@ class Custody:
     def stopped(self) -> bool:
         """Whether nothing begins any more."""
         return self._stopped.is_set()
+
+    def halt(self, reason: str) -> None:
+        """Let nothing begin any more, as no device could do anything for what is wrong."""
+        with self._lock:
+            if not self._stopped.is_set():
+                self._note(f"the run stops: {reason}")
+            self._stopped.set()
+            if self._sched is not None:
+                self._sched.stop()
+            self._sync()
 
     def let_go(self, number: int, fence: int) -> None:
         """Take back a device that its worker has let go of, which had it with `fence`."""
@@ -190,7 +212,7 @@ class Custody:
 
     def _mind(self) -> None:
         while not self._ending.is_set():
-            for act in (self._keep_server, self._look, self._stop, self._sync):
+            for act in (self._keep_server, self._look, self._stop, self._sync, self._nudge, self._watch):
                 try:
                     act()
                 except Exception as error:  # noqa: BLE001 - without this thread every lease is lost
@@ -308,6 +330,14 @@ class Custody:
                 self._leave_permit(self._folder, number)
                 self._schedule(number)
 
+    def _nudge(self) -> None:
+        """Let workers look again that have something to do for us: mend a device, or let go of one that is wanted."""
+        with self._lock:
+            if self._sched is None or self._stopped.is_set():
+                return
+            for number in self._ailing | self._leaving:
+                self._sched.nudge(number)
+
     def _leave_permit(self, folder: Path, number: int) -> None:
         permit = self._permit(number)
         if permit == self._told.get(number):
@@ -320,7 +350,10 @@ class Custody:
             self._complain(error)
 
     def _schedule(self, number: int) -> None:
-        state = go, ours = self._may_go(number), self._is_ours(number)
+        # What a worker has not been allowed in writing it would only give back.
+        go = self._may_go(number) and number in self._told and self._told[number].go
+        ours = self._is_ours(number)
+        state = go, ours
         if self._sched is None or state == self._scheduled.get(number, (True, True)):
             return
         self._scheduled[number] = state

@@ -11,9 +11,10 @@ import msgspec
 
 from farm.build.bundle import load_bundle
 from farm.build.cache import BundleCache
+from farm.devices.local_files import local_error
 from farm.engine.builds import builds_folder, has_reply, read_reply
 from farm.engine.keeper import Keeper
-from farm.errors import BundleError, FarmError
+from farm.errors import BundleError, FarmError, LocalError
 from farm.execution.session import RunnerOptions
 from farm.options import runtime_flags
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
@@ -65,7 +66,17 @@ class Executor:
 
         `following` is staged meanwhile. Where the runner answered and `may_begin` has nothing against it, it begins as
         soon as the outputs are here, so that the device need not wait for what is done with them.
+
+        Raises LocalError for trouble of this machine, which says nothing about the job or the device.
         """
+        try:
+            return self._run(planned, following, may_begin)
+        except OSError as error:
+            raise local_error(error) from None
+
+    def _run(
+        self, planned: PlannedJob, following: PlannedJob | None, may_begin: Callable[[], bool]
+    ) -> tuple[tuple[Attempt, ...], tuple[ArtifactRecord, ...]]:
         job = planned.job
         try:
             running = self._begun.pop(job.id, None) or self._begin(planned)
@@ -74,7 +85,9 @@ class Executor:
             ran = running.result()
         except _BuildFailedError as failed:
             return (build_failure(job, failed.reason, failed.log, planned.key, infra=failed.infra),), ()
-        except (FarmError, OSError) as error:
+        except LocalError:
+            raise
+        except FarmError as error:
             return (build_failure(job, str(error), "", planned.key, infra=True),), ()
         if following is not None and _has_answer(ran) and self._may_overlap(following) and may_begin():
             self._begun[following.job.id] = self._begin(following)
@@ -88,11 +101,11 @@ class Executor:
 
     def forget(self) -> None:
         """Let go of what was staged, and of what runs, once it has ended."""
-        self._finish()
+        self.finish()
         self._begun.clear()
         self._staged.clear()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Wait for what runs: it is kept."""
         for running in self._begun.values():
             running.exception()
@@ -124,7 +137,9 @@ class Executor:
         folder = self._plan.folder / "raw" / re.sub(r"[^\w.=-]", "_", planned.job.id)
         try:
             return _Ran(workspace, folder, execute(planned.job.id, workspace, folder, self.options(planned)), waited)
-        except (FarmError, OSError) as error:
+        except LocalError:
+            raise
+        except (FarmError, ConnectionError, TimeoutError) as error:
             return _Ran(workspace, folder, None, str(error))
 
     def _judged(self, planned: PlannedJob, ran: _Ran) -> _Executed:
@@ -135,14 +150,16 @@ class Executor:
             attempt = judge(job, ran.workspace.bundle, raw, operators=self._plan.profile.kept)
             if attempt.verdict is Verdict.FAILED and attempt.cause in (Cause.NUMERICS, Cause.REFUSED):
                 # What a file that is not what was pushed, or pulled, leads to says nothing about the code.
-                self._finish()
+                self.finish()
                 what = self._station.session.find_damage(ran.workspace.bundle, raw)
                 attempt = damaged(attempt, what) if what else attempt
             if note:
                 attempt = msgspec.structs.replace(attempt, notes=(*attempt.notes, note))
             attempt, artifacts = self.keeper.keep(attempt, planned, ran.workspace.bundle, ran.folder)
             return _Executed(attempt, raw.process_ended, artifacts)
-        except (FarmError, OSError) as error:
+        except LocalError:
+            raise
+        except FarmError as error:
             return _Executed(self._infra(planned, str(error)))
         finally:
             # What it says is in the store now; raw outputs of every run would fill the disk.

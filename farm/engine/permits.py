@@ -47,8 +47,11 @@ def leave_permit(run_folder: Path, device: int, permit: Permit) -> None:
 
 
 def read_permit(run_folder: Path, device: int) -> Permit:
-    """Return what the controller said last. Raises FileNotFoundError before it said anything."""
-    return msgspec.json.decode(_file(run_folder, device).read_bytes(), type=Permit)
+    """Return what the controller said last; before it said anything, no job may begin."""
+    try:
+        return msgspec.json.decode(_file(run_folder, device).read_bytes(), type=Permit)
+    except FileNotFoundError:
+        return Permit(go=False)
 
 
 def _file(run_folder: Path, device: int) -> Path:

@@ -22,6 +22,8 @@ class PlannedJob(msgspec.Struct, frozen=True):
     key: str
     cached: bool
     """The bundle was there when the run began."""
+    failed_before: bool = False
+    """Its newest verdict before this run, on such devices, was failed."""
 
 
 class RunPlan(msgspec.Struct, frozen=True):
@@ -58,7 +60,7 @@ class RunPlan(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> Path:
-        """A folder in which every worker process leaves a file that is called like its pid."""
+        """A folder with a file for every device, by its number, which its worker touches as long as it goes on."""
         return self.folder / "workers"
 
     @property
@@ -71,6 +73,8 @@ class RunPlan(msgspec.Struct, frozen=True):
         for name in ("builds", "workers", "tried", "permits"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
             (self.folder / name).mkdir(parents=True)
+        for number in range(len(self.devices)):
+            (self.workers / str(number)).touch()
         self.write()
 
     def write(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from _pytest._code.code import ExceptionInfo
 
     from farm.engine.plan import PlannedJob
-    from farm.engine.worker import Worker
+    from farm.engine.worker import Done, Returned, Worker
     from farm.results.attempt import Attempt
 
 PLAN = pytest.StashKey[RunPlan]()
@@ -27,6 +26,9 @@ _FOLLOWING = pytest.StashKey["PlannedJob | None"]()
 
 REPORT_KEY = "farm"
 """Name of the report property that carries what the controller shows of an attempt."""
+
+OUTVOTED_KEY = "farm_outvoted"
+"""Name of the property of an attempt that passed: serials of the devices on which the job had failed."""
 
 REPEAT_KEY = "farm_repeat"
 """Name of the property of an attempt that another device should make again: serials of those that need not."""
@@ -60,12 +62,11 @@ def pytest_configure(config: pytest.Config) -> None:
         # A terminal sends Ctrl-C to all: the first lets jobs finish, and it is for the controller to say what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        (config.stash[PLAN].workers / str(os.getpid())).touch()
         # What it takes to run a job takes a second to import: now, as everybody waits for the last worker to begin.
         import farm.engine.worker  # noqa: F401
         from farm.devices.connect import open_transport
 
-        open_transport(config.stash[PLAN].devices[int(config.workerinput["farm_device"])]).close()
+        open_transport(config.stash[PLAN].devices[_number(config)]).close()
 
 
 class JobFile(pytest.File):
@@ -87,13 +88,22 @@ class JobItem(pytest.Item):
     def runtest(self) -> None:
         """Run the job on the device of this worker. Raises JobNotPassed."""
         from farm.engine.worker import Returned
+        from farm.errors import StoreError
         from farm.results.attempt import Verdict
 
-        done = _worker(self.config).run(self.planned, self.config.stash.get(_FOLLOWING, None))
+        try:
+            worker = _worker(self.config)
+        except StoreError as error:
+            device = self.config.stash[PLAN].devices[_number(self.config)]
+            done: Done | Returned = Returned(device.serial, halt=f"the store: {error}")
+        else:
+            done = worker.run(self.planned, self.config.stash.get(_FOLLOWING, None))
         if isinstance(done, Returned):
             self.user_properties.append((RETURNED_KEY, done.shown()))
             return
         self.user_properties.append((REPORT_KEY, shown(done.attempt)))
+        if done.outvoted:
+            self.user_properties.append((OUTVOTED_KEY, list(done.outvoted)))
         if done.avoid:
             self.user_properties.append((REPEAT_KEY, list(done.avoid)))
         if done.attempt.verdict is not Verdict.PASSED:
@@ -192,7 +202,11 @@ def _worker(config: pytest.Config) -> Worker:
     if _WORKER not in config.stash:
         from farm.engine.worker import Worker
 
-        index = int(config.workerinput["farm_device"])  # type: ignore[attr-defined]
         controller = int(config.workerinput["farm_controller"])  # type: ignore[attr-defined]
-        config.stash[_WORKER] = Worker(config.stash[PLAN], index, controller)
+        config.stash[_WORKER] = Worker(config.stash[PLAN], _number(config), controller)
     return config.stash[_WORKER]
+
+
+def _number(config: pytest.Config) -> int:
+    """Return the number of this worker's device."""
+    return int(config.workerinput["farm_device"])  # type: ignore[attr-defined]

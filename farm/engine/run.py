@@ -381,7 +381,11 @@ class _Run:
             sessions={job.id: tuple(runtime_flags(job.target).items()) for job in jobs},
             first=self._first,
         )
-        return [PlannedJob(by_id[job_id], keys[job_id], cached=cached[keys[job_id]]) for job_id in order]
+        red = {job_id for job_id, past in self._past.items() if past.last.outcome == "failed"}
+        return [
+            PlannedJob(by_id[job_id], keys[job_id], cached=cached[keys[job_id]], failed_before=job_id in red)
+            for job_id in order
+        ]
 
     def _exit_code(self, run_id: str, status: int) -> int:
         if status not in (_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED):

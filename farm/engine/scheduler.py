@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -105,8 +106,9 @@ class DeviceScheduling:
 
     @property
     def collection_is_completed(self) -> bool:
-        """True once every worker has told its items, as many workers as there are devices."""
-        return self._items is not None or len(self._collections) >= len(self._socs)
+        """True once a worker of every device that is still used has told its items."""
+        heard = {self._device_of_node(node) for node in self._collections}
+        return self._items is not None or not (set(range(len(self._socs))) - self._retired - heard)
 
     @property
     def tests_finished(self) -> bool:
@@ -159,7 +161,7 @@ class DeviceScheduling:
     @_locked
     def schedule(self) -> None:
         """Begin, or let a worker in that replaces one that died."""
-        if self._items is None:
+        if self._items is None and self._collections:
             self._items = next(iter(self._collections.values()))
             self._idle = self._items.index(IDLE)
             self._soc = ["" if item == IDLE else self._soc_of_item(item) for item in self._items]
@@ -198,6 +200,28 @@ class DeviceScheduling:
                     self._send(node, self._idle)
 
     @_locked
+    def nudge(self, device: int) -> None:
+        """Let the worker of a paused device look once more what is wanted of it, when it has nothing to do.
+
+        It may have looked before it could see it, or be another one by now than the one that was told.
+        """
+        for node, given in self._given.items():
+            if self._device_of_node(node) == device and device in self._paused and node in self._collections:
+                if len(given) >= _IN_HAND or node.shutting_down or self._items is None:
+                    continue
+                for _ in range(_IN_HAND - len(given)):
+                    self._send(node, self._idle)
+
+    @_locked
+    def has_work_for(self, device: int) -> bool:
+        """Tell whether a worker of a device could still be needed, now or when a job comes back."""
+        if self._stopped or device in self._retired:
+            return False
+        if self._items is None:
+            return True
+        return self._is_unfinished(self._socs[device])
+
+    @_locked
     def resume(self, device: int) -> None:
         """Give a device items again."""
         self._paused.discard(device)
@@ -209,6 +233,9 @@ class DeviceScheduling:
         """Give a device nothing any more, whatever happens."""
         self._retired.add(device)
         self._abandon()
+        if self._items is None and self.collection_is_completed:
+            # It was the last one that the others waited for.
+            self.schedule()
         self._hand_out()
 
     @_locked
@@ -271,6 +298,11 @@ class DeviceScheduling:
                 self._pending.remove(index)
                 self._abandoned(self._items[index])
 
+    def _is_unfinished(self, soc: str) -> bool:
+        """Tell whether any job of an SoC is waiting, or with a worker."""
+        items = itertools.chain(self._pending, *self._given.values())
+        return any(self._soc[index] == soc for index in items)
+
     def _release(self) -> None:
         """Let go of workers for which nothing can come."""
         unfinished: dict[str, bool] = {}
@@ -278,8 +310,6 @@ class DeviceScheduling:
             device = self._device_of_node(node)
             soc = self._socs[device]
             if soc not in unfinished:
-                unfinished[soc] = any(self._soc[index] == soc for index in self._pending) or any(
-                    self._soc[index] == soc for given in self._given.values() for index in given
-                )
+                unfinished[soc] = self._is_unfinished(soc)
             if not node.shutting_down and (not unfinished[soc] or device in self._retired):
                 node.shutdown()

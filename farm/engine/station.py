@@ -14,11 +14,12 @@ from farm.build.cache import BundleCache
 from farm.devices.connect import open_transport
 from farm.devices.gates import check, wait_until_cool
 from farm.devices.health import Event, Health, HealthMark, is_doubtful, next_health
+from farm.devices.local_files import local_error
 from farm.devices.recovery import recover
 from farm.devices.status import read_status
 from farm.engine.builds import await_reply, has_reply
 from farm.engine.canary import ANCHORED
-from farm.errors import DeviceError, FarmError
+from farm.errors import DeviceError, FarmError, LocalError
 from farm.execution.session import DeviceSession, RunnerOptions
 from farm.options import runtime_flags
 from farm.results.attempt import Attempt, Verdict
@@ -109,14 +110,15 @@ class Station:
         """Let the store know of devices on which a job ended the runner that passed here."""
         ids = {device.serial: device.id for device in self._plan.devices}
         for one in others:
-            reason = f"a job that ended its runner passed on {self.device.serial}: {one.reason}"
+            reason = f"a job that failed on it passed on {self.device.serial}: {one.reason}"
             self._record(ids[one.device], str(Event.OUTVOTED), Health.SUSPECT, reason)
 
-    def check(self) -> str:
+    def check(self, *, anew: bool = False) -> str:
         """Return an empty text when the device may be measured on, else what is wrong with it.
 
-        Asked before every job: the canary runs first of all, and after every doubt.
+        Asked before every job: the canary runs first of all, and after every doubt, or `anew`. Raises LocalError.
         """
+        self._doubt = self._doubt or anew
         if self._health is Health.QUARANTINED:
             return self._reason
         if not self._doubt:
@@ -132,7 +134,10 @@ class Station:
         return self._health is Health.QUARANTINED
 
     def mend(self) -> str:
-        """Bring the device back, step by step; return an empty text when its canary passes, else why it does not."""
+        """Bring the device back, step by step; return an empty text when its canary passes, else why it does not.
+
+        Raises LocalError.
+        """
         if self._health is Health.QUARANTINED:
             return self._reason
         mended = recover(self.device, works=self._try, log=self._log_step, stop=self._stop)
@@ -214,7 +219,7 @@ class Station:
         return problem
 
     def _ask_canary(self) -> str:
-        """Run the canary, or ask for a sign of life where there is none."""
+        """Run the canary, or ask for a sign of life where there is none. Raises LocalError."""
         try:
             if self._runtime.needs_root:
                 from farm.devices.root import ensure_root
@@ -232,7 +237,11 @@ class Station:
             )
             folder = self._plan.folder / "raw" / f"canary-{self.device.serial}"
             attempt = judge(self._canary_job, bundle, session.execute(self._canary_job.id, workspace, folder, options))
-        except (FarmError, OSError) as error:
+        except OSError as error:
+            raise local_error(error) from None
+        except LocalError:
+            raise
+        except FarmError as error:
             return str(error)
         self._latency = next((m.samples for m in attempt.measurements if m.metric == "latency"), ())
         return "" if attempt.verdict is Verdict.PASSED else f"the canary did not pass: {attempt.reason}"

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import signal
+import tempfile
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from farm.devices.local_files import local_errors
 from farm.engine.builds import await_reply
 from farm.engine.executor import Executor
 from farm.engine.permits import Permit, read_permit
 from farm.engine.session import STORE_VARIABLE
 from farm.engine.station import Station
-from farm.errors import LeaseLostError, StoreError
+from farm.errors import FarmError, LeaseLostError, LocalError, StoreError
 from farm.execution.evidence import collect_evidence
-from farm.results.attempt import Attempt, Cause, Verdict
-from farm.results.blame import Tried, classify, settle, tried
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.results.blame import Tried, classify, is_open, settle, tried, unfit
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
@@ -27,9 +30,15 @@ if TYPE_CHECKING:
 
     from farm.engine.plan import PlannedJob, RunPlan
     from farm.store.records import ArtifactRecord
+    from farm.store.store import Store
 
-# As long as a database server takes to start again.
-_STORE_SECONDS = 30.0
+# What a person, or a service manager, needs to bring a database back; a run that is cut off from it longer is stopped.
+STORE_SECONDS = 300.0
+# Something else on this machine may fill a disk and give it back; nobody frees one in the middle of the night.
+LOCAL_SECONDS = 60.0
+_POLL_SECONDS = 1.0
+# What an attempt leaves, with some to spare: with less the next one fails as well.
+_ROOM_BYTES = 1 << 20
 
 
 class Done(NamedTuple):
@@ -38,6 +47,8 @@ class Done(NamedTuple):
     attempt: Attempt
     avoid: tuple[str, ...] = ()
     """Serials of the devices that have tried it, when another one should."""
+    outvoted: tuple[str, ...] = ()
+    """Serials of the devices on which it had failed, when it passed here."""
 
 
 class Returned(NamedTuple):
@@ -53,6 +64,8 @@ class Returned(NamedTuple):
     mended: bool = False
     given_up: str = ""
     """Why the device is of no use to this run."""
+    halt: str = ""
+    """Why no device of this run is of use now: this machine, or the store, has failed for too long."""
 
     def shown(self) -> dict[str, str | int | bool]:
         """Return it for a report."""
@@ -66,8 +79,9 @@ class Worker:
         """`controller` is the id of the process that gives permits: none of them holds when it is gone."""
         self._plan, self._number, self._controller = plan, number, controller
         self._device = plan.devices[number]
-        self._store_is_broken = False
-        self._store = open_store(os.environ[STORE_VARIABLE])
+        self._local_trouble_s: float | None = None
+        """When this machine began to fail, on the monotonic clock; None while it works."""
+        self._store = self._open_store()
         self._station = Station(plan, number, self._store, self._unwanted)
         self._executor = Executor(plan, self._station)
         self._permit = Permit(go=False)
@@ -75,17 +89,39 @@ class Worker:
             # While the first job is on its way.
             self._station.begin()
 
+    def _open_store(self) -> Store:
+        """Return the store, which may be away for a while. Raises StoreError when it stays away."""
+        deadline = time.monotonic() + STORE_SECONDS
+        while True:
+            try:
+                return open_store(os.environ[STORE_VARIABLE])
+            except StoreError:
+                if time.monotonic() > deadline or self._is_orphan:
+                    raise
+                self._read_permit()
+                time.sleep(_POLL_SECONDS)
+
     def run(self, planned: PlannedJob, following: PlannedJob | None = None) -> Done | Returned:
         """Run one job, record its attempts, and return the last. `following` is staged while this one runs."""
-        may_go = self._may_go()
-        # What has begun is finished, whatever was said since.
-        returned = None if self._executor.has_begun(planned) else self._get_ready(planned, may_go=may_go)
-        if returned is not None:
-            return returned
-        try:
-            return self._run(planned, following if may_go else None)
-        except LeaseLostError:
-            return self._off()
+        while True:
+            may_go = self._may_go()
+            try:
+                # What has begun is finished, whatever was said since.
+                returned = None if self._executor.has_begun(planned) else self._get_ready(planned, may_go=may_go)
+                return returned or self._run(planned, following if may_go else None)
+            except LeaseLostError:
+                return self._off()
+            except StoreError as error:
+                return self._returned(halt=f"the store: {error}")
+            except LocalError as error:
+                attempt = Attempt(planned.job.id, Verdict.INFRA, Stage.EXECUTE, str(error), cause=Cause(error.cause))
+                if not error.is_general:
+                    return self._finish(attempt)
+                if not self._has_recovered():
+                    # Where the store is on the same disk the run alone says why.
+                    with contextlib.suppress(FarmError):
+                        self._store.record_attempt(self._plan.run_id, attempt)
+                    return self._returned(halt=str(error))
 
     def _get_ready(self, planned: PlannedJob, *, may_go: bool) -> Returned | None:
         """Wait until a job can begin; or return why it cannot, here and now."""
@@ -110,7 +146,12 @@ class Worker:
             return None
         if not self._permit.mend:
             return self._off()
-        problem = self._station.mend()
+        try:
+            problem = self._station.mend()
+        except (LocalError, OSError) as error:
+            # While the controller sees the device wait to be mended, it lets this worker look again.
+            return None if self._has_recovered() else self._returned(halt=str(error))
+        self._local_trouble_s = None
         if self._unwanted():
             return self._off()
         return self._given_up(problem) if problem else self._returned(mended=True)
@@ -125,21 +166,27 @@ class Worker:
 
     def _may_go(self) -> bool:
         """Read the permit; a session of a former lease is no good under another."""
-        permit = read_permit(self._plan.folder, self._number)
+        permit = self._read_permit()
         if permit.fence != self._permit.fence and self._station.is_open:
             self._let_go()
         self._permit = permit
         return self._holds(permit)
 
+    def _read_permit(self) -> Permit:
+        """Return the permit as it is now, and show the controller that this process goes on."""
+        with contextlib.suppress(OSError):
+            os.utime(self._plan.workers / str(self._number))
+        return read_permit(self._plan.folder, self._number)
+
     def _holds(self, permit: Permit) -> bool:
         return permit.go and not permit.is_over and not self._is_orphan
 
     def _may_go_on(self) -> bool:
-        permit = read_permit(self._plan.folder, self._number)
+        permit = self._read_permit()
         return self._holds(permit) and permit.fence == self._permit.fence
 
     def _unwanted(self) -> bool:
-        permit = read_permit(self._plan.folder, self._number)
+        permit = self._read_permit()
         return permit.is_over or not (permit.go or permit.mend) or self._is_orphan
 
     @property
@@ -173,29 +220,52 @@ class Worker:
         if last.verdict is Verdict.INFRA and self._is_orphan:
             # The devices went with the controller: that says nothing about this job.
             raise KeyboardInterrupt
-        last, avoid = self._blame(last)
-        artifacts = (*artifacts, *self._evidence(last))
+        verdict = self._blame(planned, last)
+        artifacts = (*artifacts, *self._evidence(verdict.attempt))
         for attempt in attempts[:-1]:
             self._record(attempt)
-        self._record(last, artifacts)
-        return Done(last, avoid)
+        self._local_trouble_s = None
+        return self._finish(*verdict, artifacts)
+
+    def _finish(
+        self,
+        attempt: Attempt,
+        avoid: tuple[str, ...] = (),
+        outvoted: tuple[str, ...] = (),
+        artifacts: tuple[ArtifactRecord, ...] = (),
+    ) -> Done:
+        self._record(attempt, artifacts)
+        return Done(attempt, avoid, outvoted)
 
     def _record(self, attempt: Attempt, artifacts: tuple[ArtifactRecord, ...] = ()) -> None:
-        """Record an attempt, also where the store is away for a while. Raises LeaseLostError, StoreError."""
+        """Record an attempt, also where the store is away for a while.
+
+        Raises LeaseLostError, and StoreError when the store stays away or the run is stopped meanwhile.
+        """
         fence = (self._device.id, self._permit.fence) if self._permit.fence else None
-        deadline = time.monotonic() + _STORE_SECONDS
+        deadline = time.monotonic() + STORE_SECONDS
         while True:
             try:
                 self._store.record_attempt(self._plan.run_id, attempt, artifacts=artifacts, fence=fence)
             except StoreError:
-                # Once it was waited for in vain, as with a full disk, the next job need not wait as long.
-                if self._store_is_broken or time.monotonic() > deadline:
-                    self._store_is_broken = True
+                # A lease that ended meanwhile is taken up again, unless somebody else has the device by then.
+                if time.monotonic() > deadline or self._is_orphan:
                     raise
-                time.sleep(1.0)
+                self._read_permit()
+                time.sleep(_POLL_SECONDS)
             else:
-                self._store_is_broken = False
                 return
+
+    def _has_recovered(self) -> bool:
+        """Wait until there is room on this machine's disk again; return whether it is worth another try."""
+        self._executor.forget()
+        if self._local_trouble_s is None:
+            self._local_trouble_s = time.monotonic()
+        while time.monotonic() < self._local_trouble_s + LOCAL_SECONDS:
+            time.sleep(_POLL_SECONDS)
+            if self._unwanted() or _has_room(self._plan.folder):
+                return True
+        return False
 
     def _evidence(self, last: Attempt) -> tuple[ArtifactRecord, ...]:
         """Keep what the logs say of a job that ended the runner, or after which the device was not the same."""
@@ -209,25 +279,32 @@ class Worker:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _blame(self, last: Attempt) -> tuple[Attempt, tuple[str, ...]]:
-        """Return the attempt with a verdict that has heard every device that tried the job, and who they are.
+    def _blame(self, planned: PlannedJob, last: Attempt) -> Done:
+        """Return the attempt with a verdict that has heard every device that tried the job. Nothing is recorded yet.
 
-        They are empty when nobody else needs to try.
+        Raises LocalError when what this device has found cannot be left for the next one.
         """
         if not last.device:
-            return last, ()
+            return Done(last)
+        failed_before = planned.failed_before or bool(last.known_issue)
+        if last.cause is Cause.NUMERICS and last.verdict is Verdict.FAILED and not failed_before:
+            # A device may begin to compute wrong numbers after its canary has passed.
+            self._executor.finish()
+            if problem := self._station.check(anew=True):
+                last = unfit(last, problem)
         earlier = self._tried(last.job_id)
         history = (*earlier, tried(last))
         devices = tuple(dict.fromkeys(one.device for one in history))
         others = len(set(self._permit.others) - set(devices))
-        settled = settle(last, history, others=others)
-        if settled.verdict is Verdict.PASSED:
-            self._station.outvote([one for one in earlier if one.cause in (Cause.CRASH, Cause.HANG)])
+        decision = classify(history, others=others, failed_before=failed_before)
+        settled = settle(last, history, others=others, failed_before=failed_before)
+        if decision.repeat:
+            with local_errors(file := self._tried_file(last.job_id)):
+                file.write_bytes(msgspec.json.encode(history))
+        outvoted = [one for one in earlier if is_open(one.cause)] if settled.verdict is Verdict.PASSED else []
+        self._station.outvote(outvoted)
         self._station.ended(settled)
-        if not classify(history, others=others).repeat:
-            return settled, ()
-        self._tried_file(last.job_id).write_bytes(msgspec.json.encode(history))
-        return settled, devices
+        return Done(settled, devices if decision.repeat else (), tuple(one.device for one in outvoted))
 
     def _tried(self, job_id: str) -> tuple[Tried, ...]:
         try:
@@ -237,3 +314,15 @@ class Worker:
 
     def _tried_file(self, job_id: str) -> Path:
         return self._plan.tried / f"{hashlib.sha256(job_id.encode()).hexdigest()}.json"
+
+
+def _has_room(folder: Path) -> bool:
+    """Tell whether a file of some size can be written in `folder`."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        return False
+    return True

@@ -19,11 +19,11 @@ MOST_DEVICES = 3
 # So many devices that went away under one job are no accident any more.
 _KILLED_DEVICES = 2
 
-_CODE = {Cause.COMPILE, Cause.NUMERICS, Cause.REFUSED}
-# What ended the runner may be the job or the device: only another device can tell.
-_ENDED = {Cause.CRASH: "crashed", Cause.HANG: "hung"}
+_CODE = {Cause.COMPILE, Cause.REFUSED}
+# What ended the runner, or made its numbers wrong, may be the job or the device: only another device can tell.
+_OPEN = {Cause.CRASH: "crashed", Cause.HANG: "hung", Cause.NUMERICS: "wrong numbers"}
 # Another device would not change it.
-_NO_DEVICE = {Cause.BUILDER}
+_NO_DEVICE = {Cause.BUILDER, Cause.DISK, Cause.LOCAL}
 
 
 class Blame(StrEnum):
@@ -64,38 +64,50 @@ def tried(attempt: Attempt) -> Tried:
     return Tried(attempt.device, attempt.verdict, attempt.cause, attempt.stage, attempt.reason)
 
 
+def is_open(cause: Cause) -> bool:
+    """Tell whether a failure of this cause may be the device's as well as the code's."""
+    return cause in _OPEN
+
+
+def unfit(attempt: Attempt, problem: str) -> Attempt:
+    """Return an attempt whose numbers are the device's fault: `problem` says how its canary failed just after it."""
+    reason = f"the device fails its canary as well ({problem}): its numbers mean nothing ({attempt.reason})"
+    return _blameless(msgspec.structs.replace(attempt, cause=Cause.DEVICE, reason=one_line(reason)))
+
+
 def damaged(attempt: Attempt, what: str) -> Attempt:
     """Return an attempt whose numbers mean nothing: `what` says which files were not what they ought to be."""
     reason = f"{what}: its numbers mean nothing ({attempt.reason})"
     return _blameless(msgspec.structs.replace(attempt, cause=Cause.DAMAGE, reason=one_line(reason)))
 
 
-def classify(history: Sequence[Tried], *, others: int) -> Decision:
+def classify(history: Sequence[Tried], *, others: int, failed_before: bool = False) -> Decision:
     """Return who is to blame for the last of `history`, all attempts of one job, oldest first, one of each device.
 
-    `others`: how many healthy devices of its SoC have not tried it.
+    `others`: how many healthy devices of its SoC have not tried it. `failed_before`: the job failed in the newest run
+    before this one as well, so that wrong numbers are no news that a second device has to confirm.
     """
     last, earlier = history[-1], history[:-1]
     more = others > 0 and len(_devices(history)) < MOST_DEVICES
     if last.verdict in {Verdict.PASSED, Verdict.SKIPPED}:
         return Decision(Blame.NOBODY, repeat=False, evidence=_others_said(earlier))
-    if (proof := _proof(history, more=more)) is not None:
+    if (proof := _proof(history, more=more, failed_before=failed_before)) is not None:
         return Decision(Blame.CODE, repeat=False, evidence=proof)
     if last.cause is Cause.GONE and (killed := _killed(history)):
         evidence = f"the job may be killing devices: {killed} went away while they ran it"
         return Decision(Blame.FARM, repeat=False, evidence=evidence)
-    if any(one.cause in _ENDED for one in history):
+    if any(one.cause in _OPEN for one in history):
         return Decision(Blame.UNDECIDED, repeat=more, evidence=_undecided(history, repeat=more))
     return Decision(Blame.FARM, repeat=more and last.cause not in _NO_DEVICE, evidence=_others_said(earlier))
 
 
-def _proof(history: Sequence[Tried], *, more: bool) -> str | None:
+def _proof(history: Sequence[Tried], *, more: bool, failed_before: bool) -> str | None:
     """Return what shows that the code is to blame for the last attempt, None when it is not; `more` may try it."""
     last, earlier = history[-1], history[:-1]
-    if last.cause not in _ENDED:
+    if last.cause not in _OPEN or (last.cause is Cause.NUMERICS and failed_before):
         at_once = last.cause in _CODE or last.verdict is Verdict.FAILED
         return _others_said(earlier) if at_once else None
-    if len({one.device for one in history if one.cause in _ENDED}) > 1:
+    if len({one.device for one in history if one.cause in _OPEN}) > 1:
         return _listed(history)
     return "no other device has tried it" if not more and len(_devices(history)) <= 1 else None
 
@@ -104,15 +116,15 @@ def _devices(history: Iterable[Tried]) -> set[str]:
     return {one.device for one in history if one.device}
 
 
-def settle(attempt: Attempt, history: Sequence[Tried], *, others: int) -> Attempt:
+def settle(attempt: Attempt, history: Sequence[Tried], *, others: int, failed_before: bool = False) -> Attempt:
     """Return `attempt` as it is recorded: infra unless the code is to blame for it, with what other devices said.
 
-    `history` and `others` are those of `classify`; the last of `history` is this attempt. Raises ValueError when it
-    is not.
+    `history`, `others` and `failed_before` are those of `classify`; the last of `history` is this attempt. Raises
+    ValueError when it is not.
     """
     if not history or (history[-1].device, history[-1].cause) != (attempt.device, attempt.cause):
         raise ValueError(f"the last of the history has to be the attempt itself, on {attempt.device or 'no device'}")
-    decision = classify(history, others=others)
+    decision = classify(history, others=others, failed_before=failed_before)
     if decision.blame in {Blame.FARM, Blame.UNDECIDED}:
         attempt = _blameless(attempt)
     if not decision.evidence:
@@ -149,7 +161,7 @@ def _listed(history: Sequence[Tried]) -> str:
     """Return what happened where: `crashed on X and on Y, gone on Z`."""
     places: dict[str, list[str]] = {}
     for one in history:
-        what = _ENDED.get(one.cause) or _WORDS.get(one.cause) or str(one.verdict)
+        what = _OPEN.get(one.cause) or _WORDS.get(one.cause) or str(one.verdict)
         places.setdefault(what, []).append(f"on {one.device or 'no device'}")
     return ", ".join(f"{what} {_joined(where)}" for what, where in places.items())
 
@@ -160,13 +172,15 @@ def _joined(words: Sequence[str]) -> str:
 
 _WORDS = {
     Cause.COMPILE: "not compiled",
-    Cause.NUMERICS: "wrong numbers",
     Cause.REFUSED: "refused",
     Cause.CONNECTION: "connection lost",
     Cause.GONE: "device gone",
     Cause.ADB_SERVER: "no adb server",
     Cause.SPACE: "no space",
     Cause.DAMAGE: "files damaged",
+    Cause.DEVICE: "canary failed",
+    Cause.DISK: "no room on this machine",
+    Cause.LOCAL: "this machine failed",
     Cause.BUILDER: "not built",
     Cause.LEASE: "lease lost",
     Cause.WORKER: "worker died",

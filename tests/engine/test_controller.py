@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farm.engine.controller import Controller
+from farm.engine.custody import Custody
 from farm.engine.plan import PlannedJob, RunPlan
 from farm.errors import StoreError
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
@@ -55,7 +56,8 @@ def run_id(store: Store) -> str:
 def die(store: Store, run_id: str, ear: Ear, times: int = 1) -> None:
     plan = RunPlan(run_id, Path(), Path(), (PlannedJob(JOB, "", cached=True),), (), {}, 1, 0, 1.0, Path())
     anything: Any = ear
-    controller = Controller(plan, anything, store, anything)
+    custody = Custody((), store, None, ear.note)
+    controller = Controller(plan, anything, store, custody)
     for _ in range(times):
         report = pytest.TestReport(JOB.id, ("", None, ""), {}, "failed", "it died", "call")
         controller.pytest_handlecrashitem(JOB.id, report, anything)

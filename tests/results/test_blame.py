@@ -8,13 +8,15 @@ import msgspec
 import pytest
 
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
-from farm.results.blame import MOST_DEVICES, Blame, Tried, classify, damaged, settle, tried
+from farm.results.blame import MOST_DEVICES, Blame, Tried, classify, damaged, settle, tried, unfit
 
 JOB = "s/c[SM8650-htp-8a8w]"
 # As judge gives them: which verdict comes with which cause.
 FAILED = {Cause.COMPILE, Cause.NUMERICS, Cause.REFUSED, Cause.CRASH, Cause.HANG}
-AT_ONCE = (Cause.COMPILE, Cause.NUMERICS, Cause.REFUSED)
-ENDED = (Cause.CRASH, Cause.HANG)
+AT_ONCE = (Cause.COMPILE, Cause.REFUSED)
+OPEN = (Cause.CRASH, Cause.HANG, Cause.NUMERICS)
+# Another device would not help.
+ALONE = (Cause.BUILDER, Cause.DISK, Cause.LOCAL)
 FARMS = (
     Cause.NONE,
     Cause.CONNECTION,
@@ -22,10 +24,11 @@ FARMS = (
     Cause.ADB_SERVER,
     Cause.SPACE,
     Cause.DAMAGE,
+    Cause.DEVICE,
     Cause.LEASE,
     Cause.WORKER,
 )
-REPEATED = (*ENDED, *FARMS)
+REPEATED = (*OPEN, *FARMS)
 
 
 def attempt(cause: Cause | None, device: str = "a") -> Attempt:
@@ -58,13 +61,13 @@ def test_whatever_happened_the_rules_hold(others: int) -> None:
     for causes in histories():
         decision = classify(history(*causes), others=others)
         last = causes[-1]
-        ended = [cause for cause in causes if cause in ENDED]
+        opened = [cause for cause in causes if cause in OPEN]
         if last is None:
             assert decision.blame is Blame.NOBODY, causes
         elif last in AT_ONCE:
             assert decision.blame is Blame.CODE, causes
-        elif last in ENDED:
-            assert (decision.blame is Blame.CODE) == (len(ended) > 1 or (len(causes) == 1 and not others)), causes
+        elif last in OPEN:
+            assert (decision.blame is Blame.CODE) == (len(opened) > 1 or (len(causes) == 1 and not others)), causes
         else:
             assert decision.blame in {Blame.FARM, Blame.UNDECIDED}, causes
         if decision.repeat:
@@ -83,8 +86,8 @@ def test_the_order_in_which_devices_say_it_decides_nothing_about_the_code() -> N
     for causes in histories():
         if len(causes) > 1 and all(cause in REPEATED for cause in causes):
             blamed = {classify(history(*order), others=0).blame is Blame.CODE for order in (causes, causes[::-1])}
-            # A crash on a second device ends it, so a third is asked only before.
-            assert len(blamed) == 1 or len([cause for cause in causes if cause in ENDED]) > 1, causes
+            # What a second device says as well ends it, so a third is asked only before.
+            assert len(blamed) == 1 or len([cause for cause in causes if cause in OPEN]) > 1, causes
 
 
 @pytest.mark.parametrize("cause", AT_ONCE)
@@ -93,8 +96,8 @@ def test_what_any_device_would_say_is_the_codes_fault_at_once(cause: Cause) -> N
     assert (final.verdict, final.notes, final.reason) == (Verdict.FAILED, (), f"{cause} it was")
 
 
-@pytest.mark.parametrize("cause", ENDED)
-def test_what_ends_the_runner_on_one_device_says_nothing_yet(cause: Cause) -> None:
+@pytest.mark.parametrize("cause", OPEN)
+def test_what_one_device_alone_says_may_be_the_devices(cause: Cause) -> None:
     assert classify(history(cause), others=1).repeat
     final = settled(cause, others=1)
     assert final.verdict is Verdict.INFRA
@@ -109,21 +112,25 @@ def test_what_ends_the_runner_on_one_device_says_nothing_yet(cause: Cause) -> No
         ((Cause.HANG, Cause.HANG), "hung on a and on b"),
         ((Cause.HANG, Cause.CRASH), "hung on a, crashed on b"),
         ((Cause.CRASH, Cause.GONE, Cause.CRASH), "crashed on a and on c, device gone on b"),
+        ((Cause.NUMERICS, Cause.NUMERICS), "wrong numbers on a and on b"),
+        ((Cause.NUMERICS, Cause.CRASH), "wrong numbers on a, crashed on b"),
     ],
 )
-def test_what_ends_the_runner_on_two_devices_is_the_codes_fault(causes: tuple[Cause, ...], evidence: str) -> None:
+def test_what_two_devices_say_is_the_codes_fault(causes: tuple[Cause, ...], evidence: str) -> None:
     final = settled(*causes, others=5)
     assert (final.verdict, final.notes) == (Verdict.FAILED, (evidence,))
     assert not classify(history(*causes), others=5).repeat
 
 
-@pytest.mark.parametrize("cause", ENDED)
+@pytest.mark.parametrize("cause", OPEN)
 def test_without_another_device_it_is_the_codes_fault_and_says_that_nobody_else_has_tried(cause: Cause) -> None:
     final = settled(cause, others=0)
     assert (final.verdict, final.notes) == (Verdict.FAILED, ("no other device has tried it",))
 
 
-@pytest.mark.parametrize("causes", [(Cause.CRASH, Cause.GONE), (Cause.GONE, Cause.CRASH)])
+@pytest.mark.parametrize(
+    "causes", [(Cause.CRASH, Cause.GONE), (Cause.GONE, Cause.CRASH), (Cause.NUMERICS, Cause.GONE)]
+)
 def test_it_stays_open_when_the_other_device_could_not_say(causes: tuple[Cause, ...]) -> None:
     decision = classify(history(*causes), others=0)
     assert (decision.blame, decision.repeat) == (Blame.UNDECIDED, False)
@@ -138,9 +145,23 @@ def test_what_the_farm_did_is_repeated_elsewhere_on_three_devices_at_most(cause:
     assert settled(cause, others=9).verdict is Verdict.INFRA
 
 
-def test_another_device_does_not_help_a_builder_that_died() -> None:
-    decision = classify(history(Cause.BUILDER), others=9)
+@pytest.mark.parametrize("cause", ALONE)
+def test_another_device_does_not_help_a_builder_that_died_or_a_full_disk_here(cause: Cause) -> None:
+    decision = classify(history(cause), others=9)
     assert (decision.blame, decision.repeat) == (Blame.FARM, False)
+
+
+def test_wrong_numbers_that_are_no_news_need_no_second_device() -> None:
+    decision = classify(history(Cause.NUMERICS), others=9, failed_before=True)
+    assert (decision.blame, decision.repeat) == (Blame.CODE, False)
+    assert classify(history(Cause.CRASH), others=9, failed_before=True).repeat, "another run may have been unlucky"
+
+
+def test_wrong_numbers_of_a_device_whose_canary_fails_as_well_say_nothing_about_the_job() -> None:
+    spoilt = unfit(attempt(Cause.NUMERICS), "the canary did not pass: sqnr 2 dB < 20 dB")
+    assert (spoilt.verdict, spoilt.cause, spoilt.measurements) == (Verdict.INFRA, Cause.DEVICE, ())
+    assert "fails its canary as well (the canary did not pass: sqnr 2 dB < 20 dB)" in spoilt.reason
+    assert classify([tried(spoilt)], others=1) == classify(history(Cause.DEVICE), others=1)
 
 
 def test_a_job_that_kills_devices_is_stopped_and_named() -> None:
@@ -161,7 +182,8 @@ def test_a_job_that_kills_devices_is_stopped_and_named() -> None:
     [
         ((Cause.HANG, None), "before, on other devices: hung on a"),
         ((Cause.CRASH, Cause.SPACE, None), "before, on other devices: crashed on a, no space on b"),
-        ((Cause.GONE, Cause.NUMERICS), "before, on other devices: device gone on a"),
+        ((Cause.GONE, Cause.REFUSED), "before, on other devices: device gone on a"),
+        ((Cause.NUMERICS, None), "before, on other devices: wrong numbers on a"),
     ],
 )
 def test_a_verdict_says_what_other_devices_said_before(causes: tuple[Cause | None, ...], note: str) -> None:
