@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import sys
 from pathlib import Path
 
 import msgspec
@@ -21,6 +23,7 @@ from farm.config_devices import (
 from farm.errors import ConfigError, UsageError
 from farm.memory import usable_bytes
 from farm.retention import RetentionConfig, age_ms
+from farm.trust import weakness
 
 FILE_NAME = "farm.toml"
 
@@ -127,8 +130,9 @@ class Config(msgspec.Struct, frozen=True):
 def load_config(file: Path | None = None, *, folder: Path | None = None) -> Config:
     """Return the configuration.
 
-    `file`, else $FARM_CONFIG, else the first farm.toml from `folder` (the current one) upwards. $FARM_CACHE_DIR,
-    $FARM_STATE_DIR, $FARM_STORE, $QNN_SDK_ROOT, $ANDROID_NDK_ROOT, $FARM_ANDROID_EXECUTORCH, $FARM_EXECUTORCH_BUILD,
+    `file`, else $FARM_CONFIG, else the first farm.toml from `folder` (the current one) upwards that nobody else could
+    have written (`farm.trust`); others are named on standard error and ignored. $FARM_CACHE_DIR, $FARM_STATE_DIR,
+    $FARM_STORE, $QNN_SDK_ROOT, $ANDROID_NDK_ROOT, $FARM_ANDROID_EXECUTORCH, $FARM_EXECUTORCH_BUILD,
     $FARM_EXECUTORCH_LINUX_BUILD, $FARM_EXECUTORCH_DIRECT_BUILD, $HEXAGON_SDK_ROOT and $HEXAGON_TOOLS_ROOT override it.
     Raises ConfigError, naming file and key.
     """
@@ -235,9 +239,22 @@ def _beside(base: Path, value: str | None) -> Path | None:
 
 def _nearest(folder: Path) -> Path | None:
     for parent in (folder, *folder.parents):
-        if (parent / FILE_NAME).is_file():
-            return parent / FILE_NAME
+        file = parent / FILE_NAME
+        if not file.is_file():
+            continue
+        problem = weakness(file)
+        if not problem:
+            return file
+        _warn(f"{file} is ignored: {problem}; if you trust it, name it with --config or FARM_CONFIG")
     return None
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Print a line to standard error, once in a process; folders may have any name."""
+    from farm.results.text import one_line
+
+    print(f"farm: {one_line(text, 2000)}", file=sys.stderr)  # noqa: T201 - there is no command here that prints
 
 
 def _read(path: Path) -> _File:

@@ -1,16 +1,22 @@
-"""Folders of a cache that are made once, by whichever process comes first, and are never seen half done."""
+"""Folders of a cache that are made once, by whichever process comes first, and are never seen half done.
+
+What is in them is executed, so that only what nobody else could have written is used: `farm.trust`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.errors import InfraError
+from farm.trust import require_own, require_own_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -18,22 +24,28 @@ if TYPE_CHECKING:
 _LOCK, _PARTIAL = ".lock", ".partial"
 # What a full disk says, whoever meets it first; any other error inside `fill` is `fill`'s own.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def published(folder: Path, fill: Callable[[Path], None]) -> Path:
+def published(folder: Path, fill: Callable[[Path], None], *, is_whole: Callable[[Path], bool] = lambda _: True) -> Path:
     """Return `folder`, made by `fill` (which gets an empty folder on the same file system) unless it is there.
 
-    Other processes wait while one makes it. What `fill` raises is passed on and leaves nothing behind; what a
-    killed one left is removed by the next. Raises InfraError when the cache cannot be written.
+    One that is there and not whole is made anew. Other processes wait while one makes it. What `fill` raises is passed
+    on and leaves nothing behind; what a killed one left is removed by the next. Raises UntrustedError where somebody
+    else could have written it, InfraError when the cache cannot be written.
     """
-    if folder.is_dir():
+    require_own(folder)
+    if folder.is_dir() and is_whole(folder):
         return folder
     with contextlib.ExitStack() as stack:
         with _unwritable(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(folder.parent)
             stack.enter_context(_locked(folder.with_name(folder.name + _LOCK)))
             if folder.is_dir():
-                return folder
+                require_own(folder)
+                if is_whole(folder):
+                    return folder
+                withdraw(folder)
             for left in folder.parent.glob(f"{folder.name}.*{_PARTIAL}"):
                 shutil.rmtree(left, ignore_errors=True)
             partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=_PARTIAL, dir=folder.parent))
@@ -41,13 +53,32 @@ def published(folder: Path, fill: Callable[[Path], None]) -> Path:
             with _unwritable(folder, only=_FULL):
                 fill(partial)
             with _unwritable(folder):
-                # mkdtemp lets nobody else in; a cache may be shared.
+                _close_to_others(partial)
+                # mkdtemp lets nobody else in; others may read a cache.
                 partial.chmod(0o755)
                 partial.rename(folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
     return folder
+
+
+def make_folders(folder: Path) -> None:
+    """Make a folder and those above it, where they are missing, so that nobody else can write them."""
+    if folder.is_dir():
+        return
+    make_folders(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o755)
+
+
+def _close_to_others(folder: Path) -> None:
+    """Take from others the right to write what is in `folder`, which a umask such as 002 gives them."""
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            mode = path.lstat().st_mode
+            if mode & _WRITABLE_BY_OTHERS and not stat.S_ISLNK(mode):
+                path.chmod(stat.S_IMODE(mode) & ~_WRITABLE_BY_OTHERS)
 
 
 @contextlib.contextmanager
@@ -65,11 +96,12 @@ def _unwritable(folder: Path, only: Collection[int] = ()) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Yield a new folder in `parent` that lives as long as this process, at most.
+    """Yield a new folder in `parent` that lives as long as this process, at most, and that is closed to others.
 
-    Those of processes that were killed are removed first.
+    Those of processes that were killed are removed first. Raises UntrustedError where others could replace it.
     """
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folders(parent)
+    require_own_place(parent)
     for lock in parent.glob(f"*{_LOCK}"):
         with contextlib.suppress(BlockingIOError, FileNotFoundError), _locked(lock, wait=False):
             shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
@@ -77,7 +109,7 @@ def own_folder(parent: Path, name: str) -> Iterator[Path]:
     folder = parent / name
     lock = folder.with_name(folder.name + _LOCK)
     with _locked(lock):
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         try:
             yield folder
         finally:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from farm_home import FarmHome
+from users import User, two_users
 
 from farm.devices.adb_server import start_adb_server
 from farm.processes import Supervisor
@@ -38,6 +39,13 @@ def _ordinary_adb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         server = start_adb_server(supervisor, tmp_path_factory.mktemp("adb"))
         patch.setenv("ANDROID_ADB_SERVER_PORT", str(server.port))
         yield
+
+
+@pytest.fixture(scope="session", name="two_users")
+def _two_users() -> Iterator[tuple[User, User]]:
+    """Ada and Bob, who share a group and nothing else."""
+    with two_users() as users:
+        yield users
 
 
 @pytest.fixture(scope="session")

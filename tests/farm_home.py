@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +25,12 @@ class FarmHome:
     cwd: Path
     owns_cache: bool = False
     """No other home uses the cache."""
+    interpreter: str = sys.executable
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """What else processes are started with: nothing, they are of the user who runs the tests."""
+        return {}
 
     @property
     def env(self) -> dict[str, str]:
@@ -41,7 +47,8 @@ class FarmHome:
     ) -> subprocess.CompletedProcess[str]:
         """Run `farm` as a user does, without a terminal."""
         return subprocess.run(
-            [sys.executable, "-m", "farm.cli.main", *arguments],
+            [self.interpreter, "-m", "farm.cli.main", *arguments],
+            **self.start,
             env={**self.env, **(env or {})},
             cwd=cwd or self.cwd,
             input=stdin,
@@ -55,7 +62,8 @@ class FarmHome:
     def running(self, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
         """Run `farm` meanwhile, in a process group of its own; its whole group is killed when it has not ended."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "farm.cli.main", *arguments],
+            [self.interpreter, "-m", "farm.cli.main", *arguments],
+            **self.start,
             env={**self.env, **(env or {})},
             cwd=self.cwd,
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,8 @@
-"""The bundle cache: folders addressed by key. The time of a bundle's manifest is when it was last used."""
+"""The bundle cache: folders addressed by key. The time of a bundle's manifest is when it was last used.
+
+Keys come from stores that others may write, and bundles are executed: a key is checked before it becomes a path, what
+somebody else could have written is not used, and nothing is removed but folders of this cache.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.build.bundle import MANIFEST, Bundle, load_bundle
-from farm.errors import BundleError
+from farm.errors import BundleError, UsageError
+from farm.ids import is_bundle_key
 from farm.publish import published, sweep, withdraw
+from farm.trust import require_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +29,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
 
     key: str
     job_id: str
-    """The job it was first compiled for; others may share it."""
+    """The job it was first compiled for, others may share it; `damaged` where nobody can tell."""
     nbytes: int
     used_ms: int
     """When it was last used, epoch milliseconds."""
@@ -37,48 +43,51 @@ class BundleCache:
         self._bundles = root / "bundles"
 
     def folder(self, key: str) -> Path:
-        """Return where the bundle of `key` is, or would be."""
+        """Return where the bundle of `key` is, or would be. Raises UsageError for what is no key."""
+        if not is_bundle_key(key):
+            raise UsageError(f"{key[:80]!r} is no key of a bundle: whoever wrote it to the store was not farm")
         return self._bundles / key[:2] / key
 
     def lookup(self, key: str) -> Bundle | None:
-        """Return the published bundle and mark it as used, or None. One that is damaged is removed and is None."""
-        folder = self.folder(key)
-        if not folder.is_dir():
+        """Return the published bundle and mark it as used; None where it is not there or damaged, or `key` is no key.
+
+        Removes nothing. Raises UntrustedError where somebody else could have written it.
+        """
+        if not is_bundle_key(key):
             return None
-        # A cache of another user can be read all the same.
+        folder = self.folder(key)
+        if not folder.is_dir() or not self._is_inside(folder):
+            return None
+        require_own(folder)
+        # One that is root's can be read all the same.
         with contextlib.suppress(OSError):
             os.utime(folder / MANIFEST)
-        try:
-            bundle = load_bundle(folder)
-            bundle.verify()
-            if bundle.manifest.key == key:
-                return bundle
-        except BundleError:
-            pass
-        withdraw(folder)
-        return None
+        return _whole(folder)
 
     def build(self, key: str, fill: Callable[[Path], None]) -> Bundle:
-        """Return the bundle of `key`, made by `fill` in an empty folder unless it is there.
+        """Return the bundle of `key`, made by `fill` in an empty folder unless it is there whole.
 
         Another process that builds the same waits. What `fill` raises is passed on, and nothing is left behind.
-        Raises InfraError when the cache cannot be written.
+        Raises InfraError when the cache cannot be written, UntrustedError where somebody else could write it.
         """
-        return self.lookup(key) or load_bundle(published(self.folder(key), fill))
+        folder = self.folder(key)
+        if folder.is_dir() and not self._is_inside(folder):
+            raise BundleError(f"{folder}: is reached by a link out of the cache {self.root}: remove the link")
+        return self.lookup(key) or load_bundle(published(folder, fill, is_whole=lambda one: _whole(one) is not None))
 
     def entries(self) -> list[CacheEntry]:
         """Return what is there, most recently used first."""
         found = []
-        for manifest in self._bundles.glob("*/*/" + MANIFEST):
-            folder = manifest.parent
+        for folder in self._bundles.glob("*/*"):
+            if not is_bundle_key(folder.name) or not self._is_inside(folder):
+                continue  # one that is being made
             try:
-                bundle = load_bundle(folder)
+                manifest = folder / MANIFEST
+                used_ms = (manifest if manifest.is_file() else folder).stat().st_mtime_ns // 1_000_000
                 nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-                used_ms = manifest.stat().st_mtime_ns // 1_000_000
-            except (BundleError, OSError):
-                continue  # removed meanwhile, or damaged: a lookup takes care of it
-            if folder.name == bundle.manifest.key:  # not one that is being made
-                found.append(CacheEntry(bundle.manifest.key, bundle.manifest.job_id, nbytes, used_ms))
+            except OSError:
+                continue  # removed meanwhile
+            found.append(CacheEntry(folder.name, _job_of(folder), nbytes, used_ms))
         return sorted(found, key=lambda entry: -entry.used_ms)
 
     def prune(
@@ -99,6 +108,29 @@ class BundleCache:
                 if not dry_run:
                     withdraw(self.folder(entry.key))
         if not dry_run:
-            for parent in self._bundles.glob("*"):
-                sweep(parent)
+            for parent in self._bundles.glob("[0-9a-f][0-9a-f]"):
+                if self._is_inside(parent):
+                    sweep(parent)
         return removed
+
+    def _is_inside(self, folder: Path) -> bool:
+        """Tell whether a folder of bundles is where it seems to be, and no link leads out of the cache."""
+        return folder.resolve() == self._bundles.resolve() / folder.relative_to(self._bundles)
+
+
+def _job_of(folder: Path) -> str:
+    """Return which job a bundle was compiled for, `damaged` where it does not say so."""
+    try:
+        return load_bundle(folder).manifest.job_id
+    except BundleError:
+        return "damaged"
+
+
+def _whole(folder: Path) -> Bundle | None:
+    """Return the bundle in `folder`, None where it is damaged or not that of its name."""
+    try:
+        bundle = load_bundle(folder)
+        bundle.verify()
+    except BundleError:
+        return None
+    return bundle if bundle.manifest.key == folder.name else None

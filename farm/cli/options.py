@@ -16,7 +16,7 @@ config_option = click.option(
     "--config",
     "config_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Configuration; otherwise $FARM_CONFIG, or the nearest farm.toml upwards.",
+    help="Configuration; otherwise $FARM_CONFIG, or the nearest farm.toml upwards that nobody else can write.",
 )
 
 _ONE_OFF = (

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.build.bundle import sha256_of
+from farm.publish import make_folders
+from farm.trust import weakness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,13 +46,15 @@ def hash_files(cache_dir: Path, paths: Iterable[Path]) -> dict[Path, str]:
 def _read(memory: Path) -> dict[str, _Entry]:
     # Only a memory: whatever is wrong with it, the files can be read again.
     with contextlib.suppress(OSError, msgspec.DecodeError):
+        if weakness(memory):
+            return {}
         return msgspec.json.decode(memory.read_bytes(), type=dict[str, _Entry])
     return {}
 
 
 def _write(memory: Path, entries: dict[str, _Entry]) -> None:
     with contextlib.suppress(OSError):
-        memory.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(memory.parent)
         descriptor, name = tempfile.mkstemp(prefix=memory.name, dir=memory.parent)
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(entries))

@@ -11,6 +11,7 @@ from farm.errors import MissingToolError
 from farm.runtime.packages import package_version
 from farm.runtime.targets import OE_LINUX
 from farm.runtime.wheels import fetch_wheel, wheel_folder
+from farm.trust import require_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +98,7 @@ def linux_files(sdk_root: Path | None, cache_dir: Path) -> QnnFiles:
         return QnnFiles(f"{GET_SDK} with {LINUX_FOLDER} libraries", sdk_root, folder, sdk_version(sdk_root))
     try:
         libraries = wheel_folder(cache_dir, _WHEEL, "aarch64", _WHEEL_EXTRA) / "onnxruntime_qnn"
+        require_own(libraries.parent)
     except MissingToolError as error:
         return QnnFiles(repair_of(error))
     get, version = f"farm runtime build --target {OE_LINUX}", f"{_WHEEL} {package_version(_WHEEL)}"

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.errors import MissingToolError
+from farm.errors import MissingToolError, UntrustedError
 from farm.publish import published
 from farm.runtime.native import NativeBuild, build_native
 from farm.runtime.packages import install_hint, package_folder
 from farm.runtime.targets import BRIDGE
+from farm.trust import require_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -101,11 +102,14 @@ def package_libraries(sdk_root: Path | None) -> tuple[Path, ...]:
 def find_layouts(cache_dir: Path) -> Iterator[tuple[HostSdk, Callable[[], str]]]:
     """Yield what `host_sdk` has laid out so far, newest first, each with how to ask its library for its build id.
 
-    Asking raises MissingToolError where the library is gone.
+    What somebody else could have written is left out. Asking raises MissingToolError where the library is gone.
     """
     markers = sorted((cache_dir / "sdk").glob(f"*/{_MARKER}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for marker in markers:
-        sdk = _read_marker(marker.parent)
+        try:
+            sdk = _read_marker(marker.parent)
+        except UntrustedError:
+            continue
         library = sdk.lib_dir / "real" / LIBRARY
         source = _Source((sdk.lib_dir,), library, None)
 
@@ -201,5 +205,6 @@ def _link_all_but(source: Path, folder: Path, name: str) -> None:
 
 
 def _read_marker(root: Path) -> HostSdk:
+    require_own(root)
     version = json.loads((root / _MARKER).read_text())["qnn_version"]
     return HostSdk(root, root / "lib" / TARGET, str(version), bridged=True)

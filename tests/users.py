@@ -1,0 +1,155 @@
+"""Two real users of this machine, made for the tests and removed again: what one can do to the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from farm_home import FarmHome
+
+import farm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_CHECKOUT = Path(farm.__file__).resolve().parents[1]
+# Another process may be changing the list of users.
+_TRIES = 60
+
+
+@dataclass(frozen=True)
+class User(FarmHome):
+    """A user with a home of their own, in which `farm` finds cache and state by itself."""
+
+    name: str = ""
+    uid: int = -1
+    gid: int = -1
+    """Of the private group: it has no other member."""
+    shared_gid: int = -1
+    """Of the group that both users are in."""
+    umask: int = 0o022
+    home: Path = Path("/nonexistent")
+
+    @property
+    def env(self) -> dict[str, str]:
+        # An interpreter that is not that of the virtual environment finds its packages all the same.
+        packages = [path for path in sys.path if path.endswith("site-packages")]
+        kept = {name: os.environ[name] for name in ("ANDROID_ADB_SERVER_PORT", "LANG") if name in os.environ}
+        return {
+            **kept,
+            "HOME": str(self.home),
+            "USER": self.name,
+            "LOGNAME": self.name,
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.pathsep.join([str(_CHECKOUT), *packages]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "COLUMNS": "80",
+        }
+
+    @property
+    def start(self) -> dict[str, Any]:
+        groups = [self.gid, self.shared_gid]
+        return {"user": self.uid, "group": self.gid, "extra_groups": groups, "umask": self.umask}
+
+    def run(self, *argv: str, env: Mapping[str, str] | None = None, timeout_s: float = 60) -> str:
+        """Run a command as this user in their current folder, and return what it printed."""
+        done = subprocess.run(
+            argv, **self.start, env={**self.env, **(env or {})}, cwd=self.cwd, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def python(self, *argv: str, env: Mapping[str, str] | None = None) -> str:
+        """Run Python as this user and return what it printed."""
+        return self.run(self.interpreter, *argv, env=env)
+
+    def write(self, path: Path, text: str, mode: int = 0o644) -> Path:
+        """Write a file as this user, with the folders above it."""
+        code = (
+            "import os, pathlib, sys; path = pathlib.Path(sys.argv[1]); path.parent.mkdir(parents=True, exist_ok=True);"
+            "path.write_text(sys.argv[2]); os.chmod(path, int(sys.argv[3]))"
+        )
+        self.python("-c", code, str(path), text, str(mode))
+        return path
+
+
+@contextlib.contextmanager
+def two_users() -> Iterator[tuple[User, User]]:
+    """Make two users with a group that both are in; skips the test where that cannot be."""
+    if os.geteuid() != 0:
+        pytest.skip("two real users are made for this: it needs root")
+    if missing := [tool for tool in ("useradd", "userdel", "groupadd", "groupdel") if shutil.which(tool) is None]:
+        pytest.skip(f"two real users are made for this: {', '.join(missing)} is not installed")
+    token = secrets.token_hex(3)
+    shared = f"farm-{token}"
+    # Not below tmp_path, which is closed to others.
+    base = Path(tempfile.mkdtemp(prefix="farm-users-", dir="/tmp"))
+    base.chmod(0o755)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, base, ignore_errors=True)
+        _change("groupadd", shared)
+        stack.callback(_change, "groupdel", shared)
+        users = []
+        for short in ("ada", "bob"):
+            name, home = f"farm-{short}-{token}", base / short
+            _change("useradd", "-M", "-U", "-G", shared, "-d", str(home), "-s", "/bin/sh", name)
+            stack.callback(_change, "userdel", name)
+            users.append(_user(name, home, shared))
+        for user in users:
+            _require_python(user)
+        yield users[0], users[1]
+
+
+def _user(name: str, home: Path, shared: str) -> User:
+    import grp
+    import pwd
+
+    account = pwd.getpwnam(name)
+    (home / "work").mkdir(parents=True)
+    for folder in (home, home / "work"):
+        os.chown(folder, account.pw_uid, account.pw_gid)
+        folder.chmod(0o755)
+    return User(
+        home / ".cache" / "farm", home / ".local" / "state" / "farm", home / "work", owns_cache=True, name=name,
+        uid=account.pw_uid, gid=account.pw_gid, shared_gid=grp.getgrnam(shared).gr_gid, home=home,
+        interpreter=_interpreter(account.pw_uid),
+    )  # fmt: skip
+
+
+def _interpreter(uid: int) -> str:
+    """Return a Python of this version that a user can start: that of the tests may be in root's home."""
+    fallback = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    for path in (sys.executable, fallback):
+        with contextlib.suppress(OSError):
+            if subprocess.run([path, "-c", ""], user=uid, cwd="/", capture_output=True, check=False).returncode == 0:
+                return path
+    pytest.skip(f"neither {sys.executable} nor {fallback} can be started by another user than root")
+
+
+def _require_python(user: User) -> None:
+    try:
+        user.python("-c", "import farm.cli.main, msgspec, numpy, sqlalchemy")
+    except AssertionError as error:
+        pytest.skip(f"another user than root cannot import farm here: {error}")
+
+
+def _change(*argv: str) -> None:
+    for _ in range(_TRIES):
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return
+        if "lock" not in done.stderr:
+            break
+        time.sleep(0.5)
+    raise AssertionError(f"{argv}: {done.stderr}")
