@@ -79,12 +79,16 @@ class DeviceConfig(msgspec.Struct, frozen=True):
 
 
 class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a device is fit to be measured on."""
+    """When a device is fit to be measured on, and how long a run waits for what it needs, in seconds."""
 
     max_temperature_c: float = 45.0
     min_battery_percent: int = 20
     gate_wait_s: float = 300.0
-    """How long to wait until it is."""
+    """For a device, until it is fit."""
+    disk_wait_s: float = 60.0
+    """For room on this machine's disk: something else may fill it and give it back."""
+    store_wait_s: float = 300.0
+    """For a store that does not answer: what a person, or a service manager, needs to bring it back."""
 
 
 class LeaseConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,6 +161,8 @@ class DeviceTables:
         self._within("health.max_temperature_c", health.max_temperature_c, 0, 120)
         self._within("health.min_battery_percent", health.min_battery_percent, 0, 100)
         self._within("health.gate_wait_s", health.gate_wait_s, 0, 86_400)
+        self._within("health.disk_wait_s", health.disk_wait_s, 0, 86_400)
+        self._within("health.store_wait_s", health.store_wait_s, 0, 86_400)
         return health
 
     def leases(self, leases: LeaseConfig) -> LeaseConfig:

@@ -45,9 +45,15 @@ class Custody:
     """The devices of one run. Several threads may call it."""
 
     def __init__(
-        self, devices: Sequence[Device], store: Store, terms: LeaseTerms | None, note: Callable[[str], None]
+        self,
+        devices: Sequence[Device],
+        store: Store,
+        terms: LeaseTerms | None,
+        note: Callable[[str], None],
+        leave: Callable[[Path, int, Permit], None] = leave_permit,
     ) -> None:
-        """Without `terms` the devices are this run's own."""
+        """Without `terms` the devices are this run's own. `leave` writes a permit."""
+        self._leave = leave
         self._devices, self._store, self._terms, self._note = tuple(devices), store, terms, note
         self._number = {device.id: number for number, device in enumerate(self._devices)}
         self._leases: dict[int, Lease] = {}
@@ -74,7 +80,7 @@ class Custody:
         self._lock = threading.RLock()
         self._ending = threading.Event()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._mind, name="custody", daemon=True)
+        self._thread = threading.Thread(target=self._keep_minding, name="custody", daemon=True)
         self._came = threading.Event()
 
     def keep_alive(self, revive: Callable[[], bool]) -> None:
@@ -92,7 +98,7 @@ class Custody:
         """
         if self._terms is None:
             return
-        self._thread.start()
+        self._start()
         while True:
             with self._lock:
                 gone = [soc for soc in self._socs() if self._retired.keys() >= set(self._numbers(soc))]
@@ -119,8 +125,7 @@ class Custody:
         """Let workers begin that read their permits in a run's `folder`."""
         self._folder = folder
         self._sync()
-        if not self._thread.is_alive():
-            self._thread.start()
+        self._start()
 
     def schedule_with(self, sched: DeviceScheduling) -> None:
         """Tell this scheduler from now on."""
@@ -210,15 +215,23 @@ class Custody:
         self._release(self._leases.values())
         self._leases.clear()
 
-    def _mind(self) -> None:
+    def _start(self) -> None:
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def _keep_minding(self) -> None:
         while not self._ending.is_set():
-            for act in (self._keep_server, self._look, self._stop, self._sync, self._nudge, self._watch):
-                try:
-                    act()
-                except Exception as error:  # noqa: BLE001 - without this thread every lease is lost
-                    self._complain(error)
+            self.mind()
             self._came.set()
             self._ending.wait(_LOOK_SECONDS)
+
+    def mind(self) -> None:
+        """Do once what the thread does all the time."""
+        for act in (self._keep_server, self._look, self._stop, self._sync, self._nudge, self._watch):
+            try:
+                act()
+            except Exception as error:  # noqa: BLE001 - without this thread every lease is lost
+                self._complain(error)
 
     def _complain(self, error: Exception) -> None:
         """Say what is wrong, once as long as it is the same."""
@@ -343,7 +356,7 @@ class Custody:
         if permit == self._told.get(number):
             return
         try:
-            leave_permit(folder, number, permit)
+            self._leave(folder, number, permit)
             self._told[number] = permit
         except OSError as error:
             # Its old one is over soon; meanwhile it is tried again.

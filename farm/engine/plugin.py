@@ -87,7 +87,7 @@ class JobItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run the job on the device of this worker. Raises JobNotPassed."""
-        from farm.engine.worker import Returned
+        from farm.engine.worker import Done, Returned
         from farm.errors import StoreError
         from farm.results.attempt import Verdict
 
@@ -98,15 +98,8 @@ class JobItem(pytest.Item):
             done: Done | Returned = Returned(device.serial, halt=f"the store: {error}")
         else:
             done = worker.run(self.planned, self.config.stash.get(_FOLLOWING, None))
-        if isinstance(done, Returned):
-            self.user_properties.append((RETURNED_KEY, done.shown()))
-            return
-        self.user_properties.append((REPORT_KEY, shown(done.attempt)))
-        if done.outvoted:
-            self.user_properties.append((OUTVOTED_KEY, list(done.outvoted)))
-        if done.avoid:
-            self.user_properties.append((REPEAT_KEY, list(done.avoid)))
-        if done.attempt.verdict is not Verdict.PASSED:
+        self.user_properties.extend(properties_of(done))
+        if isinstance(done, Done) and done.attempt.verdict is not Verdict.PASSED:
             raise JobNotPassed(done.attempt, repeated=bool(done.avoid))
 
     def setup(self) -> None:
@@ -133,7 +126,7 @@ class IdleItem(pytest.Item):
         self.user_properties.clear()
         returned = _worker(self.config).look()
         if returned is not None:
-            self.user_properties.append((RETURNED_KEY, returned.shown()))
+            self.user_properties.extend(properties_of(returned))
 
 
 @pytest.hookimpl(trylast=True)
@@ -141,6 +134,16 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     """Add the idle item, in workers, after everything was selected."""
     if PLAN in config.stash and hasattr(config, "workerinput"):
         items.append(IdleItem.from_parent(session, name=IDLE, nodeid=IDLE))
+
+
+def properties_of(done: Done | Returned) -> list[tuple[str, object]]:
+    """Return what the report of an item carries to the controller."""
+    from farm.engine.worker import Returned
+
+    if isinstance(done, Returned):
+        return [(RETURNED_KEY, done.shown())]
+    lists = {OUTVOTED_KEY: list(done.outvoted), REPEAT_KEY: list(done.avoid)}
+    return [(REPORT_KEY, shown(done.attempt)), *((key, serials) for key, serials in lists.items() if serials)]
 
 
 def shown(attempt: Attempt) -> dict[str, str | float]:

@@ -139,8 +139,12 @@ class DeviceScheduling:
 
     @_locked
     def mark_test_pending(self, item: str) -> None:
-        """Put an item back in front: the worker that ran it died."""
-        self._put_back(item)
+        """Put an item back in front: the worker that ran it died.
+
+        Not one that it had given back before it died: another may have it by now.
+        """
+        if self._items is not None and self._items.index(item) not in itertools.chain(*self._given.values()):
+            self._put_back(item)
         self._hand_out()
 
     def remove_pending_tests_from_node(self, node: WorkerController, indices: Sequence[int]) -> None:
@@ -248,8 +252,8 @@ class DeviceScheduling:
                 node.shutdown()
 
     def _put_back(self, item: str) -> None:
-        if self._items is not None and not self._stopped:
-            self._pending.insert(0, self._items.index(item))
+        if self._items is not None and not self._stopped and (index := self._items.index(item)) not in self._pending:
+            self._pending.insert(0, index)
 
     def _jobs_of(self, node: WorkerController) -> list[int]:
         return [index for index in self._given[node] if index != self._idle]

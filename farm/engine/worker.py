@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -26,19 +26,18 @@ from farm.results.blame import Tried, classify, is_open, settle, tried, unfit
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from farm.engine.plan import PlannedJob, RunPlan
     from farm.store.records import ArtifactRecord
     from farm.store.store import Store
 
-# What a person, or a service manager, needs to bring a database back; a run that is cut off from it longer is stopped.
-STORE_SECONDS = 300.0
-# Something else on this machine may fill a disk and give it back; nobody frees one in the middle of the night.
-LOCAL_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 # What an attempt leaves, with some to spare: with less the next one fails as well.
 _ROOM_BYTES = 1 << 20
+
+_Answer = TypeVar("_Answer")
 
 
 class Done(NamedTuple):
@@ -72,32 +71,61 @@ class Returned(NamedTuple):
         return self._asdict()
 
 
+class Outfit(NamedTuple):
+    """What a worker works with."""
+
+    store: Store
+    station: Station
+    executor: Executor
+
+
+def outfit_of(plan: RunPlan, number: int, unwanted: Callable[[], bool]) -> Outfit:
+    """Return the real parts for a device of `plan`; `unwanted` tells that nobody waits for it any more.
+
+    Raises StoreError.
+    """
+    store = open_store(os.environ[STORE_VARIABLE])
+    station = Station(plan, number, store, unwanted)
+    return Outfit(store, station, Executor(plan, station))
+
+
 class Worker:
     """One device, one store connection."""
 
-    def __init__(self, plan: RunPlan, number: int, controller: int) -> None:
-        """`controller` is the id of the process that gives permits: none of them holds when it is gone."""
+    def __init__(
+        self,
+        plan: RunPlan,
+        number: int,
+        controller: int,
+        outfit: Callable[[RunPlan, int, Callable[[], bool]], Outfit] = outfit_of,
+    ) -> None:
+        """`controller` is the id of the process that gives permits: none of them holds when it is gone.
+
+        Raises StoreError for a store that stays away.
+        """
         self._plan, self._number, self._controller = plan, number, controller
         self._device = plan.devices[number]
         self._local_trouble_s: float | None = None
         """When this machine began to fail, on the monotonic clock; None while it works."""
-        self._store = self._open_store()
-        self._station = Station(plan, number, self._store, self._unwanted)
-        self._executor = Executor(plan, self._station)
+        self._store, self._station, self._executor = self._patiently(outfit)
         self._permit = Permit(go=False)
         if self._may_go():
             # While the first job is on its way.
             self._station.begin()
 
-    def _open_store(self) -> Store:
-        """Return the store, which may be away for a while. Raises StoreError when it stays away."""
-        deadline = time.monotonic() + STORE_SECONDS
+    def _patiently(self, outfit: Callable[[RunPlan, int, Callable[[], bool]], Outfit]) -> Outfit:
+        return self._outlasting_the_store(lambda: outfit(self._plan, self._number, self._unwanted))
+
+    def _outlasting_the_store(self, action: Callable[[], _Answer]) -> _Answer:
+        """Return what `action` does, once the store is there. Raises StoreError when it stays away."""
+        deadline = time.monotonic() + self._plan.health.store_wait_s
         while True:
             try:
-                return open_store(os.environ[STORE_VARIABLE])
+                return action()
             except StoreError:
                 if time.monotonic() > deadline or self._is_orphan:
                     raise
+                # So that the controller sees this process go on.
                 self._read_permit()
                 time.sleep(_POLL_SECONDS)
 
@@ -238,30 +266,19 @@ class Worker:
         return Done(attempt, avoid, outvoted)
 
     def _record(self, attempt: Attempt, artifacts: tuple[ArtifactRecord, ...] = ()) -> None:
-        """Record an attempt, also where the store is away for a while.
-
-        Raises LeaseLostError, and StoreError when the store stays away or the run is stopped meanwhile.
-        """
+        """Record an attempt, also where the store is away for a while. Raises LeaseLostError, StoreError."""
+        # A lease that ends while the store is away is taken up again, unless somebody else has the device by then.
         fence = (self._device.id, self._permit.fence) if self._permit.fence else None
-        deadline = time.monotonic() + STORE_SECONDS
-        while True:
-            try:
-                self._store.record_attempt(self._plan.run_id, attempt, artifacts=artifacts, fence=fence)
-            except StoreError:
-                # A lease that ended meanwhile is taken up again, unless somebody else has the device by then.
-                if time.monotonic() > deadline or self._is_orphan:
-                    raise
-                self._read_permit()
-                time.sleep(_POLL_SECONDS)
-            else:
-                return
+        self._outlasting_the_store(
+            lambda: self._store.record_attempt(self._plan.run_id, attempt, artifacts=artifacts, fence=fence)
+        )
 
     def _has_recovered(self) -> bool:
         """Wait until there is room on this machine's disk again; return whether it is worth another try."""
         self._executor.forget()
         if self._local_trouble_s is None:
             self._local_trouble_s = time.monotonic()
-        while time.monotonic() < self._local_trouble_s + LOCAL_SECONDS:
+        while time.monotonic() < self._local_trouble_s + self._plan.health.disk_wait_s:
             time.sleep(_POLL_SECONDS)
             if self._unwanted() or _has_room(self._plan.folder):
                 return True

@@ -46,6 +46,7 @@ class Workers:
         note: Callable[[str], None],
         sign_of: Callable[[int], int],
         most_silence_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`is_wanted` tells whether there may be work for a device; `retire` takes one out of the run, with the reason.
 
@@ -58,7 +59,8 @@ class Workers:
         self._device_of: dict[Any, int] = {}
         self._deaths = [0] * len(serials)
         # A clock that goes only while `watch` is called: what was stopped together with this process is not late.
-        self._now_s, self._looked_s = 0.0, time.monotonic()
+        self._clock = clock
+        self._now_s, self._looked_s = 0.0, clock()
         self._began_s: dict[Any, float] = {}
         """When a worker was started that has not told its items yet."""
         self._stopped_s: dict[Any, float] = {}
@@ -119,7 +121,7 @@ class Workers:
 
     def watch(self, nodes: Sequence[Any]) -> None:
         """End workers that do not start, do not go on or are stopped: they are replaced as others that die."""
-        moment = time.monotonic()
+        moment = self._clock()
         now = self._now_s = self._now_s + min(moment - self._looked_s, _TICK_SECONDS)
         self._looked_s = moment
         if self._starting_s is not None and now > self._starting_s + START_SECONDS:
@@ -193,6 +195,10 @@ class WorkerSession(DSession):  # type: ignore[misc]
             pass
         else:
             getattr(self, f"worker_{name}")(**arguments)
+        self.look()
+
+    def look(self) -> None:
+        """Let workers end when nothing is left to do."""
         if self.sched.tests_finished or not self._active_nodes:
             self.triggershutdown()
 
