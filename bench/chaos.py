@@ -31,6 +31,7 @@ from chaos_watch import LONGEST_WAIT_S, Watch, dump
 from stub_farm import stub_runtime
 from stub_run import judge
 
+from farm.devices.health import Health
 from farm.errors import FarmError
 from farm.results.attempt import Verdict
 from farm.store.store import open_store
@@ -50,7 +51,7 @@ _LEFT_S = 30.0
 """How long processes of a run may take to end after their controller: docs/architecture.md."""
 _PERSON_AFTER_S = 1.5
 _DEVICE_CAUSES = frozenset({"connection", "gone", "space", "damage", "crash", "hang"})
-_GIVEN_UP = re.compile(r"(\S+) is not used any more: (.*)")
+_GIVEN_UP = re.compile(r"\S+ is not used any more: .*")
 # A process that starts as its controller dies finds its pipe closed before any code of farm is in it.
 _STILLBORN = "BrokenPipeError: [Errno 32] Broken pipe"
 
@@ -80,6 +81,8 @@ class Tally:
         }
     )
     quarantined: int = 0
+    given_up: int = 0
+    """Devices that were not used any more for the rest of one run."""
     rounds: int = 0
     runs: int = 0
     jobs: int = 0
@@ -147,10 +150,10 @@ class Round:
         for part in range(_MOST_PARTS):
             resume = self._has_begun()
             self._run_once(lab, part, resume=resume)
+            self._look_at_quarantine(lab)
             view = self._view()
             if view is not None and not _missing(view, self._home.behaviours):
                 break
-            self._release_quarantined(lab)
         self._judge(view)
         self._look_at_leases()
 
@@ -206,18 +209,26 @@ class Round:
         text = output.read_text(errors="replace")
         name = f"round {self._number}: {output.name}"
         if "Traceback" in text and _STILLBORN not in text:
-            self._found("tracebacks", f"{name}: {text[text.index('Traceback') :][-400:]}")
+            self._found("tracebacks", f"{name}: {_excerpt(text)}")
         if code == 2:
             self._found("refused", f"{name}: {text.splitlines()[-1:]}")
         if "the test session broke down" in text and not self._struck & {"controller", "state disk"}:
             broken = next(line for line in text.splitlines() if "the test session broke down" in line)
             self._found("broke_down", f"{name}: {broken[:300]}")
-        for line in text.splitlines():
-            given_up = _GIVEN_UP.search(line)
-            if given_up:
-                self._tally.quarantined += 1
-                if not self._struck & {*DEVICE_SIDE, "storage"}:
-                    self._found("quarantined_locally", f"{name}: {line[:300]}")
+        self._tally.given_up += len(_GIVEN_UP.findall(text))
+
+    def _look_at_quarantine(self, lab: Lab | None) -> None:
+        """Count devices in quarantine, and release them, as a person does who has looked at them."""
+        with contextlib.suppress(FarmError), open_store(self._store.url, readonly=True) as store:
+            for one in store.registry.all():
+                if one.health == Health.QUARANTINED:
+                    self._tally.quarantined += 1
+                    self._log(f"{one.serial} is quarantined: {one.health_reason}")
+                    if not self._struck & {*DEVICE_SIDE, "storage"}:
+                        self._found("quarantined_locally", f"round {self._number}: {one.serial}: {one.health_reason}")
+                    environment = self._home.environment(self._store.url, lab.environment if lab else {})
+                    words = ["device", "release", one.serial]
+                    self._home.start(words, environment, self._folder / "release.txt").wait(120)
 
     def _look_at_processes(self, lab: Lab | None) -> None:
         for one in self._left(lab.pids if lab else frozenset(), _LEFT_S):
@@ -241,13 +252,6 @@ class Round:
         with contextlib.suppress(FarmError), open_store(self._store.url, readonly=True) as store:
             return store.run_view(store.resolve_run("latest"))
         return None
-
-    def _release_quarantined(self, lab: Lab | None) -> None:
-        """Give devices another chance, as a person does who has looked at them."""
-        for serial in lab.serials if lab is not None else ():
-            environment = self._home.environment(self._store.url, lab.environment if lab else {})
-            output = self._folder / "release.txt"
-            self._home.start(["device", "release", serial], environment, output).wait(120)
 
     def _judge(self, view: RunView | None) -> None:
         where = f"round {self._number}"
@@ -283,7 +287,7 @@ class Round:
         into = self._settings.kept / f"seed{self._settings.seed}-round{self._number}"
         into.mkdir(parents=True, exist_ok=True)
         (into / "found.json").write_text(json.dumps(new, indent=1))
-        for file in (self._acts_log, *self._outputs):
+        for file in (self._acts_log, *self._outputs, *self._home.storage.rglob("*.log")):
             with contextlib.suppress(OSError):
                 shutil.copy(file, into / file.name)
         with contextlib.suppress(OSError):
@@ -298,6 +302,11 @@ class Round:
 
 def _stays(one: Process) -> bool:
     return "fork-server server" in one.command
+
+
+def _excerpt(text: str) -> str:
+    start = text.index("Traceback")
+    return text[start : start + 1500]
 
 
 def _missing(view: RunView, behaviours: dict[str, str]) -> list[str]:
@@ -355,6 +364,7 @@ def _report(tally: Tally, settings: Settings, seconds: float) -> int:
                 "verdicts": dict(tally.verdicts),
                 **{what: len(found) for what, found in tally.found.items()},
                 "quarantined": tally.quarantined,
+                "given_up": tally.given_up,
                 "faults": tally.faults,
                 "longest_wait_s": round(tally.longest_wait_s, 1),
                 "bound_s": settings.bound_s,

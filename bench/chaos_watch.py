@@ -87,7 +87,7 @@ def dump(home: Home, output: Path, acts: Path, into: Path) -> None:
                 os.kill(one.pid, signal.SIGUSR1)
     (into / "processes.txt").write_text("\n".join(lines))
     time.sleep(_STACKS_S)
-    for name in (output, acts, home.stacks, home.state, home.cwd):
+    for name in (output, acts, home.stacks, home.state, home.cwd, *home.storage.rglob("*.log")):
         with contextlib.suppress(OSError, shutil.Error):
             copy = shutil.copytree if name.is_dir() else shutil.copy
             copy(name, into / name.name)  # type: ignore[operator]
