@@ -150,6 +150,7 @@ static void run(long job, char **words, int count) {
         list_times("warm_up_ns", warm_up, each);
         say(", ");
         list_times("iterations_ns", iterations, each);
+        say(", \"differing\": {\"count\": 0, \"executions\": []}");
         say("}");
     }
     say("]}\n");

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
+from datetime import date, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,63}")
 _FACTORY = re.compile(r"\.{0,2}[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+# Of arguments of a module. JSON, which takes them to the builder, has no more than these whole numbers.
+_MOST_NESTED = 32
+_LEAST_INT, _GREATEST_INT = -(2**63), 2**64 - 1
 
 # What a manifest looks like; the defaults of its [suite] table fill in what a case leaves out.
 
@@ -42,6 +49,7 @@ class _CaseTable(_Table, frozen=True):
     known_issues: tuple[KnownIssue, ...] = ()
     expect: tuple[Expectation, ...] = ()
     metrics: tuple[Metric, ...] = ()
+    deterministic: bool | None = None
 
 
 class _SuiteTable(_Table, frozen=True):
@@ -80,6 +88,9 @@ def load_suite(manifest: Path, including: tuple[Path, ...] = ()) -> Suite:
         raise ConfigError(manifest, "", str(error)) from None
     except OSError as error:
         raise ConfigError(manifest, "", error.strerror or str(error)) from None
+    except RecursionError:
+        problem = f"lists or tables are nested too deeply to be read, expected at most {_MOST_NESTED} in one another"
+        raise ConfigError(manifest, "", problem) from None
     _check_name(manifest, "suite.name", table.suite.name)
     folder = manifest.resolve().parent.name
     if table.suite.name != folder:
@@ -89,13 +100,13 @@ def load_suite(manifest: Path, including: tuple[Path, ...] = ()) -> Suite:
     _check_known(manifest, "suite.precisions", table.suite.precisions, PRECISIONS)
     _check_known(manifest, "suite.tolerance", table.suite.tolerance, PRECISIONS)
     _check_known(manifest, "suite.backends", table.suite.backends, BACKEND_PRECISIONS)
-    cases = [_case(manifest, table.suite, name, case) for name, case in table.case.items()]
+    place = str(manifest.parent.resolve())
+    cases = [_case(manifest, place, table.suite, name, case) for name, case in table.case.items()]
     for include in table.include:
         cases += _included(manifest, table.suite, include, including)
     if not cases:
         raise ConfigError(manifest, "case", "the suite has no case: add a [case.NAME] table")
-    twice = {case.name for case in cases if sum(other.name == case.name for other in cases) > 1}
-    if twice:
+    if twice := [name for name, count in Counter(case.name for case in cases).items() if count > 1]:
         raise ConfigError(manifest, "include", f"cases come twice: {', '.join(sorted(twice))}")
     return Suite(table.suite.name, table.suite.description, table.suite.backends, tuple(cases), str(manifest))
 
@@ -111,12 +122,14 @@ def _check_known(manifest: Path, key: str, names: Iterable[str], known: Collecti
             raise ConfigError(manifest, key, f"{name!r} is none of {', '.join(known)}")
 
 
-def _case(manifest: Path, suite: _SuiteTable, name: str, table: _CaseTable) -> Case:
+def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _CaseTable) -> Case:
     key = f"case.{name}"
     _check_name(manifest, key, name)
     if table.samples < 1:
         raise ConfigError(manifest, f"{key}.samples", "is at least 1")
     _check_source(manifest, key, table)
+    for place, values in ((f"{key}.args", table.args), (f"{key}.kwargs", table.kwargs)):
+        _check_value(manifest, place, values)
     _check_inputs(manifest, key, table)
     _check_known(manifest, f"{key}.precisions", table.precisions, PRECISIONS)
     _check_known(manifest, f"{key}.tolerance", table.tolerance, PRECISIONS)
@@ -134,7 +147,6 @@ def _case(manifest: Path, suite: _SuiteTable, name: str, table: _CaseTable) -> C
         "known_issues": tuple(_placed(issue, suite.backends) for issue in table.known_issues),
         "expect": (*table.expect, *([suite.expect] if suite.expect else [])),
     }
-    folder = str(manifest.parent.resolve())
     case = Case(suite=suite.name, name=name, folder=folder, **{**given, **filled_in})
     for file in case.files:
         if not Path(case.folder, file).is_file():
@@ -162,6 +174,28 @@ def _check_source(manifest: Path, key: str, table: _CaseTable) -> None:
         raise ConfigError(
             manifest, f"{key}.expected", f"is for {len(table.expected)} samples, expected {table.samples}"
         )
+
+
+def _check_value(manifest: Path, key: str, value: object, depth: int = 0) -> None:
+    """Raise ConfigError unless `value`, an argument of a module, reaches a builder as it is written."""
+    what = ""
+    if depth > _MOST_NESTED:
+        what = f"is nested more than {_MOST_NESTED} deep"
+    elif isinstance(value, (date, time)):  # a datetime is a date
+        what = f"is the date or time {value}"
+    elif isinstance(value, float) and not math.isfinite(value):
+        what = f"is {value}"
+    elif isinstance(value, int) and not _LEAST_INT <= value <= _GREATEST_INT:
+        what = f"is {value:#x}, more than 64 bits"
+    if what:
+        expected = "a string, a finite number, a boolean, or a list or table of these"
+        raise ConfigError(manifest, key, f"{what}, expected {expected}")
+    if isinstance(value, dict):
+        for name, one in value.items():
+            _check_value(manifest, f"{key}.{name}", one, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for index, one in enumerate(value):
+            _check_value(manifest, f"{key}[{index}]", one, depth + 1)
 
 
 def _check_inputs(manifest: Path, key: str, table: _CaseTable) -> None:

@@ -169,6 +169,9 @@ class Case(_Frozen, frozen=True):
     expect: tuple[Expectation, ...] = ()
     """The first that fits a target counts; none does not decide."""
     metrics: tuple[Metric, ...] = ()
+    deterministic: bool | None = None
+    """Whether the same inputs give the same outputs every time; None is yes, unless the module has a state of its
+    own: farm/results/iterations.py."""
     folder: str = ""
     """Folder of the suite, where its files are looked for."""
 

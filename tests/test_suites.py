@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from farm.errors import ConfigError, FarmError, IllegalTargetError, UnknownNameError
 from farm.profiles import find_soc
 from farm.suite_files import find_suites, load_suite, resolve_suite
-from farm.suites import Expectation, Target, plan
+from farm.suites import Case, Expectation, Target, plan
 
 MANIFEST = """
 [suite]
@@ -173,6 +176,27 @@ def test_nothing_impossible_is_dropped_in_silence(
         ("shape = [1, 8] }]", 'shape = [1, 8] }]\nmetrics = [{ name = "top5" }]', "Invalid enum value 'top5'"),
         ("shape = [1, 8] }]", 'shape = [1, 8] }]\nexpect = [{ precisions = ["9a"] }]', "'9a' is none of"),
         ('"a suite of a user"', '"\udcff"', "suite.toml"),
+        ("shape = [1, 8] }]", 'shape = [1, 8] }]\ndeterministic = "no"', "Expected `bool.*deterministic"),
+        *(
+            (
+                "shape = [1, 8] }]",
+                f"shape = [1, 8] }}]\n{args}",
+                f"case.relu.{says}, expected a string, a finite number",
+            )
+            for args, says in (
+                (f"args = {'[' * 40}{']' * 40}", rf"args{re.escape('[0]') * 33}: is nested more than 32 deep"),
+                ("args = [1, [2026-05-27]]", r"args\[1\]\[0\]: is the date or time 2026-05-27"),
+                ("args = [07:32:00]", r"args\[0\]: is the date or time 07:32:00"),
+                ("args = [-inf]", r"args\[0\]: is -inf"),
+                ("kwargs = { sizes = [1, { least = nan }] }", r"kwargs.sizes\[1\].least: is nan"),
+                ("kwargs = { seed = 0x10000000000000000 }", "kwargs.seed: is 0x10000000000000000, more than 64 bits"),
+            )
+        ),
+        (
+            "shape = [1, 8] }]",
+            f"shape = [1, 8] }}]\nargs = {'[' * 5000}{']' * 5000}",
+            "suite.toml: lists or tables are nested too deeply to be read, expected at most 32 in one another",
+        ),
     ],
 )
 def test_a_broken_manifest_names_file_and_key(tmp_path: Path, old: str, new: str, says: str) -> None:
@@ -181,6 +205,38 @@ def test_a_broken_manifest_names_file_and_key(tmp_path: Path, old: str, new: str
     with pytest.raises(ConfigError, match=says) as caught:
         load_suite(path)
     assert str(path) in str(caught.value)
+
+
+def test_arguments_reach_the_builder_as_they_are_written(tmp_path: Path) -> None:
+    written = 'args = [[1, [2.5, "x"]], { on = true }, 18446744073709551615]\nkwargs = { deep = [[[[1]]]] }\n'
+    suite = load_suite(_write(tmp_path / "mine", MANIFEST.replace("[case.conv]", f"{written}\n[case.conv]")))
+    relu = msgspec.json.decode(msgspec.json.encode(suite.cases[0]), type=Case)
+    assert relu.args == ([1, [2.5, "x"]], {"on": True}, 18446744073709551615)
+    assert relu.kwargs == {"deep": [[[[1]]]]}
+
+
+def test_many_cases_are_read_in_a_time_that_grows_with_their_number(tmp_path: Path) -> None:
+    def steps(count: int) -> int:
+        """Return how many lines of Python reading so many cases takes."""
+        cases = "".join(f'[case.c{n}]\nmodule = "a:B"\ninputs = [{{ shape = [1] }}]\n' for n in range(count))
+        path = _write(tmp_path / "mine", MANIFEST[: MANIFEST.index("[case.relu]")] + cases)
+        taken = 0
+
+        def step(_frame: object, _event: str, _arg: object) -> Any:
+            nonlocal taken
+            taken += 1
+            return step
+
+        before = sys.gettrace()
+        sys.settrace(step)
+        try:
+            assert len(load_suite(path).cases) == count
+        finally:
+            sys.settrace(before)
+        return taken
+
+    steps(1)  # imports
+    assert steps(600) < 2.4 * steps(300)
 
 
 def test_an_include_takes_cases_of_a_sibling_under_their_names(tmp_path: Path) -> None:

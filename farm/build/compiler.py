@@ -80,6 +80,7 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
         references=tuple(program.references),
         operators=program.operators,
         dynamic=program.dynamic,
+        stateful=program.stateful,
     )
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
     return manifest
@@ -96,6 +97,7 @@ class _Program(NamedTuple):
     fallback_ops: dict[str, int]
     operators: dict[str, int]
     dynamic: bool
+    stateful: bool
 
 
 def _compile(
@@ -106,7 +108,8 @@ def _compile(
     module = make_module(case)
     # First, as an error of the module itself reads better than what an export makes of it.
     with watch.step("reference"):
-        references = {"fp32": [_outputs(module, inputs) for inputs in samples]}
+        outputs, stateful = _run(module, samples)
+        references = {"fp32": outputs}
     example = make_example(case, module, samples[0])
     schematics = _schematics(folder / OPTRACE if _for_optrace(target) else None)
     with schematics, built_operators() as operators, one_look_a_list():
@@ -133,6 +136,7 @@ def _compile(
         fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
         operators=dict(operators),
         dynamic=any(spec.dynamic for spec in case.inputs),
+        stateful=stateful,
     )
 
 
@@ -144,11 +148,10 @@ def _take_ready(
     method = read_ready(job)
     for inputs in samples:
         check_inputs(job, method, [tensor_spec(tensor) for tensor in inputs])
-    references = {}
+    references, stateful = {}, False
     with watch.step("reference"):
         if case.module or case.program:
-            module = make_module(case)
-            references["fp32"] = [_outputs(module, inputs) for inputs in samples]
+            references["fp32"], stateful = _run(make_module(case), samples)
         elif case.expected:
             references["fp32"] = read_expected(case)
     shutil.copyfile(Path(case.folder, case.pte), folder / MODEL)
@@ -161,6 +164,7 @@ def _take_ready(
         fallback_ops=method.cpu_operators,
         operators={},
         dynamic=is_dynamic(method),
+        stateful=stateful,
     )
 
 
@@ -174,6 +178,25 @@ def _schematics(folder: Path | None) -> AbstractContextManager[None]:
     from farm.build.optrace import schematics_in
 
     return schematics_in(folder)
+
+
+def _run(module: torch.nn.Module, samples: Sequence[Tensors]) -> tuple[list[Tensors], bool]:
+    """Return the outputs of every sample, and whether `module` changed buffers of its own meanwhile."""
+    # They stay alive, so that none that replaces one gets its address.
+    buffers = list(module.buffers())
+    before = _buffer_states(module)
+    outputs = [_outputs(module, inputs) for inputs in samples]
+    stateful = _buffer_states(module) != before
+    del buffers
+    return outputs, stateful
+
+
+def _buffer_states(module: torch.nn.Module) -> list[tuple[str, int, int]]:
+    """Return what tells whether a buffer was changed or replaced: torch counts changes, except in inference mode."""
+    return [
+        (name, id(buffer), 0 if buffer.is_inference() else buffer._version)  # noqa: SLF001 - torch has no other name
+        for name, buffer in module.named_buffers()
+    ]
 
 
 def _outputs(module: torch.nn.Module, inputs: Tensors) -> Tensors:

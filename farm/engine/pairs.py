@@ -362,7 +362,8 @@ class PairBench:
 
 def _judged(side: Side, raw: RawResult) -> tuple[tuple[Measurement, ...], str]:
     """Return what a turn measured, with its figures, or why it failed. Raises InfraError."""
-    attempt = judge(side.job, side.bundle, raw)
+    # A runtime of its own may be that of an older farm.
+    attempt = judge(side.job, side.bundle, raw, any_runner=side.runtime is not None)
     if attempt.verdict is Verdict.INFRA:
         raise InfraError(attempt.reason)
     if attempt.verdict is Verdict.FAILED and not attempt.known_issue:

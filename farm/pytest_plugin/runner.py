@@ -17,6 +17,7 @@ from farm.options import parse_options, runtime_flags
 from farm.pytest_plugin.worker import Executed
 from farm.results.attempt import Stage, Verdict
 from farm.results.ending import Ending
+from farm.results.iterations import describe_differing
 from farm.results.judge import judge
 from farm.results.measurements import bundle_measurements, time_measurements
 from farm.results.outcome import outcome
@@ -175,7 +176,7 @@ class Runner:
             tuple(_output(raw, report, sample, index) for index in range(len(report.outputs)))
             for sample in range(len(report.inferences))
         )
-        notes = (*raw.notes, *profile.notes)
+        notes = (*raw.notes, *filter(None, [describe_differing(report)]), *profile.notes)
         self._worker.executed(Executed(manifest.key, measured, profile.operators), notes)
         return Ran(
             outputs,

@@ -15,6 +15,7 @@ from farm.profiles import CPU_BACKENDS
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
 from farm.results.heap import heap_measurements
+from farm.results.iterations import judge_iterations, require_comparison
 from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
 from farm.results.outcome import outcome
 from farm.results.outputs import compare_outputs, decide, measure_outputs, outputs_problem, reference_problem
@@ -30,15 +31,23 @@ if TYPE_CHECKING:
     from farm.suites import Job
 
 
-def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False) -> Attempt:
+def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, any_runner: bool = False) -> Attempt:
     """Return what one execution of `job` says; with `operators`, what each of its nodes took as well.
 
     The first of these decides: how the execution ended; outputs that are not there or do not fit; references that
-    carry no signal; the limits of the case, against every output of every sample and every reference. Nothing
-    passes that no limit decides, or of which the backend ran nothing, unless that is the CPU.
+    carry no signal; the limits of the case, against every output of every sample and every reference; iterations that
+    gave other outputs than the last. Nothing passes that no limit decides, or of which the backend ran nothing, unless
+    that is the CPU.
+
+    `any_runner`: it may be one of an older farm, which does not compare iterations.
     """
     report = outcome(raw)
-    ending = report if isinstance(report, Ending) else _judge_outputs(job, bundle, raw, report, operators=operators)
+    if not isinstance(report, Ending):
+        ending = (None if any_runner else require_comparison(report)) or _judge_outputs(
+            job, bundle, raw, report, operators=operators
+        )
+    else:
+        ending = report
     if ending.verdict is Verdict.PASSED and (problem := _delegation_problem(job, bundle)):
         ending = _ended_as(ending, failed(Stage.BUILD, problem, Cause.COMPILE))
     measured = ending.measurements
@@ -109,7 +118,7 @@ def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerRepor
         if ending is None:
             figures = compare_outputs(bundle, raw)
             metrics, broken = measure_outputs(job, bundle, raw)
-            ending = decide(job, bundle, figures, broken)
+            ending = judge_iterations(job, bundle, report, decide(job, bundle, figures, broken))
             measured = (*measured, *numeric_measurements(figures), *metrics)
     except BundleError as error:
         return infra(Stage.BUILD, str(error), Cause.BUILDER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -50,12 +51,27 @@ class RunnerTensor(msgspec.Struct, frozen=True):
         return f"{self.dtype}{list(self.shape)}"
 
 
+class Differing(msgspec.Struct, frozen=True):
+    """Which executions of one line gave other outputs than its last, whose outputs are written."""
+
+    count: Annotated[int, Meta(ge=0, le=2**31)]
+    executions: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**31)], ...], Meta(max_length=1024)]
+    """The first of them, from 0 and in order; warm-up comes before what is measured."""
+
+
 class Inference(msgspec.Struct, frozen=True):
-    """The durations of one line of the input list."""
+    """The durations of one line of the input list, and whether its executions agree."""
 
     line: Annotated[int, Meta(ge=0, le=2**31)]
     iterations_ns: Durations
     warm_up_ns: Durations = ()
+    differing: Differing | None = None
+    """None of a runner that is older than this."""
+
+    @property
+    def executions(self) -> int:
+        """How often it was executed, warm-up included."""
+        return len(self.warm_up_ns) + len(self.iterations_ns)
 
 
 class RunnerReport(msgspec.Struct, frozen=True):
@@ -98,12 +114,21 @@ def parse_report(data: bytes) -> RunnerReport:
             raise ReportError(f"inferences[{line}].line is {inference.line}")
         if report.ok and not inference.iterations_ns:
             raise ReportError(f"inferences[{line}].iterations_ns is empty")
+        if inference.differing and not _is_possible(inference.differing, inference.executions):
+            raise ReportError(f"inferences[{line}].differing contradicts itself")
     for kind, tensors in (("inputs", report.inputs), ("outputs", report.outputs)):
         for index, tensor in enumerate(tensors):
             elements = math.prod(tensor.shape)
             if tensor.nbytes % elements if elements else tensor.nbytes:
                 raise ReportError(f"{kind}[{index}] has {tensor.nbytes} bytes for {tensor}")
     return report
+
+
+def _is_possible(differing: Differing, executions: int) -> bool:
+    """Tell whether `differing` can be said of so many executions, of which the last is not among them."""
+    listed = differing.executions
+    ascending = all(one < other for one, other in itertools.pairwise((*listed, executions - 1)))
+    return ascending and len(listed) <= differing.count < max(1, executions) and bool(listed) == bool(differing.count)
 
 
 def read_report(path: Path) -> RunnerReport | None:

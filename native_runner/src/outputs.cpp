@@ -1,18 +1,15 @@
 // Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
 #include "outputs.h"
 
+#include <functional>
+#include <string_view>
+
 #include "failure.h"
 #include "files.h"
 
 namespace farm {
 
 namespace {
-
-template <typename T>
-TensorSpec write_scalar(const std::string& path, T value, const char* dtype) {
-  write_file(path, &value, sizeof(value), Stage::kOutputs);
-  return {{}, dtype, sizeof(value), sizeof(value)};
-}
 
 // What of a tensor is written. A backend that runs a dynamic shape may leave the tensor at its upper bound,
 // with the values of the smaller one in front: QNN does, XNNPACK gives it its shape.
@@ -24,35 +21,63 @@ TensorSpec written_spec(const TensorSpec& actual, const TensorSpec* expected) {
   return *expected;
 }
 
-TensorSpec write_value(const std::string& path, const executorch::runtime::EValue& value, const TensorSpec* expected) {
+// Hands the bytes of a value to `take(data, size)` and returns what they are.
+template <typename Take>
+TensorSpec take_value(const executorch::runtime::EValue& value, const TensorSpec* expected, const Take& take) {
+  const auto scalar = [&](auto number, const char* dtype) {
+    take(&number, sizeof(number));
+    return TensorSpec{{}, dtype, sizeof(number), sizeof(number)};
+  };
   if (value.isTensor()) {
     const auto& tensor = value.toTensor();
     const TensorSpec spec = written_spec(spec_of(tensor), expected);
     if (spec.nbytes > 0 && tensor.const_data_ptr() == nullptr) throw Failure(Stage::kOutputs, "it has no data");
-    write_file(path, tensor.const_data_ptr(), spec.nbytes, Stage::kOutputs);
+    take(tensor.const_data_ptr(), spec.nbytes);
     return spec;
   }
-  if (value.isInt()) return write_scalar(path, value.toInt(), "int64");
-  if (value.isDouble()) return write_scalar(path, value.toDouble(), "float64");
-  if (value.isBool()) return write_scalar(path, value.toBool(), "bool");
+  if (value.isInt()) return scalar(value.toInt(), "int64");
+  if (value.isDouble()) return scalar(value.toDouble(), "float64");
+  if (value.isBool()) return scalar(value.toBool(), "bool");
   throw Failure(Stage::kOutputs, "it is neither a tensor nor a number");
 }
 
-}  // namespace
-
-std::vector<TensorSpec> write_outputs(const std::string& folder, int64_t line,
-                                      const std::vector<executorch::runtime::EValue>& values,
-                                      const std::vector<TensorSpec>& expected) {
+// Hands the bytes of every output to `take(name of its file, data, size)` and returns what they are.
+template <typename Take>
+std::vector<TensorSpec> take_outputs(int64_t line, const std::vector<executorch::runtime::EValue>& values,
+                                     const std::vector<TensorSpec>& expected, const Take& take) {
   std::vector<TensorSpec> specs;
   for (size_t i = 0; i < values.size(); ++i) {
     const std::string name = "output_" + std::to_string(line) + "_" + std::to_string(i) + ".raw";
     try {
-      specs.push_back(write_value(folder + "/" + name, values[i], i < expected.size() ? &expected[i] : nullptr));
+      specs.push_back(take_value(values[i], i < expected.size() ? &expected[i] : nullptr,
+                                 [&](const void* data, size_t size) { take(name, data, size); }));
     } catch (const Failure& failure) {
       throw Failure(Stage::kOutputs, name + ": " + failure.what(), failure.code, line);
     }
   }
   return specs;
+}
+
+std::string_view bytes_of(const void* data, size_t size) { return {static_cast<const char*>(data), size}; }
+
+}  // namespace
+
+uint64_t digest_outputs(int64_t line, const std::vector<executorch::runtime::EValue>& values,
+                        const std::vector<TensorSpec>& expected) {
+  constexpr std::hash<std::string_view> kHash;
+  std::vector<size_t> digests;
+  take_outputs(line, values, expected, [&](const std::string&, const void* data, size_t size) {
+    digests.push_back(kHash(bytes_of(data, size)));
+  });
+  return kHash(bytes_of(digests.data(), digests.size() * sizeof(size_t)));
+}
+
+std::vector<TensorSpec> write_outputs(const std::string& folder, int64_t line,
+                                      const std::vector<executorch::runtime::EValue>& values,
+                                      const std::vector<TensorSpec>& expected) {
+  return take_outputs(line, values, expected, [&](const std::string& name, const void* data, size_t size) {
+    write_file(folder + "/" + name, data, size, Stage::kOutputs);
+  });
 }
 
 }  // namespace farm

@@ -67,7 +67,12 @@ std::string to_json(const Report& report, const std::optional<JobNumber>& job) {
   for (const Inference& inference : report.inferences) {
     json.object().key("line").integer(inference.line);
     json.key("warm_up_ns").integers(inference.warm_up_ns);
-    json.key("iterations_ns").integers(inference.iterations_ns).end();
+    json.key("iterations_ns").integers(inference.iterations_ns);
+    if (inference.differing_count) {
+      json.key("differing").object().key("count").integer(*inference.differing_count);
+      json.key("executions").integers(inference.differing).end();
+    }
+    json.end();
   }
   json.end();
   json.key("peak_memory_bytes").integer_or_null(report.peak_memory_bytes);

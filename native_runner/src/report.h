@@ -16,7 +16,13 @@ struct Inference {
   int64_t line = 0;
   std::vector<int64_t> warm_up_ns;
   std::vector<int64_t> iterations_ns;
+  // Executions, warm-up included and counted from 0, whose outputs are not those of the last: all are counted, the
+  // first kDifferingShown are listed. Absent while the line runs.
+  std::optional<int64_t> differing_count;
+  std::vector<int64_t> differing;
 };
+
+constexpr size_t kDifferingShown = 32;
 
 // What happened, filled in as it happens, so that a failure still tells what went before.
 struct Report {

@@ -2,7 +2,10 @@
 #include "run.h"
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "files.h"
 #include "inputs.h"
@@ -92,10 +95,15 @@ class Run {
     report_->enter(Stage::kInputs);
     read_inputs(line);
     report_->enter(Stage::kExecute);
-    report_->update([&](Report* report) { report->inferences.push_back({line.number, {}, {}}); });
+    digests_.clear();
+    report_->update([&](Report* report) {
+      report->inferences.emplace_back();
+      report->inferences.back().line = line.number;
+    });
     for (int i = 0; i < flags_.warm_up; ++i) execute_once(line, i, &Inference::warm_up_ns);
     for (int i = 0; i < flags_.iteration; ++i) execute_once(line, flags_.warm_up + i, &Inference::iterations_ns);
     require_complete_debug_output(line);
+    compare_executions();
     report_->enter(Stage::kOutputs);
     const std::vector<TensorSpec> written =
         write_outputs(flags_.output_folder_path, line.number, model_->results(), expected_outputs_);
@@ -116,11 +124,30 @@ class Run {
     try {
       const int64_t ns = model_->execute();
       report_->update([&](Report* report) { (report->inferences.back().*times).push_back(ns); });
+      // Outside the time. One execution alone differs from none.
+      if (flags_.warm_up > 0 || flags_.iteration > 1) {
+        digests_.push_back(digest_outputs(line.number, model_->results(), expected_outputs_));
+      }
     } catch (const Failure& failure) {
       throw Failure(failure.stage, std::string(failure.what()) + " (execution " + std::to_string(number) +
                                        " of inference " + std::to_string(line.number) + ", both from 0)",
                     failure.code, line.number);
     }
+  }
+
+  // The outputs of the last execution are the ones that are written.
+  void compare_executions() {
+    std::vector<int64_t> differing;
+    int64_t count = 0;
+    for (size_t i = 0; i < digests_.size(); ++i) {
+      if (digests_[i] == digests_.back()) continue;
+      if (differing.size() < kDifferingShown) differing.push_back(static_cast<int64_t>(i));
+      ++count;
+    }
+    report_->update([&](Report* report) {
+      report->inferences.back().differing_count = count;
+      report->inferences.back().differing = std::move(differing);
+    });
   }
 
   void require_complete_debug_output(const InputLine& line) {
@@ -149,6 +176,7 @@ class Run {
   std::vector<TensorSpec> inputs_;
   std::vector<TensorSpec> expected_outputs_;
   std::vector<InputLine> lines_;
+  std::vector<uint64_t> digests_;  // of every execution of one line
 };
 
 }  // namespace

@@ -21,7 +21,7 @@ using executorch::runtime::FreeableBuffer;
 using executorch::runtime::Result;
 using executorch::runtime::Span;
 
-enum Order { kWork = 0, kHang = 1, kCrash = 2, kAbort = 3, kFail = 4, kPrint = 5, kFailThirdTime = 6 };
+enum Order { kWork = 0, kHang = 1, kCrash = 2, kAbort = 3, kFail = 4, kPrint = 5, kFailThirdTime = 6, kWrongFifthTime = 7 };
 
 class BackendStub final : public executorch::runtime::BackendInterface {
  public:
@@ -36,6 +36,7 @@ class BackendStub final : public executorch::runtime::BackendInterface {
     const auto& output = args[args.size() - 1]->toTensor();
     const float* from = input.const_data_ptr<float>();
     static int executions = 0;
+    float wrong = 0;
     switch (static_cast<int>(from[0])) {
       case kHang:
         std::fputs("backend stub hangs\n", stderr);
@@ -55,11 +56,15 @@ class BackendStub final : public executorch::runtime::BackendInterface {
       case kFailThirdTime:
         if (++executions == 3) return Error::DelegateInvalidHandle;
         break;
+      case kWrongFifthTime:
+        // The fifth, the tenth and so on: a fifth of all inferences.
+        if (++executions % 5 == 0) wrong = 1;
+        break;
       default:
         break;
     }
     float* to = output.mutable_data_ptr<float>();
-    for (ssize_t i = 0; i < output.numel(); ++i) to[i] = -from[i];
+    for (ssize_t i = 0; i < output.numel(); ++i) to[i] = -from[i] + wrong;
     return Error::Ok;
   }
 };

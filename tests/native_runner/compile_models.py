@@ -17,6 +17,8 @@ dynamic.pte   (float32[1..4,3], float32[]) -> (their product, its sum over the r
 xnnpack.pte   linear, relu, linear in XNNPACK: float32[1..4,8] -> float32[1..4,4]
 xnnpack_input.raw, xnnpack_fp32.raw   an input of 2 rows, and its output
 methods.pte   `double` and `triple` of float32[2]
+noise.pte     float32[2] -> float32[2], other numbers every time; and twice the input
+counter.pte   float32[2] -> the sum of all inputs since it was loaded, kept in a buffer
 foreign.pte   sin in a backend that no runner has
 """
 
@@ -92,6 +94,21 @@ class Product(torch.nn.Module):
 class Add(torch.nn.Module):
     def forward(self, x, y):
         return x + y
+
+
+class Noise(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.rand(2), x * 2
+
+
+class Counter(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(2))
+
+    def forward(self, x):
+        self.total.add_(x)
+        return self.total + 0
 
 
 class Sin(torch.nn.Module):
@@ -206,6 +223,8 @@ if __name__ == "__main__":
     compile_cpu(target, "select.pte", Select(), (torch.randn(4, 2), torch.tensor([0, 1, 2])))
     compile_cpu(target, "scalar.pte", Scalar(), (pair,))
     compile_cpu(target, "nothing.pte", Nothing(), ())
+    compile_cpu(target, "noise.pte", Noise(), (pair,))
+    compile_cpu(target, "counter.pte", Counter(), (pair,))
     outside = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
     compile_cpu(target, "outside.pte", Double(), (pair,), config=ExecutorchBackendConfig(memory_planning_pass=outside))
     rows = torch.export.Dim("rows", min=1, max=4)

@@ -198,7 +198,7 @@ def bare(runtime_folder: Path, tmp_path: Path) -> Workspace:
 def stub(bare: Workspace, models: Path) -> Workspace:
     """A workspace with foreign.pte as model.pte, for the backend stub, and an input file per order to it."""
     shutil.copy(models / "foreign.pte", bare.folder / "model.pte")
-    for order, name in enumerate(("work", "hang", "crash", "abort", "fail", "print", "third")):
+    for order, name in enumerate(("work", "hang", "crash", "abort", "fail", "print", "third", "fifth")):
         bare.list_inputs(bare.write(f"{name}.raw", [order, 1]))
         (bare.folder / "input_list.txt").rename(bare.folder / f"{name}.txt")
     return bare

@@ -37,6 +37,7 @@ class Execution:
         self.known_issues: tuple[KnownIssue, ...] = ()
         self.expect: tuple[Expectation, ...] = ()
         self.metrics: tuple[Metric, ...] = ()
+        self.deterministic: bool | None = None
         self.folder, self.bundle_folder = root / "raw", root / "bundle"
         self.folder.mkdir()
         specs = tuple(TensorSpec(SHAPE, dtype) for dtype in dtypes)
@@ -68,7 +69,12 @@ class Execution:
             "inputs": [],
             "outputs": [{"shape": list(SHAPE), "dtype": spec.dtype, "nbytes": spec.nbytes} for spec in specs],
             "inferences": [
-                {"line": n, "warm_up_ns": [9_000_000], "iterations_ns": [3_000_000 + n, 4_000_000]}
+                {
+                    "line": n,
+                    "warm_up_ns": [9_000_000],
+                    "iterations_ns": [3_000_000 + n, 4_000_000],
+                    "differing": {"count": 0, "executions": []},
+                }
                 for n in range(samples)
             ],
             "versions": {"executorch": "1.5.1"},
@@ -113,10 +119,11 @@ class Execution:
             known_issues=self.known_issues,
             expect=self.expect,
             metrics=self.metrics,
+            deterministic=self.deterministic,
         )
         return Job(case, Target("SM8650", self.manifest.backend, self.manifest.precision))
 
-    def judge(self, *, write_report: bool = True) -> Attempt:
+    def judge(self, *, write_report: bool = True, any_runner: bool = False) -> Attempt:
         from farm.results.judge import judge
 
         if write_report:
@@ -130,7 +137,7 @@ class Execution:
             started_ms=1,
             **self.raw,
         )
-        return judge(self.job, bundle, raw)
+        return judge(self.job, bundle, raw, any_runner=any_runner)
 
     def on_the_cpu(self) -> None:
         """Make it a baseline of which XNNPACK took nothing."""

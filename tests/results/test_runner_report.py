@@ -23,7 +23,7 @@ GOOD = {
     "inputs": [{"shape": [1, 3, 16, 16], "dtype": "float32", "nbytes": 3072}],
     "outputs": [{"shape": [1, 8, 16, 16], "dtype": "float32", "nbytes": 8192}],
     "inferences": [
-        {"line": 0, "warm_up_ns": [9], "iterations_ns": [3, 4]},
+        {"line": 0, "warm_up_ns": [9], "iterations_ns": [3, 4], "differing": {"count": 1, "executions": [0]}},
         {"line": 1, "warm_up_ns": [], "iterations_ns": [5]},
     ],
     "versions": {"executorch": "1.5.1", "runner": "1"},
@@ -35,8 +35,13 @@ def parse(**changes: Any) -> RunnerReport:
     return parse_report(json.dumps({**GOOD, **changes}).encode())
 
 
-def inference(*iterations_ns: object, line: object = 0) -> list[dict[str, object]]:
-    return [{"line": line, "warm_up_ns": [], "iterations_ns": list(iterations_ns)}]
+def inference(*iterations_ns: object, line: object = 0, **more: object) -> list[dict[str, object]]:
+    return [{"line": line, "warm_up_ns": [], "iterations_ns": list(iterations_ns), **more}]
+
+
+def differing(count: object, *executions: object) -> list[dict[str, object]]:
+    """Return what is said of three executions."""
+    return inference(1, 1, 1, differing={"count": count, "executions": list(executions)})
 
 
 def test_a_report_is_read() -> None:
@@ -44,6 +49,10 @@ def test_a_report_is_read() -> None:
     assert report.outputs[0].shape == (1, 8, 16, 16)
     assert [i.iterations_ns for i in report.inferences] == [(3, 4), (5,)]
     assert report.versions["executorch"] == "1.5.1"
+    first, second = report.inferences
+    assert first.differing is not None
+    assert (first.executions, first.differing.count, first.differing.executions) == (3, 1, (0,))
+    assert (second.executions, second.differing) == (1, None)
 
 
 def test_an_error_is_read() -> None:
@@ -78,6 +87,17 @@ def test_an_error_is_read() -> None:
         {"inferences": inference(1, line=1)},
         {"inferences": inference(1, line=-1)},
         {"inferences": "none"},
+        {"inferences": differing(3, 0, 1, 2)},
+        {"inferences": differing(1, 2)},
+        {"inferences": differing(1)},
+        {"inferences": differing(0, 0)},
+        {"inferences": differing(1, 0, 1)},
+        {"inferences": differing(2, 1, 0)},
+        {"inferences": differing(2, 0, 0)},
+        {"inferences": differing(1, -1)},
+        {"inferences": differing(-1)},
+        {"inferences": differing("1", 0)},
+        {"inferences": inference(1, differing={"count": 0})},
         {"outputs": [{"shape": [-1], "dtype": "float32", "nbytes": 4}]},
         {"outputs": [{"shape": [3], "dtype": "float32", "nbytes": 4}]},
         {"outputs": [{"shape": [0], "dtype": "float32", "nbytes": 4}]},

@@ -1,0 +1,129 @@
+"""Executions of one attempt that gave other outputs than the last, the one that is compared with the references."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from farm.results.attempt import Attempt, Cause
+from farm.suites import KnownIssue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .conftest import Execution
+
+
+def differ(execution: Execution, sample: int, count: int, *first: int, iterations: int = 2, warm_up: int = 1) -> None:
+    """Let executions of a sample differ, of so many."""
+    execution.report["inferences"][sample] |= {
+        "warm_up_ns": [9_000] * warm_up,
+        "iterations_ns": [3_000] * iterations,
+        "differing": {"count": count, "executions": list(first or range(count))},
+    }
+
+
+def ending(attempt: Attempt) -> tuple[str, str, str]:
+    return attempt.verdict.value, attempt.stage.value, attempt.cause.value
+
+
+WRONG = ("failed", "numerics", "numerics")
+PASSED = ("passed", "done", "")
+
+
+@pytest.fixture
+def alone(make_execution: Callable[..., Execution]) -> Execution:
+    """One sample."""
+    return make_execution(samples=1)
+
+
+def test_one_execution_that_differs_fails_the_job_although_the_last_is_right(alone: Execution) -> None:
+    differ(alone, 0, 1, 7, iterations=20)
+    attempt = alone.judge()
+    assert ending(attempt) == WRONG
+    assert attempt.reason == "execution 8 of 21 (the first is warm-up) gave other outputs than the last"
+    # What was measured is there all the same.
+    assert {"latency", "sqnr_fp32[0]"} <= {one.metric for one in attempt.measurements}
+    assert attempt.comparisons[0].violations == ()
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"count": 2, "iterations": 3, "warm_up": 0}, "executions 1, 2 of 3"),
+        (
+            {"count": 40, "warm_up": 50},
+            "executions 1, 2, 3, 4, 5, 6, 7, 8 and 32 more of 52 (the first 50 are warm-up)",
+        ),
+    ],
+)
+def test_the_reason_is_bounded(alone: Execution, how: dict[str, int], reason: str) -> None:
+    differ(alone, 0, **how)
+    assert alone.judge().reason.removesuffix(" gave other outputs than the last") == reason
+
+
+def test_of_several_samples_the_first_is_named(make_execution: Callable[..., Execution]) -> None:
+    execution = make_execution(samples=4)
+    for sample in (1, 3):
+        differ(execution, sample, 1, 1, iterations=4)
+    assert execution.judge().reason == (
+        "sample 1: execution 2 of 5 (the first is warm-up) gave other outputs than the last; so in 2 of 4 samples"
+    )
+
+
+def test_a_case_may_say_that_it_is_not_deterministic(alone: Execution) -> None:
+    differ(alone, 0, 1)
+    alone.deterministic = False
+    attempt = alone.judge()
+    assert ending(attempt) == PASSED
+    [note] = attempt.notes
+    assert note.startswith("execution 1 of 3 (the first is warm-up) gave other outputs than the last: ")
+    assert note.endswith("the case says that it is not deterministic")
+
+
+def test_a_module_with_a_state_may_differ_unless_its_case_says_that_it_does_not(alone: Execution) -> None:
+    differ(alone, 0, 2)
+    alone.replace_manifest(stateful=True)
+    attempt = alone.judge()
+    assert ending(attempt) == PASSED
+    assert attempt.notes[0].endswith("gave other outputs than the last: the module changes buffers of its own")
+    alone.deterministic = True
+    assert ending(alone.judge()) == WRONG
+
+
+def test_a_program_without_a_reference_may_differ_unless_its_case_says_that_it_does_not(alone: Execution) -> None:
+    differ(alone, 0, 2)
+    alone.replace_manifest(references=())
+    attempt = alone.judge()
+    assert ending(attempt) == PASSED
+    assert any(note.endswith("than the last: nothing says what they should be") for note in attempt.notes)
+    alone.deterministic = True
+    assert ending(alone.judge()) == WRONG
+
+
+def test_outputs_that_break_a_limit_are_the_reason_and_the_executions_a_note(alone: Execution) -> None:
+    differ(alone, 0, 2)
+    alone.set_output(0, 0, -alone.output(0, 0))
+    attempt = alone.judge()
+    assert ending(attempt) == WRONG
+    assert "sqnr" in attempt.reason
+    assert attempt.notes == ("executions 1, 2 of 3 (the first is warm-up) gave other outputs than the last",)
+
+
+def test_a_known_issue_covers_it(alone: Execution) -> None:
+    differ(alone, 0, 2)
+    alone.known_issues = (KnownIssue(reason="reads what nobody wrote"),)
+    assert alone.judge().known_issue == "reads what nobody wrote"
+
+
+def test_a_runner_that_does_not_compare_judges_nothing_of_ours(execution: Execution) -> None:
+    inferences: list[dict[str, Any]] = execution.report["inferences"]
+    del inferences[1]["differing"]
+    attempt = execution.judge()
+    assert ending(attempt) == ("infra", "execute", "")
+    assert "older than this farm: build it again from native_runner/" in attempt.reason
+    # Where the runner of an earlier run takes part on purpose, it is measured.
+    assert ending(execution.judge(any_runner=True)) == PASSED
+    assert execution.judge(any_runner=True).notes == ()
+    assert attempt.cause is Cause.NONE
