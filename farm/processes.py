@@ -1,4 +1,8 @@
-"""Starts the processes that live as long as farm does, and leaves none behind, not even after a kill -9."""
+"""Starts the processes that live as long as farm does, and leaves none behind, not even after a kill -9.
+
+Whatever kills this process, a reaper ends all that it started; where the reaper is killed as well, the kernel ends the
+process group of every child (farm.lifeline).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from farm import reaper
 from farm.errors import InfraError, MissingToolError
+from farm.lifeline import Lifeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,8 +33,10 @@ _LINE_BYTES = 16 * 1024
 class Child:
     """A process that a Supervisor started, and everything that it started itself."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], group: reaper.Group, log: Path | None) -> None:
-        self.name, self.process, self._group, self._log = name, process, group, log
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], group: reaper.Group, lifeline: Lifeline, log: Path | None
+    ) -> None:
+        self.name, self.process, self._group, self._lifeline, self._log = name, process, group, lifeline, log
         self._ending = threading.Lock()
         self._ended = False
 
@@ -94,6 +101,7 @@ class Child:
                 group = self._group if self.process.poll() is None else reaper.Group(self._group.mark)
                 reaper.end([group], timeout_s)
                 _link.tell("drop", self._group)
+                self._lifeline.cut()
                 self._ended = True
             return self.process.wait()
 
@@ -140,7 +148,9 @@ class Supervisor:
             _link.tell("watch", group)
             nowhere = None if foreground else subprocess.DEVNULL
             try:
-                with contextlib.ExitStack() as stack:
+                with contextlib.ExitStack() as undo, contextlib.ExitStack() as stack:
+                    lifeline = Lifeline()
+                    undo.callback(lifeline.cut)
                     errors = subprocess.PIPE if stderr_pipe else nowhere
                     if stderr is not None:
                         errors = stack.enter_context(_new_file(stderr)).fileno()
@@ -151,9 +161,11 @@ class Supervisor:
                         stdin=subprocess.PIPE if stdin_pipe else nowhere,
                         stdout=subprocess.PIPE if stdout_pipe else nowhere,
                         stderr=errors,
-                        pass_fds=tuple(pass_fds),
+                        pass_fds=(*pass_fds, lifeline.child_end),
                         start_new_session=not foreground,
                     )
+                    lifeline.tie(process.pid, group=not foreground)
+                    undo.pop_all()
             except OSError as error:
                 _link.tell("drop", group)
                 if isinstance(error, FileNotFoundError) and error.filename == words[0]:
@@ -162,7 +174,7 @@ class Supervisor:
             stat = reaper.read_stat(process.pid)
             group = group._replace(session=process.pid, start=stat.start if stat else 0)
             _link.tell("lead", group)
-            child = Child(name, process, group, stderr)
+            child = Child(name, process, group, lifeline, stderr)
             self._children.append(child)
             return child
 

@@ -87,6 +87,84 @@ def test_nothing_outlives_its_parent(ending: str) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+GUARDED = """
+import os, sys, time
+from farm import processes
+from farm.processes import Supervisor
+supervisor = Supervisor()
+child = supervisor.spawn([sys.executable, "-c", sys.argv[1]], name="family", stdout_pipe=True)
+print(processes._link._process.pid, child.process.stdout.readline().decode(), flush=True)
+if sys.argv[2] == "fork" and os.fork() == 0:
+    time.sleep(600)
+time.sleep(600)
+"""
+
+# A group that neither obeys SIGTERM nor reads anything: a child, one that it started, and one that is stopped.
+DEAF = """
+import os, signal, subprocess, sys
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+pids = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep).pid]
+os.kill(pids[1], signal.SIGSTOP)
+print(*pids, os.getpid(), flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("first", ["reaper", "parent", "fork"])
+def test_nothing_outlives_its_parent_and_the_reaper(first: str) -> None:
+    """Both are killed, in either order, so that nobody of farm is left to end anything."""
+    argv = [sys.executable, "-c", GUARDED, DEAF, first]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        guard, *pids = map(int, parent.stdout.readline().split())
+        assert len(pids) == 3
+        if first == "fork":
+            until(lambda: bool(_copies(parent.pid, pids)))
+        copies = _copies(parent.pid, pids)
+        # A stopped reaper does nothing between the two deaths.
+        os.kill(guard, signal.SIGSTOP)
+        for pid in (parent.pid, guard) if first == "parent" else (guard, parent.pid):
+            os.kill(pid, signal.SIGKILL)
+        parent.wait()
+        try:
+            until(lambda: not any(alive(pid) for pid in [guard, *pids]))
+        finally:
+            for pid in [*copies, *pids]:
+                if alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+
+
+FOREGROUND = """
+import time
+from farm import processes
+from farm.processes import Supervisor
+supervisor = Supervisor()
+child = supervisor.spawn(["/bin/sleep", "600"], name="shell", foreground=True)
+print(processes._link._process.pid, child.pid, flush=True)
+time.sleep(600)
+"""
+CALLER = """
+import os, signal, subprocess, sys, time
+from farm import reaper
+parent = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+guard, child = map(int, parent.stdout.readline().split())
+for pid in (guard, parent.pid):
+    os.kill(pid, signal.SIGKILL)
+while (stat := reaper.read_stat(child)) is not None and stat.state not in "ZX":
+    time.sleep(0.01)
+print("still here")
+"""
+
+
+def test_a_child_in_the_foreground_dies_alone() -> None:
+    """It shares its process group with whoever called farm, which lives on."""
+    argv = [sys.executable, "-c", CALLER, FOREGROUND]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, start_new_session=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
+
+
 def _copies(parent: int, known: list[int]) -> list[int]:
     """Return the children of `parent` that run the same program and are none of `known`."""
     program = f"{sys.executable}\0-c\0".encode()

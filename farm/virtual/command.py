@@ -12,6 +12,7 @@ import subprocess
 import termios
 from typing import IO, TYPE_CHECKING
 
+from farm.lifeline import Lifeline
 from farm.reaper import MARK
 
 if TYPE_CHECKING:
@@ -31,12 +32,18 @@ class Command:
         argv = [b"/bin/sh", b"-c", tree.map_command(text)] if text else [b"/bin/sh"]
         self.stdin, self.stdout, self.stderr = -1, -1, -1
         self._terminal = terminal is not None
-        if terminal is None:
-            self._start_on_pipes(argv, tree.root, environment, separate_stderr=separate_stderr)
-        else:
-            environment[b"TERM"] = terminal.encode(errors="surrogateescape") or b"dumb"
-            environment[b"PS1"] = b"virtual:$PWD $ "
-            self._start_on_terminal(argv, tree.root, environment)
+        self._lifeline = Lifeline()
+        try:
+            if terminal is None:
+                self._start_on_pipes(argv, tree.root, environment, separate_stderr=separate_stderr)
+            else:
+                environment[b"TERM"] = terminal.encode(errors="surrogateescape") or b"dumb"
+                environment[b"PS1"] = b"virtual:$PWD $ "
+                self._start_on_terminal(argv, tree.root, environment)
+        except BaseException:
+            self._lifeline.cut()
+            raise
+        self._lifeline.tie(self._process.pid, group=True)
 
     def _start_on_pipes(
         self, argv: list[bytes], folder: bytes, environment: dict[bytes, bytes], *, separate_stderr: bool
@@ -50,6 +57,7 @@ class Command:
             env=environment,
             bufsize=0,
             process_group=0,
+            pass_fds=(self._lifeline.child_end,),
         )
         self.stdin, self.stdout, self.stderr = map(
             _take, (self._process.stdin, self._process.stdout, self._process.stderr)
@@ -68,6 +76,7 @@ class Command:
                 cwd=folder,
                 env=environment,
                 start_new_session=True,
+                pass_fds=(self._lifeline.child_end,),
                 # Safe: this process has one thread. A terminal belongs to a session only when its leader asks.
                 preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
             )
@@ -130,6 +139,7 @@ class Command:
         """Kill the command and everything in its group, and close what is open."""
         self.signal(signal.SIGKILL)
         self._process.wait()
+        self._lifeline.cut()
         for number in {self.stdin, self.stdout, self.stderr} - {-1}:
             os.close(number)
 

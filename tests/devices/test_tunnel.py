@@ -104,7 +104,7 @@ def test_a_reset_ends_what_the_server_would_go_on_with(tunnel: Tunnel) -> None:
     assert tunnel.answers()
 
 
-def test_a_tunnel_without_descriptors_waits_for_some(tunnel: Tunnel) -> None:
+def test_a_lack_of_descriptors_ends_nothing(tunnel: Tunnel) -> None:
     limits = resource.prlimit(tunnel.pid, resource.RLIMIT_NOFILE)
     most = max(map(int, os.listdir(f"/proc/{tunnel.pid}/fd"))) + 1
     resource.prlimit(tunnel.pid, resource.RLIMIT_NOFILE, (most, limits[1]))

@@ -9,13 +9,11 @@ import random
 import signal
 import sqlite3
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from farm_home import FarmHome, processes_of, wait_for_no_process
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VICTIMS = {
     "controller": "farm.cli.main run",
@@ -109,6 +107,41 @@ def find(home: FarmHome, victim: str, seconds: float) -> int | None:
                 return pid
         time.sleep(0.02)
     return None
+
+
+def reapers(home: FarmHome) -> list[int]:
+    """Return the reapers of a home's processes: they have no environment that would show it."""
+    found = []
+    for parent in processes_of(home):
+        with contextlib.suppress(OSError):
+            tasks = Path(f"/proc/{parent}/task").iterdir()
+            children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+            found += [child for child in children if b"reaper.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return found
+
+
+@pytest.mark.parametrize("reapers_first", [True, False])
+def test_nothing_is_left_when_nobody_can_clean_up(
+    home: FarmHome, undisturbed: dict[str, dict[str, Any]], reapers_first: bool
+) -> None:
+    """The controller is killed with every reaper: of its workers too, so that only the kernel is left to end things."""
+    write_suite(home, 2.0 + random.SystemRandom().random())
+    with home.running(*RUN) as process:
+        # The last to come: the adb server, the devices and a builder are there, too.
+        assert find(home, "runner", 120) is not None
+        guards = reapers(home)
+        assert guards
+        for pid in guards:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in [*guards, process.pid] if reapers_first else [process.pid, *guards]:
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+    assert wait_for_no_process(home, 60) == {}
+    resumed = home.farm("run", "--resume", "latest", "--json", timeout_s=240)
+    assert resumed.returncode == 0, resumed.stderr
+    got = results(json.loads(resumed.stdout))
+    assert got.pop("new")["verdict"] == "passed"
+    assert got == undisturbed
 
 
 @pytest.mark.parametrize(("victim", "moment"), MOMENTS)

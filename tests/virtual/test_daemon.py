@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.devices.adb import AdbTransport
-from farm.devices.adb_server import start_adb_server
+from farm.devices.adb_server import find_adb, start_adb_server
 from farm.errors import InfraError, UnknownNameError
 from farm.processes import Supervisor
 from farm.virtual.boot import boot
@@ -31,6 +32,7 @@ CONNECT = struct.pack("<6I", 0x4E584E43, 0x01000001, 1 << 20, 6, 0, 0x4E584E43 ^
 
 PARENT = """
 import sys, time
+from farm import processes
 from pathlib import Path
 from farm.devices.adb_server import start_adb_server
 from farm.processes import Supervisor
@@ -39,7 +41,7 @@ root = Path(sys.argv[1])
 supervisor = Supervisor()
 server = start_adb_server(supervisor, root / "adb")
 devices = boot(supervisor, server, ["SM8650", "SM8650"], root)
-print(server.port, *(device.serial for device in devices), flush=True)
+print(processes._link._process.pid, server.port, *(device.serial for device in devices), flush=True)
 time.sleep(600)
 """
 
@@ -84,7 +86,7 @@ def test_killing_a_device_leaves_no_command(tmp_path: Path) -> None:
 def test_killing_the_parent_leaves_nothing(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
-        port, *serials = parent.stdout.readline().decode().split()
+        _, port, *serials = parent.stdout.readline().decode().split()
         assert serials == ["virtual-SM8650-0", "virtual-SM8650-1"]
         assert AdbTransport(serials[1], int(port)).run(["true"], timeout_s=30).code == 0
         assert len(processes_in(tmp_path)) == 4
@@ -93,6 +95,30 @@ def test_killing_the_parent_leaves_nothing(tmp_path: Path) -> None:
         until(lambda: not processes_in(tmp_path))
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", int(port))) != 0
+
+
+@pytest.mark.parametrize("first", ["reaper", "parent"])
+def test_killing_the_parent_and_the_reaper_leaves_nothing(tmp_path: Path, first: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        reaper, port, *serials = parent.stdout.readline().decode().split()
+        environment = {**os.environ, "ANDROID_ADB_SERVER_PORT": port}
+        with contextlib.ExitStack() as shells:
+            # A command that is stopped, as a runner that hangs is, and one that has a terminal.
+            for kind, stop in (("-T", "kill -STOP $!;"), ("-tt", "")):
+                script = f"cd /data/local/tmp; sleep 600 & {stop} echo ready >up{kind}; wait"
+                command = [str(find_adb()), "-s", f"product:{serials[0]}", "shell", kind, script]
+                shells.enter_context(
+                    subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+                )
+                until((tmp_path / serials[0] / f"data/local/tmp/up{kind}").exists)
+            assert len(processes_in(tmp_path)) >= 7
+            # A stopped reaper does nothing between the two deaths.
+            os.kill(int(reaper), signal.SIGSTOP)
+            for pid in (parent.pid, int(reaper)) if first == "parent" else (int(reaper), parent.pid):
+                os.kill(pid, signal.SIGKILL)
+            parent.wait()
+            until(lambda: not processes_in(tmp_path))
 
 
 def test_what_was_pushed_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -209,7 +235,7 @@ def test_connections_that_are_reset_before_they_are_accepted_end_nothing(device:
     assert Path(f"/proc/{device.pid}").exists()
 
 
-def test_a_device_without_descriptors_waits_for_some(device: Attached) -> None:
+def test_a_lack_of_descriptors_ends_nothing(device: Attached) -> None:
     port = _port(device)
     limits = resource.prlimit(device.pid, resource.RLIMIT_NOFILE)
     most = max(map(int, os.listdir(f"/proc/{device.pid}/fd"))) + 1
@@ -220,13 +246,12 @@ def test_a_device_without_descriptors_waits_for_some(device: Attached) -> None:
         time.sleep(0.3)
     finally:
         resource.prlimit(device.pid, resource.RLIMIT_NOFILE, limits)
-    last = waiting.pop()
     for connection in waiting:
         connection.close()
-    with last:
-        last.settimeout(30)
-        last.sendall(CONNECT)
-        assert last.recv(4) == b"CNXN"
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(30)
+        connection.sendall(CONNECT)
+        assert connection.recv(4) == b"CNXN"
     assert device.adb("shell", "echo well").stdout == b"well\n"
 
 
