@@ -32,7 +32,8 @@ STEP_SECONDS = {Step.RECONNECT: 15.0, Step.RESTART: 30.0, Step.REBOOT: 240.0}
 
 _ASK_SECONDS = 10.0
 _POLL_SECONDS = 0.2
-_WORK_TRIES = 3
+# So long after the first try, and after the second.
+_WORK_PAUSES_S = (1.0, 3.0)
 _ANSWER_BYTES = 4096
 
 # Prints which start of a device this is. A virtual device has starts of its own; the kernel's is this machine's. Some
@@ -111,9 +112,10 @@ def _ask(works: Callable[[], str], attempt: _Attempt) -> str:
     What ailed it may strike once more before it is over: a stronger step would not change that.
     """
     problem = works()
-    for _ in range(_WORK_TRIES - 1):
+    for pause_s in _WORK_PAUSES_S:
         if not problem or attempt.is_over:
             break
+        attempt.pause(pause_s)
         problem = attempt.wait() or works()
     return problem
 
@@ -189,6 +191,12 @@ class _Attempt:
                 self._way.nudge()
             except InfraError as error:
                 problem = _said(self._device, error)
+
+    def pause(self, seconds: float) -> None:
+        """Let some time pass, unless nobody waits for this step any more."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self.is_over:
+            time.sleep(_POLL_SECONDS)
 
     def _state(self) -> tuple[str, bool]:
         """Return which start of the device this is, and whether its system is up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from farm.engine.toolchain import Toolchain
     from farm.processes import Supervisor
     from farm.store.store import Store
+
+# Whoever waits for a reply to be written looks again after so long.
+_ROOM_SECONDS = 0.5
 
 
 @contextmanager
@@ -56,6 +60,7 @@ def builders(
     try:
         yield len(requests.keys() & builds.jobs_of.keys())
     finally:
+        builds.over.set()
         pool.stop()
 
 
@@ -64,6 +69,8 @@ class _Builds:
 
     def __init__(self, plan: RunPlan, front: Front, store: Store, cache: BundleCache) -> None:
         self._plan, self._front, self._store, self._cache = plan, front, store, cache
+        self.over = threading.Event()
+        """Nobody waits for replies any more."""
         self.jobs_of: dict[str, list[str]] = {}
         """Job ids by bundle key; canaries have none."""
         for planned in plan.jobs:
@@ -91,9 +98,20 @@ class _Builds:
             self._front.note(f"how {jobs[0] if jobs else reply.key} was compiled could not be recorded: {error}")
         finally:
             # Whatever else goes wrong: a worker waits for this.
-            leave_reply(self._plan.folder, reply)
+            self._leave(reply)
         if jobs:
             self._front.build_ended(jobs[0], reply)
+
+    def _leave(self, reply: Reply) -> None:
+        """Let the workers know, as soon as there is room on the disk."""
+        while True:
+            try:
+                leave_reply(self._plan.folder, reply)
+            except OSError:
+                if self.over.wait(_ROOM_SECONDS):
+                    return
+            else:
+                return
 
     def _record(self, key: str, seconds: float, *, cached: bool) -> None:
         from farm.build.bundle import load_bundle

@@ -74,7 +74,7 @@ class Custody:
         self._scheduled: dict[int, tuple[bool, bool]] = {}
         """What the scheduler was told of a device: whether it may be used, and whether it is ours."""
         self._folder: Path | None = None
-        self._revive: Callable[[], bool] = lambda: False
+        self._revive: Callable[[], Sequence[str]] = tuple
         self._watch: Callable[[], None] = lambda: None
         self._sched: DeviceScheduling | None = None
         self._lock = threading.RLock()
@@ -83,8 +83,8 @@ class Custody:
         self._thread = threading.Thread(target=self._keep_minding, name="custody", daemon=True)
         self._came = threading.Event()
 
-    def keep_alive(self, revive: Callable[[], bool]) -> None:
-        """Call `revive` four times a second: it returns whether it had to bring the devices' adb server back."""
+    def keep_alive(self, revive: Callable[[], Sequence[str]]) -> None:
+        """Call `revive` four times a second: it returns a line for everything that it had to bring back."""
         self._revive = revive
 
     def watch_with(self, watch: Callable[[], None]) -> None:
@@ -240,8 +240,8 @@ class Custody:
             self._note(f"devices cannot be minded: {error}")
 
     def _keep_server(self) -> None:
-        if self._revive():
-            self._note("the adb server had died and was started again")
+        for line in self._revive():
+            self._note(line)
 
     def _stop(self) -> None:
         with self._lock:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.devices.adb_server import AdbServer
 from farm.devices.device import Device
 from farm.errors import NoDeviceError, UnknownNameError
 from farm.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from farm.config import Config
@@ -40,8 +39,9 @@ class Fleet(msgspec.Struct, frozen=True):
     runtimes: dict[str, Runtime]
     leased: bool
     """Others may use them as well: each needs a lease."""
-    server: AdbServer | None = None
-    """The adb server that the run has started for them."""
+    revive: Callable[[], list[str]] = list
+    """Starts again what this process had started for them and has ended, and returns a line for each; nothing where the
+    devices are not its own."""
 
 
 def virtual_fleet(
@@ -54,12 +54,15 @@ def virtual_fleet(
     from farm.devices.adb_server import start_adb_server
     from farm.runtime.runtime import simulator_runtime
     from farm.virtual.boot import boot
+    from farm.virtual.revive import Reviver
 
     # First, as it may be what is missing.
     runtimes = {soc.name: simulator_runtime(config.cache_dir, soc, backend, sdk_root=config.sdk_root) for soc in socs}
     server = start_adb_server(supervisor, config.state_dir / "adb")
     devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder)
-    fleet = Fleet(devices, {device.serial: runtimes[device.soc] for device in devices}, leased=False, server=server)
+    reviver = Reviver(supervisor, server, devices, folder)
+    by_serial = {device.serial: runtimes[device.soc] for device in devices}
+    fleet = Fleet(devices, by_serial, leased=False, revive=reviver.revive)
     return _with_root(fleet, [soc.name for soc in socs])
 
 

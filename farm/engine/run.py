@@ -298,8 +298,7 @@ class _Run:
         for device in fleet.devices:
             self._store.record_device(run_id, device, fleet.runtimes[device.serial].versions)
         custody = Custody(fleet.devices, self._store, self._terms() if fleet.leased else None, self._front.note)
-        if fleet.server is not None:
-            custody.keep_alive(partial(fleet.server.revive, supervisor))
+        custody.keep_alive(fleet.revive)
         try:
             self._given_up = wait.acquire(custody, {job.target.soc for job in jobs}, self._budget.end_s)
             planned = [one for one in planned if one.job.target.soc not in self._given_up]

@@ -190,10 +190,10 @@ class _Launch:
         )
         custody = Custody(fleet.devices, self._store, terms if fleet.leased else None, self._note)
 
-        def look() -> bool:
+        def look() -> list[str]:
             for number, reason in devices_left(folder).items():
                 custody.retire(number, reason)
-            return fleet.server is not None and fleet.server.revive(supervisor)
+            return fleet.revive()
 
         custody.keep_alive(look)
         try:

@@ -64,13 +64,13 @@ def boot(
         seen[soc] += 1
     if not serials:
         return []
-    children = [_start(supervisor, serial, soc, root, build) for serial, soc in serials.items()]
+    children = [start_device(supervisor, serial, soc, root, build) for serial, soc in serials.items()]
     # adbutils takes as long to import as a daemon to start: here it costs nothing.
     import farm.devices.adb  # noqa: F401
 
     try:
         with ThreadPoolExecutor(max_workers=min(16, len(children))) as pool:
-            devices = list(pool.map(partial(_attach, adb_server), children))
+            devices = list(pool.map(partial(attach_device, adb_server), children))
         if fault_rate:
             for serial in serials:
                 randomize(root / serial, fault_rate, fault_seed, fault_kinds)
@@ -81,7 +81,8 @@ def boot(
     return devices
 
 
-def _start(supervisor: Supervisor, serial: str, soc: str, root: Path, build: str) -> Child:
+def start_device(supervisor: Supervisor, serial: str, soc: str, root: Path, build: str) -> Child:
+    """Start the daemon of a virtual device, with its files in the folder `serial` of `root`."""
     # No site packages: the daemon needs none, and looking through them doubles its start.
     argv: list[str | Path] = [
         sys.executable,
@@ -103,7 +104,8 @@ def _start(supervisor: Supervisor, serial: str, soc: str, root: Path, build: str
     return supervisor.spawn(argv, name=serial, env=environment, stdout_pipe=True, stderr=log)
 
 
-def _attach(adb_server: AdbServer, child: Child) -> Device:
+def attach_device(adb_server: AdbServer, child: Child) -> Device:
+    """Wait until a daemon listens, and return its device as `adb_server` knows it. Raises InfraError."""
     ready = _wait_ready(child)
     adb_server.connect(LOOPBACK, ready.port, timeout_s=_BOOT_SECONDS)
     return identify(ready.serial, adb_server.port, attached_at=f"{LOOPBACK}:{ready.port}")
@@ -113,6 +115,6 @@ def _wait_ready(child: Child) -> _Ready:
     try:
         return msgspec.json.decode(child.first_line(_BOOT_SECONDS), type=_Ready)
     except msgspec.DecodeError:
+        why = child.why_silent(_BOOT_SECONDS)
         child.terminate()
-        why = child.log_tail().strip() or f"it did not get ready in {_BOOT_SECONDS:g} s"
         raise InfraError(f"the virtual device {child.name} did not start: {why}") from None

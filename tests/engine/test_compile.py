@@ -1,0 +1,50 @@
+"""How the replies of builders reach the workers that wait for them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from attached import until
+
+from farm.build.protocol import Reply
+from farm.engine.builds import builds_folder, has_reply
+from farm.engine.compile import _Builds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEY = "a" * 64
+
+
+class Plan:
+    """A run without jobs."""
+
+    jobs = ()
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+
+def builds(folder: Path) -> _Builds:
+    plan: Any = Plan(folder)
+    nothing: Any = None
+    return _Builds(plan, nothing, nothing, nothing)
+
+
+def test_a_reply_that_cannot_be_written_is_left_as_soon_as_it_can(tmp_path: Path) -> None:
+    ending = threading.Thread(target=builds(tmp_path).ended, args=(Reply(KEY, ok=True, seconds=1.0),))
+    ending.start()
+    # There is no folder for it yet, as there may be no room.
+    ending.join(0.7)
+    assert ending.is_alive()
+    builds_folder(tmp_path).mkdir()
+    until(lambda: has_reply(tmp_path, KEY), "the reply")
+    ending.join()
+
+
+def test_nobody_keeps_at_a_reply_that_is_not_waited_for_any_more(tmp_path: Path) -> None:
+    several = builds(tmp_path)
+    several.over.set()
+    several.ended(Reply(KEY, ok=True, seconds=1.0))
+    assert not has_reply(tmp_path, KEY)
