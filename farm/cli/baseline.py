@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json
+from farm.cli.output import echo, print_json
 from farm.config import load_config
 from farm.errors import UsageError
 from farm.identity import user_name
-from farm.report.clean import one_line
+from farm.text import one_line
 
 
 @click.group("baseline")
@@ -46,15 +46,15 @@ def show(job: str, soc: str | None, metrics: tuple[str, ...], config_file: Path 
     for level in found:
         if (level.job_id, level.device_kind) != last:
             last = level.job_id, level.device_kind
-            click.echo(one_line(f"{level.job_id}  {level.device_kind} device", width))
+            echo(one_line(f"{level.job_id}  {level.device_kind} device", width))
         unit = "" if level.unit in ("1", "count") else level.unit
         value = "-" if math.isnan(level.median) else f"{level.median:,.6g} {unit}"
         runs = f"{level.runs} run{'' if level.runs == 1 else 's'} since {level.since}"
         few = "" if level.enough else ", too few to judge"
-        click.echo("  " + one_line(f"{level.metric}: {value.strip()}, {runs}{few}", width - 2))
+        echo("  " + one_line(f"{level.metric}: {value.strip()}, {runs}{few}", width - 2))
     if not found:
         _require(job, metrics)
-        click.echo(f"farm: {job} has no number that is judged yet", err=True)
+        echo(f"farm: {job} has no number that is judged yet", err=True)
 
 
 @command.command("accept")
@@ -97,10 +97,10 @@ def accept(
     if not done:
         _require(job, metrics, "" if run_id is None else f" in {run_id}")
     for one in done:
-        click.echo(f"#{one.alert} {one.job_id}: {one.metric}{', a step without an alert' if one.declared else ''}")
+        echo(f"#{one.alert} {one.job_id}: {one.metric}{', a step without an alert' if one.declared else ''}")
     if not done:
         where = "" if run_id is None else f" in {run_id}"
-        click.echo(f"nothing of {job} stands out{where}: --metric names a number whose level is right all the same")
+        echo(f"nothing of {job} stands out{where}: --metric names a number whose level is right all the same")
 
 
 def _require(job: str, metrics: tuple[str, ...], where: str = "") -> None:

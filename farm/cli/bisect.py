@@ -9,9 +9,9 @@ import click
 
 from farm.cli.confirm import REGRESSION, change, compared_data, pairs_request, result_data, say, table, what_differs
 from farm.cli.options import config_option, pairs_options
-from farm.cli.output import print_json, wrapped
+from farm.cli.output import echo, print_json, wrapped
 from farm.config import load_config
-from farm.report.clean import one_line
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ def command(
 
     def told(past: Past, probe: Probe) -> None:
         line = f"{past.run.id}  {_WORDS[probe.answer]}: {probe.reason}"
-        click.echo("\n".join(wrapped(line)), err=as_json)
+        echo("\n".join(wrapped(line)), err=as_json)
 
     with open_store(config.store_url, existing=True) as store:
         old, new = find_ends(store, job, good, bad)
@@ -72,7 +72,7 @@ def command(
     if as_json:
         print_json(_data(outcome))
     else:
-        click.echo("\n".join(_text(outcome)))
+        echo("\n".join(_text(outcome)))
     return REGRESSION if outcome.found else 0
 
 

@@ -10,7 +10,7 @@ import click
 
 from farm.build.cache import BundleCache
 from farm.cli.options import config_option
-from farm.cli.output import print_json
+from farm.cli.output import echo, print_json
 from farm.config import load_config
 from farm.errors import UsageError
 
@@ -39,8 +39,8 @@ def show(config_file: Path | None = None, *, as_json: bool = False) -> None:
         print_json({"bundles": entries})
         return
     for entry in entries:
-        click.echo(f"{entry.key[:12]}  {size(entry.nbytes):>8}  {age(entry.used_ms):>6}  {entry.job_id}")
-    click.echo(f"{len(entries)} bundles, {size(sum(entry.nbytes for entry in entries))} in {cache.root}")
+        echo(f"{entry.key[:12]}  {size(entry.nbytes):>8}  {age(entry.used_ms):>6}  {entry.job_id}")
+    echo(f"{len(entries)} bundles, {size(sum(entry.nbytes for entry in entries))} in {cache.root}")
 
 
 @command.command("prune")
@@ -60,7 +60,7 @@ def prune(config_file: Path | None, older: str | None, keep: str | None, *, ever
         dry_run=dry_run,
     )
     freed = size(sum(entry.nbytes for entry in removed))
-    click.echo(f"{'would remove' if dry_run else 'removed'} {len(removed)} bundles, {freed}")
+    echo(f"{'would remove' if dry_run else 'removed'} {len(removed)} bundles, {freed}")
 
 
 def _parse(text: str, pattern: re.Pattern[str], units: dict[str, int], option: str, example: str) -> float:

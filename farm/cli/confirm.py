@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option, duration, pairs_options
-from farm.cli.output import as_called, count, print_json, wrapped
+from farm.cli.output import as_called, count, echo, print_json, wrapped
 from farm.config import load_config
 from farm.errors import NoDeviceError, UsageError
 from farm.report import format as fmt
-from farm.report.clean import one_line
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,7 +91,7 @@ def command(
     if as_json:
         print_json(_data(outcome))
     else:
-        click.echo("\n".join(_text(outcome)))
+        echo("\n".join(_text(outcome)))
     return REGRESSION if outcome.confirmed else 0
 
 
@@ -125,7 +125,7 @@ def _confirm_run(
         lines += wrapped(findings.not_all_changed)
     if findings.insufficient:
         lines.append(f"{count(findings.insufficient, 'number')} with fewer than 8 comparable runs, not judged")
-    click.echo("\n".join(lines))
+    echo("\n".join(lines))
     return code
 
 
@@ -146,7 +146,7 @@ def pairs_request(*, virtual: bool, device: str | None, pairs: int, inferences: 
 
 def say(text: str) -> None:
     """Tell how it goes, on standard error."""
-    click.echo(f"farm: {one_line(text)}", err=True)
+    echo(f"farm: {one_line(text)}", err=True)
 
 
 def which(name: str, past: Past) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.cli.options import config_option
+from farm.cli.output import echo, echo_coloured
 from farm.config import load_config
 
 if TYPE_CHECKING:
@@ -61,9 +62,9 @@ def command(
         print_json(_as_json(table, about))
         return
     width = max(_LEAST_WIDTH, min(_MOST_WIDTH, shutil.get_terminal_size().columns))
-    click.echo(rendered(coverage_lines(table, about, width), width, color=sys.stdout.isatty()))
+    echo_coloured(rendered(coverage_lines(table, about, width), width, color=sys.stdout.isatty()))
     if markdown is not None:
-        click.echo(f"written: {markdown}", err=True)
+        echo(f"written: {markdown}", err=True)
 
 
 def _command(soc: str, backend: str, suites: Iterable[str], runs: Iterable[str], markdown: Path) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import as_called, json_text, write_file
+from farm.cli.output import as_called, echo, json_text, write_file
 from farm.config import load_config
 from farm.errors import UsageError
 
@@ -79,11 +79,11 @@ def command(
     )
     if csv_file is not None:
         check_writable(csv_file)
-    outcome = debug(config, request, lambda text: click.echo(f"farm: {text}", err=True))
-    click.echo(_json(outcome, sample) if as_json else "\n".join(_text(outcome, sample)))
+    outcome = debug(config, request, lambda text: echo(f"farm: {text}", err=True))
+    echo(_json(outcome, sample) if as_json else "\n".join(_text(outcome, sample)))
     if csv_file is not None:
         write_file(csv_file, _csv(outcome))
-        click.echo(f"csv: {csv_file}", err=True)
+        echo(f"csv: {csv_file}", err=True)
     return outcome.exit_code
 
 

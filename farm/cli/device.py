@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option
+from farm.cli.output import echo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ def name_command(*, device: str, name: str, config_file: Path | None) -> None:
     """Give a device a name; an empty one takes it away. One in farm.toml wins."""
     with _device(config_file, device) as (store, known):
         store.registry.set_name(known.id, name, None)
-        click.echo(f"{known.id} is called {name!r}" if name else f"{known.id} has no name")
+        echo(f"{known.id} is called {name!r}" if name else f"{known.id} has no name")
 
 
 @command.command("label")
@@ -46,7 +47,7 @@ def label_command(*, device: str, labels: tuple[str, ...], config_file: Path | N
     """Replace the labels of a device; without any, they are taken away."""
     with _device(config_file, device) as (store, known):
         store.registry.set_name(known.id, None, labels)
-        click.echo(f"{known.id} has the labels {', '.join(labels)}" if labels else f"{known.id} has no labels")
+        echo(f"{known.id} has the labels {', '.join(labels)}" if labels else f"{known.id} has no labels")
 
 
 @command.command("out", short_help="Take a device out of service.")
@@ -76,11 +77,11 @@ def release_command(*, device: str, config_file: Path | None) -> None:
 
     with _device(config_file, device) as (store, known):
         if known.health != Health.QUARANTINED:
-            click.echo(f"{known.id} is not in quarantine: it is {known.health}")
+            echo(f"{known.id} is not in quarantine: it is {known.health}")
             return
         state, reason = next_health(Health(known.health), (), HealthMark(Event.RELEASED))
         store.registry.record_health(HealthEvent(known.id, str(Event.RELEASED), str(state), reason))
-        click.echo(f"{known.id} is {state}: {reason}")
+        echo(f"{known.id} is {state}: {reason}")
 
 
 @command.command("show")
@@ -101,28 +102,28 @@ def show_command(*, device: str, limit: int, as_json: bool, config_file: Path | 
 
             print_json({"device": known, "events": events})
             return
-        click.echo(f"{known.id}: {known.soc} {known.kind}, {known.health}")
+        echo(f"{known.id}: {known.soc} {known.kind}, {known.health}")
         called = [f"called {known.name}"] if known.name else []
         called += [f"labels {', '.join(known.labels)}"] if known.labels else []
         if called:
-            click.echo(f"  {', '.join(called)}")
+            echo(f"  {', '.join(called)}")
         if known.health_reason:
-            click.echo(f"  {_line(known.health_reason)}")
+            echo(f"  {_line(known.health_reason)}")
         if not known.in_service:
             by = f" by {known.service_user}" if known.service_user else ""
-            click.echo(f"  out of service{by}{f': {known.service_note}' if known.service_note else ''}")
+            echo(f"  out of service{by}{f': {known.service_note}' if known.service_note else ''}")
         _print_events(events)
 
 
 def _print_events(events: Sequence[HealthEvent]) -> None:
     if not events:
-        click.echo("  no event yet: the canary runs when a run begins on it")
+        echo("  no event yet: the canary runs when a run begins on it")
         return
-    click.echo(f"\n{'when':<17}{'event':<15}{'then':<13}{'canary p50':<12}why")
+    echo(f"\n{'when':<17}{'event':<15}{'then':<13}{'canary p50':<12}why")
     for event in reversed(events):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(event.time_ms / 1000))
         canary = f"{statistics.median(event.latency_ns) / 1e6:.3f} ms" if event.latency_ns else ""
-        click.echo(f"{when:<17}{event.event:<15}{event.state:<13}{canary:<12}{_line(event.reason)}".rstrip())
+        echo(f"{when:<17}{event.event:<15}{event.state:<13}{canary:<12}{_line(event.reason)}".rstrip())
 
 
 def _line(said: str) -> str:
@@ -134,7 +135,7 @@ def _set_service(config_file: Path | None, device: str, note: str, *, in_service
 
     with _device(config_file, device) as (store, known):
         store.registry.set_service(known.id, in_service, note, user_name())
-        click.echo(f"{known.id} is {'in' if in_service else 'out of'} service")
+        echo(f"{known.id} is {'in' if in_service else 'out of'} service")
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option
+from farm.cli.output import echo
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,14 +69,16 @@ def _watch(look: Callable[[], list[DeviceRow]], names: Sequence[str], *, as_json
     import msgspec
     from rich.live import Live
 
+    from farm.text import plain_json
+
     with contextlib.suppress(KeyboardInterrupt):
         if as_json or not sys.stdout.isatty():
             while True:
                 found = look()
                 if as_json:
-                    click.echo(msgspec.json.encode({"schema": 1, "devices": found}).decode())
+                    echo(plain_json(msgspec.json.encode({"schema": 1, "devices": found})).decode())
                 else:
-                    click.echo(f"{time.strftime('%H:%M:%S')}\n{_listing(found, names, _width())}\n")
+                    echo(f"{time.strftime('%H:%M:%S')}\n{_listing(found, names, _width())}\n")
                 time.sleep(_WATCH_SECONDS)
         # Nothing is cut silently: what is shown is made to fit.
         with Live(console=_console(), auto_refresh=False, vertical_overflow="crop") as live:
@@ -146,7 +150,7 @@ def _cells(row: DeviceRow) -> list[tuple[str, str]]:
     """Return the columns of a device with their styles."""
     # Of a device that was never asked nothing is known.
     health = row.health if row.soc else ""
-    return [
+    cells = [
         (row.name or row.serial, "bold"),
         (row.soc or "?", ""),
         (row.kind, ""),
@@ -154,6 +158,7 @@ def _cells(row: DeviceRow) -> list[tuple[str, str]]:
         (health, _HEALTH_STYLES.get(health, "")),
         (_holder(row) or ("free" if row.state == "ready" else ""), ""),
     ]
+    return [(one_line(cell), style) for cell, style in cells]
 
 
 def _body(row: DeviceRow, width: int) -> list[Text]:
@@ -167,7 +172,7 @@ def _body(row: DeviceRow, width: int) -> list[Text]:
 
 
 def _wrapped(text: str, width: int, indent: str = _INDENT) -> str:
-    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.fill(one_line(text), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _holder(row: DeviceRow) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json
+from farm.cli.output import echo, print_json
 from farm.config import load_config
 
 
@@ -42,6 +42,6 @@ def command(before: str, after: str, limit: int, html: Path | None, config_file:
     if as_json:
         print_json({"diff": diff})
         return
-    click.echo("\n".join(diff_lines(diff, limit, shutil.get_terminal_size().columns)))
+    echo("\n".join(diff_lines(diff, limit, shutil.get_terminal_size().columns)))
     if virtual and any(change.is_time for job in diff.jobs for change in job.changes):
-        click.echo("VIRTUAL: two runs of one program on the simulator often differ by half.")
+        echo("VIRTUAL: two runs of one program on the simulator often differ by half.")

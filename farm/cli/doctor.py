@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json
+from farm.cli.output import echo, print_json
 from farm.config import load_config
 from farm.errors import FarmError, IllegalTargetError, UnknownNameError
 from farm.profiles import BACKEND_PRECISIONS, find_soc, load_socs
@@ -121,21 +121,21 @@ def _print_abilities(abilities: list[Ability]) -> None:
         rows.setdefault((one.backend, *cells), []).append(one.soc)
     head = ("backend", "compile", "stage", "run")
     wide = [max(len(row[i]) for row in [*rows, head]) for i in range(len(head))]
-    click.echo(_row(head, wide))
+    echo(_row(head, wide))
     for row, socs in rows.items():
-        click.echo(_row(row, wide))
+        echo(_row(row, wide))
         having = sum(one.backend == row[0] for one in abilities)
         every = len(socs) == having > _MOST_NAMES
-        click.echo(_fill(f"all {having} SoCs" if every else ", ".join(socs), "  "))
+        echo(_fill(f"all {having} SoCs" if every else ", ".join(socs), "  "))
     if not repairs:
         return
-    click.echo()
-    click.echo(_fill("In brackets: what is missing, there or for other devices, and what to do about it.", ""))
+    echo()
+    echo(_fill("In brackets: what is missing, there or for other devices, and what to do about it.", ""))
     for number, (repair, gaps) in enumerate(repairs.items(), 1):
         where = ", ".join(dict.fromkeys(gap.where for gap in gaps if gap.where))
         what = _shortened([gap.what for gap in gaps])
-        click.echo(_fill(f"[{number}] {where + ': ' if where else ''}{what}", "", "    "))
-        click.echo(_repair(repair))
+        echo(_fill(f"[{number}] {where + ': ' if where else ''}{what}", "", "    "))
+        echo(_repair(repair))
 
 
 def _row(cells: Iterable[str], wide: list[int]) -> str:
@@ -176,8 +176,8 @@ def _print_direct(doctor: Doctor, wanted: Iterable[tuple[Soc, str]]) -> None:
         return
     ready = [f"{soc.name} {backend}" for soc, backend in asked if not doctor.direct(soc, backend)]
     state = f"complete for {', '.join(ready)}" if ready else "not complete for any of them"
-    click.echo()
-    click.echo(
+    echo()
+    echo(
         _fill(
             f"direct mode: {state}. farm checks and stages its files ('farm runtime check --direct'), and runs no "
             "jobs with it, as its runner takes none in a session.",
@@ -187,8 +187,8 @@ def _print_direct(doctor: Doctor, wanted: Iterable[tuple[Soc, str]]) -> None:
 
 
 def _print_tools(tools: list[Tool], note: str) -> None:
-    click.echo()
-    click.echo("tools")
+    echo()
+    echo("tools")
     wide = max(len(tool.name) for tool in tools) + 4
     for tool in tools:
         text = f"{tool.version}: {tool.problem}" if tool.problem else tool.version or "none"
@@ -196,12 +196,12 @@ def _print_tools(tools: list[Tool], note: str) -> None:
             text = f"{text}; {note}"
         line = f"  {tool.name}".ljust(wide) + text
         if tool.path and len(line) + 2 + len(tool.path) <= _WIDTH:
-            click.echo(f"{line}  {tool.path}")
+            echo(f"{line}  {tool.path}")
             continue
-        click.echo(_fill(line, "", " " * wide))
+        echo(_fill(line, "", " " * wide))
         if tool.path:
             # Not wrapped: it is there to be copied.
-            click.echo(f"    {tool.path}")
+            echo(f"    {tool.path}")
 
 
 def _fill(text: str, indent: str, hanging: str | None = None) -> str:

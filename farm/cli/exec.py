@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option, one_off_options
-from farm.cli.output import as_called, print_json
+from farm.cli.output import as_called, echo, print_json
 from farm.config import load_config
 from farm.errors import UsageError
 from farm.report import format as fmt
@@ -120,9 +120,9 @@ def command(
     if as_json:
         print_json(_data(ready, outcome))
     else:
-        click.echo("\n".join(_text(ready, outcome, limit)))
+        echo("\n".join(_text(ready, outcome, limit)))
     if output is not None and outcome.outputs:
-        click.echo(f"outputs: {output}", err=True)
+        echo(f"outputs: {output}", err=True)
     return outcome.one.exit_code
 
 
@@ -139,7 +139,7 @@ def _input_files(inputs: tuple[Path, ...], more: tuple[Path, ...], input_list: P
 
 
 def _say(text: str) -> None:
-    click.echo(f"farm: {text}", err=True)
+    echo(f"farm: {text}", err=True)
 
 
 def _text(ready: ReadyProgram, outcome: ReadyOutcome, limit: int) -> list[str]:

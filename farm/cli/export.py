@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import standard_output, written
+from farm.cli.output import echo, standard_output, written
 from farm.config import load_config
 from farm.durations import in_seconds
 from farm.errors import UsageError
@@ -72,7 +72,7 @@ def command(
         data = store.transfer.export(chosen) if form == _LINES else [rendered(store.run_view(chosen[0]), form)]
         _write(data, output)
     if output is not None:
-        click.echo(f"export: {output}", err=True)
+        echo(f"export: {output}", err=True)
 
 
 def _chosen(store: Store, since_ms: int, *, unfinished: bool) -> list[str]:
@@ -80,10 +80,10 @@ def _chosen(store: Store, since_ms: int, *, unfinished: bool) -> list[str]:
     left_out = [] if unfinished else [run.id for run in found if not run.finished]
     if left_out:
         names = ", ".join(left_out[:_SHOWN]) + (", ..." if len(left_out) > _SHOWN else "")
-        click.echo(f"farm: not finished, and left out: {names}; --unfinished writes them as they stand", err=True)
+        echo(f"farm: not finished, and left out: {names}; --unfinished writes them as they stand", err=True)
     chosen = [run.id for run in found if unfinished or run.finished]
     if not chosen:
-        click.echo("farm: there is no such run: the export is empty", err=True)
+        echo("farm: there is no such run: the export is empty", err=True)
     return chosen
 
 

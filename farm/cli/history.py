@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json, wrapped
+from farm.cli.output import echo, print_json, wrapped
 from farm.config import load_config
 from farm.report import format as fmt
 from farm.report.alerts import change_of, word_of
-from farm.report.clean import one_line
 from farm.report.history import USUAL, what_changed
 from farm.report.plot import sparkline
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,9 +62,9 @@ def command(
         print_json({"points": points, "reliability": listed, "alerts": alerts})
         return
     if not points:
-        click.echo(f"farm: {job} has no history yet: no attempt, or of 'farm debug' alone", err=True)
+        echo(f"farm: {job} has no history yet: no attempt, or of 'farm debug' alone", err=True)
     for text in _tables(points, metrics or USUAL, facts, records, alerts):
-        click.echo(text)
+        echo(text)
 
 
 def _tables(

@@ -7,8 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-import click
-
+from farm.cli.output import echo
 from farm.devices.text import clean_text
 from farm.errors import NoDeviceError, UnknownNameError
 from farm.identity import user_name
@@ -85,7 +84,7 @@ def acquire(
                 hint = "wait longer" if wait_s else "wait for it"
                 raise NoDeviceError(f"{holders}: {hint} with --wait 10m, or choose another")
             if not told:
-                click.echo(f"waiting: {holders}", err=True)
+                echo(f"waiting: {holders}", err=True)
                 told = True
             time.sleep(_LOOK_SECONDS)
         if seconds:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import count, print_json
+from farm.cli.output import count, echo, print_json
 from farm.config import load_config
 
 
@@ -35,9 +35,7 @@ def command(files: tuple[str, ...], config_file: Path | None, *, as_json: bool) 
         return
     for run in added:
         state = "" if run.finished_ms is not None else ", not finished"
-        click.echo(f"imported {run.id}: {count(run.jobs, 'job')}, {count(run.attempts, 'attempt')}{state}")
+        echo(f"imported {run.id}: {count(run.jobs, 'job')}, {count(run.attempts, 'attempt')}{state}")
     for run in present:
-        click.echo(f"skipped {run.id}: it is there already, and the same")
-    click.echo(
-        f"{count(len(added), 'run')} imported, {len(present)} {'was' if len(present) == 1 else 'were'} there already"
-    )
+        echo(f"skipped {run.id}: it is there already, and the same")
+    echo(f"{count(len(added), 'run')} imported, {len(present)} {'was' if len(present) == 1 else 'were'} there already")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from farm.cli.options import config_option, duration
+from farm.cli.output import echo
 
 
 @click.command("lease")
@@ -75,7 +76,7 @@ def command(
     if as_json:
         print_json({"device": device, "id": device.id, "user": user_name(), "until_ms": until_ms})
         return
-    click.echo(f"{name} ({device.soc}, {device.kind}) is yours until {clock_time(until_ms)}")
+    echo(f"{name} ({device.soc}, {device.kind}) is yours until {clock_time(until_ms)}")
     hints = {
         f"farm shell {name}": "a shell on it",
         f"farm run --soc {device.soc} ...": "uses it, as all your commands may",
@@ -83,4 +84,4 @@ def command(
     }
     width = max(map(len, hints))
     for command_line, meaning in hints.items():
-        click.echo(f"  {command_line.ljust(width)}  {meaning}")
+        echo(f"  {command_line.ljust(width)}  {meaning}")

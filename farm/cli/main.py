@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import keyword
 import sys
 import traceback
@@ -104,14 +105,16 @@ def main() -> None:
     except FarmError as error:
         code = _fail(str(error), error.exit_code)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        _say(shown.getvalue().rstrip())
         code = error.exit_code
     except click.Abort:
         code = 130
     except OSError as error:
         code = _fail(f"{error.filename or 'the system'}: {error.strerror or error}", InfraError.exit_code)
     except Exception:  # noqa: BLE001 - ours to mend; and not exit code 1, which says that a job failed
-        traceback.print_exc()
+        _say(traceback.format_exc().rstrip())
         code = _fail("this is a bug in farm: please report it with the lines above", InfraError.exit_code)
     # Nor is it worth looking through at the end, which Python does twice: a sixth of a short command.
     gc.freeze()
@@ -119,8 +122,14 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"farm: {message}", err=True)
+    _say(f"farm: {message}")
     return code
+
+
+def _say(text: str) -> None:
+    from farm.cli.output import echo
+
+    echo(text, err=True)
 
 
 if __name__ == "__main__":

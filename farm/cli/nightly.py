@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json
+from farm.cli.output import echo, print_json
 from farm.config import load_config
 from farm.errors import MissingToolError, NothingSelectedError, UsageError
-from farm.report.clean import one_line
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
         if as_json:
             print_json({"night": plan.name, "budget_s": plan.budget_s, "runs": rows})
         else:
-            click.echo("\n".join(matrix_lines(plan.name, rows, plan.budget_s, _width())))
+            echo("\n".join(matrix_lines(plan.name, rows, plan.budget_s, _width())))
         if any(row.problem for row in rows):
             return MissingToolError.exit_code
         return 0 if any(row.jobs for row in rows) else NothingSelectedError.exit_code
@@ -79,11 +79,11 @@ def _tell(night: Night, *, as_json: bool) -> None:
     add_summary(lambda: night_markdown(night))
     # GitHub reads both; standard output may be JSON.
     for line in night_annotations(night):
-        click.echo(line, err=True)
+        echo(line, err=True)
     if as_json:
         print_json({"night": night})
     else:
-        click.echo("\n".join(night_lines(night, _width())))
+        echo("\n".join(night_lines(night, _width())))
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def _front() -> Iterator[Front]:
 
 def _say(text: str) -> None:
     # On one line: what a device says is not to begin one, which GitHub could take for a command.
-    click.echo(f"farm: {one_line(text)}", err=True)
+    echo(f"farm: {one_line(text)}", err=True)
 
 
 def _width() -> int:

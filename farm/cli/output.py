@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 import click
-import msgspec
 
 from farm.errors import UsageError
-from farm.report.clean import one_line
+from farm.text import json_document, one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,13 +34,13 @@ def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | 
     if as_json:
         from farm.report.data import render_json
 
-        click.echo(render_json(view))
+        echo(render_json(view))
         return
     from farm.report.text import render_summary
 
     width = shutil.get_terminal_size().columns
-    click.echo(render_summary(view, width, color=sys.stdout.isatty()))
-    click.echo(f"report: {html or report}")
+    echo_coloured(render_summary(view, width, color=sys.stdout.isatty()))
+    echo(f"report: {html or report}")
 
 
 def as_called() -> str:
@@ -71,12 +70,22 @@ def wrapped(text: str) -> list[str]:
 
 def json_text(answer: Mapping[str, object]) -> str:
     """Return what a command answers as JSON, with the version of its layout."""
-    return msgspec.json.format(msgspec.json.encode({"schema": 1, **answer})).decode()
+    return json_document({"schema": 1, **answer}).decode()
 
 
 def print_json(answer: Mapping[str, object]) -> None:
     """Print what a command answers as JSON, with the version of its layout."""
-    click.echo(json_text(answer))
+    echo(json_text(answer))
+
+
+def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print `text` with nothing in it that a terminal would obey or not show: names come from files and devices."""
+    echo_coloured(visible(str(text)), err=err, nl=nl)
+
+
+def echo_coloured(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print text whose colours are ours; whatever else is in it is visible already."""
+    click.echo(text, err=err, nl=nl)  # noqa: TID251 - here alone
 
 
 def write_file(path: Path, text: str) -> None:

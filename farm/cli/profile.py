@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json, write_file
+from farm.cli.output import echo, print_json, write_file
 from farm.config import Config, load_config
 from farm.errors import UsageError
 from farm.profiles import CPU_BACKENDS
@@ -66,7 +66,7 @@ def command(
         print_json({"profiles": found})
     else:
         for number, record in enumerate(found):
-            click.echo("\n".join([*([""] if number else []), *_shown(record, limit)]))
+            echo("\n".join([*([""] if number else []), *_shown(record, limit)]))
     if trace:
         _write_trace(config, found[0], trace)
     if artifacts:
@@ -123,10 +123,10 @@ def _compare(config: Config, job: str, runs: tuple[str, str], limit: int, *, as_
         lines = [*([""] if number else []), *_heading(one)]
         if one.comparable:
             lines += ["", *change_lines(one.nodes, limit, shutil.get_terminal_size().columns)]
-        click.echo("\n".join(lines))
-    click.echo("\n  ~ the ranges of before and after overlap.\n  A run is one sample: what has no ~ may be noise, too.")
+        echo("\n".join(lines))
+    echo("\n  ~ the ranges of before and after overlap.\n  A run is one sample: what has no ~ may be noise, too.")
     if any(one.device_kind == "virtual" for one in found):
-        click.echo("  VIRTUAL: two runs of one program on the simulator often differ by half.")
+        echo("  VIRTUAL: two runs of one program on the simulator often differ by half.")
 
 
 def _heading(one: JobChanges) -> Sequence[str]:
@@ -154,7 +154,7 @@ def _write_trace(config: Config, record: ProfileRecord, path: Path) -> None:
     except ETDumpError as error:
         raise UsageError(f"{record.job_id}: its ETDump {error}") from None
     write_file(path, text.decode())
-    click.echo(f"trace: {path}", err=True)
+    echo(f"trace: {path}", err=True)
 
 
 def _write_artifacts(config: Config, record: ProfileRecord, folder: Path) -> None:
@@ -164,4 +164,4 @@ def _write_artifacts(config: Config, record: ProfileRecord, folder: Path) -> Non
     if not record.artifacts:
         raise UsageError(f"{record.job_id}: no file is kept of its attempt in run {record.run_id}")
     for path in export(ArtifactStore(config.state_dir / "artifacts"), record.artifacts, folder):
-        click.echo(f"file: {path}", err=True)
+        echo(f"file: {path}", err=True)

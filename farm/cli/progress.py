@@ -8,7 +8,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from farm.cli.output import count
+from farm.cli.output import count, echo
+from farm.text import one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,13 +102,13 @@ class PlainFront(Front):
 
     def note(self, text: str) -> None:
         """Say something."""
-        print(f"farm: {text}", file=sys.stderr, flush=True)  # noqa: T201 - this is the output
+        echo(f"farm: {text}", err=True)
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
         """Say how a job ended."""
-        reason = f": {shown['reason'][:_REASON_CHARS]}" if shown["reason"] else ""
+        reason = f": {one_line(shown['reason'], _REASON_CHARS)}" if shown["reason"] else ""
         line = f"[{self.ended}/{self.total}] {_MARKS[kind]} {shown['job_id']} ({shown['seconds']:.2f} s){reason}"
-        print(line, file=sys.stderr, flush=True)  # noqa: T201
+        echo(line, err=True)
 
 
 class QuietFront(PlainFront):
@@ -131,7 +132,7 @@ class LiveFront(Front):
 
     def note(self, text: str) -> None:
         """Say something."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=False)
+        self._console.print(visible(text), markup=False, highlight=False, soft_wrap=False)
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
         """Say how a job ended, unless it passed."""
@@ -140,7 +141,8 @@ class LiveFront(Front):
         from rich.text import Text
 
         line = Text(f"{_MARKS[kind]} ", style=_STYLES[kind])
-        line.append(shown["job_id"], style="bold").append(f": {shown['reason'][:_REASON_CHARS]}", style="default")
+        reason = one_line(shown["reason"], _REASON_CHARS)
+        line.append(one_line(shown["job_id"]), style="bold").append(f": {reason}", style="default")
         self._console.print(line)
 
     def _render(self) -> RenderableType:
@@ -169,12 +171,14 @@ class LiveFront(Front):
             for serial, job in self.running.items():
                 waits = job in self.building
                 doing = f"waits for {_short(job)} to be compiled" if waits else _short(job) or "idle"
-                devices.add_row(Text(serial, style="cyan"), Text(doing, style="dim" if waits or not job else ""))
+                devices.add_row(
+                    Text(one_line(serial), style="cyan"), Text(doing, style="dim" if waits or not job else "")
+                )
         return Group(bars, devices)
 
 
 def _short(job_id: str) -> str:
-    return job_id.partition("/")[2] or job_id
+    return one_line(job_id.partition("/")[2] or job_id)
 
 
 def _duration(seconds: float) -> str:

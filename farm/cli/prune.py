@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json
+from farm.cli.output import echo, print_json
 from farm.config import load_config
 from farm.errors import StoreError, UsageError
 from farm.retention import Kept, RetentionConfig, Rules, age_ms
@@ -98,7 +98,7 @@ def command(
         return
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
     again = shlex.join(["farm", "prune", *arguments, *(["--orphans"] if orphans else []), "--yes"])
-    click.echo("\n".join(_lines(answer, "" if yes else again)))
+    echo("\n".join(_lines(answer, "" if yes else again)))
     if answer.stopped:
         raise click.exceptions.Exit(130)
 

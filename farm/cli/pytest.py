@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from farm.cli.options import config_option, devices_options
-from farm.cli.output import as_called
+from farm.cli.output import as_called, echo
 from farm.config import load_config
 from farm.errors import UsageError
 
@@ -76,6 +76,6 @@ def command(
 
     from farm.cli.output import deliver
 
-    outcome = run(load_config(config_file), request, lambda text: click.echo(f"farm: {text}", err=True))
+    outcome = run(load_config(config_file), request, lambda text: echo(f"farm: {text}", err=True))
     deliver(outcome.view, report=outcome.report, html=html, junitxml=None, as_json=as_json)
     return outcome.exit_code

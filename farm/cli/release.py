@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option
+from farm.cli.output import echo
 
 if TYPE_CHECKING:
     from farm.leases import Lease
@@ -80,4 +81,4 @@ def _release(store: Store, lease: Lease, *, force: bool) -> None:
         after = f"; the shell of {lease.user} is being ended"
     elif lease.token:
         after = f"; {lease.purpose!r} of {lease.user} stops using it after its running job"
-    click.echo(clean_text(f"{lease.device} is given back{after}", 400))
+    echo(clean_text(f"{lease.device} is given back{after}", 400))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option, one_off_options
-from farm.cli.output import as_called, print_json
+from farm.cli.output import as_called, echo, print_json
 from farm.config import load_config
 from farm.errors import UsageError
 from farm.report import format as fmt
@@ -66,7 +66,7 @@ def command(
 
             told = write_script(config, past, script, _say, virtual=bool(virtual), iterations=iterations,
                                 warm_up=warm_up, timeout_s=timeout_s)  # fmt: skip
-            click.echo("\n".join(told))
+            echo("\n".join(told))
             return 0
         request = ReproRequest(
             virtual=bool(virtual),
@@ -80,12 +80,12 @@ def command(
     if as_json:
         print_json(_data(outcome))
     else:
-        click.echo("\n".join(_text(outcome)))
+        echo("\n".join(_text(outcome)))
     return outcome.now.exit_code
 
 
 def _say(text: str) -> None:
-    click.echo(f"farm: {text}", err=True)
+    echo(f"farm: {text}", err=True)
 
 
 def _text(outcome: ReproOutcome) -> list[str]:

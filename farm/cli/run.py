@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option, devices_options, duration
-from farm.cli.output import as_called
+from farm.cli.output import as_called, echo
 from farm.config import load_config
 from farm.engine.profile import Profile
 from farm.errors import UsageError
@@ -166,8 +166,8 @@ def command(
     )
     config = load_config(config_file)
     if collect_only:
-        for job_id in collect(config, request, lambda text: click.echo(f"farm: {text}", err=True)):
-            click.echo(job_id)
+        for job_id in collect(config, request, lambda text: echo(f"farm: {text}", err=True)):
+            echo(job_id)
         return 0
 
     from farm.cli.progress import make_front

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json
+from farm.cli.output import echo, print_json
 from farm.config import Config, load_config
 from farm.errors import UnknownNameError
 from farm.profiles import BACKEND_PRECISIONS, find_soc
@@ -64,9 +64,9 @@ def list_runtimes(
     if as_json:
         print_json({"runtimes": offers})
         return
-    click.echo(f"{'runtime':<24}{'kind':<11}{'backends':<14}state")
+    echo(f"{'runtime':<24}{'kind':<11}{'backends':<14}state")
     for offer in offers:
-        click.echo(f"{offer.name:<24}{offer.kind:<11}{', '.join(offer.backends):<14}{offer.state}")
+        echo(f"{offer.name:<24}{offer.kind:<11}{', '.join(offer.backends):<14}{offer.state}")
     repairs = {offer.name: offer.repairs for offer in offers if offer.repairs}
     by_repair: dict[str, list[str]] = {}
     for name, needed in repairs.items():
@@ -99,7 +99,7 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
         if as_json:
             print_json({"target": target, "libraries": str(libraries)})
         else:
-            click.echo(libraries)
+            echo(libraries)
         return
     native = build_native(config.cache_dir, target, android=android_kit(config), log=_notice(target))
     if target == HOST:
@@ -107,7 +107,7 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"target": target, "runner": str(native.runner), "log": str(native.folder / "build.log")})
         return
-    click.echo(native.runner)
+    echo(native.runner)
 
 
 @command.command("check")
@@ -139,8 +139,8 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
             from farm.runtime.versions import required_versions
 
             needed = required_versions(Path(state.source) for state in states)
-            click.echo()
-            click.echo(f"the device needs {' and '.join(f'{name} {version}' for name, version in needed.items())}")
+            echo()
+            echo(f"the device needs {' and '.join(f'{name} {version}' for name, version in needed.items())}")
         by_repair: dict[str, list[str]] = {}
         for state in bad:
             by_repair.setdefault(state.repair, []).append(state.name)
@@ -174,10 +174,10 @@ def stage(config_file: Path | None, soc: str, backend: str, target: str, folder:
     mode: Mode = "direct" if direct else "traditional"
     runtime = staged_runtime(load_config(config_file), chosen, backend, place, mode)
     stage_into(runtime, folder)
-    click.echo(f"{folder}: {len(runtime.files)} files")
-    click.echo(f"on the device{', as root' if runtime.needs_root else ''}, in the folder that they were pushed to:")
+    echo(f"{folder}: {len(runtime.files)} files")
+    echo(f"on the device{', as root' if runtime.needs_root else ''}, in the folder that they were pushed to:")
     # Not wrapped: it is there to be copied.
-    click.echo(f"  {device_command(runtime, backend, mode)}")
+    echo(f"  {device_command(runtime, backend, mode)}")
 
 
 @command.command("env")
@@ -206,7 +206,7 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
     for name, value in variables.items():
         # Always in quotes, for whoever reads it rather than evaluates it.
         quoted = "'" + value.replace("'", "'\"'\"'") + "'"
-        click.echo(f"export {name}={quoted}")
+        echo(f"export {name}={quoted}")
 
 
 def _check_backend(backend: str | None) -> None:
@@ -220,7 +220,7 @@ def _notice(target: str, what: str = "building the native runner") -> Callable[[
     def tell(line: str) -> None:
         # What cmake and ninja print is in the build's log; here it is enough to know why it takes a while.
         if not told:
-            click.echo(f"farm: {what} for {target}, once (half a minute)", err=True)
+            echo(f"farm: {what} for {target}, once (half a minute)", err=True)
         told.append(line)
 
     return tell
@@ -230,29 +230,29 @@ def _print_states(states: Iterable[FileState]) -> None:
     from farm.cli.cache import size
 
     folder = None
-    click.echo(f"  {'file':<36}{'size':>8}  {'made for':<12}{'sha256':<9}state")
+    echo(f"  {'file':<36}{'size':>8}  {'made for':<12}{'sha256':<9}state")
     for state in sorted(states, key=lambda one: (not one.source, str(Path(one.source).parent), one.name)):
         where = str(Path(state.source).parent) if state.source else "(nowhere)"
         if where != folder:
             folder = where
-            click.echo(folder)
+            echo(folder)
         nbytes = size(state.nbytes) if state.nbytes else "-"
         made = state.made_for or "-"
-        click.echo(f"  {state.name:<36}{nbytes:>8}  {made:<12}{state.sha256[:8] or '-':<9}{state.state}")
+        echo(f"  {state.name:<36}{nbytes:>8}  {made:<12}{state.sha256[:8] or '-':<9}{state.state}")
 
 
 def _print_repairs(by_repair: dict[str, list[str]]) -> None:
     for repair, names in by_repair.items():
-        click.echo()
-        click.echo(_fill(f"{', '.join(names)}:", ""))
+        echo()
+        echo(_fill(f"{', '.join(names)}:", ""))
         prose, _, action = repair.rpartition(": ")
         if repair.startswith(("set ", "put ")):
             prose, action = repair, ""
         if prose:
-            click.echo(_fill(f"{prose}:" if action else prose, "  "))
+            echo(_fill(f"{prose}:" if action else prose, "  "))
         if action:
             # Not wrapped: it is there to be copied.
-            click.echo(f"  {action}")
+            echo(f"  {action}")
 
 
 def _fill(text: str, indent: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from farm.cli.options import config_option
+from farm.cli.output import echo
 from farm.config import load_config
 
 
@@ -41,7 +42,7 @@ def command(*, host: str, port: int, token_file: Path | None, as_json: bool, con
         if as_json:
             import json
 
-            click.echo(json.dumps({"schema": 1, "url": url_of(bound), "token": bool(token)}))
+            echo(json.dumps({"schema": 1, "url": url_of(bound), "token": bool(token)}))
         else:
-            click.echo(f"farm: {url_of(bound)}{' (with a token)' if token else ''}, until Ctrl-C")
+            echo(f"farm: {url_of(bound)}{' (with a token)' if token else ''}, until Ctrl-C")
         serve(config, address, token, bound)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option, duration
+from farm.cli.output import echo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -167,7 +168,7 @@ def _take_over(device: Device) -> None:
     try:
         take_over(transport, "")
     except DeviceError as error:
-        click.echo(f"farm: {error}", err=True)
+        echo(f"farm: {error}", err=True)
     finally:
         transport.close()
 

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json
+from farm.cli.output import echo, print_json
 from farm.config import Config, load_config
 from farm.errors import UsageError
 
@@ -98,8 +98,8 @@ def command(
     for path, state in done:
         if path.parent != folder:
             folder = path.parent
-            click.echo(folder)
-        click.echo(f"  {path.name:<36}{state}")
+            echo(folder)
+        echo(f"  {path.name:<36}{state}")
 
 
 def _adopt(plan: tuple[Signing, ...]) -> list[tuple[Path, str]]:
@@ -128,13 +128,13 @@ def _sign(
     if todo:
         tool, interpreter = find_elfsigner(config.hexagon_sdk_root), find_python(python)
         for one in todo:
-            click.echo(f"farm: signing {one.unsigned}", err=True)
+            echo(f"farm: signing {one.unsigned}", err=True)
             sign(config, one, tool=tool, python=interpreter, show=_show, timeout_s=timeout)
     return [(one.signed, "signed" if one in todo else "is signed already") for one in plan]
 
 
 def _show(line: str) -> None:
-    click.echo(f"  elfsigner: {line}", err=True)
+    echo(f"  elfsigner: {line}", err=True)
 
 
 def _with_roots(config: Config, sdk_root: Path | None, hexagon_sdk: Path | None) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from farm.cli.output import print_json
+from farm.cli.output import echo, print_json
 from farm.profiles import load_socs
 
 
@@ -16,8 +16,8 @@ def command(*, as_json: bool) -> None:
     if as_json:
         print_json({"socs": list(socs)})
         return
-    click.echo(f"{'SoC':<9}{'id':>3}  {'HTP':<4}{'VTCM':>6}  {'LPAI':<5}{'backends':<25}product")
+    echo(f"{'SoC':<9}{'id':>3}  {'HTP':<4}{'VTCM':>6}  {'LPAI':<5}{'backends':<25}product")
     for soc in socs:
         lpai = f"v{soc.lpai_version}" if soc.lpai_version else "-"
         line = f"{soc.name:<9}{soc.soc_id:>3}  V{soc.htp_arch:<3}{soc.vtcm_mb:>2} MiB  {lpai:<5}"
-        click.echo(f"{line}{', '.join(soc.backends):<25}{soc.product}".rstrip())
+        echo(f"{line}{', '.join(soc.backends):<25}{soc.product}".rstrip())

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json
+from farm.cli.output import echo, print_json
 from farm.config import load_config
 
 
@@ -38,4 +38,4 @@ def command(run: str | None, limit: int, config_file: Path | None, *, as_json: b
         print_json({"status": status})
         return
     now_ms = time.time_ns() // 1_000_000
-    click.echo("\n".join(status_lines(status, now_ms, limit, shutil.get_terminal_size().columns)))
+    echo("\n".join(status_lines(status, now_ms, limit, shutil.get_terminal_size().columns)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json
+from farm.cli.output import echo, print_json
 from farm.config import load_config
 from farm.suite_files import find_suites, load_suite, resolve_suite
 
@@ -36,13 +36,13 @@ def command(names: tuple[str, ...], config_file: Path | None, *, as_json: bool) 
     width = min(shutil.get_terminal_size().columns, 100)
     for suite in suites:
         jobs = sum(len(case.precisions) for case in suite.cases)
-        click.echo(f"{suite.name}: {len(suite.cases)} cases, {jobs} jobs a SoC")
-        click.echo(textwrap.fill(suite.description, width, initial_indent="  ", subsequent_indent="  "))
+        echo(f"{suite.name}: {len(suite.cases)} cases, {jobs} jobs a SoC")
+        echo(textwrap.fill(suite.description, width, initial_indent="  ", subsequent_indent="  "))
         if names:
-            click.echo(f"  {suite.path}")
+            echo(f"  {suite.path}")
             column = max(len(case.name) for case in suite.cases)
             for case in suite.cases:
-                click.echo(f"    {case.name:<{column}}  {', '.join(case.precisions)}{_known_issues(case)}")
+                echo(f"    {case.name:<{column}}  {', '.join(case.precisions)}{_known_issues(case)}")
 
 
 def _known_issues(case: Case) -> str:

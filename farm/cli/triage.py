@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json, wrapped
+from farm.cli.output import echo, print_json, wrapped
 from farm.config import load_config
 from farm.errors import UnknownNameError, UsageError
 from farm.identity import user_name
-from farm.report.clean import one_line
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from farm.store.records import Remark
@@ -78,7 +78,7 @@ def command(
         return
     lines = [told, *(f"  {_told(one)}" for one in said)] if said else [told, "  nobody has said anything of it"]
     for line in lines:
-        click.echo("\n".join(wrapped(line)))
+        echo("\n".join(wrapped(line)))
 
 
 def _subject(store: Store, subject: str) -> tuple[str, str]:
@@ -142,7 +142,7 @@ def _list(store: Store, limit: int, *, as_json: bool) -> None:
     width = max(40, shutil.get_terminal_size().columns)
     for line in lines or ["nothing needs anybody: no open regression, no red job"]:
         indent = len(line) - len(line.lstrip())
-        click.echo(" " * indent + one_line(line, width - indent))
+        echo(" " * indent + one_line(line, width - indent))
 
 
 def _told(one: Remark) -> str:

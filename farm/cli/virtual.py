@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option
-from farm.cli.output import print_json
+from farm.cli.output import echo, print_json
 from farm.config import load_config
 from farm.errors import InfraError, UnknownNameError, UsageError
+from farm.text import one_line
 from farm.virtual.faults import CONDITIONS, DESCRIPTIONS, Fault, FaultKind, fired, inject, is_running
 from farm.virtual.faults import clear as clear_faults
 from farm.virtual.root import BUILDS
@@ -103,7 +104,7 @@ def up(
             _show(devices, place, server, own_server=own_server)
             _stay(supervisor, devices)
         except KeyboardInterrupt:
-            click.echo("ending the virtual devices", err=True)
+            echo("ending the virtual devices", err=True)
         finally:
             supervisor.close()
             if not own_server:
@@ -112,13 +113,13 @@ def up(
 
 def _show(devices: Sequence[Device], place: Path, server: AdbServer, *, own_server: bool) -> None:
     for device in devices:
-        click.echo(f"{device.serial}  {device.soc}  {place / device.serial}")
+        echo(f"{device.serial}  {device.soc}  {place / device.serial}")
     first = devices[0].serial
     if own_server:
-        click.echo(f"reach them with: export ANDROID_ADB_SERVER_PORT={server.port}", err=True)
-    click.echo(f"a shell: adb -s product:{first} shell", err=True)
-    click.echo(f"a fault: farm virtual fault {first} reboot (farm virtual faults lists them)", err=True)
-    click.echo("Ctrl-C ends them", err=True)
+        echo(f"reach them with: export ANDROID_ADB_SERVER_PORT={server.port}", err=True)
+    echo(f"a shell: adb -s product:{first} shell", err=True)
+    echo(f"a fault: farm virtual fault {first} reboot (farm virtual faults lists them)", err=True)
+    echo("Ctrl-C ends them", err=True)
 
 
 def _stay(supervisor: Supervisor, devices: Sequence[Device]) -> None:
@@ -197,7 +198,7 @@ def fault(
         raise UsageError(str(error)) from None
     inject(_device_folder(config_file, folder, device), asked)
     until = f"for {seconds:g} s" if seconds and wanted is not FaultKind.CLOCK_SKEW else "until cleared"
-    click.echo(f"{device}: {wanted}{f', {until}' if wanted in CONDITIONS else ''}", err=True)
+    echo(f"{device}: {wanted}{f', {until}' if wanted in CONDITIONS else ''}", err=True)
 
 
 @command.command("clear")
@@ -222,7 +223,7 @@ def faults(config_file: Path | None, folder: Path | None, device: str | None, *,
             return
         width = max(map(len, FaultKind))
         for kind, said in DESCRIPTIONS.items():
-            click.echo(f"{kind:{width}}  {said}")
+            echo(f"{kind:{width}}  {said}")
         return
     struck = fired(_device_folder(config_file, folder, device))
     if as_json:
@@ -230,8 +231,8 @@ def faults(config_file: Path | None, folder: Path | None, device: str | None, *,
         return
     for one in struck:
         moment = time.strftime("%H:%M:%S", time.localtime(one["time"]))
-        subject = "".join(letter if letter.isprintable() else "?" for letter in one["subject"][:48])
-        click.echo(f"{moment}  {one['kind']:<14}  {one['operation']:<6}  {subject}".rstrip())
+        subject = one_line(one["subject"], 48)
+        echo(f"{moment}  {one['kind']:<14}  {one['operation']:<6}  {subject}".rstrip())
 
 
 def _kind(name: str) -> FaultKind:

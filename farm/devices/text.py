@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from farm.text import visible
+
 # How the C libraries of Android and Linux say ENOSPC and EDQUOT.
 _FULL = ("no space left on device", "quota exceeded")
 
 # Longer than every property and error message worth keeping on a line.
 LINE_CHARACTERS = 200
+_ONE_LINE = str.maketrans({"\t": "\N{SYMBOL FOR HORIZONTAL TABULATION}", "\n": "\N{SYMBOL FOR NEWLINE}"})
 
 
 def clean_text(said: bytes | str, limit: int = LINE_CHARACTERS, *, lines: bool = False) -> str:
-    """Return at most `limit` characters of `said`, without control characters, bidirectional marks and outer blanks.
+    """Return at most `limit` characters of `said`, visible as `farm.text` has it, without outer blanks.
 
-    Line ends survive only with `lines`. What is not UTF-8 or not printable becomes U+FFFD.
+    Line ends and tabs survive only with `lines`, and are spelled out otherwise. What is not UTF-8 becomes U+FFFD.
     """
     # Four bytes a character at most, so that a huge answer costs nothing.
     text = said[: limit * 4].decode("utf-8", errors="replace") if isinstance(said, bytes) else said[: limit * 4]
-    kept = "\n\t" if lines else ""
-    text = text.replace("\r\n", "\n").strip()
-    return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text)[:limit]
+    text = visible(text.strip())
+    return (text if lines else text.translate(_ONE_LINE))[:limit]
 
 
 def says_full(reason: str) -> bool:

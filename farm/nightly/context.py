@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.nightly.record import CellResult, Findings, Night, Told, meaning
 from farm.report import format as fmt
-from farm.report.clean import one_line
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,11 +10,11 @@ from farm.engine.command import report_context
 from farm.errors import InfraError
 from farm.nightly.record import CellResult, Told
 from farm.nightly.state import write_whole
-from farm.report.clean import one_line
 from farm.report.exports import SUFFIXES, rendered
 from farm.report.html import render_html
 from farm.report.status import Standing, standing
 from farm.report.summary import summarize
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,7 +10,7 @@ import msgspec
 from farm.nightly.context import counted
 from farm.nightly.record import Night, Told, meaning
 from farm.report import format as fmt
-from farm.report.clean import one_line
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

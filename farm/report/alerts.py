@@ -6,8 +6,8 @@ import math
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from farm.report.clean import one_line
 from farm.store.records import AlertState
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

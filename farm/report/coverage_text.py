@@ -7,8 +7,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from farm.report import format as fmt
-from farm.report.clean import one_line
 from farm.report.coverage import Cell, Coverage, Item, Row, State
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

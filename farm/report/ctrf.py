@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm import __version__
-from farm.report.clean import cut_log, one_line, visible
+from farm.report.clean import cut_log
 from farm.report.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 from farm.results.attempt import Verdict
 from farm.store.values import jsonable
+from farm.text import one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

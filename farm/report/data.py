@@ -8,6 +8,7 @@ from farm.report.summary import summarize
 from farm.report.worth import worths
 from farm.store.values import jsonable
 from farm.store.view import RunView
+from farm.text import json_document
 
 
 def render_json(view: RunView) -> str:
@@ -30,7 +31,7 @@ def render_json(view: RunView) -> str:
             summary.jobs[index].job.id: worth.conclusion for index, worth in worths(summary).items() if worth.conclusion
         },
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
+    return json_document(document, indent=1).decode()
 
 
 def parse_json(text: str | bytes) -> RunView:

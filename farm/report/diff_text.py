@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.report import format as fmt
-from farm.report.clean import one_line
 from farm.report.diff import Group
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from farm import __version__
 from farm.layers import Step
 from farm.report import format as fmt
-from farm.report.clean import cut_log, one_line, visible
+from farm.report.clean import cut_log
 from farm.report.context import ReportContext, files_of
 from farm.report.distribution import distributions
 from farm.report.inside import SHOWN_JOBS, debugged, layer_table, operator_tables, profiled, row_limit
@@ -37,6 +37,7 @@ from farm.report.triage import alert_change, is_confirmed, triage
 from farm.report.worth import worths
 from farm.resources import data_folder
 from farm.results.event_names import is_whole_call
+from farm.text import one_line, visible
 
 if TYPE_CHECKING:
     import jinja2

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.report.clean import one_line
 from farm.report.summary import JobSummary, Outcome, RunSummary, summarize
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

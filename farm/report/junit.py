@@ -6,10 +6,11 @@ import xml.etree.ElementTree as ET
 
 import msgspec
 
-from farm.report.clean import cut_log, one_line, xml_text
+from farm.report.clean import cut_log, xml_text
 from farm.report.format import local_time
 from farm.report.summary import JobSummary, Outcome, RunSummary, summarize
 from farm.store.view import RunView
+from farm.text import one_line
 
 LOG_LIMIT = 20_000
 """Characters of a log that a test case carries."""

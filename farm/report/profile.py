@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.report import format as fmt
-from farm.report.clean import one_line
 from farm.results.event_names import is_whole_call, sums
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

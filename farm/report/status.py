@@ -10,8 +10,8 @@ import msgspec
 from farm.analysis.flakiness import Record, Reliability
 from farm.report import format as fmt
 from farm.report.alerts import alert_lines, remark_text
-from farm.report.clean import one_line
 from farm.store.records import AlertRecord, AlertState, JobStatus, Remark, RunStatus, UnfinishedRun
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

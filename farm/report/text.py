@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.report import format as fmt
-from farm.report.clean import one_line, visible
 from farm.report.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 from farm.report.worth import Worth, elsewhere_line, worths
+from farm.text import one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

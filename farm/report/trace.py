@@ -9,9 +9,9 @@ from collections import Counter
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from farm.report.clean import one_line
 from farm.results.event_names import CALL, names_node, unit_of
 from farm.results.profile import delegate_calls
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

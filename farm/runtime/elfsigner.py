@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from farm.errors import InfraError, MissingToolError
 from farm.processes import Child, Supervisor
+from farm.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,5 +134,4 @@ def _show_lines(child: Child, show: Callable[[str], None]) -> None:
     while line := pipe.readline(_LINE_BYTES):
         room -= len(line)
         if room > 0:
-            text = line.decode(errors="replace").rstrip("\r\n")
-            show("".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text))
+            show(visible(line.decode(errors="replace").rstrip("\r\n")))

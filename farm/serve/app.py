@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -27,6 +26,7 @@ from farm.serve.gate import LOGIN, Gate, address_of
 from farm.serve.security import COOKIE, SESSION_S, Sessions, is_loopback, local_path
 from farm.store.artifacts import ArtifactStore
 from farm.store.store import open_store
+from farm.text import json_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -262,4 +262,4 @@ def _json(answer: dict[str, Any], status: int = 200) -> Response:
 
 
 def _encoded(answer: dict[str, Any]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode({"schema": 1, **answer}))
+    return json_document({"schema": 1, **answer})

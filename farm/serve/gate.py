@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
-from farm.report.clean import one_line
 from farm.serve.address import link
 from farm.serve.security import COOKIE, HEADERS, Attempts, Sessions, names_this_machine
+from farm.text import one_line
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -83,22 +83,24 @@ class Database:
 
         return self._patiently(once)
 
-    def ask(self, query: str, limit: int) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def ask(self, query: str, limit: int, seconds: float) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Return the names of the columns and at most `limit` rows of a query that somebody wrote.
 
-        Raises UsageError for a query that the database refuses, and where it is not open to read only.
+        Raises UsageError for what does anything but read or takes longer than `seconds`, and where the database is not
+        open to read only.
         """
+        from farm.store.ask import ask_postgresql, ask_sqlite
+
         if not self.readonly:
             raise UsageError(f"{self.name}: the store is open to write: no place for a query of somebody's own")
-        with self.reading() as connection:
-            # A colon is no parameter of ours, and neither is a per cent sign one of the driver's.
-            try:
-                result = connection.execute(text(query.replace(":", r"\:")))
-            except DBAPIError as error:
-                raise _refused(error) from None
-            if not result.returns_rows:
-                raise UsageError("that is no query: it has no rows")
-            return list(result.keys()), [tuple(row) for row in result.fetchmany(limit)]
+        if self._is_sqlite:
+            with self.reading() as connection:
+                driver: Any = connection.connection.driver_connection
+                return ask_sqlite(driver, query, limit, seconds)
+        with self._in_words():
+            # Only this driver has the extended protocol, which takes one statement.
+            engine = create_engine(self._url.set(drivername=f"postgresql+{_WRITER}"), use_native_hstore=False)
+            return ask_postgresql(engine, query, limit, seconds)
 
     def vacuum(self) -> None:
         """Write an SQLite file anew without the room of removed rows; writers wait meanwhile. Raises StoreError."""
@@ -354,16 +356,6 @@ _SQLITE_PROBLEMS = {
     sqlite3.SQLITE_PERM: f"cannot be opened by this user: {_ELSEWHERE}",
     sqlite3.SQLITE_BUSY: "another process holds it for too long: is one of them stopped, or the disk very slow?",
 }
-
-
-def _refused(error: DBAPIError) -> Exception:
-    """Return what to raise where a query of somebody's own was refused: their error, unless the database is ill."""
-    code = getattr(error.orig, "sqlite_errorcode", None)
-    if getattr(error.orig, "pgcode", None) == "25006" or (code or 0) & 0xFF == sqlite3.SQLITE_READONLY:
-        return UsageError("a query only reads here: what people decide is changed by commands")
-    if isinstance(error, ProgrammingError) or (code or 0) & 0xFF == sqlite3.SQLITE_ERROR:
-        return UsageError(f"the query: {' '.join(str(error.orig).split())[:400]}")
-    return error
 
 
 def _explain(error: DBAPIError) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -48,6 +47,7 @@ from farm.store.line_parts import (
 )
 from farm.store.records import ArtifactRecord
 from farm.suites import Case, Job, Target
+from farm.text import plain_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,9 +56,6 @@ LAYOUT = 1
 """Version of the layout: a greater one is refused."""
 LINE_LIMIT = 2**28
 """Greatest length of a line in bytes: of an attempt with all that the store keeps of one, and a million samples."""
-
-# JSON itself spells out control characters below U+0020; these are the others, and what is invisible or reorders text.
-_UNSEEN = re.compile("[\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb]")
 
 
 class Head(Row, frozen=True, tag_field="kind", tag="farm-export"):
@@ -197,9 +194,8 @@ def encode(kind: type[msgspec.Struct], facts: Mapping[str, Any]) -> bytes:
     row = {name: _column(value) if name != "measurements" else values.jsonable(value) for name, value in told.items()}
     if "fingerprint" in row:
         row["fingerprint"] = dict(sorted(row["fingerprint"].items()))
-    data = msgspec.json.encode({"kind": kind.__struct_config__.tag, **row})
     # Somebody may look at it in a terminal.
-    return data if data.isascii() else _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", data.decode()).encode()
+    return plain_json(msgspec.json.encode({"kind": kind.__struct_config__.tag, **row}))
 
 
 def decode(data: bytes) -> Line:

@@ -4,10 +4,7 @@ from farm.devices.text import clean_text
 
 
 def test_lines_stay_only_when_asked_for() -> None:
-    assert (
-        clean_text(b" a\nb\r\nc \x00")
-        == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c \N{REPLACEMENT CHARACTER}"
-    )
+    assert clean_text(b" a\nb\r\nc \x00\xff") == "a␤b␤c ␀\N{REPLACEMENT CHARACTER}"
     assert clean_text(b"a\r\nb\tc", lines=True) == "a\nb\tc"
 
 

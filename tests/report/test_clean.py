@@ -5,33 +5,7 @@ import math
 import pytest
 
 from farm.report import format as fmt
-from farm.report.clean import cut_log, one_line, visible, xml_text
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("conv2d[SM8650-htp-8a8w]", "conv2d[SM8650-htp-8a8w]"),
-        ("größer ≥ 20 dB", "größer ≥ 20 dB"),
-        ("a\x00b", "a␀b"),
-        ("safe\u202etxt.exe", "safe\\u202etxt.exe"),
-        ("zero\u200bwidth\ufeff", "zero\\u200bwidth\\ufeff"),
-        ("\x1b[1;31mred\x1b[0m\x1b]0;title\x07", "red"),
-        ("lone \ud800", "lone \\ud800"),
-        ("tab\tand\r\nline", "tab\tand\nline"),
-        ("line\u2028separator", "line\\u2028separator"),
-        ("tag \U000e0041", "tag \\U000e0041"),
-    ],
-)
-def test_nothing_invisible_is_shown(text: str, shown: str) -> None:
-    assert visible(text) == shown
-    visible(text).encode()
-
-
-def test_one_line_is_one_line_of_at_most_so_many_characters() -> None:
-    assert one_line("a\n  b\tc") == "a b c"
-    assert one_line("abcdef", 4) == "abc…"
-    assert one_line("abcd", 4) == "abcd"
+from farm.report.clean import cut_log, xml_text
 
 
 def test_xml_text_has_only_what_xml_allows() -> None:

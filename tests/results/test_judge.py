@@ -73,7 +73,7 @@ def test_an_attempt_can_be_stored_as_it_is(execution: Execution) -> None:
     attempt = execution.judge()
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(attempt), type=Attempt)
     assert decoded == attempt
-    assert attempt.log == "a[0m\n"
+    assert attempt.log == "a\\ud800\n"
 
 
 # The farm and the device.

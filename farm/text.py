@@ -1,0 +1,87 @@
+"""Text that nobody trusts, made fit to be stored and shown: nothing in it is invisible or reorders what is around it.
+
+Every room takes from here what counts as invisible. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any
+
+# ECMA-48 control sequences (colours, cursor moves) and operating system commands (titles, links).
+_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)")
+# What neither a terminal nor a page shows as itself: control characters but tab and line end; Unicode's
+# Default_Ignorable_Code_Point (bidirectional marks, zero width, fillers) but variation selectors, which emoji have;
+# line separators, surrogates, noncharacters. A string, compiled where it is needed: that takes as long as anything else
+# of a short command.
+_UNSEEN = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u070f\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202f"
+    "\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+# Characters of the text that are looked at for one of a line: the others could only be blanks and colours.
+_LOOKED_AT = 16
+
+
+def visible(text: str) -> str:
+    r"""Return `text` with terminal colours dropped and everything that is invisible or reorders text spelled out.
+
+    NUL becomes its control picture, a right-to-left override becomes `\u202e`; tabs and line ends stay.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return spelled(without_colours(text).replace("\r\n", "\n"))
+
+
+def spelled(text: str) -> str:
+    """Return `text` with the same spelled out, and nothing dropped: terminal colours become visible text."""
+    return re.sub(f"[{_UNSEEN}]", _spell, text)
+
+
+def without_colours(text: str) -> str:
+    """Return `text` without what a terminal takes as commands."""
+    return _ANSI.sub("", text)
+
+
+def one_line(text: str, limit: int = 0) -> str:
+    """Return `text`, visible, on one line and not longer than `limit` characters (0: as long as it is)."""
+    line = " ".join(visible(text[: _LOOKED_AT * limit] if limit else text).split())
+    return line if not limit or len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def plain_json(data: bytes) -> bytes:
+    r"""Return a JSON document with what is invisible or reorders text as `\uXXXX`: another spelling of the same."""
+    # JSON itself spells out control characters below U+0020.
+    return data if data.isascii() else re.sub(f"[{_UNSEEN}]", _escape, data.decode()).encode()
+
+
+def json_document(answer: Any, indent: int = 2) -> bytes:
+    """Return `answer` as JSON that a terminal can show."""
+    import msgspec
+
+    try:
+        data = msgspec.json.encode(answer)
+    except UnicodeEncodeError:
+        # Names of files need not be text: Python has the bytes that are none as lone surrogates, which JSON cannot say.
+        import json
+
+        data = json.dumps(msgspec.to_builtins(answer), ensure_ascii=False).encode("utf-8", "replace")
+    return plain_json(msgspec.json.format(data, indent=indent))
+
+
+def _spell(match: re.Match[str]) -> str:
+    character = match.group()
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "\u2421"
+    if unicodedata.category(character) == "Zs":
+        return " "
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def _escape(match: re.Match[str]) -> str:
+    units = match.group().encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

@@ -1,0 +1,84 @@
+"""Names that no terminal should obey: from manifests, stores and arguments, through every way that farm prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import text
+
+from farm.store.records import RunRecord
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm_home import FarmHome
+
+# A terminal's title, a colour, C1's way to clear the screen, a right-to-left override, an isolate, a zero width space.
+EVIL = "a\x1b]0;owned\x07b\x1b[31mc\x9b2Jd\u202ee\u2066f\u200bg\x7fh"
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def written(home: FarmHome, **changes: str) -> Path:
+    """Write a suite whose texts are hostile, and return its folder."""
+    facts = {"name": "mine", "description": EVIL, "module": "torch.nn:ReLU", "case": "relu", **changes}
+    said = {key: json.dumps(value) for key, value in facts.items()}
+    folder = home.cwd / "mine"
+    folder.mkdir()
+    (folder / "suite.toml").write_text(
+        f"[suite]\nname = {said['name']}\ndescription = {said['description']}\n\n"
+        f"[case.{said['case']}]\nmodule = {said['module']}\ninputs = [{{shape = [1, 3]}}]\n",
+        encoding="utf-8",
+    )
+    return folder
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+def test_suites_are_listed_without_what_a_terminal_obeys(home: FarmHome, arguments: tuple[str, ...]) -> None:
+    done = home.farm("suites", str(written(home)), *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "relu" in done.stdout
+    assert not OBEYED.search(done.stdout)
+    if arguments:
+        assert [suite["description"] for suite in json.loads(done.stdout)["suites"]] == [EVIL]
+
+
+@pytest.mark.parametrize("what", ["case", "module", "name"])
+def test_errors_of_a_manifest_are_one_line_that_a_terminal_does_not_obey(home: FarmHome, what: str) -> None:
+    folder = written(home, **{what: EVIL})
+    for arguments in (("suites", str(folder)), ("run", "--soc", "SM8650", "--suite", str(folder))):
+        done = home.farm(*arguments)
+        assert done.returncode == 2, done.stderr
+        assert not OBEYED.search(done.stderr + done.stdout)
+        assert done.stderr.count("\n") == 1
+
+
+def test_what_was_typed_comes_back_visible(home: FarmHome) -> None:
+    for arguments in (("suites", EVIL), ("run", "--soc", EVIL), (EVIL,), ("suites", f"--{EVIL}"), ("sql", EVIL)):
+        done = home.farm(*arguments)
+        assert done.returncode, done.stderr
+        assert not OBEYED.search(done.stderr + done.stdout), arguments
+
+
+@pytest.mark.parametrize("form", ["--csv", "--json", "--limit=5"])
+def test_rows_of_a_store_are_printed_visible(home: FarmHome, form: str) -> None:
+    home.state.mkdir(parents=True)
+    with open_store(home.state / "farm.db") as store:
+        run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {}, 1_795_225_501_000))
+        # By somebody who writes the rows of a shared store by hand.
+        update = text("UPDATE run SET user_name = :evil, host = 'a,b' || char(10) || 'c'")
+        store._database.write(lambda connection: connection.execute(update, {"evil": EVIL}))
+    done = home.farm("sql", "-", form, stdin=f"SELECT user_name AS '{EVIL}', host FROM run")  # noqa: S608
+    assert done.returncode == 0, done.stderr
+    assert not OBEYED.search(done.stdout)
+    if form == "--json":
+        assert json.loads(done.stdout)["rows"] == [[EVIL, "a,b\nc"]]
+    if form == "--csv":
+        assert done.stdout.endswith(',"a,b\nc"\n')
+        assert "␛[31m" in done.stdout
+    for arguments in (("status",), ("status", "--json"), ("prune", "--keep", "1"), ("report", run_id, "--json")):
+        done = home.farm(*arguments)
+        assert not OBEYED.search(done.stderr + done.stdout), arguments

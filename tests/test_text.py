@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farm.text import json_document, one_line, plain_json, spelled, visible
+
+HOSTILE = "a\x1b[31mb\x9b2Jc\u202ed\u2066e\u200bf\U000e0041g\x7fh\u3164"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("conv2d[SM8650-htp-8a8w]", "conv2d[SM8650-htp-8a8w]"),
+        ("größer ≥ 20 dB", "größer ≥ 20 dB"),
+        ("a\x00b", "a␀b"),
+        ("safe\u202etxt.exe", "safe\\u202etxt.exe"),
+        ("zero\u200bwidth\ufeff", "zero\\u200bwidth\\ufeff"),
+        ("\x1b[1;31mred\x1b[0m\x1b]0;title\x07", "red"),
+        ("lone \ud800", "lone \\ud800"),
+        ("tab\tand\r\nline", "tab\tand\nline"),
+        ("line\u2028separator", "line\\u2028separator"),
+        ("tag \U000e0041", "tag \\U000e0041"),
+    ],
+)
+def test_nothing_invisible_is_shown(text: str, shown: str) -> None:
+    assert visible(text) == shown
+    visible(text).encode()
+
+
+def test_one_line_is_one_line_of_at_most_so_many_characters() -> None:
+    assert one_line("a\n  b\tc") == "a b c"
+    assert one_line("abcdef", 4) == "abc…"
+    assert one_line("abcd", 4) == "abcd"
+    assert one_line("word " * 10**6, 13) == "word word wo…"
+
+
+def test_data_keeps_its_colours_as_text() -> None:
+    assert spelled("\x1b[31mred\r\n\t") == "␛[31mred␍\n\t"
+
+
+def test_json_says_the_same_in_other_letters() -> None:
+    said = json_document({"name": HOSTILE, "größe": "≥ 20 dB 🙂", HOSTILE: [1.5]})
+    assert b"gr\xc3\xb6\xc3\x9fe" in said
+    assert b"\\udb40\\udc41" in said
+    assert said.decode().replace("\n", "") == visible(said.decode()).replace("\n", "")
+    assert json.loads(said) == {"name": HOSTILE, "größe": "≥ 20 dB 🙂", HOSTILE: [1.5]}
+
+
+def test_a_name_that_is_no_text_is_json_all_the_same() -> None:
+    assert json.loads(json_document({"path": "a\udcffb"})) == {"path": "a?b"}
+
+
+@given(st.text(alphabet=st.characters()))
+def test_nothing_of_any_text_is_unseen(text: str) -> None:
+    shown = visible(text)
+    assert visible(shown) == shown
+    shown.encode()
+    if text == text.encode("utf-8", "replace").decode():
+        escaped = plain_json(json.dumps(text, ensure_ascii=False).encode()).decode()
+        assert visible(escaped) == escaped
+        assert json.loads(escaped) == text
