@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 _TAIL_BYTES = 4096
 _LINE_BYTES = 16 * 1024
+_LAST_MOMENT_S = 1.0
+
+
+def ending(code: int) -> str:
+    """Return how a process ended, in words; `code` is Popen's, -n for signal n."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 class Child:
@@ -78,6 +84,16 @@ class Child:
                 break
             line += data
         return line
+
+    def why_silent(self, timeout_s: float) -> str:
+        """Return why `first_line(timeout_s)` brought no whole line: how it ended, or that it did not begin in time."""
+        # Its pipe ends a moment before it does.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_LAST_MOMENT_S)
+        code = self.process.poll()
+        problem = f"it was not ready in {timeout_s:g} s" if code is None else f"it ended with {ending(code)}"
+        last = self.log_tail().strip().rpartition("\n")[2]
+        return f"{problem}: {last}" if last else problem
 
     def log_tail(self) -> str:
         """Return the last few KiB of its standard error, empty unless that went into a file."""

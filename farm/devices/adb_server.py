@@ -122,8 +122,9 @@ def start_adb_server(supervisor: Supervisor, state: Path, *, port: int = 0) -> A
         )
     server = AdbServer(port, adb, state, child)
     if not _answers(port, _START_SECONDS):
-        code = child.terminate()
-        raise InfraError(f"adb server did not start (exit code {code}): {child.log_tail() or 'it said nothing'}")
+        why = child.why_silent(_START_SECONDS)
+        child.terminate()
+        raise InfraError(f"adb server did not start: {why}")
     return server
 
 

@@ -73,7 +73,7 @@ def _open(host: HostConfig, login: SshLogin, supervisor: Supervisor) -> _Tunnel:
     try:
         ready = msgspec.json.decode(child.first_line(_TUNNEL_SECONDS), type=_Ready)
     except msgspec.DecodeError:
-        ready = _Ready(error=f"nothing was heard of it in {_TUNNEL_SECONDS:g} s")
+        ready = _Ready(error=child.why_silent(_TUNNEL_SECONDS))
     if not ready.port:
         child.terminate()
         raise InfraError(f"no tunnel to {host.name}: {ready.error}")

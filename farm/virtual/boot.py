@@ -107,14 +107,24 @@ def start_device(supervisor: Supervisor, serial: str, soc: str, root: Path, buil
 def attach_device(adb_server: AdbServer, child: Child) -> Device:
     """Wait until a daemon listens, and return its device as `adb_server` knows it. Raises InfraError."""
     ready = _wait_ready(child)
-    adb_server.connect(LOOPBACK, ready.port, timeout_s=_BOOT_SECONDS)
-    return identify(ready.serial, adb_server.port, attached_at=f"{LOOPBACK}:{ready.port}")
+    try:
+        adb_server.connect(LOOPBACK, ready.port, timeout_s=_BOOT_SECONDS)
+        return identify(ready.serial, adb_server.port, attached_at=f"{LOOPBACK}:{ready.port}")
+    except InfraError:
+        if child.process.poll() is None:
+            raise
+        # What adb says of a device that has ended in between is no help.
+        raise _not_started(child) from None
 
 
 def _wait_ready(child: Child) -> _Ready:
     try:
         return msgspec.json.decode(child.first_line(_BOOT_SECONDS), type=_Ready)
     except msgspec.DecodeError:
-        why = child.why_silent(_BOOT_SECONDS)
-        child.terminate()
-        raise InfraError(f"the virtual device {child.name} did not start: {why}") from None
+        raise _not_started(child) from None
+
+
+def _not_started(child: Child) -> InfraError:
+    why = child.why_silent(_BOOT_SECONDS)
+    child.terminate()
+    return InfraError(f"the virtual device {child.name} did not start: {why}")

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from farm.errors import FarmError
+from farm.processes import ending
 from farm.virtual.boot import attach_device, start_device
 from farm.virtual.root import BUILDS
 
@@ -47,7 +48,7 @@ class Reviver:
                 continue
             self._starts[device.serial] += 1
             self._next_s[device.serial] = now + _PAUSE_SECONDS
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            how = ending(code)
             try:
                 again = start_device(self._supervisor, device.serial, device.soc, self._root, BUILDS[0])
                 attach_device(self._server, again)

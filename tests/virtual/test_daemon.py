@@ -9,10 +9,11 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conftest import Attached
+
+    from farm.processes import Child
 
 CONNECT = struct.pack("<6I", 0x4E584E43, 0x01000001, 1 << 20, 6, 0, 0x4E584E43 ^ 0xFFFFFFFF) + b"host::"
 
@@ -143,6 +146,38 @@ def test_a_device_that_cannot_start_says_why(tmp_path: Path) -> None:
         with pytest.raises(InfraError, match=r"did not start: .*only letters, digits"):
             boot(supervisor, server, ["SM8650"], tmp_path / "a $(name)")
         assert boot(supervisor, server, [], tmp_path) == []
+
+
+@pytest.mark.parametrize("moment", ["before it listens", "before it is attached"])
+def test_a_device_that_is_killed_while_it_starts_is_told_at_once(
+    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(supervisor: Supervisor) -> None:
+        supervisor.find("virtual-SM8650-0").process.kill()
+
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, tmp_path / "adb")
+        if moment == "before it listens":
+            spawn = supervisor.spawn
+
+            def spawn_stopped(*words: Any, **options: Any) -> Child:
+                child = spawn(*words, **options)
+                child.process.send_signal(signal.SIGSTOP)
+                threading.Timer(0.2, kill, [supervisor]).start()
+                return child
+
+            monkeypatch.setattr(supervisor, "spawn", spawn_stopped)
+        else:
+            connect = server.connect
+
+            def connect_late(*words: Any, **options: Any) -> str:
+                kill(supervisor)
+                return connect(*words, **options)
+
+            monkeypatch.setattr(server, "connect", connect_late)
+        with pytest.raises(InfraError) as caught:
+            boot(supervisor, server, ["SM8650"], tmp_path)
+    assert str(caught.value) == "the virtual device virtual-SM8650-0 did not start: it ended with signal 9"
 
 
 def test_by_hand_it_prints_one_line_and_ends_when_told(tmp_path: Path) -> None:
