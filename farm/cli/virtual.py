@@ -128,7 +128,7 @@ def _stay(supervisor: Supervisor, devices: Sequence[Device]) -> None:
         for device in devices:
             child = supervisor.find(device.serial)
             if child.process.poll() is not None:
-                raise InfraError(f"{device.serial} ended by itself: {child.log_tail().strip() or 'it said nothing'}")
+                raise InfraError(f"{device.serial} is gone: {child.why_silent(0.0)}")
         time.sleep(_LOOK_SECONDS)
 
 

@@ -10,7 +10,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from farm_home import wait_for_no_process
+from farm_home import processes_of, wait_for_no_process
 
 from farm.devices.adb_server import start_adb_server
 from farm.processes import Supervisor
@@ -102,6 +102,20 @@ def test_devices_stay_fail_on_request_and_leave_nothing(home: FarmHome, server: 
     gone = home.farm("virtual", "fault", SERIAL, "stall")
     assert gone.returncode == 2
     assert "farm virtual up" in gone.stderr
+
+
+def test_a_device_that_is_killed_is_named_with_how_it_ended(home: FarmHome, server: AdbServer) -> None:
+    environment = {"ANDROID_ADB_SERVER_PORT": str(server.port)}
+    with home.running("virtual", "up", "--soc", "SM8650", env=environment) as process:
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith("Ctrl-C"):
+            assert line
+        (daemon,) = [pid for pid, command in processes_of(home).items() if "-m farm.virtual" in command]
+        os.kill(daemon, signal.SIGKILL)
+        said = process.stdout.read()
+        assert process.wait(timeout=60) == 4
+    assert said == f"farm: {SERIAL} is gone: it ended with signal 9\n"
+    assert wait_for_no_process(home) == {}
 
 
 def test_with_a_server_of_their_own_and_random_faults(home: FarmHome, server: AdbServer) -> None:
