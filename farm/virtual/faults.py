@@ -49,6 +49,7 @@ class FaultKind(StrEnum):
     LOW_BATTERY = "low_battery"
     KILL_RUNNER = "kill_runner"
     HANG_RUNNER = "hang_runner"
+    WRONG_NUMBERS = "wrong_numbers"
     CLOCK_SKEW = "clock_skew"
     HOSTILE_NAMES = "hostile_names"
     ENDLESS_OUTPUT = "endless_output"
@@ -73,6 +74,7 @@ DESCRIPTIONS = {
     FaultKind.LOW_BATTERY: "the battery has code (5) percent",
     FaultKind.KILL_RUNNER: "the runner dies of signal code (9) before its next answer",
     FaultKind.HANG_RUNNER: "the runner stops, by SIGSTOP, before its next answer",
+    FaultKind.WRONG_NUMBERS: "outputs with more than after_bytes bytes are computed wrong",
     FaultKind.CLOCK_SKEW: "date and the times of files are off by seconds",
     FaultKind.HOSTILE_NAMES: "names that shells and terminals trip over are in its folders",
     FaultKind.ENDLESS_OUTPUT: "a command, or a listing, repeats text without end",
@@ -95,6 +97,9 @@ CONDITIONS = frozenset(
 LINK_KINDS = frozenset({FaultKind.STALL, FaultKind.RESET, FaultKind.OFFLINE, FaultKind.REBOOT})
 """Kinds that strike at once, unless they have `after_bytes` or `match` to wait for."""
 
+DRAWN = frozenset(FaultKind) - {FaultKind.WRONG_NUMBERS}
+"""Kinds that strike at random unless others are named: of wrong numbers everywhere no farm can say whose they are."""
+
 _TRANSFERS = frozenset({"push", "pull"})
 _COMMANDS = frozenset({"shell", "answer"})
 _EVERYWHERE = _TRANSFERS | _COMMANDS | {"link", "list"}
@@ -111,6 +116,7 @@ OPERATIONS: dict[FaultKind, frozenset[str]] = {
     FaultKind.SLOW_LINK: _TRANSFERS | {"shell"},
     FaultKind.KILL_RUNNER: frozenset({"answer"}),
     FaultKind.HANG_RUNNER: frozenset({"answer"}),
+    FaultKind.WRONG_NUMBERS: frozenset({"answer"}),
     FaultKind.ENDLESS_OUTPUT: _COMMANDS | {"list"},
     **dict.fromkeys(
         (
@@ -185,7 +191,7 @@ def clear(root: Path) -> None:
 def randomize(root: Path, rate: float, seed: int, kinds: Iterable[str] = ()) -> None:
     """Let every operation meet a fault with the probability `rate` from now on; the same ones for the same `seed`.
 
-    Only of `kinds`, unless there are none. Raises InfraError.
+    Only of `kinds`, or of DRAWN where there are none. Raises InfraError.
     """
     _ask(root, {"do": "randomize", "rate": rate, "seed": seed, "kinds": [str(FaultKind(kind)) for kind in kinds]})
 

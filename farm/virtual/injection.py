@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from farm.virtual.faults import CONDITIONS, LINK_KINDS, LOG, OPERATIONS, Fault, FaultKind
+from farm.virtual.faults import CONDITIONS, DRAWN, LINK_KINDS, LOG, OPERATIONS, Fault, FaultKind
 from farm.virtual.tools import FAULTY_TOOLS, HEALTHY_CELSIUS, HEALTHY_LEVEL, HOSTILE_FOLDERS, HOSTILE_NAMES
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ _SLOW = 100_000
 _HOT_CELSIUS = 60
 _LOW_PERCENT = 5
 _OTHER_SOCS = ("SM8550", "SM8650")
+
+_OUTPUTS = "data/local/tmp/farm/run-*/*/output_*.raw"
 
 # What is drawn: faults that last long enough to be noticed, and short enough to wait for.
 _DRAWN_SECONDS = (0.2, 2.0)
@@ -62,7 +64,7 @@ class Injection:
         self._tree, self._pace, self._machine, self._serial = tree, pace, machine, serial
         self._log = Path(os.fsdecode(tree.root), LOG)
         self._waiting: list[tuple[Fault, re.Pattern[str], int]] = []
-        self._rate, self._seed, self._kinds = 0.0, 0, frozenset(FaultKind)
+        self._rate, self._seed, self._kinds = 0.0, 0, DRAWN
         self._generators: dict[str, Random] = {}
         self._ends: dict[FaultKind, asyncio.TimerHandle] = {}
         self._soc = tree.properties[SOC_PROPERTY]
@@ -97,7 +99,7 @@ class Injection:
         if not 0 <= rate <= 1:
             raise ValueError(f"a fault rate is {rate}, expected a number from 0 to 1")
         self._rate, self._seed = rate, seed
-        self._kinds = frozenset(map(FaultKind, kinds)) or frozenset(FaultKind)
+        self._kinds = frozenset(map(FaultKind, kinds)) or DRAWN
         self._generators.clear()
         self.armed = bool(self._waiting) or rate > 0
 
@@ -136,6 +138,14 @@ class Injection:
         enough = size <= self.free_bytes
         self.free_bytes = self.free_bytes - size if enough else 0
         return enough
+
+    def spoil_outputs(self, least_bytes: int) -> None:
+        """Invert what the newest job has computed, in outputs of more than `least_bytes`."""
+        outputs = sorted(Path(os.fsdecode(self._tree.root)).glob(_OUTPUTS), key=lambda path: path.stat().st_mtime_ns)
+        for path in outputs[-1].parent.glob("output_*.raw") if outputs else ():
+            data = path.read_bytes()
+            if len(data) > least_bytes:
+                path.write_bytes(bytes(byte ^ 0xFF for byte in data))
 
     def tell_space(self) -> None:
         """Let df know what pushes have used."""

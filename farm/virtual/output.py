@@ -80,6 +80,9 @@ class Output:
         if kind in LINK_KINDS or kind in CONDITIONS:
             await self._faults.hit(fault)
             return data
+        if kind is FaultKind.WRONG_NUMBERS:
+            self._faults.spoil_outputs(fault.after_bytes)
+            return data
         if kind is FaultKind.HANG_RUNNER:
             self._command.signal(signal.SIGSTOP)
             await asyncio.Event().wait()

@@ -1,0 +1,135 @@
+"""What is this machine's fault, or one device's, marks no other device and no code; attached devices are shared."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from attached import Attached, attach, until
+from farm_home import FarmHome, processes_of, wait_for_no_process
+
+from farm.virtual.faults import Fault, inject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RUN = ("run", "--soc", "SM8650", "--suite", "smoke")
+WORKER = "exec(eval(sys.stdin.readline()))"
+# The canary's has 420.
+CANARY_BYTES = 500
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MB; only root can mount one."""
+    if os.geteuid():
+        pytest.skip("only root can mount a small file system")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=0700", "farm-test", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount a small file system")
+    yield folder
+    # What ran there may take a moment to let go.
+    until(lambda: not subprocess.run(["umount", str(folder)], capture_output=True, check=False).returncode, "umount")
+
+
+def fill(folder: Path) -> Path:
+    """Leave no room on a file system, and return the file that takes it."""
+    file = folder / "filler"
+    with file.open("wb", buffering=0) as filler:
+        try:
+            while True:
+                filler.write(bytes(65536))
+        except OSError:
+            return file
+
+
+def health(attached: Attached) -> dict[str, str]:
+    return {row["serial"]: row["health"] for row in attached.json("devices")["devices"]}
+
+
+def test_a_full_disk_here_stops_the_run_and_marks_no_device(home: FarmHome, tmp_path: Path, small_disk: Path) -> None:
+    own = FarmHome(home.cache, small_disk / "state", home.cwd)
+    shared = {"FARM_STORE": str(tmp_path / "shared.db")}
+    (home.cwd / "farm.toml").write_text("[health]\ndisk_wait_s = 4\n")
+    with attach(own, tmp_path, ["SM8650", "SM8650"]) as pair:
+        compiled = own.farm(*RUN, env={**pair.env, **shared}, timeout_s=300)
+        assert compiled.returncode == 0, compiled.stderr
+        with own.running(*RUN, "--iterations", "1500", env={**pair.env, **shared}) as process:
+            until(lambda: len(list((small_disk / "state/runs").glob("*/raw"))) == 2, "the first job")
+            filler = fill(small_disk)
+            out = process.communicate(timeout=120)[0]
+        assert process.returncode == 4, out
+        assert "the run stops: this machine:" in out
+        assert "No space left on device" in out
+        assert "'farm run --resume" in out
+        filler.unlink()
+        assert set(
+            health(Attached(FarmHome(home.cache, own.state, home.cwd), pair.devices, tmp_path, pair.port)).values()
+        ) == {"healthy"}
+        shown = own.farm("device", "show", "virtual-SM8650-0", env={**pair.env, **shared}).stdout
+        assert "quarantine" not in shown
+        assert "No space" not in shown
+        again = own.farm("run", "--resume", "latest", env={**pair.env, **shared}, timeout_s=240)
+        assert again.returncode == 0, again.stderr
+
+
+def test_a_device_whose_numbers_turn_wrong_after_its_canary_fails_no_code(home: FarmHome, tmp_path: Path) -> None:
+    with attach(home, tmp_path, ["SM8650", "SM8650"]) as pair:
+        inject(pair.root(0), Fault("wrong_numbers", after_bytes=CANARY_BYTES, times=0))
+        done = pair.farm(*RUN, "--json", timeout_s=300)
+        assert done.returncode == 0, done.stderr
+        view = json.loads(done.stdout)
+        assert {job["attempts"][-1]["verdict"] for job in view["jobs"]} == {"passed"}
+        spoilt = [a for job in view["jobs"] for a in job["attempts"] if a["device"] == "virtual-SM8650-0"]
+        assert spoilt
+        assert {attempt["verdict"] for attempt in spoilt} == {"infra"}
+        assert any(
+            "wrong numbers on virtual-SM8650-0" in note
+            for job in view["jobs"]
+            for a in job["attempts"]
+            for note in a["notes"]
+        )
+        shown = pair.farm("device", "show", "virtual-SM8650-0").stdout
+        assert "a job that failed on it passed on virtual-SM8650-1" in shown
+
+
+def test_wrong_numbers_on_the_only_device_are_the_codes_unless_its_canary_fails_as_well(
+    home: FarmHome, tmp_path: Path
+) -> None:
+    only = (*RUN, "-k", "conv2d", "--json")
+    with attach(home, tmp_path, ["SM8650"]) as single:
+        inject(single.root(0), Fault("wrong_numbers", after_bytes=CANARY_BYTES, times=0))
+        [job] = json.loads(single.farm(*only, timeout_s=300).stdout)["jobs"]
+        assert [(a["verdict"], a["cause"]) for a in job["attempts"]] == [("failed", "numerics")]
+        assert "no other device has tried it" in job["attempts"][-1]["notes"]
+
+
+def test_a_replacement_that_dies_while_it_starts_ends_nothing(home: FarmHome) -> None:
+    with home.running(*RUN, "--virtual", "2", "--iterations", "600") as process:
+        until(lambda: len(workers(home)) == 2, "two workers")
+        time.sleep(2)
+        first = set(workers(home))
+        victim = min(first)
+        os.kill(victim, signal.SIGKILL)
+        for _ in range(2):
+            # At once, before it has told anybody that it is there.
+            until(lambda: set(workers(home)) - first, "a replacement")
+            [newborn] = set(workers(home)) - first
+            first.add(newborn)
+            os.kill(newborn, signal.SIGKILL)
+        out = process.communicate(timeout=240)[0]
+    assert process.returncode == 0, out
+    assert "8 passed" in out
+    assert wait_for_no_process(home) == {}
+
+
+def workers(home: FarmHome) -> list[int]:
+    return [pid for pid, command in processes_of(home).items() if WORKER in command]
