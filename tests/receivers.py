@@ -61,7 +61,7 @@ def web_server(answers: Sequence[int] = (), *, location: str = "", tls: Path | N
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        do_GET = do_POST  # noqa: N815 - as http.server calls it
+        do_GET = do_CONNECT = do_POST  # noqa: N815 - as http.server calls it
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -79,6 +79,37 @@ def web_server(answers: Sequence[int] = (), *, location: str = "", tls: Path | N
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextlib.contextmanager
+def trickling_server(greeting: bytes, drop: bytes, seconds: float) -> Iterator[int]:
+    """Listen, and answer everybody with `greeting`, then a `drop` ten times a second; `seconds` later hang up."""
+    ended = threading.Event()
+
+    def trickle(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(greeting)
+            for _ in range(round(seconds * 10)):
+                if ended.wait(0.1):
+                    return
+                connection.sendall(drop)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threads.append(threading.Thread(target=trickle, args=listener.accept()[:1]))
+                threads[-1].start()
+
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        threads = [threading.Thread(target=accept)]
+        threads[0].start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            ended.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
 
 
 @dataclass

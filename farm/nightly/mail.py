@@ -8,12 +8,17 @@ from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from typing import TYPE_CHECKING
 
+from farm.nightly.deadline import within
 from farm.nightly.webhook import NotifyError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from farm.nightly.tables import MailTable
 
+# For one answer of the server, and for all of them.
 _TIMEOUT_SECONDS = 30.0
+_DEADLINE_SECONDS = 120.0
 
 
 def message(mail: MailTable, subject: str, text: str, html: str) -> EmailMessage:
@@ -34,13 +39,7 @@ def send(mail: MailTable, made: EmailMessage, user: str = "", password: str = ""
     """Hand the mail to the server. Raises NotifyError."""
     server = f"{mail.host}:{mail.port}"
     try:
-        with smtplib.SMTP(mail.host, mail.port, timeout=_TIMEOUT_SECONDS) as smtp:
-            if mail.starttls:
-                # A lab's own authority is named by $SSL_CERT_FILE, as for OpenSSL.
-                smtp.starttls(context=ssl.create_default_context())
-            if user:
-                smtp.login(user, password)
-            refused = smtp.send_message(made, mail.sender, mail.to)
+        refused = within(_DEADLINE_SECONDS, lambda: _hand_over(mail, made, user, password))
     except smtplib.SMTPRecipientsRefused:
         raise NotifyError(f"{server}: takes no mail for any of {', '.join(mail.to)}") from None
     except smtplib.SMTPResponseException as error:
@@ -54,8 +53,21 @@ def send(mail: MailTable, made: EmailMessage, user: str = "", password: str = ""
         raise NotifyError(f"{server}: {type(error).__name__}") from None
     except ssl.SSLCertVerificationError as error:
         raise NotifyError(f"{server}: its certificate is not accepted: {error.verify_message}") from None
+    except TimeoutError:
+        raise NotifyError(f"{server}: takes too long to answer") from None
     except (OSError, UnicodeError) as error:
         said = error.strerror if isinstance(error, OSError) else None
         raise NotifyError(f"{server}: {said or type(error).__name__}") from None
     if refused:
         raise NotifyError(f"{server}: takes no mail for {', '.join(refused)}; the others have it")
+
+
+def _hand_over(mail: MailTable, made: EmailMessage, user: str, password: str) -> Collection[str]:
+    """Return the addresses that the server does not take mail for."""
+    with smtplib.SMTP(mail.host, mail.port, timeout=_TIMEOUT_SECONDS) as smtp:
+        if mail.starttls:
+            # A lab's own authority is named by $SSL_CERT_FILE, as for OpenSSL.
+            smtp.starttls(context=ssl.create_default_context())
+        if user:
+            smtp.login(user, password)
+        return smtp.send_message(made, mail.sender, mail.to).keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import http.client
 import ipaddress
 import ssl
@@ -13,11 +14,13 @@ from urllib.parse import SplitResult, urlsplit
 
 from farm import __version__
 from farm.errors import FarmError
+from farm.nightly.deadline import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TIMEOUT_SECONDS = 10.0
+"""For all of an attempt: an answer that trickles takes no longer."""
 _WAITS_S = (1.0, 2.0, 4.0)
 """Before each new attempt."""
 
@@ -48,13 +51,13 @@ def post(url: str, body: str, token: str = "", wait: Callable[[float], None] = t
     """Send `body`, JSON, to `url`, with `token` as a bearer token where there is one.
 
     Server errors (5xx, 429) and connections that fail are tried four times in all, 1, 2 and 4 seconds apart. A redirect
-    is not followed. Raises NotifyError.
+    is not followed. $https_proxy counts, but for this machine and what $no_proxy names. Raises NotifyError.
     """
     request = _request(url, body, token)
-    # Certificates are checked; a lab's own authority is named by $SSL_CERT_FILE, as for OpenSSL.
-    opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=ssl.create_default_context()))
+    opener = _opener(direct=_is_loopback(urlsplit(url)))
     for seconds in (*_WAITS_S, None):
-        problem, again = _attempt(opener, request)
+        # A proxy changes a request: of one that is sent again, what is secret would go to it in plain text.
+        problem, again = _attempt(opener, copy.copy(request))
         if not problem:
             return
         if not again or seconds is None:
@@ -83,6 +86,15 @@ def _request(url: str, body: str, token: str) -> urllib.request.Request:
     return urllib.request.Request(url, body.encode(), headers, method="POST")  # noqa: S310 - checked above
 
 
+def _opener(*, direct: bool) -> urllib.request.OpenerDirector:
+    # Certificates are checked; a lab's own authority is named by $SSL_CERT_FILE, as for OpenSSL.
+    handlers: list[Any] = [_NoRedirect, urllib.request.HTTPSHandler(context=ssl.create_default_context())]
+    if direct:
+        # $http_proxy means other machines: what is said to this one, in plain text, is none of a proxy's business.
+        handlers.append(urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener(*handlers)
+
+
 def _is_loopback(parts: SplitResult) -> bool:
     if parts.hostname == "localhost":
         return True
@@ -94,9 +106,12 @@ def _is_loopback(parts: SplitResult) -> bool:
 
 def _attempt(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> tuple[str, bool]:
     """Return what went wrong, empty for nothing, and whether another attempt may go better."""
+
+    def ask() -> None:
+        opener.open(request, timeout=_TIMEOUT_SECONDS).close()
+
     try:
-        with opener.open(request, timeout=_TIMEOUT_SECONDS):
-            return "", False
+        within(_TIMEOUT_SECONDS, ask)
     except urllib.error.HTTPError as error:
         with error:
             return _answered(error.code)
@@ -106,6 +121,7 @@ def _attempt(opener: urllib.request.OpenerDirector, request: urllib.request.Requ
         return _unreached(error.reason), True
     except (OSError, http.client.HTTPException) as error:
         return _unreached(error), True
+    return "", False
 
 
 def _answered(code: int) -> tuple[str, bool]:

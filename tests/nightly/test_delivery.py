@@ -7,8 +7,10 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
-from receivers import LOOPBACK, mail_server, make_certificate, web_server
+from receivers import LOOPBACK, mail_server, make_certificate, trickling_server, web_server
 
+from farm.nightly import mail as mail_module
+from farm.nightly import webhook
 from farm.nightly.context import SAMPLE
 from farm.nightly.mail import message, send
 from farm.nightly.tables import MailTable
@@ -17,11 +19,6 @@ from farm.nightly.webhook import NotifyError, place, post
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def _directly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "*")
 
 
 def test_a_webhook_that_fails_at_first_is_tried_again() -> None:
@@ -56,6 +53,54 @@ def test_no_redirect_is_followed(code: int) -> None:
             post(hook.url(), "{}", "SECRET", lambda _: None)
         assert len(hook.requests) == 1
         assert other.requests == []
+
+
+@pytest.mark.parametrize("host", [LOOPBACK, "localhost"])
+def test_what_is_said_to_this_machine_does_not_pass_a_proxy(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with web_server() as proxy, web_server() as hook:
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url(""))
+        post(f"http://{host}:{hook.port}/T0/SECRET", "{}", "SECRET")
+        assert len(hook.requests) == 1
+        assert proxy.requests == []
+
+
+def test_a_proxy_takes_what_goes_elsewhere_but_never_sees_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    with web_server([502] * 9) as proxy:
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("https_proxy", proxy.url(""))
+        with pytest.raises(NotifyError) as caught:
+            post("https://hooks.example.invalid/T0/SECRET", "{}", "SECRET", lambda _: None)
+        assert [(path, "Authorization" in headers) for path, headers, _ in proxy.requests] == [
+            ("hooks.example.invalid:443", False)
+        ] * 4
+        assert "SECRET" not in str(caught.value)
+        monkeypatch.setenv("no_proxy", "example.invalid")
+        with pytest.raises(NotifyError):
+            post("https://hooks.example.invalid/T0/SECRET", "{}", "SECRET", lambda _: None)
+        assert len(proxy.requests) == 4
+
+
+def test_an_answer_that_trickles_is_given_up_at_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook, "_TIMEOUT_SECONDS", 0.5)
+    # In the end it would be a good answer.
+    greeting = b"HTTP/1.1 200 OK\r\nX-Slow: "
+    with (
+        trickling_server(greeting, b".", 20) as port,
+        pytest.raises(NotifyError, match=r"no answer in 0\.5 s, 4 times"),
+    ):
+        post(f"http://{LOOPBACK}:{port}/SECRET", "{}", "SECRET", lambda _: None)
+
+
+def test_a_mail_server_that_trickles_is_given_up_at_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_module, "_DEADLINE_SECONDS", 0.5)
+    with trickling_server(b"220-", b"slow\r\n220-", 20) as port:
+        mail = mail_to(port)
+        with pytest.raises(NotifyError, match="takes too long to answer"):
+            send(mail, message(mail, "s", "t", "h"))
 
 
 def test_nobody_there_is_told_after_four_attempts() -> None:
