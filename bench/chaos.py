@@ -111,7 +111,7 @@ class Round:
         self._chance = random.Random(f"{settings.seed} {number}")
         # In turns, so that a few rounds meet everything.
         self._theme = THEMES[(number + settings.seed) % len(THEMES)]
-        attached = ATTACHED if self._chance.random() < 0.5 else 0
+        attached = ATTACHED if self._chance.random() < 0.65 else 0
         self._folder = settings.folder / f"r{number}"
         self._home = Home(self._folder, settings.runner, self._chance, jobs=settings.jobs, attached=attached)
         # On attached devices too, so that users of a server and of a file both meet everything.
@@ -167,7 +167,8 @@ class Round:
         self._log(f"part {part}: farm {' '.join(words)} is {process.pid}")
         peaceful = part >= _MOST_PARTS - _PEACEFUL_PARTS or (part > 0 and self._chance.random() < 0.6)
         disks = bool(self._home.mounts)
-        acts = [] if peaceful else plan_acts(self._chance, self._theme, disks=disks, last_s=7.0)
+        attached = self._home.attached > 0
+        acts = [] if peaceful else plan_acts(self._chance, self._theme, disks=disks, attached=attached, last_s=7.0)
         tormentor = Tormentor(self._home, self._store, lab, acts, process.pid, self._log)
         watch = Watch(process, output, self._store)
 

@@ -26,6 +26,7 @@ ROLES = (*OURS, "adb server", *DEVICE_SIDE)
 THEMES = ("kills", "newborn", "state disk", "storage", "database", "everything")
 LOCAL = frozenset((*OURS, "state disk", "database"))
 """What is no device's fault, and nothing that a device could be thought to have done."""
+_SPARED = 0.8
 _BIRTH_S = 8.0
 _POLL_S = 0.01
 _CHUNK = bytes(2**20)
@@ -48,13 +49,19 @@ class Act(NamedTuple):
     """Which one, of several."""
 
 
-def plan_acts(chance: Random, theme: str, *, disks: bool, last_s: float) -> list[Act]:
-    """Return what happens in a run whose `theme` it is, the first of it within `last_s`. Pure."""
+def plan_acts(chance: Random, theme: str, *, disks: bool, attached: bool, last_s: float) -> list[Act]:
+    """Return what happens in a run whose `theme` it is, the first of it within `last_s`. Pure.
+
+    Nobody starts a device of a run's own again: where they are not `attached`, few are killed.
+    """
     acts: list[Act] = []
     at_s = chance.uniform(0.2, last_s)
     for _ in range(chance.choice((1, 1, 2, 3))):
         acts += _one(chance, theme, at_s, disks=disks)
         at_s += chance.uniform(0.3, 6.0)
+    if not attached and chance.random() < _SPARED:
+        spared = [tuple("runner" if role == "virtual device" else role for role in act.roles) for act in acts]
+        acts = [act._replace(roles=roles) for act, roles in zip(acts, spared, strict=True)]
     return sorted(acts)
 
 
@@ -104,6 +111,7 @@ class Tormentor:
         self.struck: set[str] = set()
         """Roles, disks and database that were met."""
         self.count = 0
+        self._is_away = False
         self._thread = threading.Thread(target=self._play, name="tormentor", daemon=True)
         self._thread.start()
 
@@ -229,6 +237,9 @@ class Tormentor:
         self._end_after(act.seconds, end)
 
     def _take_database(self, act: Act) -> None:
+        if self._is_away:
+            return
+        self._is_away = True
         way = self._store.ways[int(act.choice * len(self._store.ways))]
         self._store.leave(way)
         self._say(f"database {way} for {act.seconds:.1f} s")
@@ -237,6 +248,7 @@ class Tormentor:
 
         def end() -> None:
             self._store.come_back()
+            self._is_away = False
             self._say("database is back")
 
         self._end_after(act.seconds, end)
