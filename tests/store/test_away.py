@@ -1,0 +1,60 @@
+"""A database that is away for a while under a run on devices of its own: nothing is lost, nothing has to be resumed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from attached import until
+
+psycopg = pytest.importorskip("psycopg")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm_home import FarmHome
+
+RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "2", "--json")
+
+
+def attempts(address: str) -> int:
+    with psycopg.connect(address) as connection:
+        try:
+            return connection.execute("select count(*) from attempt").fetchone()[0]
+        except psycopg.errors.UndefinedTable:
+            return 0
+
+
+def allow(server: str, name: str, *, connections: bool) -> None:
+    """Let a database be there, or not, for everybody who uses it already as well."""
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"alter database {name} allow_connections {connections}")
+        if not connections:
+            connection.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
+
+
+@pytest.mark.whole
+def test_a_run_outlasts_a_database_that_is_away(home: FarmHome, new_database: Callable[[str], str]) -> None:
+    _outlast(home, new_database("away_long"), away_s=50.0)
+
+
+def test_a_run_outlasts_a_database_that_starts_anew(home: FarmHome, new_database: Callable[[str], str]) -> None:
+    _outlast(home, new_database("away_short"), away_s=3.0)
+
+
+def _outlast(home: FarmHome, address: str, *, away_s: float) -> None:
+    host = address.partition("host=")[2]
+    [name] = re.findall(r"@/(\w+)", address)
+    server = f"host={host} user=farm dbname=postgres"
+    with home.running(*RUN, "--iterations", "500", env={"FARM_STORE": address}) as process:
+        until(lambda: attempts(address), "a first job")
+        allow(server, name, connections=False)
+        time.sleep(away_s)
+        allow(server, name, connections=True)
+        out = process.communicate(timeout=240)[0]
+    assert process.returncode == 0, out
+    view = json.loads(out[out.index("\n{") :])
+    assert [[a["verdict"] for a in job["attempts"]] for job in view["jobs"]] == [["passed"]] * 8
