@@ -33,6 +33,9 @@ Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Key = Annotated[str, Meta(max_length=values.KEY_LIMIT, pattern=r"\A[0-9A-Za-z_-]*\Z")]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Code = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+# Far beyond what a program has in operators, and a toolchain in facts.
+FACTS_LIMIT = 10_000
+Counts = Annotated[dict[Text, Count], Meta(max_length=FACTS_LIMIT)]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 # Every calendar has it: the end of the year 9999.

@@ -20,10 +20,12 @@ from farm.results.attempt import (
 from farm.results.text import one_line
 from farm.store import values
 from farm.store.line_parts import (
+    FACTS_LIMIT,
     ArtifactLine,
     Code,
     ComparisonLine,
     Count,
+    Counts,
     DeviceLine,
     JobName,
     Key,
@@ -54,8 +56,10 @@ if TYPE_CHECKING:
 
 LAYOUT = 1
 """Version of the layout: a greater one is refused."""
-LINE_LIMIT = 2**28
-"""Greatest length of a line in bytes: of an attempt with all that the store keeps of one, and a million samples."""
+LINE_LIMIT = 2**26
+"""Greatest length of a line in bytes: of an attempt with all that the store keeps of one, and three million samples."""
+_MOST_COMMAS = 2**22
+"""In a line, which bounds its values: one takes up to 40 bytes of memory for each that it has in the file."""
 
 
 class Head(Row, frozen=True, tag_field="kind", tag="farm-export"):
@@ -77,7 +81,7 @@ class RunLine(Row, frozen=True, tag_field="kind", tag="run"):
     started_ms: Time
     finished_ms: Time | None
     exit_code: Code | None
-    fingerprint: dict[Text, Text]
+    fingerprint: Annotated[dict[Text, Text], Meta(max_length=FACTS_LIMIT)]
     devices: Annotated[tuple[DeviceLine, ...], Meta(max_length=100_000)]
     jobs: Count
     """Lines of jobs that follow."""
@@ -102,13 +106,13 @@ class JobLine(Row, frozen=True, tag_field="kind", tag="job"):
     soc: Word
     backend: Kind
     precision: ShortWord
-    options: dict[Name, Name]
+    options: Annotated[dict[Name, Name], Meta(max_length=FACTS_LIMIT)]
     position: Count
     build_seconds: Seconds | None
     cached: bool | None
     bundle_key: Key | None
-    fallback_ops: dict[Text, Count] | None
-    operators: dict[Text, Count] | None
+    fallback_ops: Counts | None
+    operators: Counts | None
     judged_by: Sha256 | None
     stale: StaleLine | None
 
@@ -201,7 +205,11 @@ def encode(kind: type[msgspec.Struct], facts: Mapping[str, Any]) -> bytes:
 def decode(data: bytes) -> Line:
     """Return what a line says. Raises ValueError, in one line, for what is none, or says what cannot be."""
     if len(data) > LINE_LIMIT:
-        raise ValueError(f"has more than {LINE_LIMIT} bytes")
+        raise ValueError(
+            f"has more than {LINE_LIMIT >> 20} MiB, more than any line of an export: is a line end missing?"
+        )
+    if data.count(b",") > _MOST_COMMAS:
+        raise ValueError(f"has more than {_MOST_COMMAS:,} values, more than any line of an export")
     try:
         line: Line = msgspec.json.decode(data, type=Line)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

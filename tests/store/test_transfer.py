@@ -319,6 +319,8 @@ def drop(line: int) -> Callable[[list[dict[str, Any]]], None]:
         (change(6, "log", to="\0"), 6, "matching regex"),
         (change(6, "reason", to="x" * 5000), 6, "length <= 4000"),
         (change(6, "digest", to="x"), 6, "matching regex"),
+        (change(2, "fingerprint", to={str(fact): "" for fact in range(10_001)}), 2, "length <= 10000"),
+        (change(7, "measurements", 0, "samples", to=[0] * 2**22), 7, "more than 4,194,304 values"),
         (change(7, "measurements", 0, "samples", 0, to="NaN"), 7, "Invalid enum value 'NaN'"),
         (change(7, "measurements", 0, "samples", 0, to=None), 7, "got `null`"),
         (change(7, "measurements", 1, "samples", 0, to=2**63), 7, "Expected `int` <="),
