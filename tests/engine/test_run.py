@@ -181,7 +181,8 @@ def test_every_failure_says_its_stage_and_reason_and_the_run_goes_on(
 ) -> None:
     done, view = mixed
     assert done.returncode == view["exit_code"] == 1
-    ended = {job["case"]: job["attempts"][0] for job in view["jobs"]}
+    # Of wrong numbers the second device has the last word.
+    ended = {job["case"]: job["attempts"][-1] for job in view["jobs"]}
     assert ended["good"]["verdict"] == "passed"
     broken = ended["does_not_compile"]
     assert (broken["verdict"], broken["stage"]) == ("failed", "build")
