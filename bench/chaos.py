@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from chaos_acts import DEVICE_SIDE, LOCAL, THEMES, Tormentor, plan_acts
-from chaos_home import Home, Lab, Process, lab_of, processes_of
+from chaos_home import Home, Process, processes_of
+from chaos_lab import Lab, has_sshd, lab_of
 from chaos_store import ChaosStore, Cluster, PostgresStore, SqliteStore, postgres_cluster
 from chaos_watch import LONGEST_WAIT_S, Watch, dump
 from stub_farm import stub_runtime
@@ -47,6 +48,7 @@ QUICK_ROUNDS, QUICK_S = 4, 60.0
 _MOST_PARTS = 7
 _PEACEFUL_PARTS = 4
 """As many of the last ones nothing happens to."""
+_TUNNELLED = 0.3
 _LEFT_S = 30.0
 """How long processes of a run may take to end after their controller: docs/architecture.md."""
 _PERSON_AFTER_S = 1.5
@@ -112,6 +114,7 @@ class Round:
         # In turns, so that a few rounds meet everything.
         self._theme = THEMES[(number + settings.seed) % len(THEMES)]
         attached = ATTACHED if self._chance.random() < 0.65 else 0
+        self._tunnel = attached > 0 and has_sshd() and self._chance.random() < _TUNNELLED
         self._folder = settings.folder / f"r{number}"
         self._home = Home(self._folder, settings.runner, self._chance, jobs=settings.jobs, attached=attached)
         # On attached devices too, so that users of a server and of a file both meet everything.
@@ -128,14 +131,15 @@ class Round:
     def play(self) -> None:
         """Play it."""
         kind = f"{self._home.attached} attached devices" if self._home.attached else "2 devices of its own"
+        kind += " behind a tunnel" if self._tunnel else ""
         before = {what: len(found) for what, found in self._tally.found.items()}
         self._log(f"round {self._number}: {self._theme}, {kind}, {self._store.name}")
         try:
-            with lab_of(self._home) as lab:
+            with lab_of(self._home, tunnel=self._tunnel) as lab:
                 self._play_parts(lab)
         finally:
             self._store.come_back()
-            for left in self._left(frozenset(), 5.0):
+            for left in processes_of(self._folder):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(left.pid, signal.SIGKILL)
             new = {what: found[before[what] :] for what, found in self._tally.found.items()}
@@ -169,7 +173,7 @@ class Round:
         disks = bool(self._home.mounts)
         attached = self._home.attached > 0
         acts = [] if peaceful else plan_acts(self._chance, self._theme, disks=disks, attached=attached, last_s=7.0)
-        tormentor = Tormentor(self._home, self._store, lab, acts, process.pid, self._log)
+        tormentor = Tormentor(self._home, self._store, acts, self._log)
         watch = Watch(process, output, self._store)
 
         def tend() -> bool:

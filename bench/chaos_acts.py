@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from chaos_home import Home, Lab, Process, processes_of
+from chaos_home import Home, Process, processes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 SPREAD_S = 0.3
 """Within which all of one act are killed."""
-OURS = ("controller", "reaper", "worker", "builder")
+OURS = ("controller", "reaper", "worker", "builder", "tunnel")
 DEVICE_SIDE = ("runner", "virtual device")
 ROLES = (*OURS, "adb server", *DEVICE_SIDE)
+_NEAR_DEVICE = (*DEVICE_SIDE, "adb server", "tunnel")
 THEMES = ("kills", "newborn", "state disk", "storage", "database", "everything")
-LOCAL = frozenset((*OURS, "state disk", "database"))
+LOCAL = frozenset(("controller", "reaper", "worker", "builder", "state disk", "database"))
 """What is no device's fault, and nothing that a device could be thought to have done."""
 _SPARED = 0.8
 _BIRTH_S = 8.0
@@ -56,7 +57,7 @@ def plan_acts(chance: Random, theme: str, *, disks: bool, attached: bool, last_s
     """
     acts: list[Act] = []
     at_s = chance.uniform(0.2, last_s)
-    for _ in range(chance.choice((1, 1, 2, 3))):
+    for _ in range(chance.choice((1, 2, 3, 4, 5))):
         acts += _one(chance, theme, at_s, disks=disks)
         at_s += chance.uniform(0.3, 6.0)
     if not attached and chance.random() < _SPARED:
@@ -76,7 +77,7 @@ def _one(chance: Random, theme: str, at_s: float, *, disks: bool) -> list[Act]:
         acts = [Act(at_s, "database", ("database",), seconds=long_s, choice=chance.random())]
     elif kind == "newborn":
         # While a worker starts its device may be one that has just been lost.
-        first = (chance.choice((*DEVICE_SIDE, "adb server")),) if chance.random() < 0.4 else ()
+        first = (chance.choice(_NEAR_DEVICE),) if chance.random() < 0.4 else ()
         count = chance.choice((1, 1, 2))
         delays = (*[chance.uniform(0.0, 2.0)] * len(first), 0.0, *(chance.uniform(0.0, 1.5) for _ in range(count)))
         acts = [Act(at_s, "newborn", (*first, *["worker"] * (count + 1)), delays, choice=chance.random())]
@@ -98,13 +99,11 @@ class Tormentor:
         self,
         home: Home,
         store: ChaosStore,
-        lab: Lab | None,
         acts: Sequence[Act],
-        controller: int,
         log: Callable[[str], None],
     ) -> None:
-        self._home, self._store, self._lab, self._log = home, store, lab, log
-        self._acts, self._controller = acts, controller
+        self._home, self._store, self._log = home, store, log
+        self._acts = acts
         self._stop = threading.Event()
         self._started = time.monotonic()
         self._ends: list[tuple[float, Callable[[], None]]] = []
@@ -169,11 +168,14 @@ class Tormentor:
         there, found = self._living(), list[tuple[str, int, float]]()
         for role, delay_s in zip(act.roles, act.delays_s, strict=True):
             taken = {pid for _, pid, _ in found}
-            able = [one for one in there if one.role == role and one.pid not in taken]
+            left = [one for one in there if one.pid not in taken]
+            # Who is not there yet, or not any more, is replaced by somebody else.
+            able = [one for one in left if one.role == role] or [one for one in left if one.role in OURS]
             if able:
-                found.append((role, able[int(act.choice * len(able))].pid, delay_s))
+                chosen = able[int(act.choice * len(able))]
+                found.append((chosen.role, chosen.pid, delay_s))
             else:
-                self._say(f"no {role} to kill")
+                self._say(f"nobody to kill for a {role}")
         return found
 
     def _kill_newborn(self, act: Act) -> None:
@@ -184,12 +186,12 @@ class Tormentor:
             able = [one for one in self._living() if one.role == role]
             if role != "worker" or not killed:
                 self._stop.wait(delay_s)
-                if not able:
-                    self._say(f"no {role} to kill")
-                    return
                 known = {one.pid for one in able}
-                self._kill(role, able[int(act.choice * len(able))].pid)
-                killed = role == "worker"
+                if able:
+                    self._kill(role, able[int(act.choice * len(able))].pid)
+                    killed = role == "worker"
+                else:
+                    self._say(f"no {role} to kill")
                 continue
             newborn = self._await_birth(known)
             if newborn is None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,17 +13,13 @@ from stub_farm import SOC, fill_bundle, words_of
 
 from farm.build.cache import BundleCache
 from farm.build.key import bundle_key
-from farm.devices.adb_server import AdbServer, start_adb_server
 from farm.engine.canary import canary_jobs
-from farm.errors import InfraError
-from farm.processes import Child, Supervisor
 from farm.profiles import find_soc
 from farm.suite_files import load_suite
 from farm.suites import Job, plan
-from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from random import Random
 
 SUITE = "chaos"
@@ -41,6 +34,7 @@ _ROLES = {
     "adb server": "server nodaemon",
     "runner": "--serve",
     "builder": "farm.build.builder",
+    "tunnel": "farm.devices.tunnel",
     "worker": "exec(eval(sys.stdin.readline()))",
     "controller": "chaos_farm.py run",
 }
@@ -127,6 +121,11 @@ class Home:
                 start_new_session=True,
             )
 
+    def configure(self, more: str) -> None:
+        """Add something to farm.toml."""
+        with (self.cwd / "farm.toml").open("a") as file:
+            file.write(more)
+
     def close(self) -> None:
         """Take the file systems away."""
         for folder in self.mounts:
@@ -185,87 +184,3 @@ def processes_of(folder: Path) -> list[Process]:
     ours = {str(one.pid) for one in found}
     found += [one for one in reapers if one.command.split()[-2] in ours]
     return sorted(one for one in found if one.pid != os.getpid())
-
-
-class Lab:
-    """Attached virtual devices behind an adb server that stays, and a person who starts again what has died."""
-
-    def __init__(self, supervisor: Supervisor, home: Home) -> None:
-        self._supervisor, self._home = supervisor, home
-        self._server = start_adb_server(supervisor, home.folder / "adb")
-        devices = boot(supervisor, self._server, [SOC] * home.attached, home.storage)
-        self._ports = {device.serial: int(device.address.attached_at.rpartition(":")[2]) for device in devices}
-        self._children: dict[str, Child] = {serial: supervisor.find(serial) for serial in self._ports}
-        self._seen_dead: dict[str, float] = {}
-        self.environment = {"ANDROID_ADB_SERVER_PORT": str(self._server.port)}
-        self.serials = tuple(self._ports)
-
-    @property
-    def pids(self) -> set[int]:
-        """Processes that do not end with a run."""
-        return {child.pid for child in self._children.values()} | {self._server_child.pid}
-
-    @property
-    def _server_child(self) -> Child:
-        return self._supervisor.find("adb server")
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing of it is dead."""
-        children = (*self._children.values(), self._server_child)
-        return all(child.process.poll() is None for child in children) or self._foreign_server()
-
-    def tend(self, pause_s: float) -> list[str]:
-        """Start again what has been dead for `pause_s`; return what that was."""
-        now, done = time.monotonic(), []
-        for serial, child in self._children.items():
-            if child.process.poll() is not None and now > self._seen_dead.setdefault(serial, now) + pause_s:
-                del self._seen_dead[serial]
-                self._children[serial] = self._boot(serial)
-                done.append(serial)
-        is_gone = self._server_child.process.poll() is not None and not self._foreign_server()
-        if is_gone and now > self._seen_dead.setdefault("adb", now) + pause_s:
-            del self._seen_dead["adb"]
-            with contextlib.suppress(InfraError):
-                self._server = start_adb_server(self._supervisor, self._home.folder / "adb", port=self._server.port)
-                done.append("adb server")
-        if done:
-            self._connect_all()
-        return done
-
-    def _foreign_server(self) -> bool:
-        """Tell whether another adb server took the port, as `adb start-server` of a farm does."""
-        if self._server_child.process.poll() is None:
-            return False
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._server.port), timeout=1.0):
-            return True
-        return False
-
-    def _boot(self, serial: str) -> Child:
-        root = self._home.storage / serial
-        argv = [sys.executable, "-S", "-m", "farm.virtual", "--root", root, "--soc", SOC, "--serial", serial]
-        environment = {"PATH": os.defpath, "PYTHONPATH": str(BENCH.parent)}
-        child = self._supervisor.spawn(
-            [*argv, "--port", str(self._ports[serial])],
-            name=serial,
-            env=environment,
-            stdout_pipe=True,
-            stderr=self._home.folder / f"{serial}.log",
-        )
-        child.first_line(20.0)
-        return child
-
-    def _connect_all(self) -> None:
-        for port in self._ports.values():
-            with contextlib.suppress(InfraError):
-                AdbServer(self._server.port, self._server.adb).connect("127.0.0.1", port, timeout_s=5.0)
-
-
-@contextlib.contextmanager
-def lab_of(home: Home) -> Iterator[Lab | None]:
-    """Yield the attached devices of a round, None where it has none."""
-    if not home.attached:
-        yield None
-        return
-    with Supervisor() as supervisor:
-        yield Lab(supervisor, home)

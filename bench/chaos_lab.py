@@ -1,0 +1,177 @@
+"""Attached virtual devices behind an adb server that stays, and a person who starts again what died. For chaos.py."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chaos_farm import BENCH
+from stub_farm import SOC
+
+from farm.devices.adb_server import AdbServer, start_adb_server
+from farm.devices.device import AdbAddress
+from farm.errors import InfraError
+from farm.processes import Child, Supervisor
+from farm.virtual.boot import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chaos_home import Home
+
+_SERVER = "adb server"
+_SSHD_SECONDS = 20.0
+_SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+_SSHD_CONFIG = """\
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/user_key.pub
+PidFile {folder}/pid
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+"""
+_HOST = """
+[[host]]
+name = "attic"
+ssh = "{user}@127.0.0.1:{port}"
+adb = "127.0.0.1:{adb_port}"
+key_file = "{folder}/user_key"
+known_hosts = "{folder}/known_hosts"
+"""
+
+
+def has_sshd() -> bool:
+    """Tell whether devices can be behind a tunnel here."""
+    return _SSHD is not None
+
+
+class Lab:
+    """Devices of one round. With `tunnel` they are those of another machine, as far as farm can tell."""
+
+    def __init__(self, supervisor: Supervisor, home: Home, *, tunnel: bool) -> None:
+        self._supervisor, self._home = supervisor, home
+        self._server = start_adb_server(supervisor, home.folder / "adb")
+        self._server_child = supervisor.find(_SERVER)
+        self._others: list[Child] = []
+        devices = boot(supervisor, self._server, [SOC] * home.attached, home.storage)
+        addresses = {device.serial: device.address for device in devices}
+        self._ports = {
+            serial: int(address.attached_at.rpartition(":")[2])
+            for serial, address in addresses.items()
+            if isinstance(address, AdbAddress)
+        }
+        self._children: dict[str, Child] = {serial: supervisor.find(serial) for serial in self._ports}
+        self._seen_dead: dict[str, float] = {}
+        ordinary = self._server
+        if tunnel:
+            self._open_sshd()
+            # This machine's own server has nothing.
+            ordinary = start_adb_server(supervisor, home.folder / "empty")
+            self._others.append(supervisor.find(_SERVER))
+        self.environment = {"ANDROID_ADB_SERVER_PORT": str(ordinary.port)}
+
+    @property
+    def pids(self) -> set[int]:
+        """Processes that do not end with a run."""
+        return {child.pid for child in (*self._children.values(), *self._others, self._server_child)}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of it is dead."""
+        alive = all(child.process.poll() is None for child in self._children.values())
+        return alive and (self._server_child.process.poll() is None or self._foreign_server())
+
+    def tend(self, pause_s: float) -> list[str]:
+        """Start again what has been dead for `pause_s`; return what that was."""
+        now, done = time.monotonic(), []
+        for serial, child in self._children.items():
+            if child.process.poll() is not None and now > self._seen_dead.setdefault(serial, now) + pause_s:
+                del self._seen_dead[serial]
+                self._children[serial] = self._boot(serial)
+                done.append(serial)
+        is_gone = self._server_child.process.poll() is not None and not self._foreign_server()
+        if is_gone and now > self._seen_dead.setdefault(_SERVER, now) + pause_s:
+            del self._seen_dead[_SERVER]
+            with contextlib.suppress(InfraError):
+                self._server = start_adb_server(self._supervisor, self._home.folder / "adb", port=self._server.port)
+                self._server_child = self._supervisor.find(_SERVER)
+                done.append(_SERVER)
+        if done:
+            self._connect_all()
+        return done
+
+    def _foreign_server(self) -> bool:
+        """Tell whether another adb server took the port, as `adb start-server` of a farm does."""
+        if self._server_child.process.poll() is None:
+            return False
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._server.port), timeout=1.0):
+            return True
+        return False
+
+    def _boot(self, serial: str) -> Child:
+        root = self._home.storage / serial
+        argv = [sys.executable, "-S", "-m", "farm.virtual", "--root", root, "--soc", SOC, "--serial", serial]
+        environment = {"PATH": os.defpath, "PYTHONPATH": str(BENCH.parent)}
+        child = self._supervisor.spawn(
+            [*argv, "--port", str(self._ports[serial])],
+            name=serial,
+            env=environment,
+            stdout_pipe=True,
+            stderr=self._home.folder / f"{serial}.log",
+        )
+        child.first_line(20.0)
+        return child
+
+    def _connect_all(self) -> None:
+        for port in self._ports.values():
+            with contextlib.suppress(InfraError):
+                AdbServer(self._server.port, self._server.adb).connect("127.0.0.1", port, timeout_s=5.0)
+
+    def _open_sshd(self) -> None:
+        """Let the adb server be one that is reached through a tunnel."""
+        folder = self._home.folder / "ssh"
+        folder.mkdir(mode=0o700)
+        for name in ("host_key", "user_key"):
+            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = int(free.getsockname()[1])
+        (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {(folder / 'host_key.pub').read_text()}")
+        (folder / "sshd_config").write_text(_SSHD_CONFIG.format(port=port, folder=folder))
+        if os.geteuid() == 0:
+            # As Debian's unit does before it starts one.
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        child = self._supervisor.spawn(
+            [str(_SSHD), "-D", "-e", "-f", folder / "sshd_config"],
+            name="sshd",
+            env={"PATH": os.defpath},
+            stderr=folder / "sshd.log",
+        )
+        self._others.append(child)
+        deadline = time.monotonic() + _SSHD_SECONDS
+        while socket.socket().connect_ex(("127.0.0.1", port)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        values = {"user": getpass.getuser(), "port": port, "adb_port": self._server.port, "folder": folder}
+        self._home.configure(_HOST.format(**values))
+
+
+@contextlib.contextmanager
+def lab_of(home: Home, *, tunnel: bool) -> Iterator[Lab | None]:
+    """Yield the attached devices of a round, None where it has none."""
+    if not home.attached:
+        yield None
+        return
+    with Supervisor() as supervisor:
+        yield Lab(supervisor, home, tunnel=tunnel)
