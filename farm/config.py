@@ -21,6 +21,7 @@ from farm.config_devices import (
     LeaseConfig,
 )
 from farm.errors import ConfigError, UsageError
+from farm.ids import is_run_id
 from farm.memory import usable_bytes
 from farm.retention import RetentionConfig, age_ms
 from farm.trust import weakness
@@ -123,7 +124,12 @@ class Config(msgspec.Struct, frozen=True):
     retention: RetentionConfig = RetentionConfig()
 
     def run_folder(self, run_id: str) -> Path:
-        """Return where a run keeps its plan, its logs and its report."""
+        """Return where a run keeps its plan, its logs and its report.
+
+        Ids come from a store that others may write: raises UsageError for what is none.
+        """
+        if not is_run_id(run_id):
+            raise UsageError(f"{run_id[:80]!r} is not the id of a run: whoever wrote it to the store was not farm")
         return self.state_dir / "runs" / run_id
 
 

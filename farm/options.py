@@ -121,6 +121,15 @@ def parse_options(texts: Iterable[str], backend: str) -> tuple[OptionSet, ...]:
     return tuple(tuple(zip(names, chosen, strict=True)) for chosen in sets)
 
 
+def check_options(target: Target) -> None:
+    """Raise UnknownNameError for an option that a target's backend does not have, UsageError for a wrong value."""
+    options = OPTIONS[target.backend]
+    for name, value in target.options:
+        if name not in options:
+            raise UnknownNameError(f"option of the {target.backend} backend", name, options)
+        options[name].normalize(name, value)
+
+
 def compile_options(target: Target) -> dict[str, str]:
     """Return the options of `target` that apply when compiling, so that they belong to its bundle."""
     return _chosen(target, "compile")

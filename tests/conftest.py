@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +61,18 @@ def farm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shared = tmp_path_factory.getbasetemp().parent / "cache"
     shared.mkdir(exist_ok=True)
     return shared
+
+
+@pytest.fixture(scope="session")
+def toolchain(farm_cache: Path) -> Iterator[Path]:
+    """What farm builds once, in a folder that every user may read."""
+    host_sdk(farm_cache)
+    folder = Path(tempfile.mkdtemp(prefix="farm-toolchain-", dir="/tmp"))
+    folder.chmod(0o755)
+    for part in ("native", "sdk"):
+        shutil.copytree(farm_cache / part, folder / part, symlinks=True)
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

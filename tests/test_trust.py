@@ -8,13 +8,10 @@ import os
 import shutil
 import struct
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from farm.runtime.simulator import host_sdk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +35,7 @@ def ada(two_users: tuple[User, User]) -> Iterator[User]:
     os.chown(folder, user.uid, user.gid)
     yield dataclasses.replace(user, cwd=folder)
     shutil.rmtree(base)
+    user.begin()
 
 
 @pytest.fixture
@@ -288,13 +286,24 @@ class TestCache:
         assert f"{target} can be written by group farm-" in done.stderr
 
 
-@pytest.fixture(scope="session")
-def toolchain(farm_cache: Path) -> Iterator[Path]:
-    """What farm builds once, in a folder that every user may read."""
-    host_sdk(farm_cache)
-    folder = Path(tempfile.mkdtemp(prefix="farm-toolchain-", dir="/tmp"))
-    folder.chmod(0o755)
-    for part in ("native", "sdk"):
-        shutil.copytree(farm_cache / part, folder / part, symlinks=True)
-    yield folder
-    shutil.rmtree(folder)
+@pytest.mark.parametrize(
+    "umask",
+    [0o002, pytest.param(0o022, marks=pytest.mark.whole), pytest.param(0o077, marks=pytest.mark.whole)],
+)
+def test_what_a_user_does_every_day_works_under_usual_umasks(
+    two_users: tuple[User, User], toolchain: Path, umask: int
+) -> None:
+    ada = dataclasses.replace(two_users[0], umask=umask)
+    ada.begin()
+    ada.run("mkdir", "-p", str(ada.cache))
+    for part in toolchain.iterdir():
+        # Hers, as if she had built it.
+        ada.run("cp", "-r", str(part), str(ada.cache))
+    ada.run("sh", "-c", "echo '[build]\nbuilders = 1' >farm.toml")
+    run = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d", "--virtual", "1")
+    for arguments in (run, run, ("repro", "smoke/conv2d"), ("report",), ("cache", "show"), ("prune", "--keep=1d")):
+        done = ada.farm(*arguments, timeout_s=300)
+        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+        assert "is ignored" not in done.stderr
+    assert ada.farm("prune", "--keep=1d", "--yes").returncode == 0
+    assert ada.farm("cache", "prune", "--all").stdout.startswith("removed")

@@ -74,6 +74,14 @@ class User(FarmHome):
         """Run Python as this user and return what it printed."""
         return self.run(self.interpreter, *argv, env=env)
 
+    def begin(self) -> None:
+        """Let the user have an empty home, but for a folder to work in."""
+        shutil.rmtree(self.home, ignore_errors=True)
+        for folder in (self.home, self.cwd):
+            folder.mkdir()
+            os.chown(folder, self.uid, self.gid)
+            folder.chmod(0o755)
+
     def write(self, path: Path, text: str, mode: int = 0o644) -> Path:
         """Write a file as this user, with the folders above it."""
         code = (
@@ -116,15 +124,13 @@ def _user(name: str, home: Path, shared: str) -> User:
     import pwd
 
     account = pwd.getpwnam(name)
-    (home / "work").mkdir(parents=True)
-    for folder in (home, home / "work"):
-        os.chown(folder, account.pw_uid, account.pw_gid)
-        folder.chmod(0o755)
-    return User(
+    user = User(
         home / ".cache" / "farm", home / ".local" / "state" / "farm", home / "work", owns_cache=True, name=name,
         uid=account.pw_uid, gid=account.pw_gid, shared_gid=grp.getgrnam(shared).gr_gid, home=home,
         interpreter=_interpreter(account.pw_uid),
     )  # fmt: skip
+    user.begin()
+    return user
 
 
 def _interpreter(uid: int) -> str:

@@ -14,6 +14,9 @@ from farm.build.key import bundle_key, relevant_versions
 from farm.engine.one_off import kept_outputs
 from farm.engine.resume import changed_code, planned_jobs
 from farm.errors import InfraError, UnknownNameError, UsageError
+from farm.options import check_options
+from farm.profiles import check_target, find_soc
+from farm.publish import make_folders
 from farm.results.attempt import Attempt
 from farm.store.view import JobView, RunView
 from farm.suites import Job, Target
@@ -117,8 +120,9 @@ def _result(store: Store, run: RunView, job_id: str) -> Past:
 
 
 def find_job(config: Config, past: Past) -> Job:
-    """Return the job of a result: as it was planned, or as its suite has it today.
+    """Return the job of a result: as this user planned it, or as the suite of its name has it here today.
 
+    A store says neither where code is nor what it is: another user's run is one of a suite that farm finds by itself.
     Raises UsageError where neither is here.
     """
     for job in planned_jobs(config.run_folder(past.run.id)):
@@ -128,7 +132,8 @@ def find_job(config: Config, past: Past) -> Job:
         job = _todays_job(config, past)
     except UsageError as error:
         raise UsageError(
-            f"{past.view.id}: what run {past.run.id} planned is not here, and neither is its suite: {error}: "
+            f"{past.view.id}: what run {past.run.id} planned is not here, or is another user's, and its suite is not "
+            f"here either: {error}: "
             "name the suite's folder in farm.toml"
         ) from None
     return job
@@ -143,17 +148,28 @@ def _without_lost_files(job: Job) -> Job:
 
 
 def _todays_job(config: Config, past: Past) -> Job:
-    from farm.suite_files import find_suites, resolve_suite
+    from farm.suite_files import find_suites, load_suite
 
-    view = past.view
-    cases = {case.name: case for case in resolve_suite(view.suite, find_suites(config.suite_folders)).cases}
+    view, known = past.view, find_suites(config.suite_folders)
+    # By its name alone, never by a path.
+    if view.suite not in known:
+        raise UnknownNameError("suite", view.suite, known, "(farm suites lists them)")
+    cases = {case.name: case for case in load_suite(known[view.suite]).cases}
     if view.case not in cases:
         raise UnknownNameError("case", view.case, cases, f"in suite {view.suite}")
-    return Job(cases[view.case], Target(view.soc, view.backend, view.precision, tuple(sorted(view.options.items()))))
+    return Job(cases[view.case], target_of(view))
+
+
+def target_of(view: JobView) -> Target:
+    """Return the target of a job in the store. Raises UsageError for one that farm does not have."""
+    target = Target(view.soc, view.backend, view.precision, tuple(sorted(view.options.items())))
+    check_target(find_soc(target.soc), target.backend, target.precision)
+    check_options(target)
+    return target
 
 
 def cached_bundle(config: Config, past: Past) -> Bundle | None:
-    """Return the bundle of a result if it is in the cache."""
+    """Return the bundle of a result if it is in the cache. Raises UntrustedError."""
     return BundleCache(config.cache_dir).lookup(past.attempt.bundle_key)
 
 
@@ -162,17 +178,18 @@ def find_bundle(
 ) -> Bundle:
     """Return the bundle of a result: from the cache, or built again where that gives the same one.
 
-    Raises UsageError that names what is different now, InfraError where building fails.
+    Raises UsageError that names what is different now, or for a key that is none, InfraError where building fails.
     """
     bundle = cached_bundle(config, past)
     if bundle is not None:
         return bundle
     key = past.attempt.bundle_key
+    folder = BundleCache(config.cache_dir).folder(key)
     changed = _changes(config, past, job, tools)
     if changed:
         raise UsageError(
             f"the bundle {key[:12]} of {past.view.id} is not in the cache any more "
-            f"({BundleCache(config.cache_dir).folder(key)}), and building it today gives another one: {changed}; "
+            f"({folder}), and building it today gives another one: {changed}; "
             "bring that folder back, or run the job as it is today"
         )
     say(f"the bundle {key[:12]} is not in the cache any more: building it again, from the same code and versions")
@@ -209,7 +226,7 @@ def _build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Sup
     from farm.build.protocol import Request
 
     logs = config.cache_dir / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    make_folders(logs)
     log = logs / f"{key}.log"
     reply = build_one(
         Request(job, key, dict(tools.versions), str(log)),

@@ -11,6 +11,7 @@ import msgspec
 
 from farm.engine.resume import in_progress
 from farm.errors import UsageError
+from farm.ids import is_run_id
 from farm.store.artifacts import GRACE_S, ArtifactStore
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class Remains:
     def measure(self, run_ids: Iterable[str], artifacts: Iterable[str], freed: Freed) -> None:
         """Add what `remove` and `discard` would free."""
         for run_id in run_ids:
-            folder = self._config.run_folder(run_id)
-            if folder.is_dir():
+            folder = self._folder(run_id)
+            if folder is not None:
                 freed.folders += 1
                 freed.folder_bytes += _size(folder)
         for sha256 in artifacts:
@@ -53,8 +54,8 @@ class Remains:
 
     def remove(self, run_id: str, freed: Freed) -> None:
         """Remove a run from the store and what is here of it; nothing while somebody works at it."""
-        folder = self._config.run_folder(run_id)
-        if not folder.is_dir():
+        folder = self._folder(run_id)
+        if folder is None:
             self._remove(run_id, freed)
             return
         with suppress(UsageError), in_progress(folder):
@@ -73,7 +74,8 @@ class Remains:
         """Return the folders of runs that the store does not have, by id, and the artifacts that it does not name."""
         runs = self._config.state_dir / "runs"
         old = time.time() - GRACE_S
-        found = [one.name for one in runs.iterdir() if one.stat().st_mtime < old] if runs.is_dir() else []
+        names = [one.name for one in runs.iterdir()] if runs.is_dir() else []
+        found = [name for name in names if (folder := self._folder(name)) and folder.stat().st_mtime < old]
         known = self._pruning.run_ids()
         artifacts = list(self._artifacts.all())
         named = self._pruning.named(artifacts)
@@ -82,9 +84,19 @@ class Remains:
     def remove_folders(self, run_ids: Iterable[str], freed: Freed) -> None:
         """Remove folders of runs that the store does not have."""
         for run_id in run_ids:
-            folder = self._config.run_folder(run_id)
+            folder = self._folder(run_id)
+            if folder is None:
+                continue
             with suppress(UsageError), in_progress(folder):
                 self._remove_folder(folder, freed)
+
+    def _folder(self, run_id: str) -> Path | None:
+        """Return the folder of a run that is here; None also where its id, or a link, leads somewhere else."""
+        if not is_run_id(run_id):
+            return None
+        folder = self._config.run_folder(run_id)
+        is_here = folder.is_dir() and folder.resolve() == folder.parent.resolve() / run_id
+        return folder if is_here else None
 
     def _remove(self, run_id: str, freed: Freed) -> bool:
         artifacts = self._pruning.remove(run_id)

@@ -13,14 +13,13 @@ import msgspec
 
 from farm.build.bundle import MODEL
 from farm.devices.transport import Link
-from farm.engine.past import cached_bundle, find_bundle, find_job
+from farm.engine.past import cached_bundle, find_bundle, find_job, target_of
 from farm.errors import UsageError
 from farm.execution.workspace import INPUT_LIST, INPUT_SHAPES, OUTPUT_SHAPES, job_layout
 from farm.options import runtime_flags
 from farm.profiles import find_soc
 from farm.results.text import one_line
 from farm.runtime.places import speaks_sessions
-from farm.suites import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -175,6 +174,7 @@ def write_script(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already: name another folder")
     virtual = virtual or past.kind == "virtual"
+    target = target_of(past.view)
     # First, as it may be what is missing.
     runtime = _runtime(config, past, virtual=virtual)
     bundle = _bundle(config, past, say, virtual=virtual)
@@ -185,7 +185,7 @@ def write_script(
         "performance_output_path": f"{_OUTPUTS}/inference_speed.txt",
         "iteration": str(iterations),
         "warm_up": str(warm_up),
-        **runtime_flags(_target(past)),
+        **runtime_flags(target),
     }
     if bundle.manifest.dynamic:
         flags |= {"input_shape_path": INPUT_SHAPES, "output_shape_path": OUTPUT_SHAPES}
@@ -200,11 +200,6 @@ def write_script(
     if not past.outputs:
         told.append("the outputs of then were not kept: the script tells their sizes, and has nothing to compare with")
     return told
-
-
-def _target(past: Past) -> Target:
-    view = past.view
-    return Target(view.soc, view.backend, view.precision, tuple(sorted(view.options.items())))
 
 
 def _runtime(config: Config, past: Past, *, virtual: bool) -> Runtime:

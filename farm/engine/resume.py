@@ -11,8 +11,10 @@ import msgspec
 
 from farm.build.source import source_digest, source_place
 from farm.errors import UsageError
+from farm.publish import make_folders
 from farm.results.attempt import Verdict
 from farm.suites import Job
+from farm.trust import weakness_of_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,10 +30,11 @@ _UNREADABLE = (msgspec.DecodeError, KeyError, ValueError, TypeError)
 
 def leave_intent(folder: Path, request: RunRequest | None, jobs: Sequence[Job]) -> None:
     """Write down what a run is to do; without a request it is one of a command that nobody resumes."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     file = folder / _FILE
     part = file.with_suffix(".part")
     intent = {"jobs": jobs, "sources": _sources(jobs), **({"request": request} if request is not None else {})}
+    part.touch(mode=0o644)
     part.write_bytes(msgspec.json.encode(intent, enc_hook=str))
     part.rename(file)
 
@@ -39,7 +42,8 @@ def leave_intent(folder: Path, request: RunRequest | None, jobs: Sequence[Job]) 
 def read_intent(folder: Path) -> tuple[RunRequest, tuple[Job, ...]]:
     """Return what the run in `folder` is to do.
 
-    Raises UsageError when it was never written down here, or when the code of its cases has changed since.
+    Raises UsageError when it was never written down here, or by somebody else, or when the code of its cases has
+    changed since.
     """
     from farm.engine.request import RunRequest
 
@@ -67,10 +71,10 @@ def read_intent(folder: Path) -> tuple[RunRequest, tuple[Job, ...]]:
 
 
 def planned_jobs(folder: Path) -> tuple[Job, ...]:
-    """Return the jobs of the run in `folder` as they were planned; none where that is not known here any more."""
+    """Return the jobs of the run in `folder` as this user planned them; none where that is not known here any more."""
     try:
         return _jobs(_read(folder))
-    except (OSError, *_UNREADABLE):
+    except (OSError, UsageError, *_UNREADABLE):
         return ()
 
 
@@ -78,12 +82,20 @@ def changed_code(folder: Path, job: Job) -> list[str]:
     """Return where the code of `job`, of the run in `folder`, is that has changed since; none where nobody knows."""
     try:
         return _changed(_read(folder), [job])
-    except (OSError, *_UNREADABLE):
+    except (OSError, UsageError, *_UNREADABLE):
         return []
 
 
 def _read(folder: Path) -> dict[str, msgspec.Raw]:
-    return msgspec.json.decode((folder / _FILE).read_bytes(), type=dict[str, msgspec.Raw])
+    """Return what is written in the folder of a run. Raises UsageError where somebody else could have written it.
+
+    It names code and arguments of pytest, which are executed.
+    """
+    file = folder / _FILE
+    with file.open("rb") as opened:
+        if problem := weakness_of_open(opened.fileno()):
+            raise UsageError(f"{file} says what is executed and is not used: {problem}: start anew")
+        return msgspec.json.decode(opened.read(), type=dict[str, msgspec.Raw])
 
 
 def _jobs(data: Mapping[str, msgspec.Raw]) -> tuple[Job, ...]:

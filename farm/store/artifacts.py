@@ -71,8 +71,10 @@ class ArtifactStore:
         """Remove an artifact that no attempt names, and return its size, in bytes.
 
         None where it is not here, or was put so lately that the attempt with it may not be recorded yet, or may not be
-        removed by this user.
+        removed by this user, or `sha256` is no hash.
         """
+        if not _SHA256.fullmatch(sha256):
+            return None
         path = self.path(sha256)
         taken = self._incoming / f"{sha256}.{os.getpid()}.pruned"
         try:
@@ -98,10 +100,10 @@ class ArtifactStore:
                 yield path.name
 
     def size(self, sha256: str) -> int | None:
-        """Return the size of an artifact, in bytes, None where it is not here."""
+        """Return the size of an artifact, in bytes, None where it is not here or `sha256` is no hash."""
         try:
             return self.path(sha256).stat().st_size
-        except OSError:
+        except (OSError, StoreError):
             return None
 
     def _put_bytes(self, content: bytes) -> str:

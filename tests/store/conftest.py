@@ -20,7 +20,7 @@ from farm.store.store import open_store
 from farm.suites import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from farm.store.store import Store
 
@@ -72,18 +72,26 @@ def postgresql_cluster() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture
+def new_database(postgresql_cluster: str) -> Callable[[str], str]:
+    """A function that makes a database of a name and returns the address of a store in it."""
+    import psycopg
+
+    def make(name: str) -> str:
+        with psycopg.connect(f"host={postgresql_cluster} user=farm dbname=postgres", autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return f"postgresql://farm@/{name}?host={postgresql_cluster}"
+
+    return make
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where a new store can be."""
     if request.param == "sqlite":
         return str(tmp_path / "farm.db")
-    folder = request.getfixturevalue("postgresql_cluster")
-    import psycopg
-
-    name = f"t{abs(hash(request.node.nodeid))}"
-    with psycopg.connect(f"host={folder} user=farm dbname=postgres", autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return f"postgresql://farm@/{name}?host={folder}"
+    new_database: Callable[[str], str] = request.getfixturevalue("new_database")
+    return new_database(f"t{abs(hash(request.node.nodeid))}")
 
 
 @pytest.fixture

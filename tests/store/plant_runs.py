@@ -1,0 +1,77 @@
+"""Write runs to a store as their writer likes: `python plant_runs.py SPECS`, JSON, to $FARM_STORE. Prints the ids.
+
+What a run says comes from farm's own functions, with one thing or another that farm itself would never write.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from farm.build.key import bundle_key
+from farm.config import load_config
+from farm.devices.device import AdbAddress, Device
+from farm.engine.resume import leave_intent
+from farm.engine.toolchain import prepare
+from farm.resources import data_folder
+from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.store import rows, schema
+from farm.store.records import ArtifactRecord, RunRecord
+from farm.store.store import Store, open_store
+from farm.suite_files import load_suite
+from farm.suites import Job, Target
+
+DAY_S = 86_400
+
+
+def job_of(spec: dict[str, Any]) -> Job:
+    """Return the job of a run: of a case that farm ships, unless a folder is named that has another suite."""
+    folder = Path(spec["suite"]) if "suite" in spec else data_folder("test_suites") / "smoke"
+    cases = {case.name: case for case in load_suite(folder / "suite.toml").cases}
+    return Job(cases[spec.get("case", "conv2d")], Target("SM8650", "htp", "8a8w"))
+
+
+def plant(store: Store, spec: dict[str, Any]) -> str:
+    """Write a run and return its id."""
+    started_ms = int((time.time() - spec.get("days", 0) * DAY_S) * 1000)
+    if "id" in spec:
+        rows.new_run_id = lambda _: spec["id"]
+    job = job_of(spec)
+    key = spec.get("key", "b" * 64)
+    kind = spec.get("kind", "virtual")
+    phone = Device(serial="phone-1", soc="SM8650", kind=kind, build="b", address=AdbAddress(5037), product="phone")
+    facts = {"device_kind": kind, "executorch": "1.5.1"}
+    if key == "right":
+        tools = prepare(load_config(), lambda _: None, virtual=True)
+        key, facts = bundle_key(job, tools.versions), tools.fingerprint(virtual=True)
+    if "intent" in spec:
+        leave_intent(Path(spec["intent"]), None, [job])
+    run_id = store.begin_run(RunRecord("farm run", "somebody", "bench", facts, started_ms))
+    store.plan_jobs(run_id, [job])
+    if "suite_column" in spec:
+        changed = schema.job.update().where(schema.job.c.name == job.id).values(suite=spec["suite_column"])
+        store._database.write(lambda connection: connection.execute(changed))
+    store.record_device(run_id, phone)
+    latency = Measurement("latency", "ns", Direction.LOWER, tuple(1e6 * spec.get("level", 1.0) + n for n in range(9)))
+    attempt = Attempt(
+        job.id, Verdict.PASSED, Stage.DONE, "", device=phone.serial, started_ms=started_ms, bundle_key=key,
+        measurements=(latency,),
+    )  # fmt: skip
+    artifacts = [ArtifactRecord(sha256, 10, kind) for sha256, kind in spec.get("artifacts", ())]
+    store.record_attempt(run_id, attempt, artifacts=artifacts)
+    store.finish_run(run_id, 0)
+    return run_id
+
+
+def main() -> None:
+    """Write all of them."""
+    with open_store(load_config().store_url) as store:
+        ids = [plant(store, spec) for spec in json.loads(sys.argv[1])]
+    sys.stdout.write(json.dumps(ids))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""What two users of one store can and cannot do to each other: each line of docs/leases.md, with real users.
+
+Ada calls `farm` in her own home; Bob writes to the store whatever he likes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from attached import attach
+
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from users import User
+
+PLANT = Path(__file__).with_name("plant_runs.py")
+JOB = "smoke/conv2d[SM8650-htp-8a8w]"
+
+EVIL = """\
+from pathlib import Path
+import torch
+Path({marker!r}).write_text("Bob's code was executed")
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+"""
+MANIFEST = """\
+[suite]
+name = "his"
+description = "Bob's"
+[case.conv2d]
+module = ".evil:Net"
+inputs = [{shape = [1, 3]}]
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """Two users with one store."""
+
+    ada: User
+    bob: User
+    url: str
+    common: Path
+    """A folder of the group that both are in."""
+
+    def farm(self, *arguments: str, user: User | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run `farm` as Ada, or as `user`."""
+        done = (user or self.ada).farm(*arguments, env={"FARM_STORE": self.url, **env}, timeout_s=300)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def plant(self, *specs: dict[str, Any], user: User | None = None) -> list[str]:
+        """Let Bob, or `user`, write runs, and return their ids."""
+        told = (user or self.bob).python(str(PLANT), json.dumps(specs), env={"FARM_STORE": self.url})
+        ids: list[str] = json.loads(told)
+        return ids
+
+    def age(self) -> None:
+        """Let nothing be recorded today."""
+        code = (
+            "import os; from farm.store import schema; from farm.store.store import open_store\n"
+            "with open_store(os.environ['FARM_STORE']) as store:\n"
+            "    store._database.write(lambda c: c.execute(schema.attempt.update().values(recorded_ms=0)))\n"
+        )
+        self.bob.python("-c", code, env={"FARM_STORE": self.url})
+
+    def runs(self) -> set[str]:
+        """Return the ids of all runs in the store."""
+        with open_store(self.url, readonly=True) as store:
+            return store.pruning.run_ids()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def world(request: pytest.FixtureRequest, two_users: tuple[User, User], toolchain: Path) -> Iterator[World]:
+    ada, bob = two_users
+    common = ada.home.parent / "common"
+    subprocess.run(["install", "-d", "-g", str(ada.shared_gid), "-m", "2770", str(common)], check=True)
+    for user in two_users:
+        user.run("mkdir", "-p", str(user.cache))
+        for part in toolchain.iterdir():
+            (user.cache / part.name).symlink_to(part)
+    if request.param == "sqlite":
+        # As docs/leases.md says.
+        url = f"sqlite:///{common / 'farm.db'}"
+        assert ada.farm("devices", env={"FARM_STORE": url}).returncode == 0
+        ada.run("chmod", "g+w", str(common / "farm.db"))
+    else:
+        folder = Path(request.getfixturevalue("postgresql_cluster"))
+        os.chown(folder, -1, ada.shared_gid)
+        folder.chmod(0o750)
+        new_database: Callable[[str], str] = request.getfixturevalue("new_database")
+        url = new_database(f"two{abs(hash(request.node.nodeid))}")
+        assert ada.farm("devices", env={"FARM_STORE": url}).returncode == 0
+    yield World(ada, bob, url, common)
+    shutil.rmtree(common)
+    for user in two_users:
+        user.begin()
+
+
+@pytest.fixture
+def precious(world: World) -> Path:
+    """A folder of Ada's that nobody is to remove."""
+    folder = world.ada.home / "precious"
+    world.ada.write(folder / "thesis.txt", "years of work")
+    return folder
+
+
+@pytest.fixture
+def suite(world: World) -> Path:
+    """A suite of Bob's, whose code leaves a marker where it is executed."""
+    folder = world.bob.home / "his"
+    world.bob.write(folder / "suite.toml", MANIFEST)
+    world.bob.write(folder / "evil.py", EVIL.format(marker=str(world.common / "executed")))
+    return folder
+
+
+def executed(world: World) -> bool:
+    return (world.common / "executed").exists()
+
+
+def relative(path: Path, start: Path) -> str:
+    return os.path.relpath(path, start)
+
+
+class TestWhatAUserCannotDo:
+    def test_make_prune_remove_a_folder_that_is_no_run_of_hers(self, world: World, precious: Path) -> None:
+        runs = world.ada.state / "runs"
+        own = world.ada.write(runs / "notes.txt", "mine").parent
+        [old] = world.plant({"days": 300}, user=world.ada)
+        world.ada.write(runs / old / "report.html", "a report")
+        hostile = [str(precious), relative(precious, runs), ".", "..", "notes.txt", f"{old}/../../../../precious"]
+        world.plant(*({"id": one, "days": 200, "artifacts": [["../../../precious", "etdump"]]} for one in hostile))
+        [new] = world.plant({})
+        world.age()
+        would = world.farm("prune", "--keep=90d", "--keep-results=1")
+        assert would.returncode == 0, would.stderr
+        done = world.farm("prune", "--keep=90d", "--keep-results=1", "--yes")
+        assert done.returncode == 0, done.stderr
+        # Ids sort by time, and so this one is that of the newest result.
+        assert world.runs() == {new, "notes.txt"}
+        assert "run folders  1 on this machine" in done.stdout
+        assert (precious / "thesis.txt").read_text() == "years of work"
+        assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
+        assert [path.name for path in own.iterdir()] == ["notes.txt"]
+
+    def test_make_prune_follow_a_link_out_of_her_runs(self, world: World, precious: Path) -> None:
+        [old, _] = world.plant({"days": 300}, {})
+        world.ada.run("mkdir", "-p", str(world.ada.state / "runs"))
+        long_ago = time.time() - 300 * 86_400
+        for name in (old, "20200101-000000-abcdef"):
+            world.ada.run("ln", "-sn", str(precious), str(world.ada.state / "runs" / name))
+        os.utime(precious, (long_ago, long_ago))
+        world.age()
+        for arguments in (["--keep=90d", "--keep-results=1"], ["--orphans"]):
+            assert world.farm("prune", *arguments, "--yes").returncode == 0
+            assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
+
+    @pytest.mark.parametrize("command", ["repro --script out", "repro --virtual 1", "confirm", "bisect"])
+    def test_make_a_look_for_a_bundle_remove_a_folder(self, world: World, precious: Path, command: str) -> None:
+        bundles = world.ada.cache / "bundles"
+        keys = [str(precious), relative(precious, bundles / ".."), "..", ".", "c" * 63 + "/"]
+        for number, key in enumerate(keys):
+            world.plant({"key": "c" * 64, "days": 1}, {"key": key})
+            name, _, options = command.partition(" ")
+            ends = ["--good=latest~1", "--bad=latest"] if name == "bisect" else []
+            done = world.farm(name, JOB, *ends, *options.replace("out", f"out{number}").split())
+            assert (done.returncode, done.stdout) == (2, ""), done.stderr
+            assert (precious / "thesis.txt").read_text() == "years of work"
+
+    def test_make_a_night_remove_a_folder(self, world: World, precious: Path) -> None:
+        before = [{"key": str(precious), "days": 20 - n, "kind": "hardware"} for n in range(12)]
+        world.plant(*before, {"key": "d" * 64, "level": 9, "kind": "hardware"})
+        done = world.farm("confirm", "--run", "latest")
+        assert "1 number stands out" in done.stdout
+        assert (precious / "thesis.txt").read_text() == "years of work"
+
+    @pytest.mark.parametrize("command", ["repro", "confirm", "bisect"])
+    def test_have_his_intent_executed_by_the_id_of_his_run(self, world: World, suite: Path, command: str) -> None:
+        intents = [world.bob.home / "his" / f"run{number}" for number in range(2)]
+        ids = [str(intents[0]), relative(intents[1], world.ada.state / "runs")]
+        world.ada.run("mkdir", "-p", str(world.ada.state / "runs"))
+        world.plant(*(
+            {"id": one, "suite": str(suite), "intent": str(intent), "key": "right", "days": 2 - n}
+            for n, (one, intent) in enumerate(zip(ids, intents, strict=True))
+        ))  # fmt: skip
+        ends = ["--good=latest~1", "--bad=latest"] if command != "repro" else []
+        for extra in ([], ["--script=out"]) if command == "repro" else ([],):
+            done = world.farm(command, "his/conv2d", *ends, *extra)
+            assert (done.returncode, done.stdout) == (2, ""), done.stderr
+            assert not executed(world)
+
+    @pytest.mark.parametrize("command", ["repro", "repro --script=out", "confirm", "bisect"])
+    def test_have_his_suite_executed_by_its_path(self, world: World, suite: Path, command: str) -> None:
+        for path in (str(suite), str(suite / "suite.toml")):
+            spec = {"suite": str(suite), "suite_column": path, "key": "right"}
+            world.plant({**spec, "days": 1}, spec)
+            name, *more = command.split()
+            ends = [] if name == "repro" else ["--good=latest~1", "--bad=latest"]
+            done = world.farm(name, "his/conv2d[SM8650-htp-8a8w]", *ends, *more)
+            assert (done.returncode, done.stdout) == (2, ""), done.stderr
+            assert not executed(world)
+
+    def test_have_her_finish_his_run(self, world: World, suite: Path) -> None:
+        intent = world.bob.home / "his" / "run"
+        world.plant({"id": str(intent), "suite": str(suite), "intent": str(intent), "key": "right"})
+        done = world.farm("run", "--resume", str(intent))
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert "is not the id of a run" in done.stderr
+        assert not executed(world)
+
+    def test_have_his_intent_executed_in_a_state_folder_that_both_write(self, world: World, suite: Path) -> None:
+        state = world.common / "state"
+        run_id = "20260101-000000-abcdef"
+        intent = state / "runs" / run_id
+        world.plant({"id": run_id, "suite": str(suite), "intent": str(intent), "key": "right"})
+        for arguments in (["repro", "his/conv2d"], ["run", "--resume", run_id]):
+            done = world.farm(*arguments, FARM_STATE_DIR=str(state))
+            assert (done.returncode, done.stdout) == (2, ""), done.stderr
+            assert not executed(world)
+        assert f"belongs to {world.bob.name}" in done.stderr
+
+    def test_have_her_write_a_report_where_he_likes(self, world: World, precious: Path) -> None:
+        world.plant({"id": str(precious)})
+        done = world.farm("report", "latest")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
+
+    def test_have_her_write_files_of_a_profile_where_he_likes(self, world: World, precious: Path) -> None:
+        world.plant({"artifacts": [["../../precious/thesis.txt", "optrace:../../precious/stolen"]]})
+        done = world.farm("profile", JOB, "--artifacts", "files")
+        assert done.returncode != 0
+        assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
+
+    def test_have_her_execute_a_program_from_his_cache(self, world: World) -> None:
+        cache = world.common / "cache"
+        for part in world.bob.cache.iterdir():
+            world.bob.run("cp", "-r", str(part), str(world.bob.cwd / part.name))
+        world.bob.run("mkdir", "-p", str(cache))
+        world.bob.run("mv", *map(str, world.bob.cwd.iterdir()), str(cache))
+        world.plant({"key": "right"})
+        done = world.farm("repro", JOB, FARM_CACHE_DIR=str(cache))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "set FARM_CACHE_DIR to a folder that only you can write" in done.stderr
+
+
+class TestWhatAUserCanDo:
+    def test_see_all_runs_and_what_they_say(self, world: World) -> None:
+        [run_id] = world.plant({}, user=world.ada)
+        done = world.farm("history", JOB, user=world.bob)
+        assert (done.returncode, run_id[-6:] in done.stdout) == (0, True)
+        assert world.farm("report", run_id, user=world.bob).returncode == 0
+        assert (world.bob.state / "runs" / run_id / "report.html").is_file()
+
+    def test_write_numbers_that_nobody_measured(self, world: World) -> None:
+        world.plant({"days": 1}, user=world.ada)
+        [his] = world.plant({"level": 7.0})
+        assert his[-6:] in world.farm("history", JOB).stdout
+
+    def test_delete_her_runs_but_not_her_files(self, world: World) -> None:
+        [run_id, newer] = world.plant({"days": 300}, {"days": 299}, user=world.ada)
+        world.age()
+        report = world.ada.write(world.ada.state / "runs" / run_id / "report.html", "a report")
+        done = world.farm("prune", "--keep=90d", "--keep-results=1", "--yes", user=world.bob)
+        assert done.returncode == 0, done.stderr
+        assert world.runs() == {newer}
+        assert report.is_file()
+
+    def test_make_her_next_prune_remove_a_young_run_of_hers_with_its_folder(self, world: World) -> None:
+        [young, _] = world.plant({"days": 10}, {}, user=world.ada)
+        report = world.ada.write(world.ada.state / "runs" / young / "report.html", "a report")
+        make_old = (
+            "import os, sys; from farm.store import schema; from farm.store.store import open_store\n"
+            "with open_store(os.environ['FARM_STORE']) as store:\n"
+            "    store._database.write(lambda c: c.execute(schema.run.update().where(schema.run.c.id == sys.argv[1])"
+            ".values(started_ms=0)))\n"
+        )
+        world.age()
+        world.bob.python("-c", make_old, young, env={"FARM_STORE": world.url})
+        assert world.farm("prune", "--keep=90d", "--keep-results=1", "--yes").returncode == 0
+        assert not report.parent.exists()
+
+    def test_lease_in_her_name_and_release_what_she_has(self, world: World, tmp_path: Path) -> None:
+        with attach(world.ada, tmp_path, ["SM8650"]) as bench:
+            ada, bob = ((user, bench.env) for user in (world.ada, world.bob))
+
+            def farm(who: tuple[User, Mapping[str, str]], *arguments: str, **env: str) -> int:
+                return world.farm(*arguments, user=who[0], **who[1], **env).returncode
+
+            assert farm(ada, "lease", "SM8650", "--for", "1h") == 0
+            assert farm(bob, "lease", "SM8650", "--no-wait") == 4
+            serial = bench.devices[0].serial
+            assert farm(bob, "lease", serial, "--no-wait", LOGNAME=world.ada.name) == 0
+            assert farm(bob, "release", serial) != 0
+            assert farm(bob, "release", serial, "--force") == 0
+            assert farm(bob, "lease", serial, "--no-wait") == 0
+            assert farm(bob, "device", "out", serial) == 0
+            assert farm(ada, "run", "--soc", "SM8650", "--suite", "smoke") == 4
+
+    def test_have_her_run_again_what_she_has_in_the_same_words(self, world: World) -> None:
+        [his] = world.plant({"key": "right"})
+        done = world.farm("repro", JOB)
+        assert done.returncode == 0, done.stderr
+        assert "building it again, from the same code and versions" in done.stderr
+        assert (his in done.stdout, len(world.runs())) == (True, 2)
+        assert len(list((world.ada.cache / "bundles").glob("*/*/manifest.json"))) == 1
