@@ -301,12 +301,13 @@ class Store(Recording):
 
         self._database.write(lambda connection: selection.mark_stale(connection, run_id, stale))
 
-    def ask(self, query: str, limit: int) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Return the names of the columns and at most `limit` rows of a query in the database's own SQL.
+    def ask(self, query: str, limit: int, seconds: float = 60.0) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Return the names of the columns and at most `limit` rows of one SELECT in the database's own SQL.
 
-        Raises StoreError for what it refuses, UsageError where the store is not open to read only.
+        Raises UsageError for a query that does more, fails or takes longer than `seconds`, and where the store is not
+        open to read only.
         """
-        return self._database.ask(query, limit)
+        return self._database.ask(query, limit, seconds)
 
     def artifacts(self, run_id: str, job_id: str | None = None) -> list[ArtifactRecord]:
         """Return the artifacts of a run, or of one of its jobs, oldest first."""
