@@ -1,0 +1,57 @@
+"""Whether anything was committed to a database since somebody last asked, whatever it was and whoever did it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+# Which transactions a reader sees, and of which server and database. Equal answers, equal data: a transaction that is
+# no longer under way stays committed or rolled back. (txid_current_snapshot is the name that every server knows.)
+_SNAPSHOT = text(
+    "SELECT txid_current_snapshot()::text, pg_postmaster_start_time()::text, oid::text "
+    "FROM pg_database WHERE datname = current_database()"
+)
+
+
+class Changes:
+    """The state that a reader of a database would see; from several threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._lock = engine, threading.Lock()
+        self._pooled: Any = None
+
+    def version(self) -> tuple[Any, ...]:
+        """Return what equals an earlier answer of this object only when nothing was committed in between.
+
+        Raises DBAPIError.
+        """
+        if self._engine.dialect.name == "sqlite":
+            return (self._sqlite(),)
+        with self._engine.connect() as connection:
+            return tuple(connection.execute(_SNAPSHOT).one())
+
+    def close(self) -> None:
+        """Give back the connection."""
+        with self._lock:
+            if self._pooled is not None:
+                self._pooled.close()
+                self._pooled = None
+
+    def _sqlite(self) -> int:
+        import sqlite3
+
+        query = "PRAGMA data_version"
+        with self._lock:
+            if self._pooled is None:
+                # SQLite counts the commits of all others, for one connection alone: this one is kept, and does not write.
+                self._pooled = self._engine.raw_connection()
+            try:
+                return int(self._pooled.driver_connection.execute(query).fetchone()[0])
+            except sqlite3.Error as error:
+                raise OperationalError(query, None, error) from error
