@@ -102,10 +102,7 @@ def own_folder(parent: Path, name: str) -> Iterator[Path]:
     """
     make_folders(parent)
     require_own_place(parent)
-    for lock in parent.glob(f"*{_LOCK}"):
-        with contextlib.suppress(BlockingIOError, FileNotFoundError), _locked(lock, wait=False):
-            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-            lock.unlink()
+    sweep_own(parent)
     folder = parent / name
     lock = folder.with_name(folder.name + _LOCK)
     with _locked(lock):
@@ -113,8 +110,23 @@ def own_folder(parent: Path, name: str) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            lock.unlink(missing_ok=True)
+            _remove_own(lock)
+
+
+def sweep_own(parent: Path, name: str = "*") -> None:
+    """Remove the folders of `own_folder` in `parent`, of that name or all, whose processes have ended."""
+    for lock in parent.glob(f"{name}{_LOCK}"):
+        # Somebody has it, or has removed it.
+        with contextlib.suppress(OSError), _locked(lock, wait=False):
+            _remove_own(lock)
+
+
+def _remove_own(lock: Path) -> None:
+    folder = lock.with_suffix("")
+    shutil.rmtree(folder, ignore_errors=True)
+    # What cannot be removed is still there to be seen.
+    if not folder.exists():
+        lock.unlink(missing_ok=True)
 
 
 def withdraw(folder: Path) -> None:
@@ -128,17 +140,53 @@ def withdraw(folder: Path) -> None:
     shutil.rmtree(grave, ignore_errors=True)
 
 
-def sweep(parent: Path) -> None:
-    """Remove what killed processes left of folders in `parent` that nobody is making now."""
-    for left in parent.glob(f"*{_PARTIAL}"):
-        name = left.name.partition(".")[0]
-        with contextlib.suppress(BlockingIOError), _locked(parent / (name + _LOCK), wait=False):
+def sweep(parent: Path, name: str = "*") -> None:
+    """Remove what killed processes left of folders in `parent`, of that name or all, that nobody is making now."""
+    for left in parent.glob(f"{name}.*{_PARTIAL}"):
+        with contextlib.suppress(OSError), _locked(_lock_of_partial(left), wait=False):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def half_made(parent: Path) -> list[Path]:
+    """Return what `sweep` would remove in `parent`."""
+    return [left for left in parent.glob(f"*{_PARTIAL}") if not _is_held(_lock_of_partial(left))]
+
+
+def without_owner(parent: Path) -> list[Path]:
+    """Return what `sweep_own` would remove in `parent`."""
+    locks = [lock for lock in parent.glob(f"*{_LOCK}") if lock.with_suffix("").is_dir()]
+    return [lock.with_suffix("") for lock in locks if not _is_held(lock)]
+
+
+def _lock_of_partial(left: Path) -> Path:
+    return left.with_name(left.name.partition(".")[0] + _LOCK)
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    # The file stays: to remove it would let two processes hold locks on two files of one name.
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+    while True:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever removes a folder of its own removes this file as well, and another may have been made meanwhile:
+            # two processes must not hold locks on two files of one name.
+            if _is_at(path, file.fileno()):
+                yield
+                return
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

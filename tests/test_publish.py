@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from farm.errors import InfraError
-from farm.publish import published
+from farm.publish import own_folder, published, sweep_own, without_owner
 
 
 def test_of_many_that_want_a_folder_one_makes_it(tmp_path: Path) -> None:
@@ -60,3 +62,48 @@ def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "cache").touch()
     with pytest.raises(InfraError, match="cannot write the cache"):
         published(tmp_path / "cache" / "key", lambda _folder: None)
+
+
+def test_a_folder_of_ones_own_goes_with_its_process_and_not_before(tmp_path: Path) -> None:
+    program = (
+        "import signal, sys\n"
+        "from pathlib import Path\n"
+        "from farm.publish import own_folder\n"
+        "with own_folder(Path(sys.argv[1]), sys.argv[2]) as folder:\n"
+        "    (folder / 'file').touch()\n"
+        "    print('made', flush=True)\n"
+        "    signal.pause()\n"
+    )
+    one = subprocess.Popen([sys.executable, "-c", program, str(tmp_path), "one"], stdout=subprocess.PIPE)
+    with one:
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"made\n"
+        sweep_own(tmp_path)
+        assert without_owner(tmp_path) == []
+        one.kill()
+    assert without_owner(tmp_path) == [tmp_path / "one"]
+    with own_folder(tmp_path, "other"):
+        assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["other"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_lock_was_taken_for_left_over_has_one_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may look at a lock between its making and its locking."""
+    flock = fcntl.flock
+    swept: list[bool] = []
+
+    def sweep_first(file: IO[str], how: int) -> None:
+        if how == fcntl.LOCK_EX and not swept:
+            swept.append(True)
+            sweep_own(tmp_path)
+        flock(file, how)
+
+    monkeypatch.setattr("farm.publish.fcntl.flock", sweep_first)
+    with own_folder(tmp_path, "one"):
+        assert swept
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "one.lock"]
+        sweep_own(tmp_path)
+        assert (tmp_path / "one").is_dir()
+    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,7 @@
-"""A builder process: `python -m farm.build.builder CACHE`. Torch is loaded once, then jobs come in on stdin."""
+"""A builder process: `python -m farm.build.builder CACHE NAME`. Torch is loaded once, then jobs come in on stdin.
+
+It works in a folder of its own in the cache, so that what a compiler leaves goes with it: farm/build/leftovers.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.build.cache import BundleCache
-from farm.build.protocol import Reply, Request, reason_of
+from farm.build.leftovers import builder_folder, work_in
+from farm.build.protocol import BEGAN, Reply, Request, exit_reason, reason_of
 from farm.errors import InfraError
 from farm.memory import resident_bytes
 
@@ -33,7 +37,14 @@ _OOM_SCORE = "500"
 
 def main(argv: list[str]) -> int:
     """Serve requests from stdin until it is closed."""
-    cache = BundleCache(Path(argv[0]))
+    with builder_folder(Path(argv[0]), argv[1]) as folder:
+        work_in(folder)
+        _serve_all(BundleCache(Path(argv[0])))
+        os.chdir("/")
+    return 0
+
+
+def _serve_all(cache: BundleCache) -> None:
     # QNN's C++ code prints to the descriptors themselves: replies need one of their own.
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
@@ -47,12 +58,16 @@ def main(argv: list[str]) -> int:
     decoder = msgspec.json.Decoder(Request)
     settled = resident_bytes(os.getpid())
     for line in sys.stdin.buffer:
-        reply = _serve(decoder.decode(line), cache)
+        request = decoder.decode(line)
+        replies.write(BEGAN)
+        try:
+            reply = _serve(request, cache)
+        except OSError as error:  # its log cannot be written
+            reply = Reply(request.key, ok=False, seconds=0.0, reason=reason_of(error), infra=True)
         if resident_bytes(os.getpid()) > settled + _LEFT_BYTES:
             gc.collect()
             settled = resident_bytes(os.getpid())
         replies.write(msgspec.json.encode(reply) + b"\n")
-    return 0
 
 
 def _serve(request: Request, cache: BundleCache) -> Reply:
@@ -79,6 +94,9 @@ def _serve(request: Request, cache: BundleCache) -> Reply:
         except (InfraError, MemoryError) as error:
             traceback.print_exc()
             reason, infra = reason_of(error), True
+        except SystemExit as error:
+            traceback.print_exc()
+            reason = exit_reason(error.code)
         except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the verdict of this job alone
             traceback.print_exc()
             reason = reason_of(error)

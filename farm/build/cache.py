@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.build.bundle import MANIFEST, Bundle, load_bundle
+from farm.build.leftovers import remove_leftovers
 from farm.errors import BundleError, UsageError
 from farm.ids import is_bundle_key
-from farm.publish import published, sweep, withdraw
+from farm.publish import published, withdraw
 from farm.trust import require_own
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class BundleCache:
     ) -> list[CacheEntry]:
         """Remove the bundles not used for `older_than_s`, or the least recently used beyond `keep_bytes`.
 
-        What killed builds left behind goes as well. Returns what was removed, or would be.
+        What compiles that were ended left goes as well. Returns the bundles that were removed, or would be.
         """
         horizon_ms = (time.time() - older_than_s) * 1000
         total, removed = 0, []
@@ -108,9 +109,7 @@ class BundleCache:
                 if not dry_run:
                     withdraw(self.folder(entry.key))
         if not dry_run:
-            for parent in self._bundles.glob("[0-9a-f][0-9a-f]"):
-                if self._is_inside(parent):
-                    sweep(parent)
+            remove_leftovers(self.root)
         return removed
 
     def _is_inside(self, folder: Path) -> bool:

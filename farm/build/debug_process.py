@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.build.debug_protocol import Reply
-from farm.build.protocol import CRASHES
+from farm.build.protocol import CRASHES, exit_reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 class DebugProcess:
     """One process, which is asked from one thread at a time."""
 
-    def __init__(self, supervisor: Supervisor, env: Mapping[str, str], log: Path) -> None:
-        """Start it; `env` is added to the environment, `log` takes what the compiler prints."""
+    def __init__(self, supervisor: Supervisor, env: Mapping[str, str], log: Path, folder: Path) -> None:
+        """Start it; `env` is added to the environment, `log` takes what the compiler prints.
+
+        It works in the new `folder`, which the caller removes with all that the compiler leaves.
+        """
+        folder.mkdir()
         self._log = log
         self._child = supervisor.spawn(
-            [sys.executable, "-m", "farm.build.debugger"],
+            [sys.executable, "-m", "farm.build.debugger", str(folder)],
             name="debugger",
             env={**os.environ, **env, "TOKENIZERS_PARALLELISM": "false"},
             stdin_pipe=True,
@@ -60,5 +64,6 @@ class DebugProcess:
             return Reply(ok=False, reason=f"the compiler did not finish in {timeout_s:g} s and was ended")
         if -code in CRASHES:
             return Reply(ok=False, reason=f"the compiler crashed ({signal.Signals(-code).name})")
-        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return Reply(ok=False, reason=f"the compiler process ended with {ended}: see {self._log}", infra=True)
+        if code >= 0:
+            return Reply(ok=False, reason=exit_reason(code))
+        return Reply(ok=False, reason=f"the compiler process ended with signal {-code}: see {self._log}", infra=True)

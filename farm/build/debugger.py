@@ -1,4 +1,4 @@
-"""The compiler process of `farm debug`: `python -m farm.build.debugger`. What it compiled stays in its memory.
+"""The compiler process of `farm debug`: `python -m farm.build.debugger FOLDER`. What it compiled stays in its memory.
 
 It answers a CompileRequest, then as many CompareRequests as come, on standard output; all else goes to standard error.
 """
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.build.debug_protocol import CompareRequest, CompileRequest, Reply
-from farm.build.protocol import reason_of
+from farm.build.leftovers import work_in
+from farm.build.protocol import exit_reason, reason_of
 from farm.errors import InfraError, UsageError
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 _NAMED = 4
 
 
-def main() -> int:
-    """Serve requests from stdin until it is closed."""
+def main(argv: list[str]) -> int:
+    """Serve requests from stdin until it is closed, in a folder for what a compiler leaves."""
+    work_in(Path(argv[0]))
     # QNN's C++ code prints to the descriptors themselves: replies need one of their own.
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
@@ -54,6 +56,9 @@ class Debugger:
         except (InfraError, MemoryError) as error:
             traceback.print_exc()
             return Reply(ok=False, reason=reason_of(error), infra=True)
+        except SystemExit as error:
+            traceback.print_exc()
+            return Reply(ok=False, reason=exit_reason(error.code))
         except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the verdict of this job
             traceback.print_exc()
             return Reply(ok=False, reason=reason_of(error))
@@ -82,4 +87,4 @@ class Debugger:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

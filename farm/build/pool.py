@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import enum
 import os
-import select
 import signal
-import sys
 import threading
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
-from farm import memory
-from farm.build.protocol import CRASHES, Reply, Request
+from farm.build.builder_process import BuilderProcess
+from farm.build.cache import BundleCache
+from farm.build.leftovers import remove_half_made, remove_leftovers
+from farm.build.protocol import CRASHES, Reply, Request, exit_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from farm.processes import Child, Supervisor
+    from farm.build.builder_process import Answer
+    from farm.processes import Supervisor
 
 _TRIES = 2
-_MEGABYTE = 2**20
-# A module fills some GB a second: what it gets beyond the limit is a tenth of that.
-_LOOK_EVERY_S = 0.1
 
 
 class MemoryLimits(NamedTuple):
@@ -66,20 +62,21 @@ class BuilderPool:
         on_done: Callable[[Reply], None],
     ) -> None:
         self._queue = deque(requests)
-        self._cache_root, self._supervisor, self._log_folder = cache_root, supervisor, log_folder
+        self._cache, self._supervisor, self._log_folder = BundleCache(cache_root), supervisor, log_folder
         self._timeout_s, self._limits = timeout_s, limits
         self._env = {**env, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._on_start, self._on_done = on_start, on_done
-        self._children: dict[int, Child] = {}
-        self._fresh: set[int] = set()
-        """Those that have not answered yet."""
+        self._builders: dict[int, BuilderProcess] = {}
         self._stopping = threading.Event()
         self._turns = _Turns(self._stopping)
         width = min(width, len(self._queue))
         self._threads = [threading.Thread(target=self._feed, args=(n,), name=f"builder-{n}") for n in range(width)]
+        # It may take a while, and nothing waits for it but `join`.
+        self._sweeper = threading.Thread(target=remove_leftovers, args=(cache_root,), name="leftovers", daemon=True)
 
     def start(self) -> None:
-        """Start the processes. Returns at once."""
+        """Start the processes, and remove meanwhile what killed ones left in the cache. Returns at once."""
+        self._sweeper.start()
         for thread in self._threads:
             thread.start()
 
@@ -90,13 +87,13 @@ class BuilderPool:
         for thread in self._threads:
             # A thread may just be starting a process that was not there to be ended a moment ago.
             while thread.is_alive():
-                for child in list(self._children.values()):
-                    child.terminate(timeout_s=1.0)
+                for builder in list(self._builders.values()):
+                    builder.interrupt()
                 thread.join(timeout=0.1)
 
     def join(self) -> None:
         """Wait until everything is built."""
-        for thread in self._threads:
+        for thread in (*self._threads, self._sweeper):
             thread.join()
 
     def _feed(self, number: int) -> None:
@@ -109,12 +106,16 @@ class BuilderPool:
             reply = self._build(number, request)
             if not self._stopping.is_set():
                 self._on_done(reply)
+            # Nobody waits for what was left to be gone.
+            if number in self._builders and not self._builders[number].is_alive:
+                self._end_builder(number)
+            remove_half_made(self._cache.folder(request.key))
         self._end_builder(number)
 
     def _end_builder(self, number: int) -> None:
-        child = self._children.pop(number, None)
-        if child is not None:
-            child.terminate(timeout_s=1.0)
+        builder = self._builders.pop(number, None)
+        if builder is not None:
+            builder.end()
 
     def _build(self, number: int, request: Request) -> Reply:
         reply, again = Reply(request.key, ok=False, seconds=0.0, reason="not tried", infra=True), _Again.BESIDE
@@ -134,39 +135,22 @@ class BuilderPool:
         return reply
 
     def _ask(self, number: int, request: Request) -> tuple[Reply, _Again]:
-        child = self._builder(number)
-        stdin, stdout = child.process.stdin, child.process.stdout
-        if stdin is None or stdout is None:
-            raise OSError("the builder has no pipes")
-        try:
-            stdin.write(msgspec.json.encode(request) + b"\n")
-            stdin.flush()
-        except BrokenPipeError:
-            pass  # it has just died: the empty answer below says how
-        with child.limited(self._timeout_s) as overdue:
-            greedy = False
-            while not select.select([stdout], [], [], _LOOK_EVERY_S)[0]:
-                greedy = greedy or self._is_greedy(child)
-                if greedy:
-                    # At once: every moment of grace is another gigabyte.
-                    child.terminate(timeout_s=0.0)
-            line = stdout.readline()
-        fresh = number in self._fresh
-        self._fresh.discard(number)
-        if line.endswith(b"\n"):
-            reply = msgspec.json.decode(line, type=Reply)
-            if reply.key != request.key:
-                raise ValueError(f"it answered what it was asked before ({reply.key})")
-            return reply, _Again.BESIDE if reply.infra else _Again.NO
-        code = child.process.wait()
+        builder = self._builder(number)
+        fresh = builder.is_fresh
+        answer = builder.ask(request, self._timeout_s, self._limits.most_mb)
+        if answer.reply is not None:
+            return answer.reply, _Again.BESIDE if answer.reply.infra else _Again.NO
+        return self._without_reply(request, answer, builder.log, fresh=fresh)
 
+    def _without_reply(self, request: Request, answer: Answer, log: Path, *, fresh: bool) -> tuple[Reply, _Again]:
         def failed(reason: str, *, seconds: float = 0.0, infra: bool = False) -> Reply:
             return Reply(request.key, ok=False, seconds=seconds, reason=reason, infra=infra)
 
-        if overdue.is_set():
+        code = answer.code
+        if answer.overdue:
             reason = f"the compiler did not finish in {self._timeout_s:g} s and was ended"
             return failed(reason, seconds=self._timeout_s), _Again.NO
-        if greedy:
+        if answer.greedy:
             reason = (
                 f"the compiler was ended as it took more than {self._limits.most_mb} MB of memory: "
                 "if the case needs them, raise build.memory_mb in farm.toml"
@@ -175,39 +159,31 @@ class BuilderPool:
             return failed(reason), _Again.NO if fresh else _Again.BESIDE
         if -code in CRASHES:
             return failed(f"the compiler crashed ({signal.Signals(-code).name})"), _Again.NO
+        if code >= 0 and answer.began:
+            return failed(exit_reason(code)), _Again.NO
         if -code == signal.SIGKILL:
             reason = (
                 "the builder process was killed (signal 9), most likely as the machine ran out of memory: "
-                f"set build.builders or build.memory_mb lower in farm.toml (log: {self._log_of(number)})"
+                f"set build.builders or build.memory_mb lower in farm.toml (log: {log})"
             )
             return failed(reason, infra=True), _Again.ALONE
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-        reason = f"the builder process ended with {ended}: see {self._log_of(number)}"
-        return failed(reason, infra=True), _Again.BESIDE
+        return failed(f"the builder process ended with {ended}: see {log}", infra=True), _Again.BESIDE
 
-    def _builder(self, number: int) -> Child:
+    def _builder(self, number: int) -> BuilderProcess:
         """Return the process of that number, a fresh one when it is gone or has grown too much."""
-        child = self._children.get(number)
-        if child is not None and memory.resident_bytes(child.pid) > self._limits.recycle_mb * _MEGABYTE:
-            child.terminate(timeout_s=1.0)
-        if child is None or child.process.poll() is not None:
-            child = self._children[number] = self._supervisor.spawn(
-                [sys.executable, "-m", "farm.build.builder", str(self._cache_root)],
-                name=f"builder-{number}",
-                env={**os.environ, **self._env},
-                stdin_pipe=True,
-                stdout_pipe=True,
-                stderr=self._log_of(number),
-            )
-            self._fresh.add(number)
-        return child
-
-    def _is_greedy(self, child: Child) -> bool:
-        most = self._limits.most_mb * _MEGABYTE
-        return memory.resident_bytes(child.pid) > most and memory.own_bytes(child.pid) > most
-
-    def _log_of(self, number: int) -> Path:
-        return self._log_folder / f"builder-{number}.log"
+        builder = self._builders.get(number)
+        if builder is not None and builder.is_alive and not builder.has_grown(self._limits.recycle_mb):
+            return builder
+        self._end_builder(number)
+        builder = self._builders[number] = BuilderProcess(
+            number,
+            self._cache.root,
+            {**os.environ, **self._env},
+            self._supervisor,
+            self._log_folder / f"builder-{number}.log",
+        )
+        return builder
 
 
 def build_one(

@@ -11,6 +11,9 @@ from farm.suites import Job
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 """What a compiler that crashes ends with; anything else that ends a builder comes from outside."""
 
+BEGAN = b"began\n"
+"""What a builder says before it compiles a request: how it ends from now on is the compiler's doing."""
+
 _REASON_CHARS = 500
 
 
@@ -34,6 +37,13 @@ class Reply(msgspec.Struct, frozen=True):
     """One line: the exception; empty when ok."""
     infra: bool = False
     """The machine is at fault (no space, no permission), not the job."""
+
+
+def exit_reason(code: object) -> str:
+    """Return the reason of a compiler that ended its process, or meant to, with an exit code as sys.exit takes it."""
+    if code is None or isinstance(code, int):
+        return f"the compiler called exit({code or 0})"
+    return f"the compiler called exit(1): {' '.join(str(code).split())}"[:_REASON_CHARS]
 
 
 def reason_of(error: BaseException) -> str:

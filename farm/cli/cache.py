@@ -5,14 +5,21 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from farm.build.cache import BundleCache
+from farm.build.leftovers import leftovers
 from farm.cli.options import config_option
 from farm.cli.output import echo, print_json
 from farm.config import load_config
 from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.build.leftovers import Leftover
 
 _AGE = re.compile(r"(\d+)([smhd])")
 _SIZE = re.compile(r"(\d+)([kMGT]?)B?")
@@ -23,7 +30,11 @@ _BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 @click.group("cache", invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Show (without a word more) or prune compiled bundles."""
+    """Show (without a word more) or prune compiled bundles, and what compiles left.
+
+    A compile that is ended (time, memory, Ctrl-C, a crash) leaves files; farm
+    removes them then, or at the next compile when it was killed itself.
+    """
     if context.invoked_subcommand is None:
         context.invoke(show)
 
@@ -34,13 +45,15 @@ def command(context: click.Context) -> None:
 def show(config_file: Path | None = None, *, as_json: bool = False) -> None:
     """List the bundles, most recently used first."""
     cache = BundleCache(load_config(config_file).cache_dir)
-    entries = cache.entries()
+    entries, left = cache.entries(), leftovers(cache.root)
     if as_json:
-        print_json({"bundles": entries})
+        print_json({"bundles": entries, "leftovers": left})
         return
     for entry in entries:
         echo(f"{entry.key[:12]}  {size(entry.nbytes):>8}  {age(entry.used_ms):>6}  {entry.job_id}")
     echo(f"{len(entries)} bundles, {size(sum(entry.nbytes for entry in entries))} in {cache.root}")
+    if left:
+        echo(f"{_total(left)}: 'farm cache prune' and the next compile remove them")
 
 
 @command.command("prune")
@@ -50,17 +63,26 @@ def show(config_file: Path | None = None, *, as_json: bool = False) -> None:
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @click.option("--dry-run", is_flag=True, help="Say what would go, remove nothing.")
 def prune(config_file: Path | None, older: str | None, keep: str | None, *, everything: bool, dry_run: bool) -> None:
-    """Remove bundles, and what builds that were killed left behind."""
+    """Remove bundles, and what compiles that were ended left behind."""
     if sum(map(bool, (older, keep, everything))) != 1:
         raise UsageError("say what to remove: one of --older AGE, --keep SIZE, --all")
     cache = BundleCache(load_config(config_file).cache_dir)
+    left = leftovers(cache.root)
     removed = cache.prune(
         older_than_s=_parse(older, _AGE, _SECONDS, "--older", "30d") if older else 0.0,
         keep_bytes=int(_parse(keep, _SIZE, _BYTES, "--keep", "10GB")) if keep else None,
         dry_run=dry_run,
     )
     freed = size(sum(entry.nbytes for entry in removed))
-    echo(f"{'would remove' if dry_run else 'removed'} {len(removed)} bundles, {freed}")
+    more = f", and {_total(left)}" if left else ""
+    echo(f"{'would remove' if dry_run else 'removed'} {len(removed)} bundles, {freed}{more}")
+
+
+def _total(left: Sequence[Leftover]) -> str:
+    """Return how much is left over, for people."""
+    files, nbytes = sum(one.files for one in left), sum(one.nbytes for one in left)
+    folders = f"{len(left)} folder{'' if len(left) == 1 else 's'}"
+    return f"{folders} that compiles left, with {files} files, {size(nbytes)}"
 
 
 def _parse(text: str, pattern: re.Pattern[str], units: dict[str, int], option: str, example: str) -> float:

@@ -208,7 +208,7 @@ class _Debug:
         log = folder / "debugger.log"
         scratch = storage / "program"
         scratch.mkdir()
-        process = DebugProcess(supervisor, tools.env, log)
+        process = DebugProcess(supervisor, tools.env, log, storage / "compiler")
         process.send(CompileRequest(self._job, tools.versions, self._request.sample, str(scratch)))
         with self._clock.step("virtual device"):
             simulator = virtual_place(self._config, self._job.target, supervisor, storage)

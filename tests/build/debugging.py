@@ -60,6 +60,10 @@ class Raises(torch.nn.Module):
     def forward(self, x):
         raise ValueError("no such\\nshape")
 
+class Exits(torch.nn.Module):
+    def forward(self, x):
+        raise SystemExit("that was it")
+
 class Between(torch.nn.Module):
     # QNN has no erf: it parts the program in two.
     def __init__(self):
@@ -198,7 +202,7 @@ def main() -> None:
     program, place = bench.compile("Outlier")
     rows = compare_layers(program, written(bench.run(place, "simulator")), None)
     told["outlier"] = {"first": first(rows), "ours": plain(rows), "notes": program.notes}
-    for name in ("Between", "Raises"):
+    for name in ("Between", "Raises", "Exits"):
         told[name.lower()] = msgspec.to_builtins(Debugger().serve(bench.request(name, (2, 4))))
     print(json.dumps(told))  # noqa: T201
 

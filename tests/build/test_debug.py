@@ -91,16 +91,19 @@ def test_what_a_module_raises_is_a_reply_in_one_line(told: dict[str, Any]) -> No
     reply = told["raises"]
     assert (reply["ok"], reply["refused"], reply["infra"]) == (False, False, False)
     assert reply["reason"] == "ValueError: no such shape"
+    reply = told["exits"]
+    assert (reply["ok"], reply["refused"], reply["infra"]) == (False, False, False)
+    assert reply["reason"] == "the compiler called exit(1): that was it"
 
 
 def test_a_compiler_that_crashes_or_takes_too_long_is_a_reply(tools: Toolchain, tmp_path: Path) -> None:
     case = Case("s", "c", "torch.nn:ReLU", (InputSpec(shape=(1,)),))
     request = CompileRequest(Job(case, Target("SM8650", "htp", "8a8w")), tools.versions, 0, str(tmp_path / "out"))
     with Supervisor() as supervisor:
-        process = DebugProcess(supervisor, tools.env, tmp_path / "one.log")
+        process = DebugProcess(supervisor, tools.env, tmp_path / "one.log", tmp_path / "one")
         process.send(request)
         ended = process.receive(0.01)
-        process = DebugProcess(supervisor, tools.env, tmp_path / "two.log")
+        process = DebugProcess(supervisor, tools.env, tmp_path / "two.log", tmp_path / "two")
         process.send(request)
         os.kill(supervisor.find("debugger").pid, signal.SIGSEGV)
         crashed = process.receive(120)

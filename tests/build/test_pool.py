@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from farm.build.cache import BundleCache
 from farm.build.key import bundle_key, relevant_versions
+from farm.build.leftovers import leftovers
 from farm.build.pool import BuilderPool, MemoryLimits
 from farm.build.protocol import Reply, Request
 from farm.processes import Supervisor
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from farm.engine.toolchain import Toolchain
 
 OPS = """
-import os, pathlib, signal, time, torch
+import ctypes, os, pathlib, signal, sys, tempfile, time, torch
 from .double import double
 class Slow(torch.nn.Module):
     def __init__(self):
@@ -76,6 +79,25 @@ class Leaves700MB(torch.nn.Module):
         left.append(b"x" * 700_000_000)
         time.sleep(0.5)  # its memory is looked at ten times a second
         raise ValueError(f"process {os.getpid()}")
+class Exits(torch.nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        {"sys.exit": sys.exit, "os._exit": os._exit, "exit": ctypes.CDLL(None).exit}[how](7)
+class Litters(torch.nn.Module):
+    # What tools do: files where they stand, and in TMPDIR; then it ends as it is told.
+    def __init__(self, how):
+        super().__init__()
+        pathlib.Path("here").write_text("x" * 1000)
+        pathlib.Path(tempfile.mkdtemp(), "there").write_text("y" * 1000)
+        if how in ("hang", "stop"):
+            time.sleep(600)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if how == "exit":
+            os._exit(0)
+        raise ValueError(f"left in {os.getcwd()} and {tempfile.gettempdir()}")
 class NoDelegate(torch.nn.Module):
     def forward(self, x):
         return torch.cumsum(x, 1)
@@ -141,13 +163,15 @@ def mixed(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> tuple[B
     folder = tmp_path_factory.mktemp("mixed")
     builds = Builds(tools, folder / "cache", folder)
     builds.limits = MemoryLimits(3000, 2500)
+    exits = [(".ops:Exits", how) for how in ("sys.exit", "os._exit", "exit")]
     names = (".ops:Noisy", ".ops:EatsMemory", ".ops:Crash", ".ops:Nope", ".nope:Nope", "torch.nn:ReLU", ".ops:TwoOut")
     requests = [builds.request(name, samples=2) for name in names]
     on_cpu = (".ops:TwoOut", ".ops:NoDelegate")
     requests += [builds.request(name, precision="fp32", backend="xnnpack") for name in on_cpu]
     requests.append(builds.request("torch.nn:ReLU", precision="fp16"))
+    requests += [builds.request(name, args=(how,), precision="fp32", backend="xnnpack") for name, how in exits]
     replies = builds.run(*requests)
-    keys = (*names, *(f"{name} on the CPU" for name in on_cpu), "fp16")
+    keys = (*names, *(f"{name} on the CPU" for name in on_cpu), "fp16", *(how for _, how in exits))
     return builds, dict(zip(keys, replies, strict=True))
 
 
@@ -242,6 +266,19 @@ def test_a_crash_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[st
     assert replies[".ops:TwoOut"].ok
 
 
+def test_a_compiler_that_calls_exit_is_that_jobs_alone(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+    builds, replies = mixed
+    for how in ("sys.exit", "os._exit", "exit"):
+        reply = replies[how]
+        assert (reply.ok, reply.infra, reply.reason) == (False, False, "the compiler called exit(7)"), how
+    assert builds.started.count(replies["os._exit"].key) == 1
+
+
+def test_nothing_is_left_by_compiles_whatever_ended_them(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+    builds, _ = mixed
+    assert left(builds.cache.root) == []
+
+
 @pytest.mark.whole
 def test_a_builder_that_is_killed_is_the_farms_fault_after_a_second_try_alone(builds: Builds) -> None:
     marks = builds.scratch / "marks"
@@ -302,6 +339,78 @@ def test_a_compiler_that_does_not_finish_fails_in_its_time(builds: Builds) -> No
     assert "did not finish in 1 s" in reply.reason
 
 
+@pytest.mark.parametrize(
+    "how", ["stop", "crash", *(pytest.param(how, marks=pytest.mark.whole) for how in ("hang", "kill", "exit", "raise"))]
+)
+def test_what_a_compile_wrote_goes_with_its_builder(
+    builds: Builds, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stood, temporary = tmp_path / "stood", tmp_path / "temporary"
+    stood.mkdir()
+    temporary.mkdir()
+    monkeypatch.chdir(stood)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    builds.timeout_s = 15.0 if how == "hang" else builds.timeout_s
+    seen: list[Path] = []
+
+    def stop(_supervisor: Supervisor, pool: BuilderPool) -> None:
+        while not (files := [*builds.cache.root.glob("builders/*/*/there")]):
+            time.sleep(0.05)
+        seen.extend((files[0].parent.parent, *left(builds.cache.root)))
+        pool.stop()
+
+    request = builds.request(".ops:Litters", args=(how,), precision="fp32", backend="xnnpack")
+    replies = builds.run(request, meanwhile=stop if how == "stop" else None)
+    assert not any(reply.ok for reply in replies)
+    if how == "stop":
+        assert len(set(seen)) == 2, "the folder of the builder, and that of the bundle"
+    if how == "raise":
+        [reply] = replies
+        assert reply.reason.count(str(builds.cache.root / "builders")) == 2, reply.reason
+    assert left(builds.cache.root) == []
+    assert list(stood.iterdir()) == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_farm_left_is_counted_and_goes_with_the_next_one(builds: Builds) -> None:
+    root = builds.cache.root
+    code = (
+        "import sys, time; from pathlib import Path; from farm.build.cache import BundleCache\n"
+        "from farm.publish import own_folder\n"
+        "def fill(folder):\n"
+        "    (folder / 'model.pte').write_bytes(b'half'); print('building', flush=True); time.sleep(600)\n"
+        f"with own_folder(Path({str(root)!r}, 'builders'), sys.argv[1]) as folder:\n"
+        "    (folder / 'dump').write_bytes(b'1234567890')\n"
+        f"    BundleCache(Path({str(root)!r})).build(sys.argv[2] * 64, fill)\n"
+    )
+    stubs = [
+        subprocess.Popen([sys.executable, "-c", code, name, key], stdout=subprocess.PIPE)
+        for name, key in (("killed", "a"), ("living", "b"))
+    ]
+    try:
+        for stub in stubs:
+            assert stub.stdout is not None
+            assert stub.stdout.readline() == b"building\n"
+        assert leftovers(root) == []
+        stubs[0].kill()
+        stubs[0].wait()
+        living = [path for path in left(root) if path.name == "living" or path.name.startswith("b")]
+        counted = leftovers(root)
+        assert sorted((one.files, one.nbytes) for one in counted) == [(1, 4), (1, 10)]
+        assert not {one.path for one in counted} & set(map(str, living))
+        [reply] = builds.run(builds.request(".nope:Nope", precision="fp32", backend="xnnpack"))
+        assert "nope" in reply.reason
+        assert leftovers(root) == []
+        assert left(root) == living
+        assert len(living) == 2
+    finally:
+        for stub in stubs:
+            stub.kill()
+            stub.wait()
+            assert stub.stdout is not None
+            stub.stdout.close()
+
+
 def test_a_builder_that_cannot_be_started_is_a_reply_all_the_same(
     builds: Builds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +432,12 @@ def test_stopping_ends_the_builders_at_once(builds: Builds) -> None:
     replies = builds.run(builds.request(".ops:Slow"), meanwhile=stop)
     assert replies == []
     assert stopped.is_set()
+    assert left(builds.cache.root) == []
+
+
+def left(root: Path) -> list[Path]:
+    """Return the folders that compiles make for a while."""
+    return sorted(path for path in (*root.glob("bundles/*/*.partial"), *root.glob("builders/*")) if path.is_dir())
 
 
 def _is_building(root: Path) -> bool:

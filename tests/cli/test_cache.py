@@ -1,0 +1,47 @@
+"""`farm cache`, and what compiles left that were ended."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from farm_home import FarmHome
+
+from farm.publish import own_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_compiles_left_is_counted_and_removed_and_what_they_use_is_not(tmp_path: Path) -> None:
+    (tmp_path / "cwd").mkdir()
+    home = FarmHome(tmp_path / "cache", tmp_path / "state", tmp_path / "cwd")
+    assert home.farm("cache").stdout == f"0 bundles, 0 B in {home.cache}\n"
+    partial = home.cache / "bundles" / "aa" / f"{'a' * 64}.xyz.partial"
+    builder = home.cache / "builders" / "killed"
+    for folder in (partial, builder / "deep"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(b"x" * 1500)
+    # As a process leaves it that was killed: nobody holds it.
+    (home.cache / "builders" / "killed.lock").touch()
+    with own_folder(tmp_path / "elsewhere", "killed"), own_folder(home.cache / "virtual", "of a run"):
+        shown = home.farm("cache", "show")
+        total = "2 folders that compiles left, with 2 files, 3.0 kB"
+        assert f"{total}: 'farm cache prune' and the next compile remove them" in shown.stdout
+        listed = json.loads(home.farm("cache", "show", "--json").stdout)["leftovers"]
+        assert [(one["path"], one["files"], one["nbytes"]) for one in listed] == [
+            (str(partial), 1, 1500),
+            (str(builder), 1, 1500),
+        ]
+        dry = home.farm("cache", "prune", "--older", "30d", "--dry-run")
+        assert dry.stdout == f"would remove 0 bundles, 0 B, and {total}\n"
+        assert partial.is_dir()
+        assert home.farm("cache", "prune", "--older", "30d").stdout == f"removed 0 bundles, 0 B, and {total}\n"
+        assert not partial.exists()
+        assert list((home.cache / "builders").iterdir()) == []
+        assert (home.cache / "virtual" / "of a run").is_dir()
+    with own_folder(home.cache / "builders", "living") as living:
+        (living / "file").touch()
+        assert "that compiles left" not in home.farm("cache", "show").stdout
+        assert home.farm("cache", "prune", "--all").stdout == "removed 0 bundles, 0 B\n"
+        assert (living / "file").exists()
