@@ -11,7 +11,7 @@ _BUNDLE_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 def is_run_id(text: str) -> bool:
-    """Tell whether `text` is the id of a run, and so a name that leads nowhere else."""
+    """Tell whether `text` is the id of a run or a night, and so a name that leads nowhere else."""
     return _RUN_ID.fullmatch(text) is not None
 
 

@@ -43,11 +43,18 @@ def _ordinary_adb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         yield
 
 
-@pytest.fixture(scope="session", name="two_users")
-def _two_users() -> Iterator[tuple[User, User]]:
-    """Ada and Bob, who share a group and nothing else."""
+@pytest.fixture(scope="session")
+def _users() -> Iterator[tuple[User, User]]:
     with two_users() as users:
         yield users
+
+
+@pytest.fixture(name="two_users")
+def _two_users(_users: tuple[User, User]) -> tuple[User, User]:
+    """Ada and Bob, two real users with empty homes, who share a group and nothing else."""
+    for user in _users:
+        user.begin()
+    return _users
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,6 @@ def ada(two_users: tuple[User, User]) -> Iterator[User]:
     os.chown(folder, user.uid, user.gid)
     yield dataclasses.replace(user, cwd=folder)
     shutil.rmtree(base)
-    user.begin()
 
 
 @pytest.fixture
@@ -284,6 +283,8 @@ class TestCache:
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.count("\n") == 1, done.stderr
         assert f"{target} can be written by group farm-" in done.stderr
+        if part == "native":
+            assert "set FARM_CACHE_DIR to a folder that only you can write" in ada.farm("doctor", env=env).stdout
 
 
 @pytest.mark.parametrize(
@@ -294,7 +295,6 @@ def test_what_a_user_does_every_day_works_under_usual_umasks(
     two_users: tuple[User, User], toolchain: Path, umask: int
 ) -> None:
     ada = dataclasses.replace(two_users[0], umask=umask)
-    ada.begin()
     ada.run("mkdir", "-p", str(ada.cache))
     for part in toolchain.iterdir():
         # Hers, as if she had built it.

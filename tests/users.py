@@ -12,7 +12,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from farm_home import FarmHome
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _CHECKOUT = Path(farm.__file__).resolve().parents[1]
+_REQUIRED = os.environ.get("FARM_REQUIRE_USERS") == "1"
 # Another process may be changing the list of users.
 _TRIES = 60
 
@@ -96,9 +97,9 @@ class User(FarmHome):
 def two_users() -> Iterator[tuple[User, User]]:
     """Make two users with a group that both are in; skips the test where that cannot be."""
     if os.geteuid() != 0:
-        pytest.skip("two real users are made for this: it needs root")
+        _do_without("two real users are made for this: it needs root")
     if missing := [tool for tool in ("useradd", "userdel", "groupadd", "groupdel") if shutil.which(tool) is None]:
-        pytest.skip(f"two real users are made for this: {', '.join(missing)} is not installed")
+        _do_without(f"two real users are made for this: {', '.join(missing)} is not installed")
     token = secrets.token_hex(3)
     shared = f"farm-{token}"
     # Not below tmp_path, which is closed to others.
@@ -115,8 +116,15 @@ def two_users() -> Iterator[tuple[User, User]]:
             stack.callback(_change, "userdel", name)
             users.append(_user(name, home, shared))
         for user in users:
+            user.begin()
             _require_python(user)
         yield users[0], users[1]
+
+
+def _do_without(reason: str) -> NoReturn:
+    if _REQUIRED:
+        pytest.fail(f"FARM_REQUIRE_USERS=1, and {reason}")
+    pytest.skip(reason)
 
 
 def _user(name: str, home: Path, shared: str) -> User:
@@ -124,13 +132,11 @@ def _user(name: str, home: Path, shared: str) -> User:
     import pwd
 
     account = pwd.getpwnam(name)
-    user = User(
+    return User(
         home / ".cache" / "farm", home / ".local" / "state" / "farm", home / "work", owns_cache=True, name=name,
         uid=account.pw_uid, gid=account.pw_gid, shared_gid=grp.getgrnam(shared).gr_gid, home=home,
         interpreter=_interpreter(account.pw_uid),
     )  # fmt: skip
-    user.begin()
-    return user
 
 
 def _interpreter(uid: int) -> str:
@@ -140,14 +146,14 @@ def _interpreter(uid: int) -> str:
         with contextlib.suppress(OSError):
             if subprocess.run([path, "-c", ""], user=uid, cwd="/", capture_output=True, check=False).returncode == 0:
                 return path
-    pytest.skip(f"neither {sys.executable} nor {fallback} can be started by another user than root")
+    _do_without(f"neither {sys.executable} nor {fallback} can be started by another user than root")
 
 
 def _require_python(user: User) -> None:
     try:
         user.python("-c", "import farm.cli.main, msgspec, numpy, sqlalchemy")
     except AssertionError as error:
-        pytest.skip(f"another user than root cannot import farm here: {error}")
+        _do_without(f"another user than root cannot import farm here: {error}")
 
 
 def _change(*argv: str) -> None:

@@ -290,9 +290,9 @@ def _write_outputs_of_then(config: Config, past: Past, folder: Path) -> None:
     store = ArtifactStore(config.state_dir / "artifacts")
     for name, sha256 in past.outputs.items():
         # Named by farm, but kept where others may write.
-        if _OUTPUT_NAME.fullmatch(name) and store.path(sha256).is_file():
+        if _OUTPUT_NAME.fullmatch(name) and (path := store.find(sha256)):
             folder.mkdir(exist_ok=True)
-            shutil.copyfile(store.path(sha256), folder / name)
+            shutil.copyfile(path, folder / name)
 
 
 def _script(past: Past, bundle: Bundle, runtime: Runtime, *, virtual: bool) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import secrets
 import shutil
 import time
@@ -15,13 +14,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import InfraError, UsageError
+from farm.ids import is_run_id
 from farm.nightly.record import Night
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
 def new_id() -> str:
@@ -107,6 +105,6 @@ class Nights:
     def forget(self, keep: int, reports: Path) -> None:
         """Remove all but the newest nights, with their pages below `reports`."""
         for path in sorted(self.folder.glob("*.json"))[:-keep]:
-            if _ID.fullmatch(path.stem):
+            if is_run_id(path.stem):
                 shutil.rmtree(reports / path.stem, ignore_errors=True)
                 path.unlink(missing_ok=True)

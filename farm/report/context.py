@@ -46,7 +46,6 @@ def artifact_links(background: Background, store: ArtifactStore, page: Path) -> 
     """Return how a page at `page` links to the artifacts that are on this machine."""
     found = {}
     for sha256 in {record.sha256 for records in background.artifacts.values() for record in records}:
-        path = store.path(sha256)
-        if path.is_file():
+        if path := store.find(sha256):
             found[sha256] = quote(os.path.relpath(path.absolute(), page.parent.absolute()))
     return found

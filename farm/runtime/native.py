@@ -17,6 +17,7 @@ from farm.resources import data_folder
 from farm.runtime.packages import packaged_tool
 from farm.runtime.targets import BRIDGE, HOST, RUNNER, find_target
 from farm.runtime.toolchains import AndroidKit, Toolchain, find_toolchain
+from farm.trust import require_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,8 +64,13 @@ def build_native(
 
 
 def planned_native(cache_dir: Path, target: str = HOST, *, android: AndroidKit | None = None) -> NativeBuild:
-    """Return what `build_native` would, without building. Raises UnknownNameError, MissingToolError."""
-    return _plan(cache_dir, target, android)[2]
+    """Return what `build_native` would, without building.
+
+    Raises UnknownNameError, MissingToolError, UntrustedError where somebody else could have written it.
+    """
+    build = _plan(cache_dir, target, android)[2]
+    require_own(build.folder)
+    return build
 
 
 def _plan(cache_dir: Path, target: str, android: AndroidKit | None) -> tuple[Path, Toolchain, NativeBuild]:

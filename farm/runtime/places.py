@@ -10,7 +10,6 @@ from farm.runtime.native import planned_native
 from farm.runtime.qnn_sdk import android_files, linux_files, repair_of
 from farm.runtime.targets import ANDROID, OE_LINUX, RUNNER, BuildTarget
 from farm.runtime.toolchains import AndroidKit
-from farm.trust import require_own
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +80,6 @@ def _android_runner(config: Config) -> Built:
         get, absent = repair_of(error), "missing"
     else:
         if planned.built:
-            require_own(planned.folder)
             return Built(planned.runner, "farm runtime build --target android-arm64", "not built")
         get, absent = "farm runtime build --target android-arm64", "not built"
     build = config.executorch_build

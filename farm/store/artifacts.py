@@ -57,6 +57,10 @@ class ArtifactStore:
             raise StoreError(f"{sha256[:80]!r} is not the SHA-256 of an artifact")
         return self._root / sha256[:2] / sha256[2:4] / sha256
 
+    def find(self, sha256: str) -> Path | None:
+        """Return where an artifact is, None where it is not here or `sha256` is no hash."""
+        return self.path(sha256) if self.size(sha256) is not None else None
+
     def open(self, sha256: str) -> BinaryIO:
         """Return an artifact, to read. Raises StoreError when it is not here."""
         path = self.path(sha256)

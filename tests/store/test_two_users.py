@@ -106,8 +106,6 @@ def world(request: pytest.FixtureRequest, two_users: tuple[User, User], toolchai
         assert ada.farm("devices", env={"FARM_STORE": url}).returncode == 0
     yield World(ada, bob, url, common)
     shutil.rmtree(common)
-    for user in two_users:
-        user.begin()
 
 
 @pytest.fixture
@@ -231,6 +229,13 @@ class TestWhatAUserCannotDo:
             assert (done.returncode, done.stdout) == (2, ""), done.stderr
             assert not executed(world)
         assert f"belongs to {world.bob.name}" in done.stderr
+
+    def test_keep_her_from_seeing_a_run_by_a_hash_that_is_none(self, world: World) -> None:
+        [run_id] = world.plant({"artifacts": [["../../secret", "etdump"], ["x", "output:output_0_0.raw"]]})
+        done = world.farm("report", run_id)
+        assert done.returncode == 0, done.stderr
+        done = world.farm("repro", JOB, "--script", "out")
+        assert (done.returncode, "is no key of a bundle" in done.stderr) == (2, False)
 
     def test_have_her_write_a_report_where_he_likes(self, world: World, precious: Path) -> None:
         world.plant({"id": str(precious)})
