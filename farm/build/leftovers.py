@@ -57,7 +57,8 @@ def remove_leftovers(root: Path) -> None:
     """Remove all of it."""
     for parent in _bundle_parents(root):
         sweep(parent)
-    sweep_own(_builders(root))
+    if not _builders(root).is_symlink():
+        sweep_own(_builders(root))
 
 
 def remove_builder(root: Path, name: str) -> None:

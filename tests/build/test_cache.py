@@ -14,7 +14,7 @@ import pytest
 
 from farm.build.bundle import MANIFEST, MODEL, Manifest, TensorSpec, load_bundle, sha256_of
 from farm.build.cache import BundleCache
-from farm.errors import BundleError, InfraError
+from farm.errors import BundleError, InfraError, UsageError
 
 KEY = "ab" * 32
 
@@ -69,6 +69,60 @@ def test_a_damaged_bundle_counts_as_absent_and_can_be_built_again(tmp_path: Path
     assert cache.lookup(KEY) is None
     add(cache)
     assert cache.lookup(KEY) is not None
+
+
+def test_a_damaged_bundle_stays_until_it_is_built_again_or_pruned(tmp_path: Path) -> None:
+    cache = BundleCache(tmp_path)
+    add(cache)
+    (cache.folder(KEY) / MANIFEST).write_bytes(b"{")
+    assert cache.lookup(KEY) is None
+    assert [(entry.key, entry.job_id) for entry in cache.entries()] == [(KEY, "damaged")]
+    assert [entry.key for entry in cache.prune()] == [KEY]
+    assert not cache.folder(KEY).exists()
+
+
+@pytest.mark.parametrize(
+    "key", ["", ".", "..", "ab", "../precious", "/", KEY.upper(), f"{KEY}/..", f"{KEY}\n", "\u0660" * 64]
+)
+def test_what_is_no_key_leads_nowhere(tmp_path: Path, key: str) -> None:
+    (tmp_path / "precious").mkdir()
+    cache = BundleCache(tmp_path / "cache")
+    add(cache)
+    for one in (key, f"{tmp_path}/precious" + key):
+        assert cache.lookup(one) is None
+        with pytest.raises(UsageError, match="is no key of a bundle"):
+            cache.build(one, lambda folder: fill(folder))
+    assert (tmp_path / "precious").is_dir()
+    assert cache.lookup(KEY) is not None
+
+
+@pytest.mark.parametrize("part", ["ab", KEY])
+def test_what_a_link_leads_to_is_neither_used_nor_removed(tmp_path: Path, part: str) -> None:
+    cache, elsewhere = BundleCache(tmp_path / "cache"), BundleCache(tmp_path / "elsewhere")
+    add(elsewhere)
+    (elsewhere.folder(KEY) / MODEL).write_bytes(b"damaged")
+    (elsewhere.folder(KEY).parent / f"{KEY}.x.partial").mkdir()
+    link = cache.folder(KEY).parent if part == "ab" else cache.folder(KEY)
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere.folder(KEY).parent if part == "ab" else elsewhere.folder(KEY))
+    assert cache.lookup(KEY) is None
+    assert cache.entries() == []
+    assert cache.prune() == []
+    with pytest.raises(BundleError, match="is reached by a link out of the cache"):
+        add(cache)
+    assert {path.name for path in elsewhere.folder(KEY).iterdir()} == {MODEL, MANIFEST}
+    assert len(leftovers(elsewhere.root)) == 1
+
+
+def test_pruning_follows_no_link_to_where_builders_would_be(tmp_path: Path) -> None:
+    cache = BundleCache(tmp_path / "cache")
+    add(cache)
+    project = tmp_path / "project"
+    (project / "poetry").mkdir(parents=True)
+    (project / "poetry.lock").touch()
+    (cache.root / "builders").symlink_to(project)
+    cache.prune()
+    assert {path.name for path in project.iterdir()} == {"poetry", "poetry.lock"}
 
 
 def test_two_builds_of_the_same_never_collide(tmp_path: Path) -> None:
