@@ -238,7 +238,7 @@ class ScriptedDevice:
         self.world.point(self.process)
         return "" if self._is_well(cost=not anew) else "its canary fails"
 
-    def mend(self) -> str:
+    def mend(self, *, outvoted: int = 0) -> str:
         for _ in range(3):
             self.world.point(self.process)
             self._need_room()

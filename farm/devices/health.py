@@ -48,11 +48,11 @@ class HealthMark(msgspec.Struct, frozen=True):
 
     event: Event
     cause: str = ""
-    """Of an infra attempt: a value of `farm.results.attempt.Cause`."""
+    """Of what failed: a value of `farm.results.attempt.Cause`."""
     reason: str = ""
 
 
-# Causes of infra attempts that are no device's fault.
+# Causes of failures that are no device's fault.
 BLAMELESS_CAUSES = frozenset({"adb_server", "lease", "worker", "builder", "compile", "disk", "local"})
 # Those that may be the job's as well, as long as no other device has tried it: a suite full of programs that crash, or
 # compute wrong numbers, must not put every device into quarantine.
@@ -89,6 +89,8 @@ def next_health(state: Health, recent: Sequence[HealthMark], mark: HealthMark) -
 
 def _quarantine(recent: Sequence[HealthMark], mark: HealthMark) -> str:
     """Return why `mark` puts a device into quarantine, empty when it does not."""
+    if mark.cause in BLAMELESS_CAUSES:
+        return ""
     if mark.event is Event.GAVE_UP:
         return "it could not be brought back"
     if mark.event is Event.CANARY_FAILED and _ladder_was_climbed(recent):
@@ -102,7 +104,7 @@ def _quarantine(recent: Sequence[HealthMark], mark: HealthMark) -> str:
 def _doubt(mark: HealthMark) -> str:
     """Return why `mark` makes a device suspect, empty when it does not."""
     if mark.event is Event.CANARY_FAILED:
-        return "its canary fails"
+        return "" if mark.cause in BLAMELESS_CAUSES else "its canary fails"
     return "a job did not come to its end" if is_doubtful(mark) else ""
 
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from farm.devices.adb_host import AdbHost
-from farm.devices.device import SshAddress
+from farm.devices.device import AdbAddress, SshAddress
 from farm.errors import InfraError
+from farm.processes import ending
 
 if TYPE_CHECKING:
     from farm.config_devices import HostConfig, SshLogin
+    from farm.devices.device import Device
     from farm.processes import Child, Supervisor
 
 # A slow board's key exchange, and a server that has to be started there.
@@ -61,10 +63,38 @@ _lock = threading.Lock()
 _tunnels: weakref.WeakKeyDictionary[Supervisor, dict[HostConfig, _Tunnel]] = weakref.WeakKeyDictionary()
 
 
-def _open(host: HostConfig, login: SshLogin, supervisor: Supervisor) -> _Tunnel:
+def server_answers(device: Device) -> bool:
+    """Tell whether the adb server of a device answers; a device without one is as good as one whose server does."""
+    if not isinstance(device.address, AdbAddress):
+        return True
+    try:
+        AdbHost(device.address.port, device.address.host).query("host:version")
+    except InfraError:
+        return False
+    return True
+
+
+def revive_tunnels(supervisor: Supervisor) -> list[str]:
+    """Open the tunnels of `supervisor` that have ended again, at the same ports, and return a line for each.
+
+    Raises InfraError.
+    """
+    lines = []
+    with _lock:
+        tunnels = dict(_tunnels.get(supervisor, {}))
+    for host, tunnel in tunnels.items():
+        if host.ssh is not None and (code := tunnel.child.process.poll()) is not None:
+            again = _open(host, host.ssh, supervisor, tunnel.port)
+            with _lock:
+                _tunnels[supervisor][host] = again
+            lines.append(f"the tunnel to {host.name} had ended with {ending(code)} and was opened again")
+    return lines
+
+
+def _open(host: HostConfig, login: SshLogin, supervisor: Supervisor, port: int = 0) -> _Tunnel:
     name = f"tunnel to {host.name}"
     argv: list[str | Path] = [sys.executable, "-m", "farm.devices.tunnel"]
-    argv += ["--adb-host", host.adb.host, "--adb-port", str(host.adb.port)]
+    argv += ["--adb-host", host.adb.host, "--adb-port", str(host.adb.port), "--port", str(port)]
     argv.append(msgspec.json.encode(ssh_address(login)).decode())
     # With this environment: the agent's socket is named in it.
     package = str(Path(__file__).resolve().parents[2])

@@ -45,13 +45,16 @@ def main() -> None:
     parser.add_argument("address", help="of sshd, an SshAddress as JSON")
     parser.add_argument("--adb-host", default=LOOPBACK, help="where the adb server listens, as that machine sees it")
     parser.add_argument("--adb-port", type=int, default=5037)
+    parser.add_argument("--port", type=int, default=0, help="where to listen here; a free port unless it is given")
     words = parser.parse_args()
     address = msgspec.json.decode(words.address, type=SshAddress)
     link = SshLink(address.host, address)
     with socket.socket() as listener:
         try:
             ensure_server(link, words.adb_host, words.adb_port)
-            listener.bind((LOOPBACK, 0))
+            # In the place of one that died, whose connections may still linger.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((LOOPBACK, words.port))
             listener.listen(_BACKLOG)
         except (InfraError, OSError) as error:
             _say(Ready(error=str(error)))

@@ -158,7 +158,7 @@ class Controller:
                 self._workers.job_done(report.node)
                 outvoted = properties.get(OUTVOTED_KEY)
                 for serial in outvoted if isinstance(outvoted, list) else ():
-                    self._custody.ail(self._number[serial], f"{report.nodeid} failed on it and passed elsewhere")
+                    self._custody.outvote(self._number[serial], report.nodeid)
                 avoid = properties.get(REPEAT_KEY)
                 if isinstance(avoid, list) and not self._custody.stopped:
                     self._told[report.nodeid] = told

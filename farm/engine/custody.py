@@ -11,11 +11,12 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from farm.devices.health import Health
 from farm.engine.permits import Permit, leave_permit, now_s
-from farm.errors import FarmError, LeaseLostError, NoDeviceError
+from farm.errors import FarmError, LeaseLostError, NoDeviceError, StoreLostError
 from farm.identity import user_name
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Custody:
         self._leaving: set[int] = set()
         """Wanted by somebody else: their workers have been told."""
         self._ailing: set[int] = set()
+        self._outvoted: Counter[int] = Counter()
         self._retired: dict[int, str] = {}
         """Why a device is not used any more."""
         self._requests: dict[str, str] = {}
@@ -69,7 +71,8 @@ class Custody:
         self._waiting_since: dict[str, float] = {}
         """By SoC of which there is no device; infinite once that was told."""
         self._asked_at = float("-inf")
-        self._complaint = ""
+        self._complaints: dict[str, str] = {}
+        """What went wrong last, by what was done."""
         self._told: dict[int, Permit] = {}
         self._scheduled: dict[int, tuple[bool, bool]] = {}
         """What the scheduler was told of a device: whether it may be used, and whether it is ours."""
@@ -181,6 +184,12 @@ class Custody:
             self._sync()
         self._note(f"{self._devices[number].serial} is being brought back: {problem}")
 
+    def outvote(self, number: int, job_id: str) -> None:
+        """Let a device show that it works, on which a job failed that passed on another."""
+        with self._lock:
+            self._outvoted[number] += 1
+        self.ail(number, f"{job_id} failed on it and passed on another device")
+
     def heal(self, number: int) -> None:
         """Use a device again that was mended."""
         with self._lock:
@@ -227,16 +236,28 @@ class Custody:
 
     def mind(self) -> None:
         """Do once what the thread does all the time."""
-        for act in (self._keep_server, self._look, self._stop, self._sync, self._nudge, self._watch):
+        acts = {
+            "servers": self._keep_server,
+            "leases": self._look,
+            "stop": self._stop,
+            "permits": self._sync,
+            "nudges": self._nudge,
+            "workers": self._watch,
+        }
+        for name, act in acts.items():
             try:
                 act()
+            except StoreLostError as error:
+                self.halt(f"the store: {error}")
             except Exception as error:  # noqa: BLE001 - without this thread every lease is lost
-                self._complain(error)
+                self._complain(name, error)
+            else:
+                self._complaints.pop(name, None)
 
-    def _complain(self, error: Exception) -> None:
-        """Say what is wrong, once as long as it is the same."""
-        if str(error) != self._complaint:
-            self._complaint = str(error)
+    def _complain(self, name: str, error: Exception) -> None:
+        """Say what is wrong with one thing that is done all the time, once as long as it is the same."""
+        if str(error) != self._complaints.get(name):
+            self._complaints[name] = str(error)
             self._note(f"devices cannot be minded: {error}")
 
     def _keep_server(self) -> None:
@@ -358,9 +379,10 @@ class Custody:
         try:
             self._leave(folder, number, permit)
             self._told[number] = permit
+            self._complaints.pop("permit", None)
         except OSError as error:
             # Its old one is over soon; meanwhile it is tried again.
-            self._complain(error)
+            self._complain("permit", error)
 
     def _schedule(self, number: int) -> None:
         # What a worker has not been allowed in writing it would only give back.
@@ -384,7 +406,8 @@ class Custody:
         lease, go = self._leases.get(number), self._may_go(number)
         # An ailing device is mended while it is ours and there is anything left to do.
         mend = number in self._ailing and self._is_ours(number) and not self._stopped.is_set() and not self._is_over
-        return Permit(go, lease.fence if lease else 0, self._until_s.get(number), mend, others)
+        fence = lease.fence if lease else 0
+        return Permit(go, fence, self._until_s.get(number), mend, self._outvoted[number], others)
 
     def _is_ours(self, number: int) -> bool:
         """Tell whether a device is there for this run, well or not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -40,8 +41,8 @@ class Fleet(msgspec.Struct, frozen=True):
     leased: bool
     """Others may use them as well: each needs a lease."""
     revive: Callable[[], list[str]] = list
-    """Starts again what this process had started for them and has ended, and returns a line for each; nothing where the
-    devices are not its own."""
+    """Starts again what leads to them and has ended, or they themselves where they are virtual and this process's own;
+    returns a line for each."""
 
 
 def virtual_fleet(
@@ -82,6 +83,7 @@ def attached_fleet(
     a runtime that cannot be had.
     """
     from farm.devices.discovery import scan_all
+    from farm.devices.hosts import revive_tunnels
     from farm.store.registry import Seen
 
     scan = scan_all(config, supervisor)
@@ -93,7 +95,8 @@ def attached_fleet(
     if partly:
         names = [name for name in names if any(device.soc == name for device in devices)] or names
     _require(names, devices, refused)
-    fleet = Fleet(devices, _runtimes(config, socs, backend, devices), leased=True)
+    revive = partial(revive_tunnels, supervisor)
+    fleet = Fleet(devices, _runtimes(config, socs, backend, devices), leased=True, revive=revive)
     return _with_root(fleet, names, refused)
 
 

@@ -23,6 +23,8 @@ class Permit(msgspec.Struct, frozen=True):
     was stopped, cannot say so. None for no lease."""
     mend: bool = False
     """No job may begin on it before it is well again, and somebody waits for that."""
+    outvoted: int = 0
+    """How many jobs that failed on it have passed on another device of this run."""
     others: tuple[str, ...] = ()
     """Serials of other devices of its SoC that are ours and may try a job that failed here."""
 

@@ -62,6 +62,7 @@ def attached_place(
         raise NoDeviceError(str(error).replace(_NO_DEVICE, otherwise)) from None
     terms = LeaseTerms(ttl_s=config.leases.ttl_s, priority=Priority.PERSON, purpose=purpose, most=1)
     custody = Custody(fleet.devices, store, terms, say)
+    custody.keep_alive(fleet.revive)
     leases.callback(custody.close)
     custody.acquire(until_s)
     held = {device.id: device for device in custody.held()}

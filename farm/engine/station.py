@@ -14,6 +14,7 @@ from farm.build.cache import BundleCache
 from farm.devices.connect import open_transport
 from farm.devices.gates import check, wait_until_cool
 from farm.devices.health import Event, Health, HealthMark, is_doubtful, next_health
+from farm.devices.hosts import server_answers
 from farm.devices.local_files import local_error
 from farm.devices.recovery import recover
 from farm.devices.status import read_status
@@ -22,7 +23,7 @@ from farm.engine.canary import ANCHORED
 from farm.errors import DeviceError, FarmError, LocalError
 from farm.execution.session import DeviceSession, RunnerOptions
 from farm.options import runtime_flags
-from farm.results.attempt import Attempt, Verdict
+from farm.results.attempt import Attempt, Cause, Verdict
 from farm.results.judge import judge
 from farm.store.registry import HealthEvent
 
@@ -66,6 +67,7 @@ class Station:
         self._latency: tuple[float, ...] = ()
         self._status_at = float("-inf")
         self._too_hot = ""
+        self._outvoted = 0
         # One thread: the cable is one, and what is staged first is needed first.
         self._aside = ThreadPoolExecutor(1, "stage")
 
@@ -124,7 +126,10 @@ class Station:
         if not self._doubt:
             return ""
         problem = self._try()
-        self._mark(Event.CANARY_FAILED if problem else Event.CANARY_OK, problem)
+        if problem:
+            self._mark(Event.CANARY_FAILED, problem, self._cause_of_silence())
+        else:
+            self._mark(Event.CANARY_OK)
         self._doubt = bool(problem)
         return problem
 
@@ -133,21 +138,30 @@ class Station:
         """Whether the device is of no use any more."""
         return self._health is Health.QUARANTINED
 
-    def mend(self) -> str:
+    def mend(self, *, outvoted: int = 0) -> str:
         """Bring the device back, step by step; return an empty text when its canary passes, else why it does not.
 
-        Raises LocalError.
+        `outvoted` is how many of the run's jobs failed on it and passed elsewhere. Raises LocalError.
         """
+        for _ in range(self._outvoted, outvoted):
+            self._mark(Event.OUTVOTED, "jobs that fail on it pass on other devices")
+        self._outvoted = max(self._outvoted, outvoted)
         if self._health is Health.QUARANTINED:
             return self._reason
         mended = recover(self.device, works=self._try, log=self._log_step, stop=self._stop)
         if mended.problem and self._stop():
             return mended.problem
-        self._mark(Event.GAVE_UP if mended.problem else Event.RECOVERED, mended.problem)
-        if not mended.problem:
+        if mended.problem:
+            self._mark(Event.GAVE_UP, mended.problem, self._cause_of_silence())
+        else:
+            self._mark(Event.RECOVERED)
             self._mark(Event.CANARY_OK)
             self._doubt = False
         return mended.problem
+
+    def _cause_of_silence(self) -> str:
+        """Return the cause of a failure that is not the device's: nobody can reach it without its adb server."""
+        return "" if server_answers(self.device) else str(Cause.ADB_SERVER)
 
     def gate(self) -> str:
         """Wait until the device is cool and charged enough, and return what a reader of the numbers should know."""
@@ -253,7 +267,8 @@ class Station:
         self._reason = why or self._reason
         self._marks = [*self._marks, mark][-_MARKS:]
         self._doubt = self._doubt or is_doubtful(mark)
-        if event is not Event.JOB_DONE or self._health is not before:
+        # Whoever outvoted it has recorded that.
+        if event not in (Event.JOB_DONE, Event.OUTVOTED) or self._health is not before:
             latency = self._latency if event is Event.CANARY_OK else ()
             self._record(self.device.id, str(event), self._health, why or reason, latency)
 

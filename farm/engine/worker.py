@@ -19,7 +19,7 @@ from farm.engine.executor import Executor
 from farm.engine.permits import Permit, read_permit
 from farm.engine.session import STORE_VARIABLE
 from farm.engine.station import Station
-from farm.errors import FarmError, LeaseLostError, LocalError, StoreError
+from farm.errors import FarmError, LeaseLostError, LocalError, StoreError, StoreLostError
 from farm.execution.evidence import collect_evidence
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.blame import Tried, classify, is_open, settle, tried, unfit
@@ -84,7 +84,8 @@ def outfit_of(plan: RunPlan, number: int, unwanted: Callable[[], bool]) -> Outfi
 
     Raises StoreError.
     """
-    store = open_store(os.environ[STORE_VARIABLE])
+    # The run is in it: a new one would be of no use.
+    store = open_store(os.environ[STORE_VARIABLE], existing=True)
     station = Station(plan, number, store, unwanted)
     return Outfit(store, station, Executor(plan, station))
 
@@ -117,11 +118,13 @@ class Worker:
         return self._outlasting_the_store(lambda: outfit(self._plan, self._number, self._unwanted))
 
     def _outlasting_the_store(self, action: Callable[[], _Answer]) -> _Answer:
-        """Return what `action` does, once the store is there. Raises StoreError when it stays away."""
+        """Return what `action` does, once the store is there. Raises StoreError when it stays away or is lost."""
         deadline = time.monotonic() + self._plan.health.store_wait_s
         while True:
             try:
                 return action()
+            except StoreLostError:
+                raise
             except StoreError:
                 if time.monotonic() > deadline or self._is_orphan:
                     raise
@@ -175,7 +178,7 @@ class Worker:
         if not self._permit.mend:
             return self._off()
         try:
-            problem = self._station.mend()
+            problem = self._station.mend(outvoted=self._permit.outvoted)
         except (LocalError, OSError) as error:
             # While the controller sees the device wait to be mended, it lets this worker look again.
             return None if self._has_recovered() else self._returned(halt=str(error))
@@ -316,8 +319,11 @@ class Worker:
         decision = classify(history, others=others, failed_before=failed_before)
         settled = settle(last, history, others=others, failed_before=failed_before)
         if decision.repeat:
-            with local_errors(file := self._tried_file(last.job_id)):
-                file.write_bytes(msgspec.json.encode(history))
+            file = self._tried_file(last.job_id)
+            with local_errors(file):
+                part = file.with_suffix(".part")
+                part.write_bytes(msgspec.json.encode(history))
+                part.rename(file)
         outvoted = [one for one in earlier if is_open(one.cause)] if settled.verdict is Verdict.PASSED else []
         self._station.outvote(outvoted)
         self._station.ended(settled)

@@ -87,3 +87,11 @@ def test_whatever_happens_a_state_that_is_not_healthy_has_a_reason_and_jobs_alon
         assert bool(reason) == (state is not Health.HEALTHY), marks
         if state is Health.QUARANTINED:
             assert any(mark in (GONE, GAVE_UP, CANARY_FAILED, OUTVOTED) for mark in marks), marks
+
+
+@pytest.mark.parametrize("event", [Event.CANARY_FAILED, Event.GAVE_UP])
+@pytest.mark.parametrize("state", [Health.HEALTHY, Health.SUSPECT])
+def test_what_nobody_could_reach_for_want_of_its_adb_server_stays_as_it_was(state: Health, event: Event) -> None:
+    climbed = [HealthMark(Event.RECOVERED)]
+    assert next_health(state, climbed, HealthMark(event, "adb_server", "no adb server listens")) == (state, "")
+    assert next_health(state, climbed, HealthMark(event, "", "it does not answer"))[0] is Health.QUARANTINED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import signal
 import socket
 import stat
 import threading
@@ -20,7 +21,7 @@ from farm.devices.adb_host import AdbHost
 from farm.devices.adb_server import AdbServer, find_adb
 from farm.devices.connect import open_transport
 from farm.devices.discovery import Scan, identify_again, scan_all
-from farm.devices.hosts import reach_server
+from farm.devices.hosts import reach_server, revive_tunnels, server_answers
 from farm.devices.identity import read_soc
 from farm.devices.status import read_status
 from farm.errors import InfraError
@@ -55,6 +56,7 @@ def look(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
             (tmp_path / "farm.toml").write_text(toml)
             return scan_all(load_config(tmp_path / "farm.toml"), supervisor)
 
+        look.supervisor = supervisor  # type: ignore[attr-defined]
         yield look
 
 
@@ -270,6 +272,16 @@ def test_an_adb_server_of_another_machine_through_a_tunnel(
             board.stop()
             board.start()
             assert transport.run(["echo", "again"], timeout_s=30).stdout == b"again\n"
+            # A tunnel that is killed is opened again, at the port that its devices have.
+            assert revive_tunnels(look.supervisor) == []  # type: ignore[attr-defined]
+            child = look.supervisor.find("tunnel to attic")  # type: ignore[attr-defined]
+            os.kill(child.pid, signal.SIGKILL)
+            child.process.wait()
+            assert not server_answers(device)
+            [line] = revive_tunnels(look.supervisor)  # type: ignore[attr-defined]
+            assert line == "the tunnel to attic had ended with signal 9 and was opened again"
+            assert server_answers(device)
+            assert transport.run(["echo", "once more"], timeout_s=30).stdout == b"once more\n"
             transport.close()
         finally:
             os.system(f"HOME={tmp_path} {find_adb()} -P {far} kill-server >/dev/null 2>&1")  # noqa: S605
