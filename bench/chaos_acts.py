@@ -33,6 +33,17 @@ _POLL_S = 0.01
 _CHUNK = bytes(2**20)
 
 
+class Pace(NamedTuple):
+    """How much happens in one run."""
+
+    most: int
+    """Acts, of one or more kills each."""
+    longest_s: float
+    """That a disk is full, or a database away."""
+    last_s: float
+    """Within which the first of them happens."""
+
+
 class Act(NamedTuple):
     """One thing that happens to a run."""
 
@@ -50,15 +61,15 @@ class Act(NamedTuple):
     """Which one, of several."""
 
 
-def plan_acts(chance: Random, theme: str, *, disks: bool, attached: bool, last_s: float) -> list[Act]:
-    """Return what happens in a run whose `theme` it is, the first of it within `last_s`. Pure.
+def plan_acts(chance: Random, theme: str, pace: Pace, *, disks: bool, attached: bool) -> list[Act]:
+    """Return what happens in a run whose `theme` it is. Pure.
 
     Nobody starts a device of a run's own again: where they are not `attached`, few are killed.
     """
     acts: list[Act] = []
-    at_s = chance.uniform(0.2, last_s)
-    for _ in range(chance.choice((1, 2, 3, 4, 5))):
-        acts += _one(chance, theme, at_s, disks=disks)
+    at_s = chance.uniform(0.2, pace.last_s)
+    for _ in range(chance.randint(1, pace.most)):
+        acts += _one(chance, theme, at_s, pace, disks=disks)
         at_s += chance.uniform(0.3, 6.0)
     if not attached and chance.random() < _SPARED:
         spared = [tuple("runner" if role == "virtual device" else role for role in act.roles) for act in acts]
@@ -66,11 +77,12 @@ def plan_acts(chance: Random, theme: str, *, disks: bool, attached: bool, last_s
     return sorted(acts)
 
 
-def _one(chance: Random, theme: str, at_s: float, *, disks: bool) -> list[Act]:
+def _one(chance: Random, theme: str, at_s: float, pace: Pace, *, disks: bool) -> list[Act]:
     kind = chance.choice(THEMES[:-1]) if theme == "everything" else theme
     if not disks and kind in ("state disk", "storage"):
         kind = "kills"
     long_s = chance.uniform(0.5, 8.0) if chance.random() < 0.85 else chance.uniform(8.0, 40.0)
+    long_s = min(long_s, pace.longest_s)
     if kind in ("state disk", "storage"):
         acts = [Act(at_s, "fill", (kind,), seconds=min(long_s, 15.0))]
     elif kind == "database":
