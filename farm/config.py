@@ -258,7 +258,7 @@ def _nearest(folder: Path) -> Path | None:
 @functools.cache
 def _warn(text: str) -> None:
     """Print a line to standard error, once in a process; folders may have any name."""
-    from farm.results.text import one_line
+    from farm.text import one_line
 
     print(f"farm: {one_line(text, 2000)}", file=sys.stderr)  # noqa: T201 - there is no command here that prints
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-# As `farm.store.rows.new_run_id` makes them; those of nights are the same.
-_RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
+RUN_ID = r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}"
+"""Pattern of what `farm.store.rows.new_run_id` makes; the ids of nights are the same."""
+
+_RUN_ID = re.compile(RUN_ID)
 # A SHA-256: `farm.build.key`.
 _BUNDLE_KEY = re.compile(r"[0-9a-f]{64}")
 

@@ -113,7 +113,7 @@ class _App:
 
     def _links(self, known: Background) -> dict[str, str]:
         hashes = {record.sha256 for records in known.artifacts.values() for record in records}
-        return {sha256: link("artifacts", sha256) for sha256 in hashes if self._artifacts.path(sha256).is_file()}
+        return {sha256: link("artifacts", sha256) for sha256 in hashes if self._artifacts.find(sha256)}
 
     def _artifact(self, request: Request) -> Response:
         sha256 = request.path_params["sha256"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from farm.ids import RUN_ID
 from farm.layers import Step
 from farm.results.attempt import Direction, Measurement
 from farm.store import values
@@ -27,7 +28,7 @@ ShortWord = Annotated[str, Meta(max_length=values.UNIT_LIMIT)]
 Kind = Annotated[str, Meta(max_length=values.KIND_LIMIT)]
 Metric = Annotated[str, Meta(max_length=values.METRIC_LIMIT)]
 JobName = Annotated[str, Meta(max_length=values.JOB_LIMIT)]
-RunId = Annotated[str, Meta(pattern=r"\A[0-9]{8}-[0-9]{6}-[0-9a-f]{6}\Z")]
+RunId = Annotated[str, Meta(pattern=rf"\A{RUN_ID}\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 # Part of the path of a bundle.
 Key = Annotated[str, Meta(max_length=values.KEY_LIMIT, pattern=r"\A[0-9A-Za-z_-]*\Z")]
