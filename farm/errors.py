@@ -21,6 +21,7 @@ FarmError
     ├── LeaseLostError         a device is not, or no more, ours to use
     ├── BundleError            a compiled bundle is damaged or is for another SoC
     └── StoreError             the database refuses: newer schema, read-only, full disk
+        └── StoreLostError     deleted, replaced, damaged or dropped: waiting does not help
 """
 
 from __future__ import annotations
@@ -199,3 +200,7 @@ class BundleError(InfraError):
 
 class StoreError(InfraError):
     """The database refuses."""
+
+
+class StoreLostError(StoreError):
+    """The store is deleted, replaced, damaged or dropped: waiting does not help, and what was recorded may be gone."""

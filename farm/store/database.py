@@ -7,6 +7,7 @@ import select
 import sqlite3
 import time
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -15,13 +16,18 @@ from sqlalchemy import Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, ProgrammingError
 
-from farm.errors import MissingToolError, StoreError, UsageError
+from farm.errors import MissingToolError, StoreError, StoreLostError, UsageError
+from farm.store.problems import ELSEWHERE, is_busy, is_contention, store_error
 from farm.store.schema import REVISION, VERSION_TABLE
+from farm.store.store_file import StoreFile, identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sqlalchemy import Connection
+    from sqlalchemy.pool import ConnectionPoolEntry
+
+    from farm.store.change import Changes
 
 BUSY_TIMEOUT_MS = 5_000
 # For other writers, in all. SQLite looks ever less often the longer it waits, so that of many writers the newest would
@@ -38,6 +44,8 @@ _WRITER, _READER = "psycopg", "psycopg2"
 
 _REVISION_QUERY = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608 - a constant
 _WRITES = "farm_writes"
+_LOG = "farm_log"
+_NO_STORE = "there is no store yet: 'farm run' makes one"
 _T = TypeVar("_T")
 
 
@@ -53,8 +61,11 @@ class Database:
         with self._in_words():
             self._engine = self._create_engine()
             self._writers = self._engine.execution_options(**{_WRITES: True})
+        self._file: StoreFile | None = None
         try:
             self._check_schema()
+            if self._is_sqlite:
+                self._file = StoreFile(Path(self.name).absolute(), content=not readonly)
         except BaseException:
             self.close()
             raise
@@ -66,20 +77,27 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Yield a connection in one consistent view of the data. Raises StoreError."""
+        self._look()
         with self._in_words(), self._engine.connect() as connection, connection.begin():
             yield connection
 
     def write(self, action: Callable[[Connection], _T]) -> _T:
         """Call `action` in one transaction and return what it returns; again when another writer was in its way.
 
-        Raises StoreError when the database refuses or stays busy for a minute.
+        Raises StoreError when the database refuses or stays busy for a minute; StoreLostError where it is deleted,
+        replaced or damaged, also when that happened only after it was opened.
         """
         if self.readonly:
             raise StoreError(f"{self.name}: the store was opened to read only")
 
         def once() -> _T:
-            with self._writers.connect() as connection, connection.begin():
-                return action(connection)
+            self._look()
+            with self._writers.connect() as connection:
+                with connection.begin():
+                    answer = action(connection)
+                # SQLite has no objection to writing to a file that was deleted meanwhile.
+                self._look(connection)
+            return answer
 
         return self._patiently(once)
 
@@ -114,24 +132,45 @@ class Database:
 
         self._patiently(once)
 
+    def version(self) -> tuple[Any, ...]:
+        """Return what equals an earlier answer only when nothing was committed in between. Raises StoreError."""
+        self._look()
+        with self._in_words():
+            return self._changes.version()
+
+    @cached_property
+    def _changes(self) -> Changes:
+        from farm.store.change import Changes
+
+        return Changes(self._engine)
+
     def close(self) -> None:
         """Close every connection."""
+        if "_changes" in self.__dict__:
+            self._changes.close()
         self._engine.dispose()
+
+    def _look(self, connection: Connection | None = None) -> None:
+        """Raise StoreLostError when the file is not the one that was opened; with a connection, also its log."""
+        if self._file is not None:
+            self._file.check()
+            if connection is not None:
+                self._file.check_log(connection.info.get(_LOG))
 
     def _check_file(self, *, existing: bool) -> None:
         path = Path(self.name)
         if existing and not path.is_file():
-            raise StoreError(f"{path}: there is no store yet: 'farm run' makes one")
+            raise StoreLostError(f"{path}: {_NO_STORE}")
         if self.readonly:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"{path.parent}: cannot be made: {error.strerror}: {_ELSEWHERE}") from None
+            raise StoreError(f"{path.parent}: cannot be made: {error.strerror}: {ELSEWHERE}") from None
         # The write-ahead log lies beside the file: the folder has to be writable, too.
         for place in (path.parent, path) if path.exists() else (path.parent,):
             if not os.access(place, os.W_OK):
-                raise StoreError(f"{place}: cannot be written by this user: {_ELSEWHERE}")
+                raise StoreError(f"{place}: cannot be written by this user: {ELSEWHERE}")
 
     def _create_engine(self) -> Engine:
         if not self._is_sqlite:
@@ -157,8 +196,7 @@ class Database:
         event.listen(engine, "begin", _begin)
         return engine
 
-    def _set_up(self, connection: sqlite3.Connection, record: object) -> None:
-        del record
+    def _set_up(self, connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
         # The module would begin transactions by itself, too late and never IMMEDIATE.
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
@@ -166,6 +204,7 @@ class Database:
         if not self.readonly:
             connection.execute("PRAGMA synchronous=NORMAL")
             _write_ahead(connection)
+            record.info[_LOG] = identity(f"{self.name}-wal")
 
     def _check_schema(self) -> None:
         if self._is_up_to_date():
@@ -175,6 +214,9 @@ class Database:
         if revision == REVISION:
             return
         if self.readonly:
+            if revision is None:
+                # Also where a process was killed before it had made the tables.
+                raise StoreError(f"{self.name}: {_NO_STORE}")
             self._refuse_newer(revision)
             raise StoreError(f"{self.name}: the store is of an older farm: 'farm run' brings it up to date")
         self._patiently(self._migrate)
@@ -195,7 +237,7 @@ class Database:
             revision: str | None = connection.scalar(text(_REVISION_QUERY))
             return revision
         if names and self._is_sqlite:
-            raise StoreError(f"{self.name}: is a database of another program: {_ELSEWHERE}")
+            raise StoreError(f"{self.name}: is a database of another program: {ELSEWHERE}")
         return None
 
     def _refuse_newer(self, revision: str | None) -> None:
@@ -203,7 +245,7 @@ class Database:
         if revision and revision > REVISION:
             raise StoreError(
                 f"{self.name}: the store is of a newer farm (schema {revision}, this one knows {REVISION}): "
-                f"update farm, or {_ELSEWHERE}"
+                f"update farm, or {ELSEWHERE}"
             )
 
     def _migrate(self) -> None:
@@ -236,7 +278,7 @@ class Database:
             command.upgrade(config, "head")
         except CommandError as error:
             raise StoreError(
-                f"{self.name}: cannot be brought from schema {revision} to {REVISION}: {error}: {_ELSEWHERE}"
+                f"{self.name}: cannot be brought from schema {revision} to {REVISION}: {error}: {ELSEWHERE}"
             ) from error
         if self._is_sqlite and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise StoreError(f"{self.name}: could not be brought up to date: rows refer to others that are not there")
@@ -249,7 +291,7 @@ class Database:
                 try:
                     return once()
                 except DBAPIError as error:
-                    if not _is_contention(error) or time.monotonic() > deadline:
+                    if not is_contention(error) or time.monotonic() > deadline:
                         raise
 
     @contextmanager
@@ -257,15 +299,13 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            raise StoreError(f"{self.name}: {_explain(error)}") from error
+            self._look()
+            raise store_error(self.name, error) from error
         except ModuleNotFoundError as error:
             raise MissingToolError(
                 f"{self.name}: the store needs the Python package {error.name!r}: "
                 "install farm with its extra 'cluster': pip install 'snapdragon-farm[cluster]'"
             ) from None
-
-
-_ELSEWHERE = "name another place in farm.toml (store) or $FARM_STORE"
 
 
 def _parse(address: str | Path) -> URL:
@@ -328,40 +368,6 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
         except sqlite3.OperationalError as error:
-            if not _is_busy(error) or time.monotonic() > deadline:
+            if not is_busy(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
-
-
-def _is_busy(error: BaseException | None) -> bool:
-    # SQLite's extended codes have the primary code in their low byte.
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def _is_contention(error: DBAPIError) -> bool:
-    # PostgreSQL: serialization failure and deadlock; the transaction was rolled back and may be tried again.
-    return _is_busy(error.orig) or getattr(error.orig, "sqlstate", None) in ("40001", "40P01")
-
-
-# SQLite's primary result codes, in words that say what to do.
-_SQLITE_PROBLEMS = {
-    sqlite3.SQLITE_FULL: "the disk is full: make room and run again; what was recorded is safe",
-    sqlite3.SQLITE_IOERR: "the disk cannot be read or written (is it full, or gone?); what was recorded is safe",
-    sqlite3.SQLITE_NOTADB: f"is not a database: move it away, or {_ELSEWHERE}",
-    sqlite3.SQLITE_CORRUPT: "is damaged: restore it from a backup, or move it away and start a new one "
-    "(sqlite3 STORE .recover saves what can be read)",
-    sqlite3.SQLITE_READONLY: f"cannot be written: {_ELSEWHERE}",
-    sqlite3.SQLITE_CANTOPEN: f"cannot be opened: may this user write in its folder? Else {_ELSEWHERE}",
-    sqlite3.SQLITE_PERM: f"cannot be opened by this user: {_ELSEWHERE}",
-    sqlite3.SQLITE_BUSY: "another process holds it for too long: is one of them stopped, or the disk very slow?",
-}
-
-
-def _explain(error: DBAPIError) -> str:
-    original: Any = error.orig
-    code = getattr(original, "sqlite_errorcode", None)
-    if code is not None and code & 0xFF in _SQLITE_PROBLEMS:
-        return _SQLITE_PROBLEMS[code & 0xFF]
-    said = " ".join(str(original).split())[:400]
-    return f"the database refuses: {said}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from sqlalchemy import bindparam, select
 
-from farm.errors import StoreError
+from farm.errors import StoreLostError
 from farm.store import schema, values
 from farm.store.details import bounded_details, layer_rows, operator_rows
 
@@ -121,19 +121,19 @@ def bounded(attempt: Attempt) -> Attempt:
 
 
 def require_run(connection: Connection, run_id: str) -> None:
-    """Raise StoreError unless there is such a run."""
+    """Raise StoreLostError unless there is such a run."""
     if connection.scalar(select(schema.run.c.id).where(schema.run.c.id == run_id)) is None:
-        raise StoreError(f"run {run_id} is not in the store: begin_run makes one")
+        raise StoreLostError(f"run {run_id} is not in the store: begin_run makes one")
 
 
 def find_planned(connection: Connection, run_id: str, job_id: str, serial: str = "") -> tuple[int, int, int | None]:
     """Return the ids of the rows in `run_job` and `job`, and in `device` of one that has a part in the run.
 
-    Raises StoreError where the job is not planned.
+    Raises StoreLostError where the job is not planned.
     """
     row = connection.execute(_PLANNED, {"of_run": run_id, "of_job": job_id, "of_serial": serial}).first()
     if row is None:
-        raise StoreError(f"run {run_id} has no job {job_id}: plan_jobs makes its jobs known")
+        raise StoreLostError(f"run {run_id} has no job {job_id}: plan_jobs makes its jobs known")
     return row.id, row.job_id, row.device_id
 
 

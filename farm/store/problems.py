@@ -1,0 +1,78 @@
+"""What a database says when it refuses, in words that say what to do."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+from farm.errors import StoreError, StoreLostError
+
+if TYPE_CHECKING:
+    from sqlalchemy.exc import DBAPIError
+
+ELSEWHERE = "name another place in farm.toml (store) or $FARM_STORE"
+
+_OVERWRITTEN = (
+    "restore it from a backup, or move it away and start a new one (sqlite3 STORE .recover saves what can be read)"
+)
+# SQLite's primary result codes.
+_PROBLEMS = {
+    sqlite3.SQLITE_FULL: "the disk is full: make room and run again; what was recorded is safe",
+    sqlite3.SQLITE_IOERR: "the disk cannot be read or written (is it full, or gone?); what was recorded is safe",
+    sqlite3.SQLITE_READONLY: f"cannot be written: {ELSEWHERE}",
+    sqlite3.SQLITE_CANTOPEN: f"cannot be opened: may this user write in its folder? Else {ELSEWHERE}",
+    sqlite3.SQLITE_PERM: f"cannot be opened by this user: {ELSEWHERE}",
+    sqlite3.SQLITE_BUSY: "another process holds it for too long: is one of them stopped, or the disk very slow?",
+}
+# Waiting does not help.
+_LOSSES = {
+    sqlite3.SQLITE_NOTADB: f"is not a database: move it away, or {ELSEWHERE}",
+    sqlite3.SQLITE_CORRUPT: f"is damaged: {_OVERWRITTEN}",
+}
+_NO_TABLES = f"its tables are gone: was it emptied, or made anew? Restore it from a backup, or {ELSEWHERE}"
+_NO_DATABASE = f"there is no such database, or none any more: create it, restore it from a backup, or {ELSEWHERE}"
+# A reader cannot make up for what a killed process left half done.
+_LEFT_HALF_DONE = "a process was killed as it made it: 'farm run' completes it"
+
+# SQLSTATE. The driver has none for a connection that is refused, only the server's words.
+_UNDEFINED_TABLE, _INVALID_CATALOG = "42P01", "3D000"
+_NO_SUCH_DATABASE = re.compile(r'database "[^"]*" does not exist')
+
+
+def is_busy(error: BaseException | None) -> bool:
+    """Tell whether SQLite refused because of another process."""
+    return _primary(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def is_contention(error: DBAPIError) -> bool:
+    """Tell whether a transaction was rolled back because of another one, and may be tried again."""
+    # PostgreSQL: serialization failure and deadlock.
+    return is_busy(error.orig) or _sqlstate(error.orig) in ("40001", "40P01")
+
+
+def store_error(name: str, error: DBAPIError) -> StoreError:
+    """Return the error to raise for what the database `name` refused; StoreLostError where waiting does not help."""
+    original: Any = error.orig
+    code, state = _primary(original), _sqlstate(original)
+    said = " ".join(str(original).split())[:400]
+    if code in _LOSSES:
+        return StoreLostError(f"{name}: {_LOSSES[code]}")
+    if state == _UNDEFINED_TABLE or (code == sqlite3.SQLITE_ERROR and said.startswith("no such table")):
+        return StoreLostError(f"{name}: {_NO_TABLES}")
+    if state == _INVALID_CATALOG or (state is None and code < 0 and _NO_SUCH_DATABASE.search(said)):
+        return StoreLostError(f"{name}: {_NO_DATABASE}")
+    if getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_ROLLBACK:
+        return StoreError(f"{name}: {_LEFT_HALF_DONE}")
+    return StoreError(f"{name}: {_PROBLEMS.get(code) or f'the database refuses: {said}'}")
+
+
+def _primary(error: BaseException | None) -> int:
+    """Return SQLite's primary result code, -1 where it is none: extended codes have it in their low byte."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return -1 if code is None else code & 0xFF
+
+
+def _sqlstate(error: BaseException | None) -> str | None:
+    # psycopg's name, and psycopg2's.
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
