@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 # What is done to the file, and what is said of it.
 LOSSES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "deleted": (Path.unlink, "was deleted while it was in use"),
+    "deleted": (Path.unlink, "was deleted or moved away while it was in use"),
     "deleted with its log": (lambda path: [p.unlink() for p in path.parent.glob("farm.db*")], "was deleted"),
-    "its folder deleted": (lambda path: shutil.rmtree(path.parent), "was deleted while it was in use"),
-    "moved away": (lambda path: path.rename(path.with_name("old.db")), "was deleted while it was in use"),
+    "its folder deleted": (lambda path: shutil.rmtree(path.parent), "was deleted or moved away while it was in use"),
+    "moved away": (lambda path: path.rename(path.with_name("old.db")), "was deleted or moved away while it was in use"),
     "replaced": (lambda path: _replace(path), "was replaced while it was in use"),
     "emptied": (lambda path: os.truncate(path, 0), "was overwritten or cut off"),
     "cut off": (lambda path: os.truncate(path, 50_000), "was overwritten or cut off"),

@@ -1,0 +1,56 @@
+"""The store is deleted, replaced or overwritten while a run goes on: it ends at once, and says what happened."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from farm_home import FarmHome, wait_for_no_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+RUN = ("run", "--soc", "SM8650", "--virtual", "2", "--suite", "smoke", "--iterations", "3000")
+
+
+def _recorded(path: Path) -> int:
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+            return int(connection.execute("select count(*) from attempt").fetchone()[0])
+    except sqlite3.Error:
+        return 0
+
+
+def _overwrite(path: Path) -> None:
+    path.write_bytes(os.urandom(path.stat().st_size))
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        pytest.param(lambda path: path.unlink(), "was deleted or moved away while it was in use", id="deleted"),
+        pytest.param(_overwrite, "was overwritten or cut off while it was in use", id="overwritten"),
+    ],
+)
+def test_a_run_whose_store_is_lost_stops_and_says_so(home: FarmHome, act: Callable[[Path], object], said: str) -> None:
+    path = home.state / "farm.db"
+    home.farm("run", "--soc", "SM8650", "--virtual", "1", "--suite", "smoke", timeout_s=600)
+    before = _recorded(path)
+    with home.running(*RUN) as process:
+        deadline = time.monotonic() + 120
+        while _recorded(path) <= before and time.monotonic() < deadline:
+            time.sleep(0.02)
+        act(path)
+        there = path.exists()
+        output = process.communicate(timeout=240)[0]
+    assert process.returncode == 4, output
+    assert f"the run stops: the store: {path}: {said}" in output
+    assert "Traceback" not in output
+    # The jobs that were left are not tried one after the other.
+    assert output.count(" ok ") < 8
+    assert path.exists() == there
+    assert wait_for_no_process(home) == {}
