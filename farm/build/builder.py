@@ -13,18 +13,18 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from farm.build.cache import BundleCache
 from farm.build.leftovers import builder_folder, work_in
 from farm.build.protocol import BEGAN, Reply, Request, exit_reason, reason_of
-from farm.errors import InfraError
+from farm.errors import FarmError, InfraError
 from farm.memory import resident_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 # A compile makes many objects that live as long as it does, beside 400,000 that torch and ExecuTorch keep:
 # looking through them at Python's own thresholds is a tenth of the time.
@@ -37,17 +37,32 @@ _OOM_SCORE = "500"
 
 def main(argv: list[str]) -> int:
     """Serve requests from stdin until it is closed."""
-    with builder_folder(Path(argv[0]), argv[1]) as folder:
-        work_in(folder)
-        _serve_all(BundleCache(Path(argv[0])))
+    # QNN's C++ code prints to the descriptors themselves: replies need one of their own.
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    root, requests = Path(argv[0]), iter(sys.stdin.buffer)
+    with contextlib.ExitStack() as stack:
+        while problem := _enter_folder(stack, root, argv[1]):
+            line = next(requests, b"")
+            if not line:
+                return 1
+            refusal = _refusal(msgspec.json.decode(line, type=Request), problem)
+            replies.write(msgspec.json.encode(refusal) + b"\n")
+        _serve_all(requests, replies, BundleCache(root))
         os.chdir("/")
     return 0
 
 
-def _serve_all(cache: BundleCache) -> None:
-    # QNN's C++ code prints to the descriptors themselves: replies need one of their own.
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
+def _enter_folder(stack: contextlib.ExitStack, root: Path, name: str) -> Exception | None:
+    """Work in a folder of ones own until `stack` ends; return why that cannot be: a full disk, for a while."""
+    try:
+        work_in(stack.enter_context(builder_folder(root, name)))
+    except (OSError, FarmError) as error:
+        return error
+    return None
+
+
+def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
     import torch
@@ -57,17 +72,22 @@ def _serve_all(cache: BundleCache) -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
     decoder = msgspec.json.Decoder(Request)
     settled = resident_bytes(os.getpid())
-    for line in sys.stdin.buffer:
+    for line in requests:
         request = decoder.decode(line)
         replies.write(BEGAN)
         try:
             reply = _serve(request, cache)
         except OSError as error:  # its log cannot be written
-            reply = Reply(request.key, ok=False, seconds=0.0, reason=reason_of(error), infra=True)
+            reply = _refusal(request, error)
         if resident_bytes(os.getpid()) > settled + _LEFT_BYTES:
             gc.collect()
             settled = resident_bytes(os.getpid())
         replies.write(msgspec.json.encode(reply) + b"\n")
+
+
+def _refusal(request: Request, error: Exception) -> Reply:
+    """Return the reply to a request that the machine stands in the way of."""
+    return Reply(request.key, ok=False, seconds=0.0, reason=reason_of(error), infra=True)
 
 
 def _serve(request: Request, cache: BundleCache) -> Reply:

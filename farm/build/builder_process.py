@@ -53,6 +53,8 @@ class BuilderProcess:
         self.log = log
         self.is_fresh = True
         """It has not answered yet."""
+        # Both ends have folders of their own to start from.
+        cache_root = cache_root.absolute()
         self._cache_root, self._name = cache_root, f"{os.getpid()}-{number}-{secrets.token_hex(4)}"
         self._child = supervisor.spawn(
             [sys.executable, "-m", "farm.build.builder", str(cache_root), self._name],

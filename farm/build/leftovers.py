@@ -29,7 +29,10 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 def builder_folder(root: Path, name: str) -> AbstractContextManager[Path]:
-    """Return the folder of a builder in the cache at `root`, which lives as long as this process, at most."""
+    """Return the folder of a builder in the cache at `root`, which lives as long as this process, at most.
+
+    To enter it raises OSError and UntrustedError.
+    """
     return own_folder(_builders(root), name)
 
 

@@ -420,6 +420,15 @@ def test_a_builder_that_cannot_be_started_is_a_reply_all_the_same(
     assert "no python" in replies[0].reason
 
 
+def test_a_cache_that_cannot_be_written_is_the_farms_fault_and_says_why(builds: Builds) -> None:
+    builds.cache.root.mkdir()
+    (builds.cache.root / "builders").write_text("no folder")
+    [reply] = builds.run(builds.request("torch.nn:ReLU"))
+    assert (reply.ok, reply.infra) == (False, True)
+    assert "builders" in reply.reason
+    assert "File exists" in reply.reason or "Not a directory" in reply.reason
+
+
 def test_stopping_ends_the_builders_at_once(builds: Builds) -> None:
     stopped = threading.Event()
 
