@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from users import User
 
 PLANT = Path(__file__).with_name("plant_runs.py")
+# It looks for bundles as confirm does.
+BISECT = pytest.param("bisect", marks=pytest.mark.whole)
 JOB = "smoke/conv2d[SM8650-htp-8a8w]"
 
 EVIL = """\
@@ -166,7 +168,7 @@ class TestWhatAUserCannotDo:
             assert world.farm("prune", *arguments, "--yes").returncode == 0
             assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
 
-    @pytest.mark.parametrize("command", ["repro --script out", "repro --virtual 1", "confirm", "bisect"])
+    @pytest.mark.parametrize("command", ["repro --script out", "repro --virtual 1", "confirm", BISECT])
     def test_make_a_look_for_a_bundle_remove_a_folder(self, world: World, precious: Path, command: str) -> None:
         bundles = world.ada.cache / "bundles"
         keys = [str(precious), relative(precious, bundles / ".."), "..", ".", "c" * 63 + "/"]
@@ -185,7 +187,7 @@ class TestWhatAUserCannotDo:
         assert "1 number stands out" in done.stdout
         assert (precious / "thesis.txt").read_text() == "years of work"
 
-    @pytest.mark.parametrize("command", ["repro", "confirm", "bisect"])
+    @pytest.mark.parametrize("command", ["repro", "confirm", BISECT])
     def test_have_his_intent_executed_by_the_id_of_his_run(self, world: World, suite: Path, command: str) -> None:
         intents = [world.bob.home / "his" / f"run{number}" for number in range(2)]
         ids = [str(intents[0]), relative(intents[1], world.ada.state / "runs")]
@@ -200,7 +202,7 @@ class TestWhatAUserCannotDo:
             assert (done.returncode, done.stdout) == (2, ""), done.stderr
             assert not executed(world)
 
-    @pytest.mark.parametrize("command", ["repro", "repro --script=out", "confirm", "bisect"])
+    @pytest.mark.parametrize("command", ["repro", "repro --script=out", "confirm", BISECT])
     def test_have_his_suite_executed_by_its_path(self, world: World, suite: Path, command: str) -> None:
         for path in (str(suite), str(suite / "suite.toml")):
             spec = {"suite": str(suite), "suite_column": path, "key": "right"}
@@ -314,6 +316,7 @@ class TestWhatAUserCanDo:
             assert farm(bob, "device", "out", serial) == 0
             assert farm(ada, "run", "--soc", "SM8650", "--suite", "smoke") == 4
 
+    @pytest.mark.whole
     def test_have_her_run_again_what_she_has_in_the_same_words(self, world: World) -> None:
         [his] = world.plant({"key": "right"})
         done = world.farm("repro", JOB)
