@@ -31,7 +31,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import simpleadb
-from farm.engine.anchor import anchor_jobs
 
 from farm.build.bundle import load_bundle
 from farm.build.cache import BundleCache
@@ -40,6 +39,7 @@ from farm.config import load_config
 from farm.devices.adb import AdbTransport
 from farm.devices.adb_names import adb_target
 from farm.devices.adb_server import AdbServer, start_adb_server
+from farm.engine.canary import canary_jobs
 from farm.engine.toolchain import prepare
 from farm.execution.session import DeviceSession, RunnerOptions
 from farm.processes import Supervisor
@@ -111,7 +111,7 @@ def anchor_bundle() -> Bundle:
     """Return what farm's sessions keep loaded; `farm run` has compiled it."""
     config = load_config()
     target = Target(SOC, "htp", "8a8w")
-    [anchor] = anchor_jobs((Job(Case("", "", "", ()), target),))
+    [anchor] = canary_jobs((Job(Case("", "", "", ()), target),))
     key = bundle_key(anchor, prepare(config, lambda _: None).versions)
     return load_bundle(BundleCache(config.cache_dir).folder(key))
 
