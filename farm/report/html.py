@@ -185,6 +185,8 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(data_folder("reports")),
         autoescape=True,
+        # As style and scripts, which are read once: a page is of one version.
+        auto_reload=False,
         undefined=jinja2.StrictUndefined,
         finalize=_shown,
         trim_blocks=True,

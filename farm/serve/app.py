@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
+import msgspec
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
@@ -23,16 +26,16 @@ from farm.resources import data_folder
 from farm.serve import pages
 from farm.serve.address import Address, link
 from farm.serve.gate import LOGIN, Gate, address_of
+from farm.serve.kept import Content, KeptPages, hashed
 from farm.serve.security import COOKIE, SESSION_S, Sessions, is_loopback, local_path
 from farm.store.artifacts import ArtifactStore
 from farm.store.store import open_store
 from farm.text import json_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from farm.config import Config
-    from farm.serve.pages import Page
     from farm.store.records import Background
     from farm.store.store import Store
 
@@ -52,6 +55,7 @@ class _App:
         self._store = _StoreHolder(config.store_url)
         self._artifacts = ArtifactStore(config.state_dir / "artifacts")
         self._sessions = Sessions(token) if token else None
+        self._kept = KeptPages(config.cache_dir / "serve")
         self._assets = _read_assets()
         names = {name.partition(".")[0] + name[name.rindex(".") :]: name for name in self._assets}
         self._served = Served(
@@ -85,7 +89,7 @@ class _App:
             Starlette(routes=routes, exception_handlers=handlers), host, self._sessions, loopback=is_loopback(host)
         )
 
-    def _page(self, make: Callable[..., Page]) -> Callable[[Request], Response]:
+    def _page(self, make: Callable[..., pages.Page]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             address = Address(request.scope["path"], request.query_params)
             with self._store.opened() as store:
@@ -100,19 +104,43 @@ class _App:
         text = render(template, self._served, address=address, link=link, **values)
         return Response(text, code, media_type="text/html")
 
-    def _run(self, request: Request) -> Response:
-        with self._store.opened() as store:
-            view = store.run_view(store.resolve_run(request.path_params["run"]))
-            if _wants_json(request):
-                return Response(render_json(view), media_type="application/json")
-            context = report_context(store, view.id, self._links)
+    async def _run(self, request: Request) -> Response:
+        run_id = await run_in_threadpool(self._run_id, request.path_params["run"])
+        if _wants_json(request):
+            headers = {"content-type": "application/json"}
+            read = partial(self._run_json, run_id)
+            return await self._kept.answer(request, f"{run_id}.json", self._version, read, headers)
         policy = f"{assets()['policy']}; frame-ancestors 'none'"
-        return Response(
-            render_html(view, context, home="/"), media_type="text/html", headers={"content-security-policy": policy}
+        headers = {"content-type": "text/html; charset=utf-8", "content-security-policy": policy}
+        return await self._kept.answer(request, run_id, self._version, partial(self._run_page, run_id), headers)
+
+    def _run_id(self, ref: str) -> str:
+        with self._store.opened() as store:
+            return store.resolve_run(ref)
+
+    def _version(self) -> object:
+        with self._store.opened() as store:
+            # Another store object is another store.
+            return store, store.browse.version()
+
+    def _run_json(self, run_id: str) -> Content:
+        with self._store.opened() as store:
+            view = store.run_view(run_id)
+        return Content(hashed(msgspec.msgpack.encode(view)), lambda: render_json(view).encode(), lambda: True)
+
+    def _run_page(self, run_id: str) -> Content:
+        with self._store.opened() as store:
+            view = store.run_view(run_id)
+            context = report_context(store, run_id, lambda known: self._links(_hashes(known)))
+        # What is remembered of a page does not keep all that is in it.
+        hashes, links = _hashes(context.background), context.links
+        return Content(
+            hashed(msgspec.msgpack.encode(view), msgspec.msgpack.encode(context)),
+            lambda: render_html(view, context, home="/").encode(),
+            lambda: self._links(hashes) == links,
         )
 
-    def _links(self, known: Background) -> dict[str, str]:
-        hashes = {record.sha256 for records in known.artifacts.values() for record in records}
+    def _links(self, hashes: Iterable[str]) -> dict[str, str]:
         return {sha256: link("artifacts", sha256) for sha256 in hashes if self._artifacts.find(sha256)}
 
     def _artifact(self, request: Request) -> Response:
@@ -231,6 +259,10 @@ class _StoreHolder:
                     self._store = None
             store.close()
             raise
+
+
+def _hashes(known: Background) -> frozenset[str]:
+    return frozenset(record.sha256 for records in known.artifacts.values() for record in records)
 
 
 def _read_assets() -> dict[str, bytes]:

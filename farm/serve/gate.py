@@ -8,11 +8,13 @@ import time
 from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from farm.serve.address import link
+from farm.serve.limits import network_of
 from farm.serve.security import COOKIE, HEADERS, Attempts, Sessions, names_this_machine
 from farm.text import one_line
 
@@ -23,6 +25,8 @@ LOGIN = "/login"
 _OPEN = (LOGIN, "/assets/")
 _QUIET = "/api/progress"
 _BEARER = "bearer "
+AT_ONCE = 8
+"""Requests of one peer that are worked on; the others wait, and the threads of the server are left for other peers."""
 _UNAUTHORIZED, _MISDIRECTED, _TOO_MANY, _ENDING = 401, 421, 429, 503
 
 
@@ -32,16 +36,24 @@ class Gate:
     def __init__(self, app: ASGIApp, host: str, sessions: Sessions | None, *, loopback: bool) -> None:
         self._app, self._host, self._loopback = app, host, loopback
         self._sessions, self.attempts = sessions, Attempts()
+        # As long as somebody is being answered.
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
             return
         began, status = time.monotonic(), 0
+        turn = self._turns.setdefault(_peer(scope), asyncio.Semaphore(AT_ONCE))
+        working = False
 
         async def start(message: Message) -> None:
-            nonlocal status
+            nonlocal status, working
             if message["type"] == "http.response.start":
+                if working:
+                    # What is left is to be taken, which may be slow.
+                    turn.release()
+                    working = False
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -49,12 +61,18 @@ class Gate:
             await send(message)
 
         try:
-            await (self._refused(scope) or self._app)(scope, receive, start)
+            answer: ASGIApp | None = self._refused(scope)
+            if answer is None:
+                await turn.acquire()
+                answer, working = self._app, True
+            await answer(scope, receive, start)
         except asyncio.CancelledError:
             # Whoever stopped the server did not want to wait for this answer.
             if not status:
                 await PlainTextResponse("the server is ending\n", _ENDING)(scope, receive, start)
         finally:
+            if working:
+                turn.release()
             if scope["path"] != _QUIET or status >= 400:
                 _log(scope, status, time.monotonic() - began)
 
@@ -89,8 +107,11 @@ class Gate:
 
 def address_of(scope: Scope) -> str:
     """Return the address that a request came from; of IPv6 the network, as a machine has many addresses in one."""
-    host = str((scope.get("client") or ("", 0))[0])
-    return ":".join(host.split(":")[:4]) if ":" in host and "." not in host else host
+    return network_of(str((scope.get("client") or ("", 0))[0]))
+
+
+def _peer(scope: Scope) -> str:
+    return str(scope.get("state", {}).get("peer") or address_of(scope))
 
 
 def _cookie(headers: Headers) -> str:

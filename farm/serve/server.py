@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from farm.config import Config
 
 # For answers that are being written when somebody presses Ctrl-C.
 _LAST_ANSWERS_S = 2
-_MOST_CONNECTIONS = 200
 _INTERRUPTED = 130
 
 
@@ -49,13 +50,28 @@ def serve(config: Config, host: str, token: str, bound: socket.socket) -> None:
     """Answer until a signal ends it."""
     import uvicorn
 
-    from farm.serve.app import create_app
+    try:
+        uvicorn.Server(settings(config, host, token)).run(sockets=[bound])
+    except KeyboardInterrupt:
+        if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
+            # Python would wait for a query that nobody waits for any more; reading, it leaves nothing half done.
+            sys.stderr.flush()
+            os._exit(_INTERRUPTED)
+        raise
 
-    settings = uvicorn.Config(
+
+def settings(config: Config, host: str, token: str) -> uvicorn.Config:
+    """Return how uvicorn serves: what is not limited here is limited by `farm.serve.limits`."""
+    import uvicorn
+
+    from farm.serve.app import create_app
+    from farm.serve.limits import LimitedProtocol
+
+    return uvicorn.Config(
         create_app(config, host, token),
         lifespan="off",
         loop="asyncio",
-        http="h11",
+        http=LimitedProtocol,
         ws="none",
         interface="asgi3",
         log_config=None,
@@ -63,17 +79,8 @@ def serve(config: Config, host: str, token: str, bound: socket.socket) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=_LAST_ANSWERS_S,
     )
-    try:
-        uvicorn.Server(settings).run(sockets=[bound])
-    except KeyboardInterrupt:
-        if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
-            # Python would wait for a query that nobody waits for any more; reading, it leaves nothing half done.
-            sys.stderr.flush()
-            os._exit(_INTERRUPTED)
-        raise
 
 
 def _explain(host: str, port: int, error: OSError) -> str:

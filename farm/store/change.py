@@ -49,7 +49,7 @@ class Changes:
         query = "PRAGMA data_version"
         with self._lock:
             if self._pooled is None:
-                # SQLite counts the commits of all others, for one connection alone: this one is kept, and does not write.
+                # SQLite counts the commits of all others, for one connection alone: this one is kept, and only reads.
                 self._pooled = self._engine.raw_connection()
             try:
                 return int(self._pooled.driver_connection.execute(query).fetchone()[0])

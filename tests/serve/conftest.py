@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
@@ -21,14 +21,16 @@ from farm.config import Config, load_config
 from farm.devices.device import AdbAddress, Device
 from farm.devices.status import DeviceStatus
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
-from farm.serve.app import create_app
-from farm.serve.server import listen
+from farm.serve.server import listen, settings
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord, NewAlert, Remark, RunRecord
 from farm.store.registry import HealthEvent, Seen
 from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
 from farm.suites import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from users import User
 
 HOUR = 3_600_000
 EVIL = '<script>window.pwned=1</script><img src=x onerror="window.pwned=2">\'"&amp;\x1b[31m\u202e'
@@ -181,11 +183,7 @@ class Server:
 def running(config: Config, token: str = "", host: str = "127.0.0.1") -> Iterator[Server]:
     """Run a server in a thread meanwhile; `host` is what it believes to listen on."""
     with listen("127.0.0.1", 0) as bound:
-        settings = uvicorn.Config(
-            create_app(config, host, token), lifespan="off", log_config=None, access_log=False, ws="none",
-            timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        server = uvicorn.Server(settings)
+        server = uvicorn.Server(settings(config, host, token))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:
@@ -197,7 +195,8 @@ def running(config: Config, token: str = "", host: str = "127.0.0.1") -> Iterato
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setenv("FARM_CACHE_DIR", str(tmp_path / "cache"))
     return load_config(folder=tmp_path)
 
 
@@ -219,6 +218,12 @@ def server(config: Config, filled: Filled) -> Iterator[Server]:
 def start(config: Config) -> Callable[..., contextlib.AbstractContextManager[Server]]:
     """Return a function that starts a server with a token, or with none."""
     return lambda token="", host="127.0.0.1": running(config, token, host)
+
+
+@pytest.fixture
+def another_user(two_users: tuple[User, User]) -> User:
+    """Somebody else on this machine."""
+    return two_users[0]
 
 
 def free_port() -> int:
