@@ -9,9 +9,18 @@ import socket
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 _ESTABLISHED = "01"
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+
+# linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h. A message begins with its length, type, flags, number, sender;
+# in the answer the owner follows family, state, timer, retransmissions, addresses (48 bytes), expiry and two queues.
+_SOCK_DIAG, _BY_FAMILY = 4, 20
+_MESSAGE = struct.Struct("=IHHII")
+_UID = 4 + 48 + 3 * 4
+_DIAG_ESTABLISHED = 1
+_ANY = 0xFFFFFFFF
 
 # Nothing is left to accept with: somebody has to close something first.
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -36,12 +45,44 @@ _OF_THE_CONNECTION = {
 def peer_uid(connection: socket.socket) -> int | None:
     """Return the user whose process holds the other end, None when it is gone or the kernel does not list it.
 
-    Linux lists every socket of the network namespace with its owner; both ends of a loopback connection are there.
+    Linux knows the owner of every socket of the network namespace; both ends of a loopback connection are there.
     """
     try:
-        theirs, ours = _entry(connection.getpeername()), _entry(connection.getsockname())
+        theirs, ours = connection.getpeername(), connection.getsockname()
     except OSError:
         # Reset before it was accepted: there is no other end any more.
+        return None
+    try:
+        return _asked(connection.family, theirs, ours)
+    except OSError:
+        # A sandbox without this kind of netlink.
+        return _listed(theirs, ours)
+
+
+def _asked(family: int, theirs: Any, ours: Any) -> int | None:
+    """Return the owner of one socket, looked up by its addresses: sock_diag(7). Raises OSError where it cannot be."""
+    hosts = b"".join(socket.inet_pton(family, host).ljust(16, b"\0") for host in (theirs[0], ours[0]))
+    wanted = struct.pack("!HH", theirs[1], ours[1]) + hosts + struct.pack("=III", 0, _ANY, _ANY)
+    request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, _ANY) + wanted
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _SOCK_DIAG) as kernel:
+        kernel.settimeout(1.0)
+        kernel.sendto(_MESSAGE.pack(_MESSAGE.size + len(request), _BY_FAMILY, 1, 1, 0) + request, (0, 0))
+        answer = kernel.recv(4096)
+    if _MESSAGE.unpack_from(answer)[1] != _BY_FAMILY:
+        number = -int(struct.unpack_from("=i", answer, _MESSAGE.size)[0])
+        if number == errno.ENOENT:
+            return None
+        raise OSError(number, os.strerror(number))
+    # One that nobody has open any more belongs to root.
+    state, uid = answer[_MESSAGE.size + 1], int(struct.unpack_from("=I", answer, _MESSAGE.size + _UID)[0])
+    return uid if state == _DIAG_ESTABLISHED else None
+
+
+def _listed(theirs: Any, ours: Any) -> int | None:
+    """Return the owner of an IPv4 socket from the list of all, which takes 7 ms where there are 1,500."""
+    try:
+        their_entry, our_entry = _entry(theirs), _entry(ours)
+    except OSError:
         return None
     for table in _TABLES:
         try:
@@ -52,7 +93,7 @@ def peer_uid(connection: socket.socket) -> int | None:
             fields = line.split()
             # An IPv6 socket that speaks IPv4 has the address in its last 8 digits.
             local, remote = (field[-13:] for field in fields[1:3])
-            if fields[3] == _ESTABLISHED and local == theirs and remote == ours:
+            if fields[3] == _ESTABLISHED and local == their_entry and remote == our_entry:
                 return int(fields[7])
     return None
 

@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import struct
+import subprocess
 import threading
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from farm.peer import accept_own, accept_own_async, peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from users import User
 
 SECONDS = 30.0
 
@@ -33,9 +36,56 @@ def reset(listener: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
+@pytest.fixture(params=["asked", "listed"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the owner is found: the kernel is asked for one socket, or, in a sandbox, for all."""
+    if request.param == "listed":
+
+        def none(*_: object) -> int:
+            raise PermissionError(errno.EPERM, "no netlink here")
+
+        monkeypatch.setattr(peer, "_asked", none)
+    name: str = request.param
+    return name
+
+
+@pytest.mark.usefixtures("way")
 def test_the_owner_of_a_connection_is_found(listener: socket.socket) -> None:
     with socket.create_connection(listener.getsockname()) as near, listener.accept()[0] as far:
         assert (peer_uid(near), peer_uid(far)) == (os.getuid(), os.getuid())
+
+
+def test_the_owner_of_a_connection_over_ipv6_is_found() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+        for host in ("127.0.0.1", "::1"):
+            near = socket.create_connection((host, listener.getsockname()[1]))
+            with near, listener.accept()[0] as far:
+                assert (peer_uid(near), peer_uid(far)) == (os.getuid(), os.getuid())
+
+
+def test_another_user_is_told_apart(listener: socket.socket, way: str, two_users: tuple[User, User]) -> None:
+    assert way
+    user = two_users[0]
+    code = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); s.recv(1)"
+    process = subprocess.Popen(
+        [user.interpreter, "-c", code, str(listener.getsockname()[1])], **user.start, cwd="/"
+    )  # fmt: skip
+    try:
+        with listener.accept()[0] as far:
+            assert peer_uid(far) == user.uid
+    finally:
+        process.wait(SECONDS)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_connection_that_was_closed_is_nobodys(listener: socket.socket) -> None:
+    # Such a socket belongs to root, whoever opened it.
+    near = socket.create_connection(listener.getsockname())
+    with listener.accept()[0] as far:
+        near.close()
+        assert peer_uid(far) is None
 
 
 def test_a_connection_that_was_reset_is_nobodys(listener: socket.socket) -> None:
