@@ -15,6 +15,7 @@ from farm.engine.session import STORE_VARIABLE
 from farm.errors import FarmError
 from farm.pytest_plugin.record import attempt_of, collection_failure, job_of_test, unpack
 from farm.store.store import open_store
+from farm.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -177,7 +178,7 @@ class Controller:
         try:
             action()
         except FarmError as error:
-            print(f"\nfarm: a result is not recorded: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            print(visible(f"\nfarm: a result is not recorded: {error}"), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _source(path: Path, hashes: dict[Path, str]) -> str:

@@ -53,7 +53,7 @@ def render_ctrf(view: RunView) -> str:
     document = {
         "reportFormat": "CTRF",
         "specVersion": _VERSION,
-        "reportId": str(uuid.uuid5(_IDS, _text(view.id))),
+        "reportId": str(uuid.uuid5(_IDS, one_line(view.id))),
         "generatedBy": f"farm {__version__}",
         "results": {
             "tool": {"name": "farm", "version": view.fingerprint.get("farm", __version__)},
@@ -86,7 +86,7 @@ def _test(job: JobSummary) -> dict[str, Any]:
     view, attempt = job.job, job.attempt
     others = [(number, one) for number, one in enumerate(view.attempts, start=1) if one is not attempt]
     test: dict[str, Any] = {
-        "id": str(uuid.uuid5(_IDS, _text(view.id))),
+        "id": str(uuid.uuid5(_IDS, one_line(view.id))),
         "name": view.id or "unnamed",
         "status": _STATUS[job.outcome],
         "rawStatus": job.outcome.value,
@@ -163,10 +163,6 @@ def _stop(attempt: Attempt) -> int:
 def _log(attempt: Attempt) -> str:
     head, cut, tail = cut_log(attempt.log, LOG_LIMIT)
     return f"{head}\n[... {cut} characters cut ...]\n{tail}" if cut else head
-
-
-def _text(text: str) -> str:
-    return one_line(text).encode("utf-8", "backslashreplace").decode()
 
 
 def _clean(document: Mapping[str, Any]) -> Any:
