@@ -21,6 +21,7 @@ FarmError
     ├── LeaseLostError         a device is not, or no more, ours to use
     ├── BundleError            a compiled bundle is damaged or is for another SoC
     └── StoreError             the database refuses: newer schema, read-only, full disk
+        ├── RowRefusedError    what is to be written, and nothing else: others may go on
         └── StoreLostError     deleted, replaced, damaged or dropped: waiting does not help
 """
 
@@ -200,6 +201,10 @@ class BundleError(InfraError):
 
 class StoreError(InfraError):
     """The database refuses."""
+
+
+class RowRefusedError(StoreError):
+    """The database refuses what is to be written, and nothing else: waiting does not help, and others may go on."""
 
 
 class StoreLostError(StoreError):

@@ -19,7 +19,7 @@ from farm.engine.executor import Executor
 from farm.engine.permits import Permit, read_permit
 from farm.engine.session import STORE_VARIABLE
 from farm.engine.station import Station
-from farm.errors import FarmError, LeaseLostError, LocalError, StoreError, StoreLostError
+from farm.errors import FarmError, LeaseLostError, LocalError, RowRefusedError, StoreError, StoreLostError
 from farm.execution.evidence import collect_evidence
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.blame import Tried, classify, is_open, settle, tried, unfit
@@ -123,7 +123,7 @@ class Worker:
         while True:
             try:
                 return action()
-            except StoreLostError:
+            except (StoreLostError, RowRefusedError):
                 raise
             except StoreError:
                 if time.monotonic() > deadline or self._is_orphan:
@@ -142,6 +142,9 @@ class Worker:
                 return returned or self._run(planned, following if may_go else None)
             except LeaseLostError:
                 return self._off()
+            except RowRefusedError:
+                # This job has no result; others may have one.
+                raise
             except StoreError as error:
                 return self._returned(halt=f"the store: {error}")
             except LocalError as error:

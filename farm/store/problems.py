@@ -6,7 +6,9 @@ import re
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import StoreError, StoreLostError
+from sqlalchemy.exc import DataError, IntegrityError
+
+from farm.errors import RowRefusedError, StoreError, StoreLostError
 
 if TYPE_CHECKING:
     from sqlalchemy.exc import DBAPIError
@@ -64,6 +66,8 @@ def store_error(name: str, error: DBAPIError) -> StoreError:
         return StoreLostError(f"{name}: {_NO_DATABASE}")
     if getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_ROLLBACK:
         return StoreError(f"{name}: {_LEFT_HALF_DONE}")
+    if isinstance(error, DataError | IntegrityError):
+        return RowRefusedError(f"{name}: the database refuses what is to be written: {said}")
     return StoreError(f"{name}: {_PROBLEMS.get(code) or f'the database refuses: {said}'}")
 
 

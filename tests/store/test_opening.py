@@ -16,13 +16,14 @@ import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from farm.errors import MissingToolError, StoreError, UsageError
-from farm.store.schema import REVISION, VERSION_TABLE
+from farm.errors import MissingToolError, RowRefusedError, StoreError, UsageError
+from farm.store.schema import REVISION, VERSION_TABLE, fingerprint
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
     from conftest import Make
     from farm_home import FarmHome
+    from sqlalchemy import Connection
 
     from farm.store.store import Store
 
@@ -273,3 +274,14 @@ def test_a_full_disk_is_said_so_and_loses_nothing(tmp_path: Path) -> None:
     said, intact = done.stdout.splitlines()
     assert "the disk is full: make room" in said
     assert intact == "True True"
+
+
+def test_what_the_database_does_not_take_is_told_from_a_database_that_is_away(store: Store) -> None:
+    """Waiting helps the one and not the other."""
+
+    def twice(connection: Connection) -> None:
+        for _ in range(2):
+            connection.execute(fingerprint.insert().values(hash="one", facts={}))
+
+    with pytest.raises(RowRefusedError, match="refuses what is to be written"):
+        store._database.write(twice)
