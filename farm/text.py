@@ -52,8 +52,10 @@ def one_line(text: str, limit: int = 0) -> str:
 
 def plain_json(data: bytes) -> bytes:
     r"""Return a JSON document with what is invisible or reorders text as `\uXXXX`: another spelling of the same."""
-    # JSON itself spells out control characters below U+0020.
-    return data if data.isascii() else re.sub(f"[{_UNSEEN}]", _escape, data.decode()).encode()
+    # JSON itself spells out control characters below U+0020, but not DEL.
+    if data.isascii():
+        return data.replace(b"\x7f", b"\\u007f")
+    return re.sub(f"[{_UNSEEN}]", _escape, data.decode()).encode()
 
 
 def json_document(answer: Any, indent: int = 2) -> bytes:

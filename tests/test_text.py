@@ -50,6 +50,10 @@ def test_json_says_the_same_in_other_letters() -> None:
     assert json.loads(said) == {"name": HOSTILE, "größe": "≥ 20 dB 🙂", HOSTILE: [1.5]}
 
 
+def test_json_of_ascii_alone_is_no_exception() -> None:
+    assert plain_json(b'"a\x7f"') == rb'"a\u007f"'
+
+
 def test_a_name_that_is_no_text_is_json_all_the_same() -> None:
     assert json.loads(json_document({"path": "a\udcffb"})) == {"path": "a?b"}
 

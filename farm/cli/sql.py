@@ -27,7 +27,7 @@ _CELL = 60
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=1),
+    type=click.FloatRange(1, 86_400),
     default=60.0,
     show_default=True,
     metavar="SECONDS",

@@ -60,7 +60,8 @@ class _Known(NamedTuple):
     page: Page
     version: Any
     """Of the store, before the content was read."""
-    read_at: float
+    current_at: float
+    """A moment at which it showed everything as it was."""
     is_current: Callable[[], bool]
 
 
@@ -101,16 +102,19 @@ class KeptPages:
         self, name: str, asked_at: float, version: Callable[[], Any], read: Callable[[], Content]
     ) -> Page | bytes:
         known = self._known.get(name)
-        # Whoever waited while the page was made, and asked before its content was read, gets what is new enough.
-        if known is not None and (known.read_at >= asked_at or await run_in_threadpool(_is_same, known, version)):
-            self._known.move_to_end(name)
-            return known.page
-        async with self._making:
-            made = await run_in_threadpool(self._make, known, version, read)
-        if isinstance(made, bytes):
-            return made
-        self._keep(name, made)
-        return made.page
+        # For whoever asked before that moment it is new enough, as for all who waited while it was made.
+        if known is not None and known.current_at < asked_at:
+            looked_at = time.monotonic()
+            is_same = await run_in_threadpool(_is_same, known, version)
+            known = known._replace(current_at=looked_at) if is_same else known
+        if known is None or known.current_at < asked_at:
+            async with self._making:
+                made = await run_in_threadpool(self._make, known, version, read)
+            if isinstance(made, bytes):
+                return made
+            known = made
+        self._keep(name, known)
+        return known.page
 
     def _make(self, known: _Known | None, version: Callable[[], Any], read: Callable[[], Content]) -> _Known | bytes:
         read_at, now = time.monotonic(), version()

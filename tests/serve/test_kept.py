@@ -170,6 +170,22 @@ def test_pages_have_no_name_and_only_so_many_are_kept(
     assert server.get(f"/runs/{filled.runs[0]}").status == 200
 
 
+def test_readers_of_several_runs_do_not_take_each_others_pages(
+    server: Server, filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "MOST_PAGES", 1)
+    runs = iter([*filled.runs, filled.live] * 6)
+    lock = threading.Lock()
+
+    def ask() -> bool:
+        with lock:
+            run_id = next(runs)
+        answer = server.get(f"/runs/{run_id}")
+        return answer.status == 200 and run_id in answer.text.partition("</title>")[0]
+
+    assert all(together(30, ask))
+
+
 def test_without_a_place_for_files_it_is_shown_all_the_same(
     server: Server, filled: Filled, config: Config, made: list[str]
 ) -> None:
