@@ -36,7 +36,7 @@ ATTACHED = 3
 _MOST_PARTS = 7
 _PEACEFUL_PARTS = 4
 """As many of the last ones nothing happens to."""
-_TUNNELLED = 0.3
+_PLACES = ("own", "attached", "tunnel")
 _LEFT_S = 30.0
 """How long processes of a run may take to end after their controller: docs/architecture.md."""
 _PERSON_AFTER_S = 1.5
@@ -100,10 +100,12 @@ class Round:
     def __init__(self, settings: Settings, number: int, tally: Tally) -> None:
         self._settings, self._number, self._tally = settings, number, tally
         self._chance = random.Random(f"{settings.seed} {number}")
-        # In turns, so that a few rounds meet everything.
-        self._theme = THEMES[(number + settings.seed) % len(THEMES)]
-        attached = ATTACHED if self._chance.random() < 0.65 else 0
-        self._tunnel = attached > 0 and has_sshd() and self._chance.random() < _TUNNELLED
+        # In turns, so that a few rounds meet everything, and some more everything everywhere.
+        turn, theme = divmod(number + settings.seed, len(THEMES))
+        self._theme = THEMES[theme]
+        place = (turn + theme) % len(_PLACES)
+        attached = ATTACHED if place else 0
+        self._tunnel = _PLACES[place] == "tunnel" and has_sshd()
         self._folder = settings.folder / f"r{number}"
         self._home = Home(self._folder, settings.runner, self._chance, jobs=settings.jobs, attached=attached)
         # On attached devices too, so that users of a server and of a file both meet everything.
