@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farm.text import visible
+from farm.text import spelled
 
 # How the C libraries of Android and Linux say ENOSPC and EDQUOT.
 _FULL = ("no space left on device", "quota exceeded")
@@ -13,13 +13,13 @@ _ONE_LINE = str.maketrans({"\t": "\N{SYMBOL FOR HORIZONTAL TABULATION}", "\n": "
 
 
 def clean_text(said: bytes | str, limit: int = LINE_CHARACTERS, *, lines: bool = False) -> str:
-    """Return at most `limit` characters of `said`, visible as `farm.text` has it, without outer blanks.
+    """Return at most `limit` characters of `said` without outer blanks, what is invisible spelled out by `farm.text`.
 
     Line ends and tabs survive only with `lines`, and are spelled out otherwise. What is not UTF-8 becomes U+FFFD.
     """
     # Four bytes a character at most, so that a huge answer costs nothing.
     text = said[: limit * 4].decode("utf-8", errors="replace") if isinstance(said, bytes) else said[: limit * 4]
-    text = visible(text.strip())
+    text = spelled(text.replace("\r\n", "\n").strip())
     return (text if lines else text.translate(_ONE_LINE))[:limit]
 
 
