@@ -47,7 +47,7 @@ def method(plan):
         "inputs": [value(plan, index) for index in plan.inputs],
         "outputs": [value(plan, index) for index in plan.outputs],
         "delegates": [[delegate.id, options(delegate)] for delegate in plan.delegates],
-        "operators": Counter(f"{o.name}.{o.overload}" for o in operators),
+        "operators": Counter(f"{o.name}.{o.overload}" if o.overload else o.name for o in operators),
     }
 
 print(json.dumps({
