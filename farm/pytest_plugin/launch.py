@@ -154,7 +154,7 @@ class _Launch:
         with own_folder(self._config.cache_dir / "virtual", f"pytest-{token}") as folder:
             try:
                 fleet = self._fleet(folder, supervisor)
-                with self._custody(fleet, folder, supervisor) as (custody, chosen):
+                with self._custody(fleet, folder) as (custody, chosen):
                     plan = self._plan(token, folder, fleet, chosen, tools)
                     plan.write()
                     custody.begin(folder)
@@ -176,7 +176,7 @@ class _Launch:
         return attached_fleet(config, [self._soc], request.backend, request.choice, supervisor, self._store)
 
     @contextlib.contextmanager
-    def _custody(self, fleet: Fleet, folder: Path, supervisor: Supervisor) -> Iterator[tuple[Custody, tuple[int, ...]]]:
+    def _custody(self, fleet: Fleet, folder: Path) -> Iterator[tuple[Custody, tuple[int, ...]]]:
         """Yield the devices' custody, and the numbers of those that are ours now: others come too late for a worker."""
         from farm.engine.custody import Custody, LeaseTerms
         from farm.leases import Priority

@@ -128,9 +128,7 @@ def test_without_another_device_it_is_the_codes_fault_and_says_that_nobody_else_
     assert (final.verdict, final.notes) == (Verdict.FAILED, ("no other device has tried it",))
 
 
-@pytest.mark.parametrize(
-    "causes", [(Cause.CRASH, Cause.GONE), (Cause.GONE, Cause.CRASH), (Cause.NUMERICS, Cause.GONE)]
-)
+@pytest.mark.parametrize("causes", [(Cause.CRASH, Cause.GONE), (Cause.GONE, Cause.CRASH), (Cause.NUMERICS, Cause.GONE)])
 def test_it_stays_open_when_the_other_device_could_not_say(causes: tuple[Cause, ...]) -> None:
     decision = classify(history(*causes), others=0)
     assert (decision.blame, decision.repeat) == (Blame.UNDECIDED, False)

@@ -104,7 +104,7 @@ def test_a_name_is_one_and_means_one_device(
 
 def test_what_people_wrote_is_safe_to_show(store: Store, make: type[Make]) -> None:
     """What is in a store may have been written by another version."""
-    store.registry.see([Seen(msgspec.structs.replace(make.device("p"), name="\x1b[2Jdesk", labels=("\x07",)), "x", None)])
+    store.registry.see([Seen(msgspec.structs.replace(make.device("p"), name="\x1b[2J", labels=("\x07",)), "x", None)])
     store.registry.set_service("p", False, "\x1b[31m cracked\nscreen", "\x1b]0;ada")
     store.registry.record_health(HealthEvent("p", "crash", "suspect", "\x9b31m bad"))
     (known,) = store.registry.all()
