@@ -4,13 +4,22 @@ Every round is one run of a stub farm (chaos_farm.py), on virtual devices of its
 PostgreSQL, as the seed and the number of the round decide. It is tormented, and resumed until nothing is missing; the
 last resumptions are left in peace. `--only ROUND` plays one round again: what is done, and when, is the same, and how
 far the run has come by then is up to the machine.
+
+The last line has, besides the keys of soak.py: `hangs`, runs that stood still for longer than `bound_s` while nothing
+happened to them; `longest_wait_s`, the longest that any did; `wrong_cause`, attempts that say a device was to blame in rounds
+where only farm's own processes, its disk or its database were met; `quarantined`, devices, and `quarantined_locally`, those
+of rounds where nothing happened to a device; `given_up`, devices that one run did without; `tracebacks` in what a user
+sees; `refused`, runs that could not be resumed; `broke_down`, sessions that ended early though a device was well. `lost`
+are jobs without a verdict about their code after the last resumption, and `faults` acts that met something.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaos_acts import Pace
+from chaos_lab import has_sshd
 from chaos_round import Round, Settings, Tally
 from chaos_store import postgres_cluster
 from chaos_watch import LONGEST_WAIT_S
@@ -34,18 +44,33 @@ PACE, QUICK_PACE = Pace(most=5, longest_s=40.0, last_s=7.0), Pace(most=2, longes
 
 def run_chaos(arguments: argparse.Namespace) -> int:
     """Play rounds until the time is over; print what was found, and return 1 when that is anything, else 0."""
+    # What was started and mounted is put away also when somebody ends this.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     _enter_namespace()
     print(
         "THE RUNNER AND THE COMPILER ARE STUBS; all other processes, disks and databases are the real thing", flush=True
     )
     started = time.monotonic()
-    seconds = QUICK_S if arguments.quick else arguments.minutes * 60
-    numbers = [arguments.only] if arguments.only is not None else range(QUICK_ROUNDS if arguments.quick else 10**6)
     tally = Tally()
     kept = Path(tempfile.mkdtemp(prefix="farm-chaos-found-"))
+    try:
+        settings = _play(arguments, tally, kept)
+    finally:
+        # It stays when there is anything in it.
+        with contextlib.suppress(OSError):
+            kept.rmdir()
+    return _report(tally, settings, time.monotonic() - started)
+
+
+def _play(arguments: argparse.Namespace, tally: Tally, kept: Path) -> Settings:
+    started = time.monotonic()
+    seconds = QUICK_S if arguments.quick else arguments.minutes * 60
+    numbers = [arguments.only] if arguments.only is not None else range(QUICK_ROUNDS if arguments.quick else 10**6)
     with tempfile.TemporaryDirectory(prefix="farm-chaos-") as name, postgres_cluster() as cluster:
         if isinstance(cluster, str):
             print(f"skipped: PostgreSQL, as {cluster}")
+        if not has_sshd():
+            print("skipped: tunnels, as sshd is not installed")
         folder = Path(name)
         stub_runtime(folder / "runtime")
         settings = Settings(
@@ -62,7 +87,7 @@ def run_chaos(arguments: argparse.Namespace) -> int:
             if time.monotonic() - started > seconds:
                 break
             Round(settings, number, tally).play()
-    return _report(tally, settings, time.monotonic() - started)
+    return settings
 
 
 def _report(tally: Tally, settings: Settings, seconds: float) -> int:
@@ -74,8 +99,6 @@ def _report(tally: Tally, settings: Settings, seconds: float) -> int:
             print(f"{what}: {text}")
     if bad:
         print(f"what is known of these: {settings.kept}")
-    else:
-        settings.kept.rmdir()
     print(
         json.dumps(
             {
