@@ -6,11 +6,12 @@ last resumptions are left in peace. `--only ROUND` plays one round again: what i
 far the run has come by then is up to the machine.
 
 The last line has, besides the keys of soak.py: `hangs`, runs that stood still for longer than `bound_s` while nothing
-happened to them; `longest_wait_s`, the longest that any did; `wrong_cause`, attempts that say a device was to blame in rounds
-where only farm's own processes, its disk or its database were met; `quarantined`, devices, and `quarantined_locally`, those
-of rounds where nothing happened to a device; `given_up`, devices that one run did without; `tracebacks` in what a user
-sees; `refused`, runs that could not be resumed; `broke_down`, sessions that ended early though a device was well. `lost`
-are jobs without a verdict about their code after the last resumption, and `faults` acts that met something.
+happened to them; `longest_wait_s`, the longest that any did; `wrong_cause`, attempts that say a device was to blame
+in rounds where only farm's own processes, its disk or its database were met; `quarantined`, devices, and
+`quarantined_locally`, those of rounds where nothing happened to a device; `given_up`, devices that one run did
+without; `tracebacks` in what a user sees; `refused`, runs that could not be resumed; `broke_down`, sessions that
+ended early though a device was well. `lost` are jobs without a verdict about their code after the last resumption,
+and `faults` acts that met something.
 """
 
 from __future__ import annotations
