@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from farm.devices.adb_server import AdbServer
     from farm.devices.device import Device
 
 
@@ -29,7 +30,13 @@ class Attached:
     home: FarmHome
     devices: list[Device]
     folder: Path
-    port: int
+    server: AdbServer
+    supervisor: Supervisor
+
+    @property
+    def port(self) -> int:
+        """Of the adb server."""
+        return self.server.port
 
     @property
     def env(self) -> dict[str, str]:
@@ -64,7 +71,7 @@ def attach(home: FarmHome, folder: Path, socs: list[str]) -> Iterator[Attached]:
     """Boot virtual devices that no run has started."""
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, folder / "adb")
-        yield Attached(home, boot(supervisor, server, socs, folder / "devices"), folder, server.port)
+        yield Attached(home, boot(supervisor, server, socs, folder / "devices"), folder, server, supervisor)
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = 120) -> None:

@@ -105,6 +105,8 @@ class Station:
         """Note how an attempt ended: where the device, or its cable, may be to blame, the canary has to tell."""
         if attempt.verdict is Verdict.INFRA:
             self._mark(Event.INFRA, attempt.reason, str(attempt.cause))
+            # No device's fault, and the next job would fare no better before the server is back.
+            self._doubt = self._doubt or attempt.cause is Cause.ADB_SERVER
         else:
             self._mark(Event.JOB_DONE)
 

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from attached import Attached, attach, until
+from attached import attach, until
 from farm_home import FarmHome, processes_of, wait_for_no_process
 
 from farm.virtual.faults import Fault, inject
@@ -51,10 +51,6 @@ def fill(folder: Path) -> Path:
             return file
 
 
-def health(attached: Attached) -> dict[str, str]:
-    return {row["serial"]: row["health"] for row in attached.json("devices")["devices"]}
-
-
 def test_a_full_disk_here_stops_the_run_and_marks_no_device(home: FarmHome, tmp_path: Path, small_disk: Path) -> None:
     own = FarmHome(home.cache, small_disk / "state", home.cwd)
     shared = {"FARM_STORE": str(tmp_path / "shared.db")}
@@ -71,9 +67,8 @@ def test_a_full_disk_here_stops_the_run_and_marks_no_device(home: FarmHome, tmp_
         assert "No space left on device" in out
         assert "'farm run --resume" in out
         filler.unlink()
-        assert set(
-            health(Attached(FarmHome(home.cache, own.state, home.cwd), pair.devices, tmp_path, pair.port)).values()
-        ) == {"healthy"}
+        listed = json.loads(own.farm("devices", "--json", env={**pair.env, **shared}).stdout)["devices"]
+        assert {row["health"] for row in listed} == {"healthy"}
         shown = own.farm("device", "show", "virtual-SM8650-0", env={**pair.env, **shared}).stdout
         assert "quarantine" not in shown
         assert "No space" not in shown
@@ -133,3 +128,20 @@ def test_a_replacement_that_dies_while_it_starts_ends_nothing(home: FarmHome) ->
 
 def workers(home: FarmHome) -> list[int]:
     return [pid for pid, command in processes_of(home).items() if WORKER in command]
+
+
+def test_an_adb_server_that_is_away_for_a_moment_burns_no_jobs(home: FarmHome, tmp_path: Path) -> None:
+    with attach(home, tmp_path, ["SM8650", "SM8650"]) as pair:
+        with pair.running(*RUN, "--iterations", "600", "--json") as process:
+            until(lambda: list((home.state / "runs").glob("*/raw/*")), "a job")
+            time.sleep(1)
+            pair.server.stop()
+            time.sleep(1.5)
+            assert pair.server.revive(pair.supervisor)
+            out = process.communicate(timeout=240)[0]
+        view = json.loads(out[out.index("\n{") :])
+        verdicts = [job["attempts"][-1]["verdict"] for job in view["jobs"] if job["attempts"]]
+        # What each of the two was at, and had staged, when the server went.
+        assert verdicts.count("passed") >= 4, out
+        assert len(verdicts) == 8, out
+        assert "quarantine" not in out
