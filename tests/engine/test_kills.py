@@ -120,7 +120,7 @@ def reapers(home: FarmHome) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("reapers_first", [True, False])
+@pytest.mark.parametrize("reapers_first", [True, pytest.param(False, marks=pytest.mark.whole)])
 def test_nothing_is_left_when_nobody_can_clean_up(
     home: FarmHome, undisturbed: dict[str, dict[str, Any]], reapers_first: bool
 ) -> None:

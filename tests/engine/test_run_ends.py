@@ -29,6 +29,13 @@ SCRIPTS = {
     "one is given up": {"hopeless": (0,)},
     "one computes wrong numbers": {"wrong": (1,)},
 }
+# What the others contain is in the whole run.
+NAMES = [
+    pytest.param(
+        name, marks=[pytest.mark.whole] if name in ("one is brought back", "one computes wrong numbers") else []
+    )
+    for name in SCRIPTS
+]
 
 
 @pytest.fixture
@@ -66,14 +73,14 @@ def moments(make: object, name: str) -> int:
     return undisturbed.points
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_worker_killed_at_any_moment(world: object, name: str) -> None:
     for moment in range(1, moments(world, name) + 1):
         for victim in (0, 1):
             check(world(name, kills={moment: (victim,)}))  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_several_workers_killed_at_once_and_their_replacements_while_they_start(world: object, name: str) -> None:
     last = moments(world, name)
     chance = random.Random(name)
@@ -84,7 +91,7 @@ def test_several_workers_killed_at_once_and_their_replacements_while_they_start(
             check(world(name, kills={moment: victims, later: victims, later + 1: victims}))  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_disk_that_is_full_for_a_while(world: object, name: str) -> None:
     last = moments(world, name)
     for begin in range(0, last, 5):
