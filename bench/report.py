@@ -144,24 +144,32 @@ def opened(page: Path) -> float:
     return float(took) / 1000
 
 
+def fill(state: Path, count: int, runs: int) -> str:
+    """Make a store with nightly runs of `count` jobs in `state`, and return the id of the last."""
+    draw, jobs = random.Random(1), make_jobs(count)
+    now_ms = time.time_ns() // 1_000_000
+    address = str(state / "farm.db")
+    with open_store(address) as store:
+        pattern = record_run(store, jobs, now_ms - runs * DAY_MS, draw, last=False)
+        database = Database(address)
+        for night in range(1, runs - 1):
+            database.write(partial(copy_run, pattern=pattern, started_ms=now_ms - (runs - night) * DAY_MS))
+        run_id = record_run(store, jobs, now_ms - DAY_MS, draw, last=True)
+        database.write(partial(vary, runs=runs))
+        database.close()
+    return run_id
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="200 jobs, 10 runs")
     parser.add_argument("--keep", type=Path, help="leave the report here")
     arguments = parser.parse_args()
     count, runs = (200, 10) if arguments.quick else (2000, 30)
-    draw, jobs = random.Random(1), make_jobs(count)
-    now_ms = time.time_ns() // 1_000_000
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
-        state, address = Path(folder), str(Path(folder, "farm.db"))
-        with open_store(address) as store:
-            pattern = record_run(store, jobs, now_ms - runs * DAY_MS, draw, last=False)
-            database = Database(address)
-            for night in range(1, runs - 1):
-                database.write(partial(copy_run, pattern=pattern, started_ms=now_ms - (runs - night) * DAY_MS))
-            run_id = record_run(store, jobs, now_ms - DAY_MS, draw, last=True)
-            database.write(partial(vary, runs=runs))
-            database.close()
+        state = Path(folder)
+        run_id = fill(state, count, runs)
+        with open_store(state / "farm.db") as store:
             kept = ArtifactStore(state / "artifacts")
             for file in store.artifacts(run_id):
                 path = kept.path(file.sha256)

@@ -25,35 +25,17 @@ import sys
 import tempfile
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from report import attempt_of, make_jobs, record_run, vary
-from store import DAY_MS, FACTS, copy_run
+from report import attempt_of, fill, make_jobs
+from store import FACTS
 
-from farm.store.database import Database
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def fill(state: Path, count: int, runs: int) -> str:
-    """Make a store with nightly runs and return the id of the last."""
-    draw, jobs = random.Random(1), make_jobs(count)
-    now_ms = time.time_ns() // 1_000_000
-    address = str(state / "farm.db")
-    with open_store(address) as store:
-        pattern = record_run(store, jobs, now_ms - runs * DAY_MS, draw, last=False)
-        database = Database(address)
-        for night in range(1, runs - 1):
-            database.write(partial(copy_run, pattern=pattern, started_ms=now_ms - (runs - night) * DAY_MS))
-        run_id = record_run(store, jobs, now_ms - DAY_MS, draw, last=True)
-        database.write(partial(vary, runs=runs))
-        database.close()
-    return run_id
 
 
 @contextlib.contextmanager

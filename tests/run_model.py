@@ -80,7 +80,7 @@ class World:
         self.custody = Stepped(self.plan.devices, store, None, self.notes.append, self.leave)
         self.controller = Controller(self.plan, front, store, self.custody)
         self.custody.begin(folder)
-        self.session = WorkerSession(pytest_config(self.controller), self.controller._workers, self.notes.append)
+        self.session = WorkerSession(pytest_config(self.controller), self.controller._workers)
         self.session.nodemanager = Nodes(self)
         self.session._session = SimpleNamespace(testscollected=0)
         self.processes: list[Process] = []

@@ -14,6 +14,7 @@ from farm.build.builder_process import BuilderProcess
 from farm.build.cache import BundleCache
 from farm.build.leftovers import remove_half_made, remove_leftovers
 from farm.build.protocol import CRASHES, Reply, Request, exit_reason
+from farm.processes import ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -167,8 +168,7 @@ class BuilderPool:
                 f"set build.builders or build.memory_mb lower in farm.toml (log: {log})"
             )
             return failed(reason, infra=True), _Again.ALONE
-        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return failed(f"the builder process ended with {ended}: see {log}", infra=True), _Again.BESIDE
+        return failed(f"the builder process ended with {ending(code)}: see {log}", infra=True), _Again.BESIDE
 
     def _builder(self, number: int) -> BuilderProcess:
         """Return the process of that number, a fresh one when it is gone or has grown too much."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,16 +59,13 @@ class Controller:
         """Tell Ctrl-C from pytest's Interrupted, which derives from KeyboardInterrupt."""
         self.interrupted = self.interrupted or excinfo.type is KeyboardInterrupt
         if self.interrupted:
-            # They are deaf to Ctrl-C, which lets what runs finish.
-            for pid in self._workers.pids():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
+            self._workers.interrupt()
 
     def pytest_plugin_registered(self, plugin: object, manager: pytest.PytestPluginManager) -> None:
         """Take the place of xdist's session, which ends with the first worker that does not start."""
         if isinstance(plugin, DSession) and not isinstance(plugin, WorkerSession):
             manager.unregister(plugin)
-            session = WorkerSession(plugin.config, self._workers, self._front.note)
+            session = WorkerSession(plugin.config, self._workers)
             manager.register(session, "dsession")
             self._custody.watch_with(lambda: self._workers.watch(session.nodes))
 

@@ -108,14 +108,13 @@ class Worker:
         self._device = plan.devices[number]
         self._local_trouble_s: float | None = None
         """When this machine began to fail, on the monotonic clock; None while it works."""
-        self._store, self._station, self._executor = self._patiently(outfit)
+        self._store, self._station, self._executor = self._outlasting_the_store(
+            lambda: outfit(plan, number, self._unwanted)
+        )
         self._permit = Permit(go=False)
         if self._may_go():
             # While the first job is on its way.
             self._station.begin()
-
-    def _patiently(self, outfit: Callable[[RunPlan, int, Callable[[], bool]], Outfit]) -> Outfit:
-        return self._outlasting_the_store(lambda: outfit(self._plan, self._number, self._unwanted))
 
     def _outlasting_the_store(self, action: Callable[[], _Answer]) -> _Answer:
         """Return what `action` does, once the store is there. Raises StoreError when it stays away or is lost."""

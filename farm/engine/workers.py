@@ -125,7 +125,7 @@ class Workers:
         now = self._now_s = self._now_s + min(moment - self._looked_s, _TICK_SECONDS)
         self._looked_s = moment
         if self._starting_s is not None and now > self._starting_s + START_SECONDS:
-            _kill(*_unknown_children({_pid(node) for node in nodes}))
+            _send(signal.SIGKILL, *_unknown_children({_pid(node) for node in nodes}))
         for node in nodes:
             if not (pid := _pid(node)):
                 continue
@@ -139,11 +139,12 @@ class Workers:
                 or now > self._began_s.get(node, now) + START_SECONDS
                 or now > self._signs[node][1] + self._most_silence_s
             ):
-                _kill(pid)
+                _send(signal.SIGKILL, pid)
 
-    def pids(self) -> list[int]:
-        """Return the process ids of the workers that run."""
-        return [pid for node, device in self._device_of.items() if device not in self._free and (pid := _pid(node))]
+    def interrupt(self) -> None:
+        """Tell all workers to end at once: they are deaf to Ctrl-C, which lets what runs finish."""
+        running = (node for node, device in self._device_of.items() if device not in self._free)
+        _send(signal.SIGTERM, *(pid for node in running if (pid := _pid(node))))
 
     def _next(self) -> int | None:
         return next((device for device in self._free if self._is_wanted(device)), None)
@@ -167,9 +168,9 @@ class Workers:
 class WorkerSession(DSession):  # type: ignore[misc]
     """xdist's session, in which no worker that dies, also while it starts, ends the run of the others."""
 
-    def __init__(self, config: pytest.Config, workers: Workers, note: Callable[[str], None]) -> None:
+    def __init__(self, config: pytest.Config, workers: Workers) -> None:
         super().__init__(config)
-        self._workers, self._note = workers, note
+        self._workers = workers
         self._broken: dict[Any, str] = {}
         self.sched: DeviceScheduling
 
@@ -265,7 +266,7 @@ def _unknown_children(known: set[int]) -> list[int]:
     return found
 
 
-def _kill(*pids: int) -> None:
+def _send(number: signal.Signals, *pids: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)

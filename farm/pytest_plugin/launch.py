@@ -20,6 +20,7 @@ from farm.engine.fleet import Choice
 from farm.engine.session import STORE_VARIABLE
 from farm.errors import InfraError, NoDeviceError, NothingSelectedError, UsageError
 from farm.identity import user_name
+from farm.processes import ending
 from farm.profiles import find_soc, load_socs
 from farm.pytest_plugin.plan import PLAN_VARIABLE, SuitePlan, devices_left
 
@@ -280,7 +281,7 @@ class _Launch:
 
     def _exit_code(self, run_id: str, status: int) -> int:
         if status == _PYTEST_INTERNAL or status < 0:
-            self._note(f"pytest broke down ({_ended(status)}): what it says above tells why")
+            self._note(f"pytest broke down ({ending(status)}): what it says above tells why")
             return InfraError.exit_code
         found = exit_code_of(self._store.run_view(run_id))
         # Other plugins have demands of their own, as for coverage.
@@ -297,11 +298,7 @@ def _without_tests(status: int, *, interrupted: bool) -> BaseException:
         return UsageError(
             "pytest could not begin: what it says above tells which argument, ini file or conftest it was"
         )
-    return InfraError(f"pytest ended and no test is recorded ({_ended(status)}): what it says above tells why")
-
-
-def _ended(status: int) -> str:
-    return f"signal {-status}" if status < 0 else f"exit code {status}"
+    return InfraError(f"pytest ended and no test is recorded ({ending(status)}): what it says above tells why")
 
 
 def _let_end(child: Child) -> int:
