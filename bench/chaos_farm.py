@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from stub_farm import as_runtime
 
-from farm.engine import toolchain
+from farm.compile import toolchain
 from farm.runtime import runtime
 
 if TYPE_CHECKING:

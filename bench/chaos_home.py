@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from chaos_farm import BENCH, VERSIONS
 from stub_farm import SOC, fill_bundle, words_of
 
-from farm.build.cache import BundleCache
-from farm.build.key import bundle_key
-from farm.engine.canary import canary_jobs
-from farm.profiles import find_soc
-from farm.suite_files import load_suite
-from farm.suites import Job, plan
+from farm.bundles.cache import BundleCache
+from farm.bundles.key import bundle_key
+from farm.device_run.canary import canary_jobs
+from farm.suites.manifests import load_suite
+from farm.suites.socs import find_soc
+from farm.suites.suite import Job, plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,8 +33,8 @@ _ROLES = {
     "virtual device": "farm.virtual",
     "adb server": "server nodaemon",
     "runner": "--serve",
-    "builder": "farm.build.builder",
-    "tunnel": "farm.devices.tunnel",
+    "builder": "farm.compile.builder",
+    "tunnel": "farm.devices.ssh.tunnel",
     "worker": "exec(eval(sys.stdin.readline()))",
     "controller": "chaos_farm.py run",
 }

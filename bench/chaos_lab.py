@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from chaos_farm import BENCH
 from stub_farm import SOC
 
-from farm.devices.adb_server import AdbServer, start_adb_server
+from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.device import AdbAddress
 from farm.errors import InfraError
-from farm.processes import Child, Supervisor
+from farm.system.processes import Child, Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:

@@ -39,17 +39,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from farm.build.bundle import MODEL
-from farm.build.cache import BundleCache
-from farm.build.key import bundle_key
-from farm.build.pool import BuilderPool, MemoryLimits
-from farm.build.protocol import Reply, Request
-from farm.config import Config, load_config
-from farm.engine.toolchain import Toolchain, prepare
-from farm.processes import Supervisor
-from farm.profiles import find_soc
-from farm.suite_files import find_suites, resolve_suite
-from farm.suites import plan
+from farm.bundles.bundle import MODEL
+from farm.bundles.cache import BundleCache
+from farm.bundles.key import bundle_key
+from farm.compile.pool import BuilderPool, MemoryLimits
+from farm.compile.protocol import Reply, Request
+from farm.compile.toolchain import Toolchain, prepare
+from farm.config.settings import Config, load_config
+from farm.suites.manifests import find_suites, resolve_suite
+from farm.suites.socs import find_soc
+from farm.suites.suite import plan
+from farm.system.processes import Supervisor
 
 SOC = "SM8650"
 SUITE = "quantized_ops"

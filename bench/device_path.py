@@ -32,27 +32,27 @@ from typing import TYPE_CHECKING
 
 import simpleadb
 
-from farm.build.bundle import load_bundle
-from farm.build.cache import BundleCache
-from farm.build.key import bundle_key
-from farm.config import load_config
-from farm.devices.adb import AdbTransport
-from farm.devices.adb_names import adb_target
-from farm.devices.adb_server import AdbServer, start_adb_server
-from farm.engine.canary import canary_jobs
-from farm.engine.toolchain import prepare
+from farm.bundles.bundle import load_bundle
+from farm.bundles.cache import BundleCache
+from farm.bundles.key import bundle_key
+from farm.compile.toolchain import prepare
+from farm.config.settings import load_config
+from farm.device_run.canary import canary_jobs
+from farm.devices.adb.names import adb_target
+from farm.devices.adb.server import AdbServer, start_adb_server
+from farm.devices.adb.transport import AdbTransport
 from farm.execution.session import DeviceSession, RunnerOptions
-from farm.processes import Supervisor
-from farm.profiles import find_soc
 from farm.results.runner_report import RunnerReport, parse_report
 from farm.runtime.runtime import Runtime, simulator_runtime
-from farm.suites import Case, Job, Target
+from farm.suites.socs import find_soc
+from farm.suites.suite import Case, Job, Target
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from farm.build.bundle import Bundle
+    from farm.bundles.bundle import Bundle
     from farm.execution.workspace import Workspace
 
 SOC = "SM8650"

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from farm.results.etdump import read_etdump
-from farm.results.event_names import INFERENCE
-from farm.results.profile import operator_rows
+from farm.results.profile.cycles import operator_rows
+from farm.results.profile.etdump import read_etdump
+from farm.results.profile.event_names import INFERENCE
 
 ROUNDS = 5
 # A convolution's profile takes 1.1 kB for every inference.

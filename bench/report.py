@@ -34,14 +34,14 @@ from selenium.webdriver.chrome.service import Service
 from sqlalchemy import bindparam, select, update
 from store import DAY_MS, DEVICE, FACTS, copy_run
 
-from farm.engine.command import write_report
+from farm.request.ending import write_report
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store import schema
 from farm.store.artifacts import ArtifactStore
 from farm.store.database import Database
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import Store, open_store
-from farm.suites import Case, InputSpec, Job, Target
+from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -38,7 +38,7 @@ from farm.store import rows, schema
 from farm.store.database import Database
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
-from farm.suites import Case, InputSpec, Job, Target
+from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.build.bundle import INPUTS, MANIFEST, MODEL, REFERENCES, Manifest, TensorSpec, sha256_of
-from farm.build.cache import BundleCache
-from farm.devices.adb_server import AdbServer, start_adb_server
-from farm.engine.canary import canary_jobs
-from farm.engine.plan import PlannedJob
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, REFERENCES, Manifest, TensorSpec, sha256_of
+from farm.bundles.cache import BundleCache
+from farm.device_run.canary import canary_jobs
+from farm.devices.adb.server import AdbServer, start_adb_server
+from farm.request.plan import PlannedJob
 from farm.results.attempt import Stage, Verdict
 from farm.runtime.runtime import Runtime
-from farm.suites import Case, InputSpec, Job, Limits, Target, Tolerance
+from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
 from farm.virtual.boot import boot
 from farm.virtual.faults import fired
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from farm.devices.device import Device
-    from farm.processes import Supervisor
+    from farm.system.processes import Supervisor
 
 SOC = "SM8650"
 SUITE = "stub"

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from stub_farm import EXPECTED
 
-from farm.config import HealthConfig, load_config
-from farm.engine.controller import Controller
-from farm.engine.custody import Custody, LeaseTerms
-from farm.engine.plan import RunPlan
-from farm.engine.profile import Profile
-from farm.engine.session import execute
-from farm.identity import user_name
-from farm.leases import Priority
+from farm.config.settings import HealthConfig, load_config
+from farm.pool.custody import Custody, LeaseTerms
+from farm.request.plan import RunPlan
+from farm.request.profiling import Profile
+from farm.request.pytest_session import execute
 from farm.results.attempt import Verdict
+from farm.run.controller import Controller
+from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 from farm.store.store import open_store
+from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from stub_farm import StubFarm
 
-    from farm.leases import Lease
+    from farm.store.leases.rules import Lease
     from farm.store.view import RunView
 
 

@@ -25,13 +25,13 @@ from executorch.backends.qualcomm.quantizer.quantizer import QuantDtype
 from executorch.backends.qualcomm.tests.utils import TestQNN
 from executorch.backends.qualcomm.utils.utils import generate_htp_compiler_spec, generate_qnn_executorch_compiler_spec
 
-from farm.build.factory import make_inputs, make_module
-from farm.build.protocol import Request
+from farm.compile.flows.factory import make_inputs, make_module
+from farm.compile.protocol import Request
 
 if TYPE_CHECKING:
     import torch
 
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 
 class Compiling(TestQNN):

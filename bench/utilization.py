@@ -19,7 +19,7 @@ from pathlib import Path
 from stub_farm import make_stub_farm
 from stub_run import run_stub_farm, spans
 
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 
 
 def measure(devices: int, jobs_each: int, latency_ms: int) -> dict[str, float]:

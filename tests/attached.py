@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from farm_home import FarmHome
 
-from farm.devices.adb_server import start_adb_server
-from farm.processes import Supervisor
+from farm.devices.adb.server import start_adb_server
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from farm.devices.adb_server import AdbServer
+    from farm.devices.adb.server import AdbServer
     from farm.devices.device import Device
 
 

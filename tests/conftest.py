@@ -16,11 +16,11 @@ import pytest
 from farm_home import FarmHome
 from users import User, two_users
 
-from farm.devices.adb_server import start_adb_server
-from farm.processes import Supervisor
-from farm.publish import published
+from farm.devices.adb.server import start_adb_server
 from farm.runtime.packages import package_version
 from farm.runtime.simulator import host_sdk
+from farm.system.processes import Supervisor
+from farm.system.publish import published
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from farm.build.factory import make_inputs, make_module
-from farm.suite_files import find_suites, resolve_suite
+from farm.compile.flows.factory import make_inputs, make_module
+from farm.suites.manifests import find_suites, resolve_suite
 
 
 def main() -> None:

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farm.build.cache import BundleCache
+from farm.bundles.cache import BundleCache
 from farm.execution.raw import RawResult
-from farm.profiles import find_soc
 from farm.results.attempt import Verdict
 from farm.results.outputs import compare_outputs, decide
-from farm.suite_files import find_suites, resolve_suite
-from farm.suites import plan
+from farm.suites.manifests import find_suites, resolve_suite
+from farm.suites.socs import find_soc
+from farm.suites.suite import plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from farm.build.bundle import Bundle
-    from farm.suites import Job
+    from farm.bundles.bundle import Bundle
+    from farm.suites.suite import Job
 
 SCALE = 1.05
 """A scale that is 5 % off."""

@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 
 from farm.devices.device import AdbAddress, Device
-from farm.engine import asking, benches
-from farm.engine.confirm_job import PairsRequest
-from farm.engine.confirm_run import RunFindings, confirm_run
+from farm.regressions import bench_pool as benches
+from farm.regressions import remeasure as asking
+from farm.regressions.confirm_job import PairsRequest
+from farm.regressions.confirm_run import RunFindings, confirm_run
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.rows import now_ms
-from farm.suites import Case, InputSpec, Job, Target
+from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     import pytest
 
     from farm.analysis.confirmation import Pair
-    from farm.config import Config
-    from farm.engine.past import Past
+    from farm.config.settings import Config
+    from farm.replay.stored_result import Past
     from farm.store.store import Store
 
 DAY = 86_400_000
@@ -42,7 +43,7 @@ class BundleStub(msgspec.Struct, frozen=True):
 
 
 class SideStub(msgspec.Struct, frozen=True):
-    """As `farm.engine.pairs.Side`."""
+    """As `farm.regressions.interleaved_ab.Side`."""
 
     job: str
     bundle: BundleStub

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 
-from farm.report.context import ReportContext
+from farm.report.model.context import ReportContext
 from farm.store.records import (
     AlertRecord,
     ArtifactRecord,

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farm.devices.device import AdbAddress, Device
-from farm.engine.controller import Controller
-from farm.engine.custody import Custody
-from farm.engine.permits import leave_permit
-from farm.engine.plan import PlannedJob, RunPlan
-from farm.engine.plugin import properties_of
-from farm.engine.scheduler import IDLE, DeviceScheduling
-from farm.engine.worker import Outfit, Worker
-from farm.engine.workers import WorkerSession
 from farm.errors import LocalError
+from farm.pool.custody import Custody
+from farm.pool.worker_grant import leave_permit
+from farm.request.plan import PlannedJob, RunPlan
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.suites import Case, InputSpec, Job, Target
+from farm.run.controller import Controller
+from farm.run.plugin import properties_of
+from farm.run.scheduler import IDLE, DeviceScheduling
+from farm.run.worker import Outfit, Worker
+from farm.run.workers import WorkerSession
+from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from farm.devices.device import SshAddress
-from farm.processes import Child, Supervisor
+from farm.system.processes import Child, Supervisor
 from farm.virtual.tree import DeviceTree, device_properties
 
 SECONDS = 20.0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from farm.builders import builders_in, installed_builders, suite_operators
 from farm.errors import ConfigError
+from farm.suites.op_builders import builders_in, installed_builders, suite_operators
 
 
 def test_the_installed_ones_are_those_that_executorch_registers() -> None:
@@ -25,7 +25,8 @@ def test_the_installed_ones_are_those_that_executorch_registers() -> None:
 
 
 def test_they_are_read_without_importing_them() -> None:
-    code = "import sys; from farm.builders import installed_builders as read; print(len(read())); print(*sys.modules)"
+    code = "import sys; from farm.suites.op_builders import installed_builders as read\n"
+    code += "print(len(read())); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     count, modules = done.stdout.splitlines()
     assert int(count) > 100

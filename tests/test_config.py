@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from farm.config import DeviceConfig, HostConfig, load_config
-from farm.config_devices import Endpoint, SshLogin
+from farm.config.devices import Endpoint, SshLogin
+from farm.config.settings import DeviceConfig, HostConfig, load_config
 from farm.errors import ConfigError, UsageError
-from farm.memory import usable_bytes
+from farm.system.memory import usable_bytes
 
 
 def test_the_nearest_file_upwards_counts_and_paths_are_relative_to_it(

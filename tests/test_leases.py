@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.leases import Grant, Lease, Priority, Request, grant, to_yield
+from farm.store.leases.rules import Grant, Lease, Priority, Request, grant, to_yield
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,10 +6,10 @@ import pytest
 from executorch.backends.qualcomm.serialization import qc_schema
 
 from farm.errors import FarmError, IllegalTargetError, UnknownNameError, UsageError
-from farm.options import OPTIONS, compile_options, parse_options, runtime_flags
-from farm.profiles import BACKEND_PRECISIONS, find_soc
-from farm.suite_files import find_suites, load_suite
-from farm.suites import Target, plan
+from farm.suites.manifests import find_suites, load_suite
+from farm.suites.options import OPTIONS, compile_options, parse_options, runtime_flags
+from farm.suites.socs import BACKEND_PRECISIONS, find_soc
+from farm.suites.suite import Target, plan
 
 
 def test_every_combination_is_a_set_of_its_own() -> None:

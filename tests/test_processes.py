@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm import processes, reaper
 from farm.errors import InfraError, MissingToolError
-from farm.processes import Supervisor
+from farm.system import processes, reaper
+from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,8 +32,8 @@ signal.pause()
 
 PARENT = """
 import sys, time
-from farm import processes
-from farm.processes import Supervisor
+from farm.system import processes
+from farm.system.processes import Supervisor
 supervisor = Supervisor()
 child = supervisor.spawn([sys.executable, "-c", sys.argv[1]], name="family", stdout_pipe=True)
 print(child.process.stdout.readline().decode(), flush=True, end="")
@@ -89,8 +89,8 @@ def test_nothing_outlives_its_parent(ending: str) -> None:
 
 GUARDED = """
 import os, sys, time
-from farm import processes
-from farm.processes import Supervisor
+from farm.system import processes
+from farm.system.processes import Supervisor
 supervisor = Supervisor()
 child = supervisor.spawn([sys.executable, "-c", sys.argv[1]], name="family", stdout_pipe=True)
 print(processes._link._process.pid, child.process.stdout.readline().decode(), flush=True)
@@ -138,8 +138,8 @@ def test_nothing_outlives_its_parent_and_the_reaper(first: str) -> None:
 
 FOREGROUND = """
 import time
-from farm import processes
-from farm.processes import Supervisor
+from farm.system import processes
+from farm.system.processes import Supervisor
 supervisor = Supervisor()
 child = supervisor.spawn(["/bin/sleep", "600"], name="shell", foreground=True)
 print(processes._link._process.pid, child.pid, flush=True)
@@ -147,7 +147,7 @@ time.sleep(600)
 """
 CALLER = """
 import os, signal, subprocess, sys, time
-from farm import reaper
+from farm.system import reaper
 parent = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
 guard, child = map(int, parent.stdout.readline().split())
 for pid in (guard, parent.pid):
@@ -258,7 +258,7 @@ def test_streams_and_environment(tmp_path: Path) -> None:
 def test_a_reaper_that_was_killed_is_replaced() -> None:
     script = """
 import os, signal, subprocess, sys
-from farm import processes
+from farm.system import processes
 supervisor = processes.Supervisor()
 first = supervisor.spawn(["/bin/sleep", "600"], name="first")
 reaper = processes._link._process
@@ -317,8 +317,8 @@ def test_a_death_that_the_reaper_hears_of_late_ends_nobody_else() -> None:
 
 LATE_PARENT = """
 import os, signal, subprocess, time
-from farm import processes, reaper
-from farm.processes import Supervisor
+from farm.system import processes, reaper
+from farm.system.processes import Supervisor
 supervisor = Supervisor()
 supervisor.spawn(["/bin/true"], name="first").process.wait()
 watcher = processes._link._process.pid

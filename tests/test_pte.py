@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farm.errors import ConfigError
-from farm.pte import QnnOptions, Value, read_pte
+from farm.program.pte import QnnOptions, Value, read_pte
 
 # ExecuTorch's own readers, in a process that may import torch.
 OFFICIAL = """
@@ -184,6 +184,6 @@ def test_any_changed_program_is_read_or_refused(models: Path, tmp_path: Path, da
 
 def test_reading_needs_no_torch(models: Path, tmp_path: Path) -> None:
     shutil.copy(models / "conv.pte", tmp_path)
-    code = "import sys; from pathlib import Path; from farm.pte import read_pte; read_pte(Path('conv.pte'));"
+    code = "import sys; from pathlib import Path; from farm.program.pte import read_pte; read_pte(Path('conv.pte'));"
     code += "sys.exit('torch' in sys.modules or 'executorch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farm.retention import Kept, Rules, RunFacts, age_ms, decide
+from farm.config.retention import Kept, Rules, RunFacts, age_ms, decide
 
 DAY = 86_400_000
 NOW = 1_000 * DAY

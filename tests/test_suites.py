@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-import farm.suite_files
+import farm.suites.manifests
 from farm.errors import ConfigError, FarmError, IllegalTargetError, UnknownNameError
-from farm.profiles import find_soc
-from farm.suite_files import find_suites, load_suite, resolve_suite
-from farm.suites import Case, Expectation, Target, plan
+from farm.suites.manifests import find_suites, load_suite, resolve_suite
+from farm.suites.socs import find_soc
+from farm.suites.suite import Case, Expectation, Target, plan
 
 MANIFEST = """
 [suite]
@@ -226,7 +226,7 @@ def test_many_cases_are_read_in_a_time_that_grows_with_their_number(tmp_path: Pa
 
         def step(frame: FrameType, _event: str, _arg: object) -> Any:
             nonlocal taken
-            if frame.f_code.co_filename != farm.suite_files.__file__:
+            if frame.f_code.co_filename != farm.suites.manifests.__file__:
                 return None
             taken += 1
             return step
@@ -284,8 +284,8 @@ def test_the_shipped_suites_have_what_they_promise() -> None:
 
 def test_listing_imports_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom farm.suites import plan\nfrom farm.suite_files import find_suites, resolve_suite\n"
-        "from farm.profiles import find_soc\n"
+        "import sys\nfrom farm.suites.suite import plan\nfrom farm.suites.manifests import find_suites, resolve_suite\n"
+        "from farm.suites.socs import find_soc\n"
         "plan([resolve_suite('quantized_ops', find_suites())], [find_soc('SM8650')], 'htp')\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'executorch', 'numpy')))"
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from users import User
 
-SAY = "from farm.config import load_config; print(load_config().sdk_root)"
+SAY = "from farm.config.settings import load_config; print(load_config().sdk_root)"
 HOSTILE = '[qnn]\nsdk_root = "/his/sdk"\n'
 OWN = '[qnn]\nsdk_root = "/own/sdk"\n'
 
@@ -180,7 +180,7 @@ BUNDLE = "ab" * 32
 LOOK_UP = """
 import sys
 from pathlib import Path
-from farm.build.cache import BundleCache
+from farm.bundles.cache import BundleCache
 from farm.errors import UntrustedError
 try:
     print(BundleCache(Path(sys.argv[1])).lookup(sys.argv[2]) is not None)
@@ -190,8 +190,8 @@ except UntrustedError as error:
 BUILD = """
 import sys
 from pathlib import Path
-from farm.build.bundle import MANIFEST, MODEL, Manifest, sha256_of
-from farm.build.cache import BundleCache
+from farm.bundles.bundle import MANIFEST, MODEL, Manifest, sha256_of
+from farm.bundles.cache import BundleCache
 import msgspec
 
 def fill(folder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from farm.devices.adb import AdbTransport
+from farm.devices.adb.transport import AdbTransport
 from farm.devices.transport import Link
 
 if TYPE_CHECKING:

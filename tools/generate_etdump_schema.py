@@ -1,4 +1,4 @@
-"""Writes farm/results/etdump_schema.py from the schema that the executorch wheel brings.
+"""Writes farm/results/profile/etdump_schema.py from the schema that the executorch wheel brings.
 
     python tools/generate_etdump_schema.py           write it
     python tools/generate_etdump_schema.py --check   fail when it is not what would be written
@@ -23,7 +23,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from farm.flatbuffer import Flatbuffer, Slot  # noqa: E402 - also where farm is not installed
+from farm.program.flatbuffer import Flatbuffer, Slot  # noqa: E402 - also where farm is not installed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +49,7 @@ Made by tools/{tool}: do not edit.
 
 from __future__ import annotations
 
-from farm.flatbuffer import Slot
+from farm.program.flatbuffer import Slot
 
 '''
 

@@ -19,8 +19,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from farm.build.cache import BundleCache  # noqa: E402 - also where farm is not installed
-from farm.config import load_config  # noqa: E402
+from farm.bundles.cache import BundleCache  # noqa: E402 - also where farm is not installed
+from farm.config.settings import load_config  # noqa: E402
 
 TABLE = ROOT / "test_suites" / "quantized_ops" / "operators.json"
 

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 
 def set_num_threads(_count: int) -> None:
@@ -31,6 +31,6 @@ def _compile_job(job: Job, key: str, _versions: Mapping[str, str], folder: Path)
     fill_bundle(folder, key, words_of(job.case))
 
 
-_compiler = types.ModuleType("farm.build.compiler")
+_compiler = types.ModuleType("farm.compile.flows.compiler")
 vars(_compiler).update(compile_job=_compile_job, flow_of=lambda _backend: None)
-sys.modules["farm.build.compiler"] = _compiler
+sys.modules["farm.compile.flows.compiler"] = _compiler

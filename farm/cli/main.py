@@ -14,42 +14,42 @@ import click
 from farm import __version__
 from farm.errors import FarmError, InfraError
 
-# Name -> what `farm --help` says of it; the module farm.cli.NAME has a click command called `command`. A name that is a
-# word of Python has an underscore behind it there.
+# Name -> its room, and what `farm --help` says of it; the module farm.cli.ROOM.NAME has a click command `command`.
+# A name that is a word of Python has an underscore behind it there.
 _COMMANDS = {
-    "run": "Compile suites for SoCs, run them on devices, judge and report.",
-    "nightly": "Run a matrix of runs within a budget, report, export, notify.",
-    "pytest": "Run your own pytest tests, or ExecuTorch's, one worker a device.",
-    "devices": "Show the attached devices: what they are, how they are, who has them.",
-    "device": "Name a device, put it in or out of service, show its health.",
-    "lease": "Reserve a device for yourself.",
-    "release": "Give a device back.",
-    "shell": "Open a shell on a device.",
-    "virtual": "Start virtual devices that stay, and let them misbehave.",
-    "report": "Write and show the report of a run.",
-    "coverage": "Show every operator in every precision, and how its cases do.",
-    "status": "Show how things stand: newly red, regressions, infra trouble.",
-    "serve": "Show the same in a browser: status, runs, devices, history, live.",
-    "triage": "Say what becomes of a regression or a red job, or list them.",
-    "baseline": "Show what numbers are compared with, or say that a new level is right.",
-    "history": "Show what a job's numbers were, run by run.",
-    "diff": "Compare two runs: newly red, fixed, slower, faster, missing.",
-    "confirm": "Measure again what looks worse, or one job: old and new in turns.",
-    "bisect": "Find the run since which a job is worse, from stored bundles.",
-    "profile": "Show where a job's time goes, node by node, or compare two runs.",
-    "debug": "Compare a job's numbers layer by layer and name the first that goes wrong.",
-    "exec": "Run a ready .pte file on a device: outputs, latency, profile.",
-    "export": "Write what runs hold for other tools, or for another store.",
-    "import": "Read runs that 'farm export' wrote into this store.",
-    "repro": "Run a past result again from its exact bundle, or write a script that does.",
-    "sql": "Ask the store a question in SQL, read only.",
-    "suites": "List suites, or the cases of some.",
-    "socs": "List the SoCs that farm knows.",
-    "doctor": "Say what can be compiled, staged and run here, and how to repair what cannot.",
-    "sign": "Sign the skels that LPAI and direct mode need, with the Hexagon SDK.",
-    "runtime": "Show, build and check what devices need: runner, libraries, skels.",
-    "prune": "Delete old runs: a dry run first.",
-    "cache": "Show or prune compiled bundles.",
+    "run": ("running", "Compile suites for SoCs, run them on devices, judge and report."),
+    "nightly": ("running", "Run a matrix of runs within a budget, report, export, notify."),
+    "pytest": ("running", "Run your own pytest tests, or ExecuTorch's, one worker a device."),
+    "devices": ("devices", "Show the attached devices: what they are, how they are, who has them."),
+    "device": ("devices", "Name a device, put it in or out of service, show its health."),
+    "lease": ("devices", "Reserve a device for yourself."),
+    "release": ("devices", "Give a device back."),
+    "shell": ("devices", "Open a shell on a device."),
+    "virtual": ("devices", "Start virtual devices that stay, and let them misbehave."),
+    "report": ("looking", "Write and show the report of a run."),
+    "coverage": ("looking", "Show every operator in every precision, and how its cases do."),
+    "status": ("looking", "Show how things stand: newly red, regressions, infra trouble."),
+    "serve": ("looking", "Show the same in a browser: status, runs, devices, history, live."),
+    "triage": ("looking", "Say what becomes of a regression or a red job, or list them."),
+    "baseline": ("looking", "Show what numbers are compared with, or say that a new level is right."),
+    "history": ("looking", "Show what a job's numbers were, run by run."),
+    "diff": ("looking", "Compare two runs: newly red, fixed, slower, faster, missing."),
+    "confirm": ("running", "Measure again what looks worse, or one job: old and new in turns."),
+    "bisect": ("running", "Find the run since which a job is worse, from stored bundles."),
+    "profile": ("running", "Show where a job's time goes, node by node, or compare two runs."),
+    "debug": ("running", "Compare a job's numbers layer by layer and name the first that goes wrong."),
+    "exec": ("running", "Run a ready .pte file on a device: outputs, latency, profile."),
+    "export": ("looking", "Write what runs hold for other tools, or for another store."),
+    "import": ("looking", "Read runs that 'farm export' wrote into this store."),
+    "repro": ("running", "Run a past result again from its exact bundle, or write a script that does."),
+    "sql": ("looking", "Ask the store a question in SQL, read only."),
+    "suites": ("setup", "List suites, or the cases of some."),
+    "socs": ("setup", "List the SoCs that farm knows."),
+    "doctor": ("setup", "Say what can be compiled, staged and run here, and how to repair what cannot."),
+    "sign": ("setup", "Sign the skels that LPAI and direct mode need, with the Hexagon SDK."),
+    "runtime": ("setup", "Show, build and check what devices need: runner, libraries, skels."),
+    "prune": ("setup", "Delete old runs: a dry run first."),
+    "cache": ("setup", "Show or prune compiled bundles."),
 }
 
 
@@ -62,8 +62,8 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        module = f"farm.cli.{cmd_name}_" if keyword.iskeyword(cmd_name) else f"farm.cli.{cmd_name}"
-        command = importlib.import_module(module).command
+        module = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        command = importlib.import_module(f"farm.cli.{_COMMANDS[cmd_name][0]}.{module}").command
         assert isinstance(command, click.Command)  # noqa: S101 - a slip of ours, not of the user
         return command
 
@@ -79,7 +79,7 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.durations import in_seconds
+from farm.system.durations import in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from farm.errors import UsageError
-from farm.text import json_document, one_line, visible
+from farm.system.text import json_document, one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,15 +28,15 @@ def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | 
     if html is not None:
         write_file(html, report.read_text(encoding="utf-8"))
     if junitxml is not None:
-        from farm.report.junit import render_junit
+        from farm.report.formats.junit import render_junit
 
         write_file(junitxml, render_junit(view))
     if as_json:
-        from farm.report.data import render_json
+        from farm.report.model.data import render_json
 
         echo(render_json(view))
         return
-    from farm.report.text import render_summary
+    from farm.report.terminal.run import render_summary
 
     width = shutil.get_terminal_size().columns
     echo_coloured(render_summary(view, width, color=sys.stdout.isatty()))

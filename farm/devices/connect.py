@@ -19,13 +19,13 @@ def open_transport(device: Device) -> Transport:
 def transport_to(serial: str, address: Address) -> Transport:
     """Return a transport to what is at `address`, which errors call `serial`. Close it."""
     if isinstance(address, SshAddress):
-        from farm.devices.ssh import SshTransport
+        from farm.devices.ssh.transport import SshTransport
 
         return SshTransport(serial, address)
     if isinstance(address, LocalAddress):
-        from farm.devices.local import LocalTransport
+        from farm.devices.local.transport import LocalTransport
 
         return LocalTransport(serial, address)
-    from farm.devices.adb import AdbTransport
+    from farm.devices.adb.transport import AdbTransport
 
     return AdbTransport(serial, address.port, host=address.host)

@@ -17,11 +17,11 @@ from farm.errors import DeviceError, InfraError, MissingToolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from farm.config import Config, DeviceConfig, HostConfig
-    from farm.devices.adb_host import AdbHost, Attached
-    from farm.devices.adb_server import AdbServer
+    from farm.config.settings import Config, DeviceConfig, HostConfig
+    from farm.devices.adb.host import AdbHost, Attached
+    from farm.devices.adb.server import AdbServer
     from farm.devices.device import Address
-    from farm.processes import Supervisor
+    from farm.system.processes import Supervisor
 
 # Hosts, and devices, are asked at the same time; most of it is waiting for their networks.
 _MOST_AT_ONCE = 16
@@ -95,7 +95,7 @@ def scan(port: int, *, host: str = LOOPBACK, name: str = "") -> Scan:
 
     `name` is what the machine is called that they hang on.
     """
-    from farm.devices.adb_host import AdbHost
+    from farm.devices.adb.host import AdbHost
 
     found = [one.device for one in _behind(AdbHost(port, host), name, ())]
     return _sorted(
@@ -105,7 +105,7 @@ def scan(port: int, *, host: str = LOOPBACK, name: str = "") -> Scan:
 
 def identify(serial: str, port: int, *, host: str = LOOPBACK, name: str = "", attached_at: str = "") -> Device:
     """Ask one device behind an adb server who it is, in one round trip: see scan, AdbAddress. Raises DeviceError."""
-    from farm.devices.adb import AdbTransport
+    from farm.devices.adb.transport import AdbTransport
 
     transport = AdbTransport(serial, port, host=host)
     return identify_transport(transport, AdbAddress(port, host, attached_at), host=name)
@@ -124,8 +124,8 @@ def identify_again(device: Device) -> Device:
 
 def _ordinary(configured: Sequence[DeviceConfig]) -> list[_Found]:
     """Return what the user's own adb server has, with what farm.toml wants attached to it."""
-    from farm.devices.adb_host import AdbHost
-    from farm.devices.adb_server import ordinary_server
+    from farm.devices.adb.host import AdbHost
+    from farm.devices.adb.server import ordinary_server
 
     name = socket.gethostname()
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.config import HealthConfig
+    from farm.config.settings import HealthConfig
     from farm.devices.status import DeviceStatus
     from farm.devices.transport import Transport
 

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from farm.devices.adb_host import AdbHost
+from farm.devices.adb.host import AdbHost
 from farm.devices.device import AdbAddress, SshAddress
 from farm.errors import InfraError
-from farm.processes import ending
+from farm.system.processes import ending
 
 if TYPE_CHECKING:
-    from farm.config_devices import HostConfig, SshLogin
+    from farm.config.devices import HostConfig, SshLogin
     from farm.devices.device import Device
-    from farm.processes import Child, Supervisor
+    from farm.system.processes import Child, Supervisor
 
 # A slow board's key exchange, and a server that has to be started there.
 _TUNNEL_SECONDS = 75.0
 
 
 class _Ready(msgspec.Struct):
-    """What a tunnel says once: farm.devices.tunnel.Ready, without the libraries that it needs."""
+    """What a tunnel says once: farm.devices.ssh.tunnel.Ready, without the libraries that it needs."""
 
     port: int = 0
     error: str = ""
@@ -93,7 +93,7 @@ def revive_tunnels(supervisor: Supervisor) -> list[str]:
 
 def _open(host: HostConfig, login: SshLogin, supervisor: Supervisor, port: int = 0) -> _Tunnel:
     name = f"tunnel to {host.name}"
-    argv: list[str | Path] = [sys.executable, "-m", "farm.devices.tunnel"]
+    argv: list[str | Path] = [sys.executable, "-m", "farm.devices.ssh.tunnel"]
     argv += ["--adb-host", host.adb.host, "--adb-port", str(host.adb.port), "--port", str(port)]
     argv.append(msgspec.json.encode(ssh_address(login)).decode())
     # With this environment: the agent's socket is named in it.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from farm.devices.adb_names import NAME
+from farm.devices.adb.names import NAME
 from farm.devices.device import AdbAddress, Device, SshAddress
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
-from farm.profiles import load_socs
+from farm.suites.socs import load_socs
 
 if TYPE_CHECKING:
     from farm.devices.device import Address

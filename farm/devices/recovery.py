@@ -15,7 +15,7 @@ from farm.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.devices.adb_host import AdbHost
+    from farm.devices.adb.host import AdbHost
     from farm.devices.device import Device
 
 
@@ -257,7 +257,7 @@ class _Adb:
     """An Android device behind an adb server that may have to be started first, which tells how it is attached."""
 
     def __init__(self, device: Device, server: AdbAddress, start_server: Callable[[], None] | None) -> None:
-        from farm.devices.adb_host import AdbHost
+        from farm.devices.adb.host import AdbHost
 
         self._serial, self._start_server, self._address = device.serial, start_server, server.attached_at
         self._host = AdbHost(server.port, server.host)

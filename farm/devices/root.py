@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from farm.devices.adb_host import AdbHost, acknowledge
+from farm.devices.adb.host import AdbHost, acknowledge
 from farm.devices.connect import open_transport
 from farm.devices.device import AdbAddress
 from farm.devices.text import clean_text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farm.text import spelled
+from farm.system.text import spelled
 
 # How the C libraries of Android and Linux say ENOSPC and EDQUOT.
 _FULL = ("no space left on device", "quota exceeded")
@@ -13,7 +13,8 @@ _ONE_LINE = str.maketrans({"\t": "\N{SYMBOL FOR HORIZONTAL TABULATION}", "\n": "
 
 
 def clean_text(said: bytes | str, limit: int = LINE_CHARACTERS, *, lines: bool = False) -> str:
-    """Return at most `limit` characters of `said` without outer blanks, what is invisible spelled out by `farm.text`.
+    """Return at most `limit` characters of `said` without outer blanks, what is invisible
+    spelled out by `farm.system.text`.
 
     Line ends and tabs survive only with `lines`, and are spelled out otherwise. What is not UTF-8 becomes U+FFFD.
     """

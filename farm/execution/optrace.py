@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.build.bundle import OPTRACE
+from farm.bundles.bundle import OPTRACE
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, InfraError, MissingToolError
-from farm.processes import Supervisor
 from farm.runtime.simulator import TARGET as HOST_FOLDER
+from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
-    from farm.build.bundle import Bundle
+    from farm.bundles.bundle import Bundle
     from farm.execution.session import DeviceSession
-    from farm.profiles import Soc
+    from farm.suites.socs import Soc
 
 _NET_RUN = "qnn-net-run"
 _EXTENSIONS = "libQnnHtpNetRunExtensions.so"

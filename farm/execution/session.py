@@ -12,13 +12,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from farm.build.bundle import MODEL
+from farm.bundles.bundle import MODEL
 from farm.devices.recovery import TELL_BOOT
 from farm.errors import DeviceError, DeviceSpaceError
 from farm.execution.collect import DEBUG_BYTES, collect, collect_heap
+from farm.execution.content_store import SESSION_PREFIX, ObjectStore
 from farm.execution.integrity import differing, expected_content, hashes_of
-from farm.execution.objects import SESSION_PREFIX, ObjectStore
-from farm.execution.presence import Presence
+from farm.execution.liveness import Presence
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE
 from farm.execution.result import Execution
 from farm.execution.runner_process import RunnerProcess
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path, PurePosixPath
 
-    from farm.build.bundle import Bundle
+    from farm.bundles.bundle import Bundle
     from farm.devices.transport import Completed, Transport
     from farm.execution.raw import ErrorCause, RawResult
     from farm.execution.runner_process import Ending

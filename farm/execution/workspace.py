@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from farm.build.bundle import INPUTS, MODEL
+from farm.bundles.bundle import INPUTS, MODEL
 from farm.devices.transport import Link
-from farm.execution.objects import OBJECTS
+from farm.execution.content_store import OBJECTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from farm.build.bundle import Bundle, Manifest, TensorSpec
+    from farm.bundles.bundle import Bundle, Manifest, TensorSpec
     from farm.execution.raw import ErrorCause
     from farm.runtime.runtime import Runtime
 

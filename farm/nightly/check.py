@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.engine.choose import narrow
-from farm.engine.selection import total_seconds
 from farm.errors import MissingToolError, NothingSelectedError, StoreError
 from farm.nightly.text import Row
+from farm.request.choose import narrow
+from farm.request.selection import total_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from farm.config import Config
+    from farm.config.settings import Config
     from farm.nightly.plan import Cell, Plan
     from farm.store.store import Store
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 
 def matrix(config: Config, plan: Plan, jobs: Mapping[str, tuple[Job, ...]]) -> list[Row]:
@@ -64,7 +64,7 @@ def _row(config: Config, cell: Cell, jobs: tuple[Job, ...], store: Store | None)
 
 def _lacks(config: Config, cell: Cell) -> str:
     """Return what this machine lacks for a cell; empty for nothing."""
-    from farm.engine.run import check_machine
+    from farm.run.run import check_machine
 
     try:
         check_machine(config, cell.request)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from farm.nightly.record import CellResult, Findings, Night, Told, meaning
-from farm.report import format as fmt
-from farm.text import one_line
+from farm.report.terminal import format as fmt
+from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.engine.command import report_context
 from farm.errors import InfraError
 from farm.nightly.record import CellResult, Told
 from farm.nightly.state import write_whole
-from farm.report.exports import SUFFIXES, rendered
-from farm.report.html import render_html
-from farm.report.status import Standing, standing
-from farm.report.summary import summarize
-from farm.text import one_line
+from farm.report.formats.exports import SUFFIXES, rendered
+from farm.report.html.page_of_run import render_html
+from farm.report.model.status import Standing, standing
+from farm.report.model.summary import summarize
+from farm.request.ending import report_context
+from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from farm.config import Config
+    from farm.config.settings import Config
     from farm.nightly.plan import Plan
     from farm.store.records import JobStatus
     from farm.store.store import Store
@@ -46,7 +46,7 @@ class Harvest:
 
     def gather(self, cell: CellResult) -> CellResult:
         """Return `cell` with what its run found; its page and exports are written. Raises InfraError."""
-        from farm.report.context import artifact_links
+        from farm.report.model.context import artifact_links
         from farm.store.artifacts import ArtifactStore
         from farm.store.store import open_store
 

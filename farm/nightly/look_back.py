@@ -9,7 +9,7 @@ from farm.nightly.record import Findings, Told
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.config import Config
+    from farm.config.settings import Config
 
 SHARE = 0.2
 """Part of the time of a cell that is kept for measuring candidates again: docs/regressions.md has what they cost."""
@@ -17,9 +17,9 @@ SHARE = 0.2
 
 def look_back(config: Config, run_id: str, say: Callable[[str], None], budget_s: float | None) -> Findings:
     """Return the regressions that a run shows, within a time in seconds; None for as long as it takes."""
-    from farm.engine.confirm_job import PairsRequest
-    from farm.engine.confirm_run import confirm_run
-    from farm.report.alerts import change_of, word_of
+    from farm.regressions.confirm_job import PairsRequest
+    from farm.regressions.confirm_run import confirm_run
+    from farm.report.model.alerts import change_of, word_of
     from farm.store.records import AlertState
     from farm.store.store import open_store
 

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.engine.command import INTERRUPTED, Patience
 from farm.errors import FarmError, UsageError
-from farm.identity import user_name
 from farm.nightly.harvest import Harvest
 from farm.nightly.look_back import SHARE, look_back
 from farm.nightly.record import NOTHING, CellResult, Findings, Night, cell_code, night_code
 from farm.nightly.state import Nights, new_id
-from farm.report.format import duration
+from farm.report.terminal.format import duration
+from farm.request.ending import INTERRUPTED, Patience
+from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from farm.config import Config
-    from farm.engine.front import Front
-    from farm.engine.request import RunOutcome, RunRequest
+    from farm.config.settings import Config
     from farm.nightly.notify import Secrets
     from farm.nightly.plan import Cell, Plan
+    from farm.request.request import RunOutcome, RunRequest
+    from farm.run.progress import Front
 
 
 def run_night(
@@ -164,7 +164,7 @@ class _Night:
 
     def _run(self, cell: Cell, seconds: float | None) -> RunOutcome:
         """Run a cell, or what is missing of its run."""
-        from farm.engine.run import resume, run
+        from farm.run.run import resume, run
 
         request: RunRequest = msgspec.structs.replace(cell.request, budget_s=seconds)
         run_id = self._cells[cell.name].run_id

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from farm.nightly.context import counted
 from farm.nightly.record import Night, meaning
 from farm.nightly.state import write_whole
-from farm.report.html import render_page
+from farm.report.html.page_of_run import render_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

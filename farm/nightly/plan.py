@@ -11,20 +11,20 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from farm.durations import in_seconds
-from farm.engine.fleet import Choice
-from farm.engine.profile import Profile
-from farm.engine.request import RunRequest
 from farm.errors import FarmError, UnknownNameError, UsageError
 from farm.nightly.tables import ExportTable, MailTable, NightlyTable, RunTable, Tables, WebhookTable, read_tables
 from farm.nightly.templates import BUILT_IN, check_template
-from farm.profiles import BACKEND_PRECISIONS, PRECISIONS, find_soc
+from farm.pool.fleet import Choice
+from farm.request.profiling import Profile
+from farm.request.request import RunRequest
+from farm.suites.socs import BACKEND_PRECISIONS, PRECISIONS, find_soc
+from farm.system.durations import in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from farm.config import Config
-    from farm.suites import Job
+    from farm.config.settings import Config
+    from farm.suites.suite import Job
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -205,7 +205,7 @@ def _check_run(table: RunTable, place: str, problems: list[str]) -> None:
 
 def _unknown(table: RunTable, suites: tuple[str, ...], place: str, config: Config) -> list[str]:
     """Return what is wrong with names of SoCs, suites, backends and precisions."""
-    from farm.suite_files import find_suites, resolve_suite
+    from farm.suites.manifests import find_suites, resolve_suite
 
     found = []
 
@@ -243,8 +243,8 @@ def _option(name: str, value: object) -> str:
 
 def _jobs(cell: Cell, config: Config, problems: list[str]) -> tuple[Job, ...]:
     """Return the jobs of a cell as pytest's -k leaves them; none of them is no problem of the file."""
-    from farm.engine.choose import jobs_of, select
     from farm.errors import NothingSelectedError
+    from farm.request.choose import jobs_of, select
 
     try:
         return select(config, cell.request, jobs_of(config, cell.request))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farm.engine.command import INTERRUPTED
+from farm.request.ending import INTERRUPTED
 
 FAILED, REGRESSED, INFRA, NOTHING = 1, 3, 4, 5
 # The first that any cell has is the night's; `passed` comes before `nothing`, as a budget is meant to leave some out.
@@ -45,7 +45,7 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     """Why it has no run, or only a part of one."""
     counts: dict[str, int] = {}
-    """Jobs by `farm.report.summary.Outcome`."""
+    """Jobs by `farm.report.model.summary.Outcome`."""
     seconds: float = 0.0
     new_failures: tuple[Told, ...] = ()
     still_failing: tuple[Told, ...] = ()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import InfraError, UsageError
-from farm.ids import is_run_id
 from farm.nightly.record import Night
+from farm.system.ids import is_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

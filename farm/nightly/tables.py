@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from farm.engine.profile import Profile
 from farm.errors import ConfigError, UnknownNameError, UsageError
+from farm.request.profiling import Profile
 
 if TYPE_CHECKING:
     from pathlib import Path

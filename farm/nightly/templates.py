@@ -12,7 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from farm.errors import UsageError
 from farm.nightly.context import SAMPLE, context
-from farm.resources import data_folder
+from farm.system.resources import data_folder
 
 if TYPE_CHECKING:
     from farm.nightly.record import Night

@@ -9,8 +9,8 @@ import msgspec
 
 from farm.nightly.context import counted
 from farm.nightly.record import Night, Told, meaning
-from farm.report import format as fmt
-from farm.text import one_line
+from farm.report.terminal import format as fmt
+from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -6,27 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.build.bundle import MODEL, Manifest, TensorSpec, load_bundle, sha256_of
-from farm.build.cache import BundleCache
-from farm.build.key import bundle_key
-from farm.build.ready import is_dynamic, output_specs, read_ready
+from farm.bundles.bundle import MODEL, Manifest, TensorSpec, load_bundle, sha256_of
+from farm.bundles.cache import BundleCache
+from farm.bundles.key import bundle_key
+from farm.bundles.ready import is_dynamic, output_specs, read_ready
 from farm.errors import InfraError, ProgramError, UnknownNameError, UsageError
-from farm.options import parse_options
-from farm.profiles import READY, check_target, find_soc
 from farm.pytest_plugin.runner import Program, lay_out
 from farm.results.attempt import Cause, Stage
 from farm.results.text import bounded_log
-from farm.suite_files import find_suites, resolve_suite
-from farm.suites import Case, InputSpec, Job, Target, plan
+from farm.suites.manifests import find_suites, resolve_suite
+from farm.suites.options import parse_options
+from farm.suites.socs import READY, check_target, find_soc
+from farm.suites.suite import Case, InputSpec, Job, Target, plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from farm.profiles import Soc
     from farm.pytest_plugin.runner import Arrays
     from farm.pytest_plugin.worker import Worker
-    from farm.suites import OptionSet
+    from farm.suites.socs import Soc
+    from farm.suites.suite import OptionSet
 
 
 class Bundles:
@@ -146,8 +146,8 @@ class Bundles:
         return Program(load_bundle(self._cache.folder(key)), job)
 
     def _compile(self, job: Job, key: str) -> None:
-        from farm.build.pool import build_one
-        from farm.build.protocol import Request
+        from farm.compile.pool import build_one
+        from farm.compile.protocol import Request
 
         log = self._worker.scratch / f"build-{key[:16]}.log"
         reply = build_one(

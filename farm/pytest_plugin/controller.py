@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from xdist.scheduler import LoadScheduling
 
-from farm.engine.session import STORE_VARIABLE
 from farm.errors import FarmError
 from farm.pytest_plugin.record import attempt_of, collection_failure, job_of_test, unpack
+from farm.request.pytest_session import STORE_VARIABLE
 from farm.store.store import open_store
-from farm.text import visible
+from farm.system.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

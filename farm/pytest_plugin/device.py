@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from farm.devices.adb_names import adb_target
+from farm.devices.adb.names import adb_target
 from farm.devices.device import AdbAddress
 from farm.errors import DeviceError, DeviceTimeoutError
 

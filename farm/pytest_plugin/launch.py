@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.build.pool import MemoryLimits
-from farm.engine.command import INTERRUPTED, Patience, exit_code_of, write_report
-from farm.engine.fleet import Choice
-from farm.engine.session import STORE_VARIABLE
+from farm.compile.pool import MemoryLimits
 from farm.errors import InfraError, NoDeviceError, NothingSelectedError, UsageError
-from farm.identity import user_name
-from farm.processes import ending
-from farm.profiles import find_soc, load_socs
+from farm.pool.fleet import Choice
 from farm.pytest_plugin.plan import PLAN_VARIABLE, SuitePlan, devices_left
+from farm.request.ending import INTERRUPTED, Patience, exit_code_of, write_report
+from farm.request.pytest_session import STORE_VARIABLE
+from farm.suites.socs import find_soc, load_socs
+from farm.system.processes import ending
+from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from farm.config import Config
-    from farm.engine.custody import Custody
-    from farm.engine.fleet import Fleet
-    from farm.engine.toolchain import Toolchain
-    from farm.processes import Child, Supervisor
-    from farm.profiles import Soc
+    from farm.compile.toolchain import Toolchain
+    from farm.config.settings import Config
+    from farm.pool.custody import Custody
+    from farm.pool.fleet import Fleet
     from farm.store.store import Store
     from farm.store.view import RunView
+    from farm.suites.socs import Soc
+    from farm.system.processes import Child, Supervisor
 
 # By the name of its entry point, so that it is loaded once, also where the user lets pytest load none by itself.
 _PLUGINS = ("-p", "xdist", "-p", "farm.pytest_plugin.plugin")
@@ -106,9 +106,9 @@ def run(config: Config, request: SuiteRequest, note: Callable[[str], None]) -> S
     Raises UsageError, NoDeviceError or MissingToolError before anything is changed, NothingSelectedError where there
     was no test, InfraError when pytest broke down before there was one.
     """
-    from farm.processes import Supervisor
     from farm.runtime.runtime import require_backend
     from farm.store.store import open_store
+    from farm.system.processes import Supervisor
 
     check_arguments(request.arguments)
     soc = find_soc(request.soc) if request.soc else None
@@ -121,7 +121,7 @@ def run(config: Config, request: SuiteRequest, note: Callable[[str], None]) -> S
 def _attached_soc(config: Config, choice: Choice, supervisor: Supervisor, store: Store) -> Soc:
     """Return the SoC of all attached devices that may be used. Raises NoDeviceError, UsageError."""
     from farm.devices.discovery import scan_all
-    from farm.engine.fleet import choose
+    from farm.pool.fleet import choose
 
     registered = {one.id: one for one in store.registry.all()}
     devices, refused = choose(scan_all(config, supervisor), registered, list(load_socs()), choice)
@@ -146,8 +146,8 @@ class _Launch:
         self._interrupted = False
 
     def execute(self, supervisor: Supervisor) -> SuiteOutcome:
-        from farm.engine.toolchain import prepare
-        from farm.publish import own_folder
+        from farm.compile.toolchain import prepare
+        from farm.system.publish import own_folder
 
         tools = prepare(self._config, self._note, virtual=self._request.virtual > 0)
         token = secrets.token_hex(6)
@@ -169,7 +169,7 @@ class _Launch:
                 return self._finished(plan.run_id, 0, interrupted=True)
 
     def _fleet(self, folder: Path, supervisor: Supervisor) -> Fleet:
-        from farm.engine.fleet import attached_fleet, virtual_fleet
+        from farm.pool.fleet import attached_fleet, virtual_fleet
 
         config, request = self._config, self._request
         if request.virtual:
@@ -179,8 +179,8 @@ class _Launch:
     @contextlib.contextmanager
     def _custody(self, fleet: Fleet, folder: Path) -> Iterator[tuple[Custody, tuple[int, ...]]]:
         """Yield the devices' custody, and the numbers of those that are ours now: others come too late for a worker."""
-        from farm.engine.custody import Custody, LeaseTerms
-        from farm.leases import Priority
+        from farm.pool.custody import Custody, LeaseTerms
+        from farm.store.leases.rules import Priority
 
         request = self._request
         terms = LeaseTerms(
@@ -250,7 +250,7 @@ class _Launch:
             return _let_end(child)
 
     def _environment(self, plan: SuitePlan) -> dict[str, str]:
-        from farm.devices.adb_server import find_adb
+        from farm.devices.adb.server import find_adb
         from farm.pytest_plugin.upstream import lay_out_sdk
         from farm.runtime.outside import outside_environment
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from farm.build.pool import MemoryLimits
+from farm.compile.pool import MemoryLimits
 from farm.devices.device import Device
 from farm.runtime.runtime import Runtime
 from farm.store.records import RunRecord
@@ -39,7 +39,7 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
     cache_root: Path
     suite_folders: tuple[Path, ...]
     versions: dict[str, str]
-    """Of the compiler, as in `farm.build.key`."""
+    """Of the compiler, as in `farm.bundles.key`."""
     compiler_env: dict[str, str]
     """Variables that a builder process must start with."""
     build_timeout_s: float

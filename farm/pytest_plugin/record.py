@@ -12,7 +12,7 @@ import pytest
 from farm.results.attempt import Attempt, Cause, Measurement, OperatorProfile, Stage, Verdict
 from farm.results.text import bounded_log, one_line
 from farm.store.values import storable
-from farm.suites import Case, Job, Target
+from farm.suites.suite import Case, Job, Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from farm.build.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec, sha256_of
-from farm.engine.profile import Profile
+from farm.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec, sha256_of
 from farm.errors import DeviceError, DeviceGoneError, ProgramError, UsageError
 from farm.execution.session import RunnerOptions
-from farm.options import parse_options, runtime_flags
 from farm.pytest_plugin.worker import Executed
+from farm.request.profiling import Profile
 from farm.results.attempt import Stage, Verdict
 from farm.results.ending import Ending
 from farm.results.iterations import describe_differing
 from farm.results.judge import judge
 from farm.results.measurements import bundle_measurements, time_measurements
 from farm.results.outcome import outcome
-from farm.results.profile import read_profile
+from farm.results.profile.cycles import read_profile
 from farm.results.text import bounded_log
-from farm.suites import Job, Target
+from farm.suites.options import parse_options, runtime_flags
+from farm.suites.suite import Job, Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import pytest
 
     from farm.execution.session import DeviceSession
-    from farm.profiles import Soc
     from farm.pytest_plugin.worker import Worker
     from farm.runtime.runtime import Runtime
+    from farm.suites.socs import Soc
 
 TARGET = "aarch64-android"
 RUNNER = "qnn_executor_runner"

@@ -13,18 +13,18 @@ import msgspec
 from farm.devices.connect import open_transport
 from farm.devices.device import LOOPBACK, AdbAddress
 from farm.devices.recovery import recover
-from farm.engine.permits import Permit, read_permit
 from farm.errors import DeviceError, DeviceGoneError, InfraError, LeaseLostError, ProgramError
-from farm.execution.objects import SESSION_PREFIX
-from farm.execution.presence import Presence
+from farm.execution.content_store import SESSION_PREFIX
+from farm.execution.liveness import Presence
 from farm.execution.session import DeviceSession
 from farm.execution.takeover import take_over
 from farm.execution.trouble import cause_of
-from farm.processes import Supervisor
+from farm.pool.worker_grant import Permit, read_permit
 from farm.pytest_plugin.device import LeasedDevice
 from farm.pytest_plugin.record import Told
 from farm.pytest_plugin.upstream import RUNNER, Upstream, with_name
 from farm.results.attempt import Cause, Stage
+from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.layers import Step
+from farm.program.layers import Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,9 +10,9 @@ from farm.results.attempt import Cause, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
 
 if TYPE_CHECKING:
-    from farm.build.bundle import Bundle
+    from farm.bundles.bundle import Bundle
     from farm.results.runner_report import Inference, RunnerReport
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 # Of the executions that differ, so many are named.
 _SHOWN = 8

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import BundleError
-from farm.profiles import CPU_BACKENDS
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
 from farm.results.heap import heap_measurements
@@ -19,16 +18,17 @@ from farm.results.iterations import judge_iterations, require_comparison
 from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
 from farm.results.outcome import outcome
 from farm.results.outputs import compare_outputs, decide, measure_outputs, outputs_problem, reference_problem
-from farm.results.profile import read_profile
+from farm.results.profile.cycles import read_profile
 from farm.results.text import bounded_log, one_line
+from farm.suites.socs import CPU_BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from farm.build.bundle import Bundle
+    from farm.bundles.bundle import Bundle
     from farm.execution.raw import RawResult
     from farm.results.runner_report import RunnerReport
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 
 def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, any_runner: bool = False) -> Attempt:

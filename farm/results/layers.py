@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.layers import Gap, Layer, Step
+from farm.program.layers import Gap, Layer, Step
 from farm.results.attempt import LayerComparison
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from farm.results.attempt import Direction, Measurement
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from farm.build.bundle import Manifest
+    from farm.bundles.bundle import Manifest
     from farm.results.numerics import Figures
     from farm.results.runner_report import RunnerReport
 

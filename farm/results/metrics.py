@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farm.suites import Metric
+    from farm.suites.suite import Metric
 
 
 def top1_agreement(actual: NDArray[Any], reference: NDArray[Any]) -> float:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farm.suites import Limits
+    from farm.suites.suite import Limits
 
 # Stands for a noise so small that its square underflows: unequal outputs must not look equal.
 _LEAST_NOISE = float(np.finfo(np.float64).smallest_subnormal)

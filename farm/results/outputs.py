@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.build.bundle import read_tensor
+from farm.bundles.bundle import read_tensor
 from farm.errors import BundleError
 from farm.results.attempt import Cause, Comparison, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from farm.build.bundle import Bundle
+    from farm.bundles.bundle import Bundle
     from farm.execution.raw import RawResult
     from farm.results.attempt import Measurement
     from farm.results.runner_report import RunnerReport
-    from farm.suites import Job, Limits
+    from farm.suites.suite import Job, Limits
 
 FiguresByOutput = dict[tuple[int, str], list[Figures]]
 """By output and reference: the figures of each sample, in order."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from farm import text as any_text
-from farm.text import visible
+from farm.system import text as any_text
+from farm.system.text import visible
 
 REASON_LIMIT = 400
 LOG_LIMIT = 64 * 1024
 
 
 def one_line(text: str, limit: int = REASON_LIMIT) -> str:
-    """Return `text` as `farm.text.one_line` does, at most `limit` characters of it."""
+    """Return `text` as `farm.system.text.one_line` does, at most `limit` characters of it."""
     return any_text.one_line(text, limit)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from farm.config import load_config
+from farm.config.settings import load_config
 from farm.errors import FarmError
-from farm.runtime.native import build_native
+from farm.runtime.native.build import build_native
 from farm.runtime.simulator import host_sdk
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farm.errors import MissingToolError
-from farm.profiles import CPU_BACKENDS
+from farm.runtime.native.targets import ANDROID, OE_LINUX, TARGETS, BuildTarget, Mode
 from farm.runtime.places import device_places, speaks_sessions
 from farm.runtime.runtime import Runtime, device_runtime, linux_runtime
-from farm.runtime.targets import ANDROID, OE_LINUX, TARGETS, BuildTarget, Mode
+from farm.suites.socs import CPU_BACKENDS
 
 if TYPE_CHECKING:
-    from farm.config import Config
-    from farm.profiles import Soc
+    from farm.config.settings import Config
+    from farm.suites.socs import Soc
 
 
 def attached_runtime(config: Config, soc: Soc, backend: str, *, linux: bool = False) -> Runtime:

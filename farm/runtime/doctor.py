@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import MissingToolError
-from farm.profiles import CPU_BACKENDS, Soc
 from farm.runtime.file_lists import Places, device_parts
-from farm.runtime.native import planned_native
+from farm.runtime.native.build import planned_native
+from farm.runtime.native.cross_compilers import planned_aarch64_executorch
+from farm.runtime.native.targets import ANDROID, HOST, LINUX_AARCH64, TARGETS, BuildTarget, Kind, Mode
 from farm.runtime.packages import install_hint, package_folder, package_version
 from farm.runtime.parts import Part, find_fault
 from farm.runtime.places import device_places, speaks_sessions
 from farm.runtime.qnn_sdk import repair_of
 from farm.runtime.runtime import EXECUTORCH_LIBRARIES, lpai_host_parts, require_backend
 from farm.runtime.simulator import package_libraries
-from farm.runtime.targets import ANDROID, HOST, LINUX_AARCH64, TARGETS, BuildTarget, Kind, Mode
-from farm.runtime.toolchains import planned_aarch64_executorch
+from farm.suites.socs import CPU_BACKENDS, Soc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from farm.config import Config
+    from farm.config.settings import Config
 
 _COMPILER_PACKAGES = ("executorch", "torch", "torchao")
 _BUILD_ANDROID = f"farm runtime build --target {ANDROID}"

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import IllegalTargetError
-from farm.runtime.elf import HEXAGON
+from farm.runtime.native.elf import HEXAGON
 from farm.runtime.parts import Part, library
 from farm.runtime.qnn_sdk import LPAI_SKEL, QnnFiles, get_lpai, get_unsigned
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from farm.profiles import Soc
-    from farm.runtime.targets import Mode
+    from farm.runtime.native.targets import Mode
+    from farm.suites.socs import Soc
 
 BACKEND_LIBRARY = "libqnn_executorch_backend.so"
 UPSTREAM_RUNNER = "qnn_executor_runner"

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import IllegalTargetError, MissingToolError
-from farm.profiles import BACKEND_PRECISIONS, Soc, check_target, load_socs
 from farm.runtime.file_lists import DIRECT_BACKENDS, device_parts
-from farm.runtime.hashes import hash_files
-from farm.runtime.native import planned_native
+from farm.runtime.native.build import planned_native
+from farm.runtime.native.cross_compilers import planned_aarch64_executorch
+from farm.runtime.native.hashes import hash_files
+from farm.runtime.native.targets import ANDROID, HOST, RUNNER, TARGETS, BuildTarget, Mode
 from farm.runtime.packages import package_folder
 from farm.runtime.parts import Part, find_fault, made_for
 from farm.runtime.places import android_kit, device_places
 from farm.runtime.qnn_sdk import repair_of
 from farm.runtime.runtime import EXECUTORCH_LIBRARIES, lpai_host_parts, simulator_runtime
 from farm.runtime.simulator import LIBRARY, package_libraries
-from farm.runtime.targets import ANDROID, HOST, RUNNER, TARGETS, BuildTarget, Mode
-from farm.runtime.toolchains import planned_aarch64_executorch
+from farm.suites.socs import BACKEND_PRECISIONS, Soc, check_target, load_socs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from farm.config import Config
+    from farm.config.settings import Config
 
 _QNN_BACKEND = "libexecutorch_backend_qnn.so"
 

@@ -6,16 +6,16 @@ import re
 from typing import TYPE_CHECKING
 
 from farm.errors import MissingToolError
+from farm.runtime.native.targets import RUNNER
 from farm.runtime.simulator import find_layouts
-from farm.runtime.targets import RUNNER
-from farm.trust import weakness_inside
+from farm.system.trust import weakness_inside
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.runtime.simulator import HostSdk
 
-# Of `farm.runtime.native`, or its beginning.
+# Of `farm.runtime.native.build`, or its beginning.
 _BUILD_KEY = re.compile(r"[0-9a-f]{1,32}")
 
 

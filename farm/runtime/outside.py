@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.publish import published
-from farm.runtime.native import build_native
+from farm.runtime.native.build import build_native
 from farm.runtime.packages import package_folder
 from farm.runtime.simulator import host_sdk
+from farm.system.publish import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from farm.errors import MissingToolError
 from farm.runtime.file_lists import BACKEND_IN_BUILD, BACKEND_LIBRARY, RUNNER_IN_BUILD, UPSTREAM_RUNNER, Built, Places
-from farm.runtime.native import planned_native
+from farm.runtime.native.build import planned_native
+from farm.runtime.native.cross_compilers import AndroidKit
+from farm.runtime.native.targets import ANDROID, OE_LINUX, RUNNER, BuildTarget
 from farm.runtime.qnn_sdk import android_files, linux_files, repair_of
-from farm.runtime.targets import ANDROID, OE_LINUX, RUNNER, BuildTarget
-from farm.runtime.toolchains import AndroidKit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from farm.config import Config
+    from farm.config.settings import Config
 
 # Where an ExecuTorch build for Android installs it.
 _PREFIX_LIBRARY = f"lib/executorch/backends/qualcomm/{BACKEND_LIBRARY}"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import MissingToolError
+from farm.runtime.native.targets import OE_LINUX
+from farm.runtime.native.wheels import fetch_wheel, wheel_folder
 from farm.runtime.packages import package_version
-from farm.runtime.targets import OE_LINUX
-from farm.runtime.wheels import fetch_wheel, wheel_folder
-from farm.trust import require_own
+from farm.system.trust import require_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable

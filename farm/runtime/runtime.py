@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import ConfigError, IllegalTargetError, MissingToolError
-from farm.profiles import BACKEND_PRECISIONS, Soc, check_target
-from farm.runtime.elf import X86_64
 from farm.runtime.file_lists import Places, device_parts, lpai_skel
-from farm.runtime.hashes import hash_files
-from farm.runtime.native import build_native
+from farm.runtime.native.build import build_native
+from farm.runtime.native.cross_compilers import aarch64_executorch
+from farm.runtime.native.elf import X86_64
+from farm.runtime.native.hashes import hash_files
+from farm.runtime.native.targets import LINUX_AARCH64, RUNNER, Kind, Mode
 from farm.runtime.packages import package_folder, package_version
 from farm.runtime.parts import Part, find_fault
 from farm.runtime.qnn_sdk import (
@@ -25,8 +26,7 @@ from farm.runtime.qnn_sdk import (
     sdk_version,
 )
 from farm.runtime.simulator import LIBRARY, TARGET, host_sdk
-from farm.runtime.targets import LINUX_AARCH64, RUNNER, Kind, Mode
-from farm.runtime.toolchains import aarch64_executorch
+from farm.suites.socs import BACKEND_PRECISIONS, Soc, check_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

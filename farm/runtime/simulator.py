@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import MissingToolError, UntrustedError
-from farm.publish import published
-from farm.runtime.native import NativeBuild, build_native
+from farm.runtime.native.build import NativeBuild, build_native
+from farm.runtime.native.targets import BRIDGE
 from farm.runtime.packages import install_hint, package_folder
-from farm.runtime.targets import BRIDGE
-from farm.trust import require_own
+from farm.system.publish import published
+from farm.system.trust import require_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -10,8 +10,8 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from farm.runtime.native.targets import Mode
     from farm.runtime.runtime import Runtime
-    from farm.runtime.targets import Mode
 
 # ExecuTorch 1.5, examples/qualcomm/direct_executor_runner: the compute DSP, in an unsigned process domain, and the
 # audio DSP, which has the LPAI, in a signed one.

@@ -17,12 +17,11 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from farm.engine.command import report_context
 from farm.errors import FarmError, StoreError, UnknownNameError, UsageError
-from farm.report.data import render_json
-from farm.report.html import EARLY_SCRIPT, assets, render_html
-from farm.report.page import PAGE_SCRIPTS, PAGE_STYLES, Served, render
-from farm.resources import data_folder
+from farm.report.html.page import PAGE_SCRIPTS, PAGE_STYLES, Served, render
+from farm.report.html.page_of_run import EARLY_SCRIPT, assets, render_html
+from farm.report.model.data import render_json
+from farm.request.ending import report_context
 from farm.serve import pages
 from farm.serve.address import Address, link
 from farm.serve.gate import LOGIN, Gate, address_of
@@ -30,12 +29,13 @@ from farm.serve.kept import Content, KeptPages, hashed
 from farm.serve.security import COOKIE, SESSION_S, Sessions, is_loopback, local_path
 from farm.store.artifacts import ArtifactStore
 from farm.store.store import open_store
-from farm.text import json_document
+from farm.system.resources import data_folder
+from farm.system.text import json_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from farm.config import Config
+    from farm.config.settings import Config
     from farm.store.records import Background
     from farm.store.store import Store
 

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from farm.serve.address import link
 from farm.serve.limits import network_of
 from farm.serve.security import COOKIE, HEADERS, Attempts, Sessions, names_this_machine
-from farm.text import one_line
+from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

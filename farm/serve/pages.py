@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.engine.standing import how_things_stand, records_of, steps_of
-from farm.engine.survey import DeviceRow, remembered, resolve_device
 from farm.errors import UsageError
-from farm.report import format as fmt
-from farm.report.alerts import by_range, change_of, remark_text, word_of
-from farm.report.diff import diff_runs
-from farm.report.drift import canary_chart, canary_p50, drift_of
-from farm.report.history import USUAL, tables
-from farm.report.page import diff_values
-from farm.report.status import TITLES, counts, said_of, unsure_lines
-from farm.store.browse import STATES, Progress, RunFilter
+from farm.pool.inventory import DeviceRow, remembered, resolve_device
+from farm.report.html.page import diff_values
+from farm.report.model.alerts import by_range, change_of, remark_text, word_of
+from farm.report.model.diff import diff_runs
+from farm.report.model.drift import canary_chart, canary_p50, drift_of
+from farm.report.model.history import USUAL, tables
+from farm.report.model.status import TITLES, counts, said_of, unsure_lines
+from farm.report.model.status_query import how_things_stand, records_of, steps_of
+from farm.report.terminal import format as fmt
+from farm.store.queries.browse import STATES, Progress, RunFilter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.leases import Lease
     from farm.serve.address import Address
+    from farm.store.leases.rules import Lease
     from farm.store.store import Store
 
 _EVENTS, _ATTEMPTS_SHOWN, _ATTEMPTS = 200, 40, 1000

@@ -14,7 +14,7 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     import uvicorn
 
-    from farm.config import Config
+    from farm.config.settings import Config
 
 # For answers that are being written when somebody presses Ctrl-C.
 _LAST_ANSWERS_S = 2

@@ -107,7 +107,7 @@ class Database:
         Raises UsageError for what does anything but read or takes longer than `seconds`, and where the database is not
         open to read only.
         """
-        from farm.store.ask import ask_postgresql, ask_sqlite
+        from farm.store.queries.ask import ask_postgresql, ask_sqlite
 
         if not self.readonly:
             raise UsageError(f"{self.name}: the store is open to write: no place for a query of somebody's own")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.layers import Step
+from farm.program.layers import Step
 from farm.results.attempt import Attempt, LayerComparison, OperatorProfile
 from farm.store import values
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import delete, func, select, text
 
+from farm.config.retention import Kept, RunFacts, decide
 from farm.results.attempt import Verdict
-from farm.retention import Kept, RunFacts, decide
 from farm.store import schema
-from farm.store.alerts import not_remarked, open_alerts
-from farm.store.history import not_debugged
+from farm.store.queries.alerts import not_remarked, open_alerts
+from farm.store.queries.history import not_debugged
 from farm.store.records import STEPS
 from farm.store.rows import chunks
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Column, ColumnElement, Connection, Select, Table
 
-    from farm.retention import Rules
+    from farm.config.retention import Rules
     from farm.store.clock import Clock
     from farm.store.database import Database
 

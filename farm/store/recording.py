@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from farm.store.clock import Clock
     from farm.store.database import Database
     from farm.store.records import ArtifactRecord, RunRecord
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 
 class Recording:
@@ -133,7 +133,7 @@ class Recording:
 
         def insert(connection: Connection) -> None:
             if fence is not None:
-                from farm.store.lease_rows import require_live
+                from farm.store.leases.rows import require_live
 
                 require_live(connection, *fence, self._clock(connection))
             rows.insert_attempt(connection, run_id, attempt, device, artifacts)
@@ -153,7 +153,7 @@ class Recording:
 
 def case_versions(jobs: Sequence[Job]) -> dict[str, str]:
     """Return the version of the case of each job, by job id; code and files are read once, not per job."""
-    from farm.build.source import source_digest, source_place
+    from farm.bundles.source import source_digest, source_place
 
     sources: dict[tuple[str, ...], str] = {}
     versions = {}

@@ -21,7 +21,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     started_ms: int | None = None
     """Epoch, milliseconds; None is now."""
     priority: str = "person"
-    """Name of a `farm.leases.Priority`, in small letters."""
+    """Name of a `farm.store.leases.rules.Priority`, in small letters."""
 
 
 class ArtifactRecord(msgspec.Struct, frozen=True):

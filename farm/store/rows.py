@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.results.attempt import Attempt, Comparison, Measurement
     from farm.store.records import ArtifactRecord
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 FIGURES = ("sqnr_db", "cosine", "max_abs", "mismatch", "peak", "steps", "loss_db")
 # What an attempt and its row have in common.

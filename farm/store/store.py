@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from farm.analysis.flakiness import Record
-    from farm.store.alerts import Alerts
-    from farm.store.browse import Browse
     from farm.store.clock import Clock
-    from farm.store.leasing import Leases
-    from farm.store.points import JobPast
+    from farm.store.leases.leasing import Leases
+    from farm.store.leases.registry import Registry
     from farm.store.pruning import Pruning
+    from farm.store.queries.alerts import Alerts
+    from farm.store.queries.browse import Browse
+    from farm.store.queries.points import JobPast
     from farm.store.records import (
         ArtifactRecord,
         Background,
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
         RunStatus,
         UnfinishedRun,
     )
-    from farm.store.registry import Registry
-    from farm.store.transfer import Transfer
+    from farm.store.transfer.runs import Transfer
     from farm.store.view import RunView, Stale
 
 
@@ -76,21 +76,21 @@ class Store(Recording):
     @cached_property
     def leases(self) -> Leases:
         """Who has which device, and who waits for one."""
-        from farm.store.leasing import Leases
+        from farm.store.leases.leasing import Leases
 
         return Leases(self._database, self._clock)
 
     @cached_property
     def registry(self) -> Registry:
         """What is known of devices between runs."""
-        from farm.store.registry import Registry
+        from farm.store.leases.registry import Registry
 
         return Registry(self._database, self._clock)
 
     @cached_property
     def alerts(self) -> Alerts:
         """Numbers that stand out, and what became of them."""
-        from farm.store.alerts import Alerts
+        from farm.store.queries.alerts import Alerts
 
         return Alerts(self._database)
 
@@ -104,20 +104,20 @@ class Store(Recording):
     @cached_property
     def browse(self) -> Browse:
         """What somebody who looks around asks."""
-        from farm.store.browse import Browse
+        from farm.store.queries.browse import Browse
 
         return Browse(self._database, self._clock)
 
     @cached_property
     def transfer(self) -> Transfer:
         """Runs as lines, for another store."""
-        from farm.store.transfer import Transfer
+        from farm.store.transfer.runs import Transfer
 
         return Transfer(self._database)
 
     def latest_run_id(self) -> str | None:
         """Return the id of the run that began last, None when there is none."""
-        from farm.store import queries
+        from farm.store.queries import runs as queries
 
         with self._database.reading() as connection:
             return queries.latest_run_id(connection)
@@ -127,14 +127,15 @@ class Store(Recording):
 
         Raises UnknownNameError with the nearest id, UsageError where several ids begin so or none is that far back.
         """
-        from farm.store import queries
+        from farm.store.queries import runs as queries
 
         with self._database.reading() as connection:
             return queries.resolve_run(connection, ref)
 
     def run_view(self, run_id: str) -> RunView:
         """Return all that is known of a run, and what its failed cases did elsewhere. Raises UnknownNameError."""
-        from farm.store import coverage, queries
+        from farm.store.queries import coverage
+        from farm.store.queries import runs as queries
 
         with self._database.reading() as connection:
             return coverage.with_elsewhere(connection, queries.run_view(connection, run_id))
@@ -144,21 +145,21 @@ class Store(Recording):
 
         Runs of `farm debug` are left out.
         """
-        from farm.store import status
+        from farm.store.queries import status
 
         with self._database.reading() as connection:
             return status.run_to_show(connection, rows.now_ms())
 
     def run_status(self, run_id: str) -> RunStatus:
         """Return how the jobs of a run ended, and how each did before it, without numbers. Raises UnknownNameError."""
-        from farm.store import status
+        from farm.store.queries import status
 
         with self._database.reading() as connection:
             return status.run_status(connection, run_id)
 
     def unfinished_runs(self) -> list[UnfinishedRun]:
         """Return the runs of the last day that have no end, newest first."""
-        from farm.store import status
+        from farm.store.queries import status
 
         with self._database.reading() as connection:
             return status.unfinished(connection, rows.now_ms())
@@ -168,14 +169,14 @@ class Store(Recording):
 
         Runs of `farm debug` are left out.
         """
-        from farm.store import coverage
+        from farm.store.queries import coverage
 
         with self._database.reading() as connection:
             return coverage.job_results(connection, job_ids, run_ids)
 
     def job_names(self, job_pattern: str, soc: str | None = None) -> list[str]:
         """Return the ids of the jobs that a pattern means; pattern and errors as for `history`."""
-        from farm.store import history
+        from farm.store.queries import history
 
         with self._database.reading() as connection:
             found = history.matching_jobs(connection, values.clean(job_pattern), soc and values.clean(soc))
@@ -183,7 +184,7 @@ class Store(Recording):
 
     def planned_jobs(self, run_ids: Iterable[str], soc: str, backend: str) -> list[ListedJob]:
         """Return the jobs for a SoC and backend that runs were to do, in their order."""
-        from farm.store import coverage
+        from farm.store.queries import coverage
 
         with self._database.reading() as connection:
             return coverage.planned_jobs(connection, run_ids, soc, backend)
@@ -197,7 +198,7 @@ class Store(Recording):
         every metric. `limit` counts the newest attempts of a job on a device kind. Raises UnknownNameError, with
         the nearest name, for a job, metric or SoC that the store has never seen. Runs of `farm debug` are left out.
         """
-        from farm.store import history
+        from farm.store.queries import history
 
         with self._database.reading() as connection:
             return history.history(connection, job_pattern, metric, soc, limit)
@@ -207,7 +208,8 @@ class Store(Recording):
 
         Runs of `farm debug` are left out. Raises UnknownNameError.
         """
-        from farm.store import points, queries
+        from farm.store.queries import points
+        from farm.store.queries import runs as queries
 
         with self._database.reading() as connection:
             jobs = points.jobs_of_run(connection, queries.resolve_run(connection, run_id))
@@ -215,7 +217,7 @@ class Store(Recording):
 
     def pasts_of(self, job_pattern: str, soc: str | None = None, most: int = 60) -> list[JobPast]:
         """Return what the newest `most` runs of jobs measured; which jobs as for `history`."""
-        from farm.store import history, points
+        from farm.store.queries import history, points
 
         with self._database.reading() as connection:
             jobs = history.matching_jobs(connection, values.clean(job_pattern), soc and values.clean(soc))
@@ -229,14 +231,14 @@ class Store(Recording):
         Jobs without a verdict about their code are left out; with `failed_of_late` those, too, that did not fail in
         these runs. Runs of `farm debug` are left out.
         """
-        from farm.store import flakiness
+        from farm.store.queries import flakiness
 
         with self._database.reading() as connection:
             return flakiness.reliability(connection, job_ids, kind, until, failed_of_late=failed_of_late)
 
     def fingerprints(self, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return the facts of fingerprints, name to value, by their hash."""
-        from farm.store import history
+        from farm.store.queries import history
 
         with self._database.reading() as connection:
             return history.fingerprints(connection, hashes)
@@ -246,7 +248,7 @@ class Store(Recording):
 
         Raises UnknownNameError for a job that the store has never seen, UsageError where none has a profile.
         """
-        from farm.store import profiles
+        from farm.store.queries import profiles
 
         with self._database.reading() as connection:
             return profiles.profiles(connection, job_pattern, run_id)
@@ -256,7 +258,7 @@ class Store(Recording):
 
         Runs of `farm debug` are left out.
         """
-        from farm.store import selection
+        from farm.store.queries import selection
 
         with self._database.reading() as connection:
             return selection.past(connection, job_ids, kind)
@@ -266,14 +268,14 @@ class Store(Recording):
 
         That is failures that are no known issues, and jobs that the farm could not judge.
         """
-        from farm.store import selection
+        from farm.store.queries import selection
 
         with self._database.reading() as connection:
             return selection.failed_last(connection, job_ids, kind, user)
 
     def verdicts(self, run_id: str) -> dict[str, LastVerdict]:
         """Return how the jobs of a run ended, by their ids, without those that have no verdict about their code."""
-        from farm.store import selection
+        from farm.store.queries import selection
 
         with self._database.reading() as connection:
             return selection.verdicts(connection, run_id)
@@ -284,7 +286,7 @@ class Store(Recording):
         So all shards divide by the same numbers, although the first of them change what the store knows. It holds until
         nobody has asked for twelve hours.
         """
-        from farm.store import selection
+        from farm.store.queries import selection
 
         names = sorted(seconds)
         key = values.selection_hash([kind, *names])
@@ -297,7 +299,7 @@ class Store(Recording):
 
     def mark_stale(self, run_id: str, stale: Mapping[str, Stale | None]) -> None:
         """Record why planned jobs of a run are left out, by their ids; None for one that is not, after all."""
-        from farm.store import selection
+        from farm.store.queries import selection
 
         self._database.write(lambda connection: selection.mark_stale(connection, run_id, stale))
 
@@ -311,7 +313,7 @@ class Store(Recording):
 
     def artifacts(self, run_id: str, job_id: str | None = None) -> list[ArtifactRecord]:
         """Return the artifacts of a run, or of one of its jobs, oldest first."""
-        from farm.store import queries
+        from farm.store.queries import runs as queries
 
         with self._database.reading() as connection:
             return queries.artifacts(connection, run_id, job_id)
@@ -321,7 +323,7 @@ class Store(Recording):
 
         Runs of `farm debug` are left out. Nothing is there for a run that is not.
         """
-        from farm.store import trends
+        from farm.store.queries import trends
 
         with self._database.reading() as connection:
             return trends.background(connection, run_id, runs)

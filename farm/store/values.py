@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from farm.results.attempt import Attempt
-    from farm.suites import Case, Job
+    from farm.suites.suite import Case, Job
 
 # Far beyond what farm itself writes: these bounds are for what a device or a user can make long.
 REASON_LIMIT = 4_000

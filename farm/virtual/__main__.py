@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 
 from farm import __version__
-from farm.devices.adb_names import VIRTUAL_PREFIX
+from farm.devices.adb.names import VIRTUAL_PREFIX
 from farm.errors import FarmError
-from farm.resources import data_folder
+from farm.system.resources import data_folder
 from farm.virtual.daemon import Daemon, Port
 from farm.virtual.faults import is_running
 from farm.virtual.root import BUILDS
@@ -46,7 +46,7 @@ def _known_soc(name: str) -> str:
     if re.fullmatch(r"\w+", name, re.ASCII) and (data_folder("device_profiles") / f"{name}.toml").is_file():
         return name
     # Imported only to say it well: reading the profiles costs more than the whole start.
-    from farm.profiles import find_soc
+    from farm.suites.socs import find_soc
 
     return find_soc(name).name
 

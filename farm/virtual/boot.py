@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.devices.adb_names import VIRTUAL_PREFIX
+from farm.devices.adb.names import VIRTUAL_PREFIX
 from farm.devices.device import LOOPBACK
 from farm.devices.discovery import identify
 from farm.errors import InfraError
-from farm.profiles import find_soc
+from farm.suites.socs import find_soc
 from farm.virtual.faults import randomize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.devices.adb_server import AdbServer
+    from farm.devices.adb.server import AdbServer
     from farm.devices.device import Device
-    from farm.processes import Child, Supervisor
+    from farm.system.processes import Child, Supervisor
 
 # Takes a fifth of a second on an idle machine.
 _BOOT_SECONDS = 30.0
@@ -66,7 +66,7 @@ def boot(
         return []
     children = [start_device(supervisor, serial, soc, root, build) for serial, soc in serials.items()]
     # adbutils takes as long to import as a daemon to start: here it costs nothing.
-    import farm.devices.adb  # noqa: F401
+    import farm.devices.adb.transport  # noqa: F401
 
     try:
         with ThreadPoolExecutor(max_workers=min(16, len(children))) as pool:

@@ -12,8 +12,8 @@ import subprocess
 import termios
 from typing import IO, TYPE_CHECKING
 
-from farm.lifeline import Lifeline
-from farm.reaper import MARK
+from farm.system.lifeline import Lifeline
+from farm.system.reaper import MARK
 
 if TYPE_CHECKING:
     from farm.virtual.tree import DeviceTree

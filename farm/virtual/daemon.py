@@ -7,7 +7,7 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from farm.peer import accept_own_async, pause_after
+from farm.system.peer import accept_own_async, pause_after
 from farm.virtual.control import Control
 from farm.virtual.injection import Injection
 from farm.virtual.root import ROOT_PROPERTY, switch_root

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from farm.errors import FarmError
-from farm.processes import ending
+from farm.system.processes import ending
 from farm.virtual.boot import attach_device, start_device
 from farm.virtual.root import BUILDS
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from farm.devices.adb_server import AdbServer
+    from farm.devices.adb.server import AdbServer
     from farm.devices.device import Device
-    from farm.processes import Supervisor
+    from farm.system.processes import Supervisor
 
 MOST_STARTS = 5
 """So often a device is started again; one that ends once more is left to whoever waits for it."""

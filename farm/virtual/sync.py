@@ -11,7 +11,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from farm.devices.sync_protocol import (
+from farm.devices.adb.sync_protocol import (
     DATA_BYTES,
     ENTRY_V1,
     ENTRY_V2,

@@ -11,7 +11,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from farm.devices.sync_protocol import DATA_BYTES, PATH_BYTES
+from farm.devices.adb.sync_protocol import DATA_BYTES, PATH_BYTES
 from farm.virtual.faults import CONDITIONS, FaultKind
 from farm.virtual.streams import StreamClosedError
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from farm.analysis.axes import Axis, Guilt, explain
 from farm.analysis.confirmation import Answer, Confirmation, confirm
+from farm.analysis.factors import Axis, Guilt, explain
 from farm.analysis.scale import Scale
 
 from .conftest import in_turns

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from farm.config import load_config
-from farm.engine.toolchain import Toolchain, prepare
+from farm.compile.toolchain import Toolchain, prepare
+from farm.config.settings import load_config
 
 LOWERING = Path(__file__).with_name("lowering.py")
 

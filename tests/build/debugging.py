@@ -22,16 +22,16 @@ from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_sample impo
 )
 from executorch.devtools import Inspector, parse_etrecord
 
-from farm.build.bundle import load_bundle
-from farm.build.debug_compare import compare_layers, missing_layers
-from farm.build.debug_compile import compile_debug
-from farm.build.debug_protocol import ComparedLayer, CompileRequest, Written
-from farm.build.debugger import Debugger
-from farm.config import load_config
-from farm.engine.toolchain import prepare
+from farm.bundles.bundle import load_bundle
+from farm.compile.debug.compare import compare_layers, missing_layers
+from farm.compile.debug.compiler import compile_debug
+from farm.compile.debug.debugger import Debugger
+from farm.compile.debug.protocol import ComparedLayer, CompileRequest, Written
+from farm.compile.toolchain import prepare
+from farm.config.settings import load_config
 from farm.results.layers import diagnose
 from farm.runtime.runtime import simulator_runtime
-from farm.suites import Case, InputSpec, Job, Target
+from farm.suites.suite import Case, InputSpec, Job, Target
 
 MODELS = """
 import torch

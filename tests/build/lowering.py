@@ -22,13 +22,13 @@ from executorch.backends.qualcomm.utils.utils import (
 from torch._export import utils
 from torch.export import decomp_utils
 
-from farm.build.delegation import read_delegation, require_whole_graph
-from farm.build.dispatcher import one_look_a_list
-from farm.build.flow import Example, Stopwatch
-from farm.build.key import toolchain_versions
-from farm.build.qualcomm import FLOW, compiler_specs
+from farm.bundles.key import toolchain_versions
+from farm.compile.dispatcher import one_look_a_list
+from farm.compile.flows.delegation import read_delegation, require_whole_graph
+from farm.compile.flows.flow import Example, Stopwatch
+from farm.compile.flows.qualcomm import FLOW, compiler_specs
 from farm.errors import DelegationError, FarmError
-from farm.suites import Target
+from farm.suites.suite import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

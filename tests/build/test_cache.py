@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farm.build.bundle import MANIFEST, MODEL, Manifest, TensorSpec, load_bundle, sha256_of
-from farm.build.cache import BundleCache
+from farm.bundles.bundle import MANIFEST, MODEL, Manifest, TensorSpec, load_bundle, sha256_of
+from farm.bundles.cache import BundleCache
 from farm.errors import BundleError, InfraError, UsageError
 
 KEY = "ab" * 32
@@ -173,7 +173,7 @@ def test_a_full_disk_is_the_farms_trouble_and_says_what_to_do(tmp_path: Path) ->
 
 def test_a_build_that_is_killed_leaves_nothing_half_done(tmp_path: Path) -> None:
     code = (
-        "import time; from pathlib import Path; from farm.build.cache import BundleCache\n"
+        "import time; from pathlib import Path; from farm.bundles.cache import BundleCache\n"
         "def fill(folder):\n"
         "    (folder / 'model.pte').write_bytes(b'half'); print('building', flush=True); time.sleep(60)\n"
         f"BundleCache(Path({str(tmp_path)!r})).build({KEY!r}, fill)\n"

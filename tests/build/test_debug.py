@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from farm.build.debug_process import DebugProcess
-from farm.build.debug_protocol import CompileRequest, WireGap, from_wire, to_wire
-from farm.processes import Supervisor
-from farm.suites import Case, InputSpec, Job, Target
+from farm.compile.debug.process import DebugProcess
+from farm.compile.debug.protocol import CompileRequest, WireGap, from_wire, to_wire
+from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.engine.toolchain import Toolchain
+    from farm.compile.toolchain import Toolchain
 
 DEBUGGING = Path(__file__).with_name("debugging.py")
 EDGE, QUANTIZED = "edge_after_transform/forward", "quantized/forward"

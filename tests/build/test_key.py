@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farm.build import key as key_module
-from farm.build import source as source_module
-from farm.build.key import bundle_key, relevant_versions, toolchain_versions
-from farm.suites import Case, InputSpec, Job, KnownIssue, Limits, Target, Tolerance
+from farm.bundles import key as key_module
+from farm.bundles import source as source_module
+from farm.bundles.key import bundle_key, relevant_versions, toolchain_versions
+from farm.suites.suite import Case, InputSpec, Job, KnownIssue, Limits, Target, Tolerance
 
 VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0", "torchao": "0.18.0", "qnn": "2.51"}
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from farm_home import FarmHome
 
-from farm.resources import data_folder
-from farm.suite_files import load_suite
-from farm.suites import Suite
+from farm.suites.manifests import load_suite
+from farm.suites.suite import Suite
+from farm.system.resources import data_folder
 
 DRAWING = Path(__file__).with_name("drawing.py")
 

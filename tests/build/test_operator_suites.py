@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tomllib
 
-from farm.builders import SuiteOperators, installed_builders, suite_operators
-from farm.profiles import find_soc
-from farm.suite_files import find_suites, load_suite
-from farm.suites import plan
+from farm.suites.manifests import find_suites, load_suite
+from farm.suites.op_builders import SuiteOperators, installed_builders, suite_operators
+from farm.suites.socs import find_soc
+from farm.suites.suite import plan
 
 SUITES = ("quantized_ops", "fp_ops")
 

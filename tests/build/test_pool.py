@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from farm.build.cache import BundleCache
-from farm.build.key import bundle_key, relevant_versions
-from farm.build.leftovers import leftovers
-from farm.build.pool import BuilderPool, MemoryLimits
-from farm.build.protocol import Reply, Request
-from farm.processes import Supervisor
-from farm.suites import Case, InputSpec, Job, Target
+from farm.bundles.cache import BundleCache
+from farm.bundles.key import bundle_key, relevant_versions
+from farm.bundles.leftovers import leftovers
+from farm.compile.pool import BuilderPool, MemoryLimits
+from farm.compile.protocol import Reply, Request
+from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.engine.toolchain import Toolchain
+    from farm.compile.toolchain import Toolchain
 
 OPS = """
 import ctypes, os, pathlib, signal, sys, tempfile, time, torch
@@ -321,7 +321,7 @@ def test_every_job_has_its_own_answer_also_when_its_builder_could_not_be_looked_
             raise FileNotFoundError("a process that has just ended")
         return 0
 
-    monkeypatch.setattr("farm.memory.resident_bytes", resident_bytes)
+    monkeypatch.setattr("farm.system.memory.resident_bytes", resident_bytes)
     requests = [builds.request(".ops:Tells", args=(n,), precision="fp32", backend="xnnpack") for n in range(4)]
     replies = builds.run(*requests, width=1)
     said = {reply.key: reply.reason for reply in replies}
@@ -375,8 +375,8 @@ def test_what_a_compile_wrote_goes_with_its_builder(
 def test_what_a_killed_farm_left_is_counted_and_goes_with_the_next_one(builds: Builds) -> None:
     root = builds.cache.root
     code = (
-        "import sys, time; from pathlib import Path; from farm.build.cache import BundleCache\n"
-        "from farm.publish import own_folder\n"
+        "import sys, time; from pathlib import Path; from farm.bundles.cache import BundleCache\n"
+        "from farm.system.publish import own_folder\n"
         "def fill(folder):\n"
         "    (folder / 'model.pte').write_bytes(b'half'); print('building', flush=True); time.sleep(600)\n"
         f"with own_folder(Path({str(root)!r}, 'builders'), sys.argv[1]) as folder:\n"

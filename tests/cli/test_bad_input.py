@@ -107,8 +107,8 @@ def test_a_broken_farm_toml_is_named(home: FarmHome) -> None:
 
 
 def test_without_a_device_it_says_what_is_attached(home: FarmHome, tmp_path: Path) -> None:
-    from farm.devices.adb_server import start_adb_server
-    from farm.processes import Supervisor
+    from farm.devices.adb.server import start_adb_server
+    from farm.system.processes import Supervisor
 
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path / "adb")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.builders import installed_builders
 from farm.devices.device import AdbAddress, Device
-from farm.profiles import find_soc
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
-from farm.suite_files import load_suite
-from farm.suites import Job, plan
+from farm.suites.manifests import load_suite
+from farm.suites.op_builders import installed_builders
+from farm.suites.socs import find_soc
+from farm.suites.suite import Job, plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.cli.debug import _csv, _json, _text, check_writable
-from farm.engine.debug import DebuggedLayer, DebugOutcome, describe
+from farm.cli.running.debug import _csv, _json, _text, check_writable
 from farm.errors import UsageError
-from farm.layers import INPUT, Gap, Layer, Step
+from farm.program.layers import INPUT, Gap, Layer, Step
+from farm.replay.debug import DebuggedLayer, DebugOutcome, describe
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.layers import diagnose
 
@@ -52,8 +52,8 @@ def test_what_cannot_be_is_one_line_and_exit_2(home: FarmHome, arguments: list[s
 
 
 def test_without_a_device_nothing_is_recorded_and_it_says_what_to_do(home: FarmHome, tmp_path: Path) -> None:
-    from farm.devices.adb_server import start_adb_server
-    from farm.processes import Supervisor
+    from farm.devices.adb.server import start_adb_server
+    from farm.system.processes import Supervisor
 
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path / "adb")

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 import pytest
 from farm_home import FarmHome
 
-from farm.cli.devices import _listing
-from farm.devices.adb_server import start_adb_server
+from farm.cli.devices.devices import _listing
+from farm.devices.adb.server import start_adb_server
 from farm.devices.device import Unusable
 from farm.devices.discovery import Scan
-from farm.engine.survey import DeviceRow, find_rows, rows
 from farm.errors import UnknownNameError
-from farm.leases import Lease, Priority
-from farm.processes import Supervisor
-from farm.store.registry import Registered
+from farm.pool.inventory import DeviceRow, find_rows, rows
+from farm.store.leases.registry import Registered
+from farm.store.leases.rules import Lease, Priority
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 from farm.virtual.faults import Fault, inject
 

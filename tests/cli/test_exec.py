@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from farm.engine.profile import Profile
-from farm.engine.ready_program import ReadyRequest, plan_ready
-from farm.engine.tensor_files import random_sample, read_list
 from farm.errors import FarmError, UsageError
-from farm.pte import Value
+from farm.program.pte import Value
+from farm.replay.ready_program import ReadyRequest, plan_ready
+from farm.replay.tensor_files import random_sample, read_list
+from farm.request.profiling import Profile
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def test_random_inputs_are_the_same_for_the_same_seed() -> None:
 
 
 def test_the_bundle_is_whole_and_another_one_for_other_inputs(models: Path, tmp_path: Path) -> None:
-    from farm.config import load_config
+    from farm.config.settings import load_config
 
     shutil.copy(models / "conv.pte", tmp_path / "My Model.v2.pte")
     one, other = (plan_ready(ReadyRequest(model=tmp_path / "My Model.v2.pte", seed=seed)) for seed in (1, 2))

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.devices.adb_server import start_adb_server
-from farm.leases import Priority
-from farm.processes import Supervisor
-from farm.store.registry import HealthEvent
+from farm.devices.adb.server import start_adb_server
+from farm.store.leases.registry import HealthEvent
+from farm.store.leases.rules import Priority
 from farm.store.store import Store, open_store
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:

@@ -12,18 +12,18 @@ from click.testing import CliRunner
 from sqlalchemy import update
 
 from farm.devices.device import AdbAddress, Device
-from farm.engine.pruning import Remains
+from farm.request.pruning import Remains
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store import schema
 from farm.store.artifacts import GRACE_S, ArtifactStore
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import Store, open_store
-from farm.suites import Case, InputSpec, Job, Target
+from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
 
-    from farm.engine.pruning import Freed
+    from farm.request.pruning import Freed
 
 DAY_S = 86_400
 JOB = Job(Case("s", "c", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))
@@ -140,7 +140,7 @@ def test_files_of_runs_that_the_store_does_not_have_go_only_when_asked(home: Far
 
 
 def test_ctrl_c_leaves_every_run_whole_or_gone(home: FarmHome, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from farm.cli.prune import command
+    from farm.cli.setup.prune import command
 
     for name, value in home.env.items():
         monkeypatch.setenv(name, value)

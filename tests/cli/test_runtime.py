@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.runtime.native import build_native
+from farm.runtime.native.build import build_native
 from farm.runtime.runtime import simulator_runtime
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import pytest
 from ssh_server import SshServer, alive
 
-from farm.cli.device_shell import shell_of
-from farm.devices.adb_server import start_adb_server
+from farm.cli.devices.device_shell import shell_of
+from farm.devices.adb.server import start_adb_server
 from farm.devices.device import Device, SshAddress
 from farm.errors import UsageError
-from farm.processes import Supervisor
 from farm.store.store import Store, open_store
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farm.devices.device import AdbAddress, Device
-from farm.engine.look_back import record_look_back
+from farm.regressions.look_back import record_look_back
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
-from farm.suites import Case, InputSpec, Job, Target
+from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
     from farm_home import FarmHome

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 from farm_home import processes_of, wait_for_no_process
 
-from farm.devices.adb_server import start_adb_server
-from farm.processes import Supervisor
+from farm.devices.adb.server import start_adb_server
+from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from farm_home import FarmHome
 
-    from farm.devices.adb_server import AdbServer
+    from farm.devices.adb.server import AdbServer
 
 SERIAL = "virtual-SM8650-0"
 

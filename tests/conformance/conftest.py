@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 from simpleadb import Layout, lay_out
 
-from farm.devices.adb_names import adb_target
-from farm.devices.adb_server import AdbServer, start_adb_server
-from farm.processes import Supervisor
-from farm.profiles import find_soc
+from farm.devices.adb.names import adb_target
+from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.runtime.runtime import Runtime, simulator_runtime
 from farm.runtime.simulator import host_sdk
+from farm.suites.socs import find_soc
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.devices.adb import AdbTransport
-from farm.devices.adb_server import AdbServer, start_adb_server
-from farm.processes import Supervisor
+from farm.devices.adb.server import AdbServer, start_adb_server
+from farm.devices.adb.transport import AdbTransport
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:

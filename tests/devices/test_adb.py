@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.devices.adb import AdbTransport
-from farm.devices.adb_host import AdbHost
-from farm.devices.adb_server import start_adb_server
-from farm.devices.adb_sync import LinkRefusedError, SyncStream
+from farm.devices.adb.host import AdbHost
+from farm.devices.adb.server import start_adb_server
+from farm.devices.adb.sync import LinkRefusedError, SyncStream
+from farm.devices.adb.transport import AdbTransport
 from farm.devices.transport import Link
 from farm.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceSpaceError
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 from farm.virtual.faults import Fault, clear, inject
 

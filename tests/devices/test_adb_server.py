@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.devices.adb import AdbTransport
-from farm.devices.adb_host import AdbHost
-from farm.devices.adb_server import find_adb, ordinary_server, start_adb_server
+from farm.devices.adb.host import AdbHost
+from farm.devices.adb.server import find_adb, ordinary_server, start_adb_server
+from farm.devices.adb.transport import AdbTransport
 from farm.errors import InfraError
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.devices.adb_host import AdbHost
-from farm.devices.adb_shell import ShellProcess
-from farm.devices.adb_sync import SyncStream
+from farm.devices.adb.host import AdbHost
+from farm.devices.adb.shell import ShellProcess
+from farm.devices.adb.sync import SyncStream
 from farm.devices.conversation import communicate
 from farm.errors import DeviceError, DeviceTimeoutError
 
@@ -93,8 +93,8 @@ def test_parts_of_no_bytes_are_no_file(device_stub: Callable[[Iterable[bytes]], 
 def test_a_file_that_drips_is_given_up(
     device_stub: Callable[[Iterable[bytes], float], DeviceStub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farm.devices.pace._STALLS", 0)
-    monkeypatch.setattr("farm.devices.pace._FILE_SECONDS", 0.2)
+    monkeypatch.setattr("farm.devices.min_throughput._STALLS", 0)
+    monkeypatch.setattr("farm.devices.min_throughput._FILE_SECONDS", 0.2)
     says = itertools.chain([struct.pack("<4sI", b"DATA", 60_000)], itertools.repeat(b"x"))
     device = device_stub(says, 0.01)
     with pytest.raises(DeviceTimeoutError, match=r"moved \d+ bytes of files in .* at least 64 KiB/s is expected"):

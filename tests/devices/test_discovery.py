@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.devices.adb_host import parse_listing
+from farm.devices.adb.host import parse_listing
 from farm.devices.discovery import Device, discover, identify, scan
 from farm.errors import DeviceError, InfraError
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.config import HealthConfig
+from farm.config.settings import HealthConfig
 from farm.devices.gates import check, wait_until_cool
 from farm.devices.status import DeviceStatus
 from farm.virtual.faults import Fault, FaultKind, clear, inject

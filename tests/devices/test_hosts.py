@@ -15,17 +15,17 @@ import msgspec
 import pytest
 from ssh_server import SshServer
 
-from farm.config import load_config
+from farm.config.settings import load_config
 from farm.devices import discovery
-from farm.devices.adb_host import AdbHost
-from farm.devices.adb_server import AdbServer, find_adb
+from farm.devices.adb.host import AdbHost
+from farm.devices.adb.server import AdbServer, find_adb
 from farm.devices.connect import open_transport
 from farm.devices.discovery import Scan, identify_again, scan_all
 from farm.devices.hosts import reach_server, revive_tunnels, server_answers
 from farm.devices.identity import read_soc
 from farm.devices.status import read_status
 from farm.errors import InfraError
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def test_storage_of_somebody_else_is_not_used(look: Callable[[str], Scan], board
 
 def test_a_device_on_the_network_is_attached(bench: Bench, tmp_path: Path, look: Callable[[str], Scan]) -> None:
     with Supervisor() as supervisor:
-        from farm.devices.adb_server import start_adb_server
+        from farm.devices.adb.server import start_adb_server
 
         other = start_adb_server(supervisor, tmp_path / "other")
         boot(supervisor, other, ["SM8850"], tmp_path / "remote")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from farm.devices.adb_host import AdbHost
-from farm.devices.adb_server import AdbServer, find_adb, start_adb_server
+from farm.devices.adb.host import AdbHost
+from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
 from farm.devices.connect import open_transport
 from farm.devices.device import Device, LocalAddress
 from farm.devices.recovery import TELL_BOOT, Step, StepResult, recover
 from farm.devices.status import read_status
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 from farm.virtual.faults import Fault, FaultKind, clear, inject
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.devices.adb import AdbTransport
-from farm.devices.adb_host import AdbHost
-from farm.devices.adb_server import AdbServer, start_adb_server
+from farm.devices.adb.host import AdbHost
+from farm.devices.adb.server import AdbServer, start_adb_server
+from farm.devices.adb.transport import AdbTransport
 from farm.devices.root import ensure_root, user_id
 from farm.errors import DeviceError, DeviceTimeoutError
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:

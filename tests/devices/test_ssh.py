@@ -18,10 +18,10 @@ import msgspec
 import pytest
 from ssh_server import SshServer, alive, descendants
 
-from farm.devices.ssh import SshTransport
-from farm.devices.ssh_link import SESSIONS
+from farm.devices.ssh.link import SESSIONS
+from farm.devices.ssh.transport import SshTransport
 from farm.errors import DeviceError, DeviceGoneError, DeviceSpaceError, DeviceTimeoutError
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -285,8 +285,8 @@ def test_what_a_device_sends_is_not_believed(liar: SshServer, tmp_path: Path, li
 
 
 def test_a_file_that_drips_is_given_up(liar: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.devices.pace._STALLS", 0)
-    monkeypatch.setattr("farm.devices.pace._FILE_SECONDS", 1.0)
+    monkeypatch.setattr("farm.devices.min_throughput._STALLS", 0)
+    monkeypatch.setattr("farm.devices.min_throughput._FILE_SECONDS", 1.0)
     (liar.folder / "lie").write_text("drip")
     transport = SshTransport("board", liar.address)
     with pytest.raises(DeviceTimeoutError, match=r"moved \d+ bytes of files in .* at least 64 KiB/s is expected"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.devices.device import LocalAddress
-from farm.devices.local import LocalTransport
+from farm.devices.local.transport import LocalTransport
 from farm.devices.status import DeviceStatus, parse_status, read_status
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 from ssh_server import SshServer, alive
 
-from farm.devices.adb import AdbTransport
+from farm.devices.adb.transport import AdbTransport
 from farm.devices.device import LocalAddress
-from farm.devices.local import LocalTransport
-from farm.devices.ssh import SshTransport
+from farm.devices.local.transport import LocalTransport
+from farm.devices.ssh.transport import SshTransport
 from farm.devices.transport import Link
 from farm.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 import pytest
 from ssh_server import SshServer
 
-from farm.config import load_config
+from farm.config.settings import load_config
 from farm.devices.hosts import reach_server
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from conftest import Bench
 
-    from farm.devices.adb_host import AdbHost
+    from farm.devices.adb.host import AdbHost
 
 SECONDS = 30.0
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from attached import until
 
-from farm.build.protocol import Reply
-from farm.engine.builds import builds_folder, has_reply
-from farm.engine.compile import _Builds
+from farm.compile.protocol import Reply
+from farm.device_run.builds import builds_folder, has_reply
+from farm.run.compiling import _Builds
 
 if TYPE_CHECKING:
     from pathlib import Path

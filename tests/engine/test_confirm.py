@@ -15,7 +15,7 @@ from attached import attach
 from farm_home import FarmHome, wait_for_no_process
 from planted import JOB, Planted, write_suite
 
-from farm.runtime.native import planned_native
+from farm.runtime.native.build import planned_native
 from farm.store.store import Store, open_store
 from farm.virtual.faults import Fault, inject
 

@@ -9,21 +9,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from farm.analysis.axes import Axis, Guilt
 from farm.analysis.confirmation import Answer, Confirmation
+from farm.analysis.factors import Axis, Guilt
 from farm.analysis.first_bad import MOST_PROBES, Bracket
 from farm.analysis.scale import Series
-from farm.engine.confirm_job import require_comparable
-from farm.engine.confirming import Claim, Probe, compare, confirm_change, first_bad, series_of, worse
-from farm.engine.past import Past
-from farm.engine.swapping import Swaps, swap_axes
 from farm.errors import UnknownNameError, UsageError
+from farm.regressions.confirm_job import require_comparable
+from farm.regressions.confirming import Claim, Probe, compare, confirm_change, first_bad, series_of, worse
+from farm.regressions.factor_swap import Swaps, swap_axes
+from farm.replay.stored_result import Past
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.view import JobView, RunView
 
 if TYPE_CHECKING:
     from farm.analysis.confirmation import Pair
-    from farm.engine.pairs import PairBench, Side
+    from farm.regressions.interleaved_ab import PairBench, Side
 
 JOB = "suite/case[SM8650-htp-8a8w]"
 CYCLES = Series(JOB, "htp_cycles", "cycles", Direction.LOWER)

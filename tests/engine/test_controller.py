@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.engine.controller import Controller
-from farm.engine.custody import Custody
-from farm.engine.plan import PlannedJob, RunPlan
 from farm.errors import StoreError
+from farm.pool.custody import Custody
+from farm.request.plan import PlannedJob, RunPlan
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.run.controller import Controller
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
-from farm.suites import Case, InputSpec, Job, Target
+from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,13 +9,13 @@ import pytest
 from attached import until
 
 from farm.devices.device import AdbAddress, Device
-from farm.engine.custody import Custody, LeaseTerms
-from farm.engine.permits import Permit, read_permit
-from farm.engine.scheduler import IDLE, DeviceScheduling
 from farm.errors import NoDeviceError, StoreError
-from farm.leases import Lease, Priority
-from farm.store.leasing import Leases
-from farm.store.registry import Seen
+from farm.pool.custody import Custody, LeaseTerms
+from farm.pool.worker_grant import Permit, read_permit
+from farm.run.scheduler import IDLE, DeviceScheduling
+from farm.store.leases.leasing import Leases
+from farm.store.leases.registry import Seen
+from farm.store.leases.rules import Lease, Priority
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ import pytest
 from attached import attach
 from farm_home import FarmHome, processes_of
 
-from farm.build.debug_protocol import Reply
-from farm.config import load_config
-from farm.engine.debug import DebugRequest, debug
-from farm.engine.debug_job import find_job
+from farm.compile.debug.protocol import Reply
+from farm.config.settings import load_config
 from farm.errors import UsageError
-from farm.layers import Step
+from farm.program.layers import Step
+from farm.replay.debug import DebugRequest, debug
+from farm.replay.debug_job import find_job
 from farm.results.attempt import Stage, Verdict
 from farm.store.store import open_store
 
@@ -147,7 +147,7 @@ def test_ctrl_c_ends_it_all_and_says_so(home: FarmHome, suite: Path) -> None:
         if "virtual device" in line:
             break
     # Its compiler is loading torch.
-    assert any("farm.build.debugger" in command for command in processes_of(home).values())
+    assert any("farm.compile.debug.debugger" in command for command in processes_of(home).values())
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert "interrupted" in process.stdout.read()
@@ -179,7 +179,7 @@ class CompilerStub:
 
 @pytest.fixture
 def stubbed(suite: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Reply], tuple[int, RunView]]:
-    monkeypatch.setattr("farm.build.debug_process.DebugProcess", CompilerStub)
+    monkeypatch.setattr("farm.compile.debug.process.DebugProcess", CompilerStub)
 
     def run(reply: Reply) -> tuple[int, RunView]:
         monkeypatch.setattr(CompilerStub, "reply", reply)

@@ -18,7 +18,7 @@ from farm_home import FarmHome, processes_of, wait_for_no_process
 VICTIMS = {
     "controller": "farm.cli.main run",
     "worker": "exec(eval(sys.stdin.readline()))",
-    "builder": "farm.build.builder",
+    "builder": "farm.compile.builder",
     "adb server": "server nodaemon",
     "runner": "--serve",
     "virtual device": "farm.virtual",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from pair_bench_stub import World
 
-from farm.engine import baseline
-from farm.engine.look_back import record_look_back
 from farm.errors import DeviceGoneError, UsageError
+from farm.regressions import baseline
+from farm.regressions.look_back import record_look_back
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import AlertState, NewAlert, Remark
 from farm.store.store import open_store
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from farm.engine.past import Past
+    from farm.replay.stored_result import Past
     from farm.store.records import AlertRecord
     from farm.store.store import Store
 
@@ -275,7 +275,7 @@ def test_a_job_that_is_gone_does_not_keep_others_from_being_measured(
             gone.append(past.view.id)
             raise UsageError("its suite is not here")
 
-    monkeypatch.setattr("farm.engine.benches.find_job", find)
+    monkeypatch.setattr("farm.regressions.bench_pool.find_job", find)
     found = world.confirm(slow)
     assert len(found.alerts) == 2
     assert {one.job_id: one.reason for one in found.alerts if one.state == "unknown"} == {
@@ -427,7 +427,7 @@ def test_a_program_that_cannot_be_measured_is_not_said_to_wait_for_a_device(
     def find(*_: object) -> None:
         raise UsageError("its suite is not here")
 
-    monkeypatch.setattr("farm.engine.benches.find_job", find)
+    monkeypatch.setattr("farm.regressions.bench_pool.find_job", find)
     said: list[str] = []
     found = world.confirm(slow, said.append)
     assert (found.changed, found.changed_not_asked) == (0, 0)

@@ -18,17 +18,17 @@ import pytest
 from attached import Attached, attach
 from farm_home import FarmHome
 
-from farm.build.cache import BundleCache
-from farm.config import load_config
-from farm.devices.adb_names import adb_target
-from farm.engine.past import Past, find_bundle, find_job, find_past
-from farm.engine.repro import differences, outputs_told, rows
-from farm.engine.repro_script import write_script
-from farm.engine.toolchain import Toolchain
+from farm.bundles.cache import BundleCache
+from farm.compile.toolchain import Toolchain
+from farm.config.settings import load_config
+from farm.devices.adb.names import adb_target
 from farm.errors import MissingToolError, UnknownNameError, UsageError
-from farm.processes import Supervisor
+from farm.replay.repro import differences, outputs_told, rows
+from farm.replay.repro_script import write_script
+from farm.replay.stored_result import Past, find_bundle, find_job, find_past
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.store import Store, open_store
+from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,7 +179,7 @@ class TestWithoutItsBundle:
 class TestScript:
     @staticmethod
     def command(folder: Path, bench: Attached, number: int = 0) -> dict[str, Any]:
-        from farm.devices.adb_server import find_adb
+        from farm.devices.adb.server import find_adb
 
         argv = ["sh", str(folder / "repro.sh"), adb_target(bench.devices[number].serial)]
         return {"args": argv, "env": {**os.environ, **bench.env, "ADB": str(find_adb())}}

@@ -16,8 +16,8 @@ import pytest
 from attached import until
 from run_model import Script, World
 
-from farm.engine.workers import MOST_DEATHS, START_SECONDS, STOPPED_SECONDS, Workers
 from farm.results.attempt import Cause, Verdict
+from farm.run.workers import MOST_DEATHS, START_SECONDS, STOPPED_SECONDS, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

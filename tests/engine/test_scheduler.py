@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.engine.scheduler import IDLE, DeviceScheduling, dispatch_order
+from farm.run.scheduler import IDLE, DeviceScheduling, dispatch_order
 
 
 def test_compiled_jobs_go_first_then_the_longest_then_the_order_given() -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.engine.budget import Budget
-from farm.engine.plan import PlannedJob
-from farm.engine.selection import (
+from farm.errors import UsageError
+from farm.request.budget import Budget
+from farm.request.plan import PlannedJob
+from farm.request.selection import (
     Cost,
     Shard,
     Version,
@@ -23,9 +24,8 @@ from farm.engine.selection import (
     schedule,
     total_seconds,
 )
-from farm.errors import UsageError
 from farm.store.records import LastVerdict, Past
-from farm.suites import Case, InputSpec, Job, Target
+from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
     from farm_home import FarmHome

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from run_model import Script, World
 
-from farm.engine.worker import Outfit, Returned, Worker
 from farm.errors import RowRefusedError, StoreError
+from farm.run.worker import Outfit, Returned, Worker
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from watched_transport import Watched
 
-from farm.build.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest, TensorSpec, load_bundle
-from farm.devices.adb_server import start_adb_server
-from farm.processes import Supervisor
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest, TensorSpec, load_bundle
+from farm.devices.adb.server import start_adb_server
 from farm.runtime.runtime import Runtime
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.execution.evidence import collect_evidence
+from farm.execution.crash_logs import collect_evidence
 from farm.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:

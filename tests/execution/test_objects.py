@@ -13,18 +13,18 @@ import msgspec
 import pytest
 from watched_transport import Watched
 
-from farm.devices.adb import AdbTransport
-from farm.devices.adb_server import start_adb_server
+from farm.devices.adb.server import start_adb_server
+from farm.devices.adb.transport import AdbTransport
 from farm.errors import DeviceError
-from farm.execution.objects import ObjectStore
+from farm.execution.content_store import ObjectStore
 from farm.execution.session import DeviceSession, RunnerOptions
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from farm.build.bundle import Bundle
+    from farm.bundles.bundle import Bundle
     from farm.runtime.runtime import Runtime
 
 OPTIONS = RunnerOptions(timeout_s=30)
@@ -213,7 +213,7 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Watched, Path]]:
 def test_the_least_recently_used_objects_make_room(
     small_disk: tuple[Watched, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farm.execution.objects.RESERVE_BYTES", MIB)
+    monkeypatch.setattr("farm.execution.content_store.RESERVE_BYTES", MIB)
     transport, storage = small_disk
     files = [local(tmp_path, f"model{n}", unique(6 * MIB)) for n in range(4)]
     names = [next(iter(file)) for file in files]
@@ -232,7 +232,7 @@ def test_the_least_recently_used_objects_make_room(
 def test_what_a_session_links_to_stays(
     small_disk: tuple[Watched, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farm.execution.objects.RESERVE_BYTES", MIB)
+    monkeypatch.setattr("farm.execution.content_store.RESERVE_BYTES", MIB)
     transport, storage = small_disk
     files = [local(tmp_path, f"model{n}", unique(8 * MIB)) for n in range(3)]
     names = [next(iter(file)) for file in files]
@@ -248,7 +248,7 @@ def test_what_a_session_links_to_stays(
 def test_a_device_without_room_is_told_before_anything_is_pushed(
     small_disk: tuple[Watched, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farm.execution.objects.RESERVE_BYTES", MIB)
+    monkeypatch.setattr("farm.execution.content_store.RESERVE_BYTES", MIB)
     transport, storage = small_disk
     with pytest.raises(DeviceError, match="has no room: 30 MiB and a reserve of 1 MiB are needed, . MiB are lacking"):
         ObjectStore(transport, transport.storage / "run-a").ensure(local(tmp_path, "huge", bytes(30 * MIB)))
@@ -263,7 +263,7 @@ def test_a_session_with_more_models_than_room_goes_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("farm.execution.objects.RESERVE_BYTES", MIB)
+    monkeypatch.setattr("farm.execution.content_store.RESERVE_BYTES", MIB)
     transport, _ = small_disk
     bundles = [make_bundle(b"good " + unique(6 * MIB)) for _ in range(6)]
     session, problems = run_once(transport, runtime, bundles, tmp_path, "many")

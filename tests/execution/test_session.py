@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.devices.adb import AdbTransport
-from farm.devices.adb_server import start_adb_server
+from farm.devices.adb.server import start_adb_server
+from farm.devices.adb.transport import AdbTransport
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE
 from farm.execution.session import DeviceSession, RunnerOptions
-from farm.processes import Supervisor
 from farm.runtime.runtime import Runtime
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from watched_transport import Watched
 
-    from farm.build.bundle import Bundle
+    from farm.bundles.bundle import Bundle
 
 OPTIONS = RunnerOptions(timeout_s=30)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from watched_transport import Watched
 
-    from farm.build.bundle import Bundle
+    from farm.bundles.bundle import Bundle
     from farm.runtime.runtime import Runtime
 
 OPTIONS = RunnerOptions(timeout_s=30)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from watched_transport import Watched
 
-from farm.devices.adb_server import start_adb_server
+from farm.devices.adb.server import start_adb_server
 from farm.devices.recovery import recover
 from farm.execution.session import DeviceSession, RunnerOptions
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 from farm.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from farm.build.bundle import Bundle
+    from farm.bundles.bundle import Bundle
     from farm.devices.device import Device
     from farm.execution.raw import RawResult
     from farm.runtime.runtime import Runtime
@@ -150,7 +150,7 @@ def test_a_hang_counts_only_when_the_device_answers(
     run: Callable[..., RawResult], weak: Weak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("farm.execution.session._GRACE_SECONDS", 0.5)
-    monkeypatch.setattr("farm.execution.presence._ASK_SECONDS", 2.0)
+    monkeypatch.setattr("farm.execution.liveness._ASK_SECONDS", 2.0)
     short = RunnerOptions(timeout_s=1)
     assert ending(run(b"hang", options=short)) == ("", "", True, True)
     assert run(b"good").error == ""
@@ -163,7 +163,7 @@ def test_a_long_silence_is_no_reason_to_wait_for_a_device_that_is_dead(
     run: Callable[..., RawResult], weak: Weak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("farm.execution.runner_process.SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr("farm.execution.presence._ASK_SECONDS", 2.0)
+    monkeypatch.setattr("farm.execution.liveness._ASK_SECONDS", 2.0)
     assert run(b"good").error == ""
     raw = during(lambda: run(b"hang", options=RunnerOptions(timeout_s=3000)), weak, Fault(FaultKind.STALL, seconds=6))
     assert ending(raw) == ("gone", "execute", False, False)

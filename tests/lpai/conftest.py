@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from farm.profiles import find_soc
-from farm.runtime.signing import adopt
+from farm.runtime.signing.sign import adopt
 from farm.runtime.simulator import LIBRARY, TARGET, host_sdk
+from farm.suites.socs import find_soc
 
 SOC = "SM8850"
 STUB = Path(__file__).with_name("lpai_stub.cpp")

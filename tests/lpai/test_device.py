@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from farm.build.bundle import load_bundle, read_tensor
-from farm.build.cache import BundleCache
-from farm.build.key import bundle_key
-from farm.build.pool import BuilderPool, MemoryLimits
-from farm.build.protocol import Reply, Request
-from farm.config import load_config
-from farm.devices.adb import AdbTransport
+from farm.bundles.bundle import load_bundle, read_tensor
+from farm.bundles.cache import BundleCache
+from farm.bundles.key import bundle_key
+from farm.compile.pool import BuilderPool, MemoryLimits
+from farm.compile.protocol import Reply, Request
+from farm.compile.toolchain import prepare
+from farm.config.settings import load_config
+from farm.devices.adb.transport import AdbTransport
 from farm.devices.root import ensure_root, user_id
-from farm.engine.fleet import Fleet, virtual_fleet
-from farm.engine.toolchain import prepare
 from farm.errors import NoDeviceError
 from farm.execution.session import DeviceSession, RunnerOptions
-from farm.options import runtime_flags
-from farm.processes import Supervisor
-from farm.profiles import find_soc
-from farm.suite_files import load_suite
-from farm.suites import Job, Target
+from farm.pool.fleet import Fleet, virtual_fleet
+from farm.suites.manifests import load_suite
+from farm.suites.options import runtime_flags
+from farm.suites.socs import find_soc
+from farm.suites.suite import Job, Target
+from farm.system.processes import Supervisor
 from farm.virtual import boot as boot_module
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from conftest import StubSdk
 
-    from farm.build.bundle import Bundle
+    from farm.bundles.bundle import Bundle
 
 SUITE = Path(__file__).with_name("lpai_cases") / "suite.toml"
 

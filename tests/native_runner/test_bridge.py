@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.runtime.native import build_native
+from farm.runtime.native.build import build_native
 
 HERE = Path(__file__).parent
 SOC_MODEL = 57

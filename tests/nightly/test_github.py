@@ -8,7 +8,7 @@ import pytest
 from farm.nightly.context import SAMPLE
 from farm.nightly.github import night_annotations, night_markdown
 from farm.nightly.record import Told
-from farm.report.github import add_summary, escaped, run_markdown
+from farm.report.formats.github import add_summary, escaped, run_markdown
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import JobView, RunView
 

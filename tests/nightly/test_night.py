@@ -10,8 +10,7 @@ import msgspec
 import pytest
 from receivers import web_server
 
-from farm.config import Config, load_config
-from farm.engine.request import RunOutcome, RunRequest
+from farm.config.settings import Config, load_config
 from farm.errors import InfraError, MissingToolError, NoDeviceError
 from farm.nightly import night as nights
 from farm.nightly.harvest import Harvest
@@ -20,6 +19,7 @@ from farm.nightly.night import run_night
 from farm.nightly.notify import Secrets
 from farm.nightly.plan import read_plan
 from farm.nightly.record import CellResult, Findings, Night, Told
+from farm.request.request import RunOutcome, RunRequest
 from farm.store.view import RunView
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Stage:
         self.said: list[str] = []
         self.clock = 1000.0
         self.takes_s = 0.0
-        monkeypatch.setattr("farm.engine.run.run", self._run)
-        monkeypatch.setattr("farm.engine.run.resume", self._resume)
+        monkeypatch.setattr("farm.run.run.run", self._run)
+        monkeypatch.setattr("farm.run.run.resume", self._resume)
         monkeypatch.setattr(Harvest, "gather", lambda _self, cell: cell)
         monkeypatch.setattr(nights, "look_back", self._look_back)
         monkeypatch.setattr("farm.nightly.night.time.monotonic", lambda: self.clock)

@@ -14,7 +14,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
-from farm.report.html import write_html
+from farm.report.html.page_of_run import write_html
 from farm.results.attempt import Verdict
 from farm.store.view import RunView
 

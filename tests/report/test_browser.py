@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
-from farm.report.html import write_html
+from farm.report.html.page_of_run import write_html
 from farm.store.view import RunView
 
 Open = Callable[..., WebDriver]

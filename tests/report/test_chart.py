@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from farm.report.chart import HEIGHT, WIDTH, ChartPoint, chart
-from farm.report.drift import canary_chart, drift_of
-from farm.report.history import tables
-from farm.store.browse import DeviceAttempt
+from farm.report.html.chart import HEIGHT, WIDTH, ChartPoint, chart
+from farm.report.model.drift import canary_chart, drift_of
+from farm.report.model.history import tables
+from farm.store.leases.registry import HealthEvent
+from farm.store.queries.browse import DeviceAttempt
 from farm.store.records import HistoryPoint
-from farm.store.registry import HealthEvent
 
 
 def plot(*values: float, broken: int = -1) -> object:

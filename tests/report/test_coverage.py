@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from farm.report.coverage import Cell, Coverage, Item, State, coverage, items_of, listed
-from farm.report.coverage_text import coverage_lines, coverage_markdown, facts
+from farm.report.model.coverage import Cell, Coverage, Item, State, coverage, items_of, listed
+from farm.report.terminal.coverage import coverage_lines, coverage_markdown, facts
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import JobResult
 from farm.store.view import CaseResult
-from farm.suites import Case, InputSpec, Job, Target
+from farm.suites.suite import Case, InputSpec, Job, Target
 
 PRECISIONS = ("8a8w", "16a16w", "16a4w_block", "fp16")
 BUILDERS = {

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from farm.report.diff import Group, JobDiff, RunDiff, diff_runs
-from farm.report.diff_text import diff_lines
+from farm.report.model.diff import Group, JobDiff, RunDiff, diff_runs
+from farm.report.terminal.diff import diff_lines
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.view import DeviceView, JobView, RunView, Stale
 

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from export_schemas import CTRF, HUD, JUNIT
 
-from farm.report.ctrf import render_ctrf
-from farm.report.hud import render_hud
-from farm.report.junit import render_junit
+from farm.report.formats.ctrf import render_ctrf
+from farm.report.formats.hud import render_hud
+from farm.report.formats.junit import render_junit
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
 from farm.store.view import DeviceView, RunView, Stale
 

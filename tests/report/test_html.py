@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from report_pages import in_full, unpacked
 
-from farm.report.html import render_html, write_html
-from farm.report.text import render_summary
+from farm.report.html.page_of_run import render_html, write_html
+from farm.report.terminal.run import render_summary
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import DeviceView, RunView
 

@@ -7,10 +7,10 @@ from html import unescape
 import msgspec
 import pytest
 
-from farm.layers import Step
-from farm.report.data import parse_json, render_json
-from farm.report.html import render_html
-from farm.report.inside import ROW_LIMITS, SHOWN_JOBS, layer_table, operator_tables, row_limit
+from farm.program.layers import Step
+from farm.report.html.page_of_run import render_html
+from farm.report.model.data import parse_json, render_json
+from farm.report.model.profile_tables import ROW_LIMITS, SHOWN_JOBS, layer_table, operator_tables, row_limit
 from farm.results.attempt import Attempt, LayerComparison, OperatorProfile, Stage, Verdict
 from farm.store.view import RunView
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from farm.report.data import parse_json, render_json
-from farm.report.junit import render_junit
-from farm.report.text import render_summary
+from farm.report.formats.junit import render_junit
+from farm.report.model.data import parse_json, render_json
+from farm.report.terminal.run import render_summary
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict
 from farm.store.view import RunView
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from farm.report.profile import Change, change_lines, changes, job_changes, profile_lines
+from farm.report.terminal.profile import Change, change_lines, changes, job_changes, profile_lines
 from farm.results.attempt import OperatorProfile
 from farm.store.records import ProfileRecord
 

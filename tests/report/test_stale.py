@@ -9,12 +9,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from farm.report.data import parse_json, render_json
-from farm.report.html import render_html
-from farm.report.junit import render_junit
-from farm.report.stale import stale_words
-from farm.report.summary import Outcome, Tone, summarize
-from farm.report.text import render_summary
+from farm.report.formats.junit import render_junit
+from farm.report.html.page_of_run import render_html
+from farm.report.model.data import parse_json, render_json
+from farm.report.model.stale import stale_words
+from farm.report.model.summary import Outcome, Tone, summarize
+from farm.report.terminal.run import render_summary
 from farm.results.attempt import Attempt, Verdict
 from farm.store.view import RunView, Stale
 

@@ -4,7 +4,7 @@ import pytest
 from report_context import alert
 
 from farm.analysis.flakiness import Record, Reliability
-from farm.report.status import SickDevice, Standing, standing, status_lines, status_of
+from farm.report.model.status import SickDevice, Standing, standing, status_lines, status_of
 from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
 from farm.store.view import RunView
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from _pytest.mark.expression import Expression
 
-from farm.report.matrix import matrices
-from farm.report.summary import (
+from farm.report.model.matrix import matrices
+from farm.report.model.summary import (
     Outcome,
     Tone,
     beyond_comparisons,

@@ -13,9 +13,9 @@ from export_schemas import TRACE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.report.trace import BY_CLOCK, IN_PROPORTION, chrome_trace, run_trace
+from farm.report.formats.trace import BY_CLOCK, IN_PROPORTION, chrome_trace, run_trace
 from farm.results.attempt import Attempt, Stage, Verdict
-from farm.results.etdump import Block, ProfileEvent
+from farm.results.profile.etdump import Block, ProfileEvent
 from farm.store.view import RunView
 
 FACTS = {"job": "s/c[x]", "run": "20260101-000000-abcdef", "device_kind": "virtual"}

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from report_context import FACTS, series
 
-from farm.report.distribution import WIDTH, distributions
-from farm.report.trends import HEIGHT, trends_of
+from farm.report.model.distribution import WIDTH, distributions
+from farm.report.model.trends import HEIGHT, trends_of
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import Background, TrendSeries
 from farm.store.view import RunView

@@ -7,10 +7,10 @@ import msgspec
 from report_context import alert, context, status, with_stale
 from report_pages import unpacked
 
-from farm.report.context import ReportContext, artifact_links
-from farm.report.html import render_html
-from farm.report.summary import summarize
-from farm.report.triage import alert_change, triage
+from farm.report.html.page_of_run import render_html
+from farm.report.model.context import ReportContext, artifact_links
+from farm.report.model.summary import summarize
+from farm.report.model.triage import alert_change, triage
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord, Background
 from farm.store.view import RunView

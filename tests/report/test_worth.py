@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from farm.report.data import parse_json, render_json
-from farm.report.html import render_html
-from farm.report.summary import summarize
-from farm.report.text import render_summary
-from farm.report.worth import elsewhere_line, worths
+from farm.report.html.page_of_run import render_html
+from farm.report.model.cross_target import elsewhere_line, worths
+from farm.report.model.data import parse_json, render_json
+from farm.report.model.summary import summarize
+from farm.report.terminal.run import render_summary
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict
 from farm.store.view import CaseResult, DeviceView, JobView, RunView
 

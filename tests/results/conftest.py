@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from farm.build.bundle import Bundle, Manifest, TensorSpec
+from farm.bundles.bundle import Bundle, Manifest, TensorSpec
 from farm.execution.raw import RawResult
-from farm.suites import Case, Expectation, InputSpec, Job, KnownIssue, Limits, Metric, Target, Tolerance
+from farm.suites.suite import Case, Expectation, InputSpec, Job, KnownIssue, Limits, Metric, Target, Tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.results.etdump import ETDUMP_LIMIT, Block, ETDumpError, node_cycles, read_etdump
+from farm.results.profile.etdump import ETDUMP_LIMIT, Block, ETDumpError, node_cycles, read_etdump
 
 from .conftest import LOAD_BLOCK, PATIENT, inference_block, write_etdump
 

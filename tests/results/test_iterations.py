@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farm.results.attempt import Attempt, Cause
-from farm.suites import KnownIssue
+from farm.suites.suite import KnownIssue
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from farm.build.bundle import TensorSpec
+from farm.bundles.bundle import TensorSpec
 from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict
 from farm.results.judge import build_failure
-from farm.suites import Expectation, KnownIssue, Limits, Metric, Tolerance
+from farm.suites.suite import Expectation, KnownIssue, Limits, Metric, Tolerance
 
 from .conftest import SHAPE
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from farm.results.metrics import measure, psnr_db, top1_agreement
-from farm.suites import Metric
+from farm.suites.suite import Metric
 
 LOGITS = np.array([[0.1, 2.0, -1.0], [3.0, 0.0, 1.0], [0.0, 0.5, 4.0], [1.0, 0.9, 0.8]], np.float32)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from farm.results.numerics import Figures, compare, is_decided, signal_problem, violations, with_loss, worst
-from farm.suites import Limits
+from farm.suites.suite import Limits
 
 from .conftest import PATIENT
 

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.publish import published
-from farm.report.trace import chrome_trace
+from farm.report.formats.trace import chrome_trace
 from farm.results.attempt import OperatorProfile
-from farm.results.etdump import ETDumpError, read_etdump
-from farm.results.event_names import is_whole_call
-from farm.results.profile import OPERATOR_LIMIT, operator_rows, read_profile, timed_inferences
+from farm.results.profile.cycles import OPERATOR_LIMIT, operator_rows, read_profile, timed_inferences
+from farm.results.profile.etdump import ETDumpError, read_etdump
+from farm.results.profile.event_names import is_whole_call
 from farm.results.runner_report import RunnerReport, parse_report
+from farm.system.publish import published
 
 from .conftest import LOAD_BLOCK, PATIENT, inference_block, write_etdump
 

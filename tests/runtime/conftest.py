@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from elf_maker import SIGNED, UNSIGNED, ElfMaker, make_elf
 
-from farm.config import Config, load_config
-from farm.runtime.signing import adopt
-from farm.runtime.wheels import fetch_wheel
+from farm.config.settings import Config, load_config
+from farm.runtime.native.wheels import fetch_wheel
+from farm.runtime.signing.sign import adopt
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 from farm.errors import InfraError, MissingToolError, UnknownNameError
-from farm.publish import published
-from farm.runtime import toolchains
-from farm.runtime.elf import AARCH64, read_elf
-from farm.runtime.native import build_native, planned_native
+from farm.runtime.native import cross_compilers as toolchains
+from farm.runtime.native.build import build_native, planned_native
+from farm.runtime.native.cross_compilers import AndroidKit
+from farm.runtime.native.elf import AARCH64, read_elf
+from farm.runtime.native.versions import required_versions
+from farm.runtime.native.wheels import fetch_wheel
 from farm.runtime.packages import package_folder, package_version, packaged_tool
 from farm.runtime.runtime import Runtime, linux_runtime
-from farm.runtime.toolchains import AndroidKit
-from farm.runtime.versions import required_versions
-from farm.runtime.wheels import fetch_wheel
+from farm.system.publish import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,7 +180,7 @@ def test_a_wheel_that_is_damaged_is_no_traceback(tmp_path: Path, monkeypatch: py
         wheel.write_bytes(b"PK\x03\x04 and no more")
         return wheel
 
-    monkeypatch.setattr("farm.runtime.wheels._download", stub_download)
+    monkeypatch.setattr("farm.runtime.native.wheels._download", stub_download)
     with pytest.raises(InfraError, match=r"stub\.whl is damaged"):
         fetch_wheel(tmp_path / "cache", "executorch", "aarch64", "build", ("executorch/lib/",))
 

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from elf_maker import make_elf
 
-from farm.config import Config
+from farm.config.settings import Config
 from farm.errors import IllegalTargetError, MissingToolError
-from farm.profiles import find_soc, load_socs
 from farm.runtime import doctor as doctor_module
 from farm.runtime.doctor import Ability, Doctor, backends_of, runnable
-from farm.runtime.native import build_native
-from farm.runtime.tools import list_tools
+from farm.runtime.native.build import build_native
+from farm.runtime.native.tools import list_tools
+from farm.suites.socs import find_soc, load_socs
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farm.errors import ConfigError
-from farm.runtime.elf import HEXAGON, read_elf
+from farm.runtime.native.elf import HEXAGON, read_elf
 from farm.runtime.packages import package_folder
 
 ARCHS = (68, 69, 73, 75, 79, 81)

@@ -9,18 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from farm.config import Config
+from farm.config.settings import Config
 from farm.errors import ConfigError, FarmError, IllegalTargetError, MissingToolError
-from farm.profiles import find_soc
 from farm.runtime import parts
 from farm.runtime.attached import attached_runtime, staged_runtime
 from farm.runtime.file_lists import device_parts
 from farm.runtime.inventory import inspect
+from farm.runtime.native.targets import TARGETS, Mode
 from farm.runtime.places import device_places
 from farm.runtime.runtime import lpai_host_parts, simulator_runtime
-from farm.runtime.signing import adopt
+from farm.runtime.signing.sign import adopt
 from farm.runtime.staging import device_command, stage_into
-from farm.runtime.targets import TARGETS, Mode
+from farm.suites.socs import find_soc
 
 COMMON = {
     "qnn_executor_runner": "{build}/examples/qualcomm/executor_runner",

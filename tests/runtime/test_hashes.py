@@ -4,7 +4,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from farm.runtime.hashes import hash_files
+from farm.runtime.native.hashes import hash_files
 
 
 def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from farm.errors import InfraError, MissingToolError
-from farm.runtime import native, packages
-from farm.runtime.native import build_native
+from farm.runtime import packages
+from farm.runtime.native import build as native
+from farm.runtime.native.build import build_native
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from farm.errors import IllegalTargetError, MissingToolError
-from farm.profiles import find_soc
 from farm.runtime.file_lists import Built, Places
 from farm.runtime.qnn_sdk import android_files
 from farm.runtime.runtime import Runtime, device_runtime, require_backend, simulator_runtime
+from farm.suites.socs import find_soc
 
 
 def _android(sdk: Path, soc: str, backend: str, cache: Path) -> Runtime:

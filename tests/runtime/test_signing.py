@@ -16,17 +16,17 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from hexagon_sdk_stub import make_hexagon_sdk, processes, starts
 
-from farm.config import Config
+from farm.config.settings import Config
 from farm.errors import ConfigError, InfraError, MissingToolError, UsageError
-from farm.profiles import find_soc
-from farm.runtime import elfsigner
 from farm.runtime.attached import staged_runtime
-from farm.runtime.elf import read_elf
-from farm.runtime.elfsigner import find_elfsigner, find_python
+from farm.runtime.native.elf import read_elf
+from farm.runtime.native.targets import TARGETS
 from farm.runtime.runtime import Runtime
-from farm.runtime.sign_record import SignRecord, read_record, record_path
-from farm.runtime.signing import Signing, adopt, plan_signing, sign
-from farm.runtime.targets import TARGETS
+from farm.runtime.signing import elfsigner
+from farm.runtime.signing.elfsigner import find_elfsigner, find_python
+from farm.runtime.signing.record import SignRecord, read_record, record_path
+from farm.runtime.signing.sign import Signing, adopt, plan_signing, sign
+from farm.suites.socs import find_soc
 
 SECRET = b"stub of a private key"
 

@@ -105,8 +105,8 @@ def test_a_run_moves_on_while_somebody_looks_and_keeps_the_focus(
 
 
 def test_devices_change_hands_while_somebody_looks(browser: WebDriver, server: Server, filled: Filled) -> None:
-    from farm.leases import Priority
-    from farm.store.registry import HealthEvent
+    from farm.store.leases.registry import HealthEvent
+    from farm.store.leases.rules import Priority
 
     show(browser, f"{server.url}/devices")
     row = 'tr[data-device="R5CX1"]'
@@ -164,8 +164,8 @@ def test_one_logs_in_and_out(
 
 
 def test_two_runs_in_one_file_ask_for_nothing(browser: WebDriver, filled: Filled, tmp_path: Path) -> None:
-    from farm.report.diff import diff_runs
-    from farm.report.page import render_diff
+    from farm.report.html.page import render_diff
+    from farm.report.model.diff import diff_runs
 
     views = [filled.store.run_view(run) for run in filled.runs[2:]]
     file = tmp_path / "diff.html"

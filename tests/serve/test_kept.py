@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.report.html import render_html
+from farm.report.html.page_of_run import render_html
 from farm.serve import app, kept
 from farm.store.records import Remark
 from farm.store.store import open_store
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from conftest import Filled, Server
 
-    from farm.config import Config
+    from farm.config.settings import Config
 
 
 @pytest.fixture

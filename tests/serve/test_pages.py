@@ -9,14 +9,14 @@ from urllib.parse import quote
 
 import pytest
 
-from farm.report.data import parse_json
+from farm.report.model.data import parse_json
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
     from conftest import Filled, Server
     from farm_home import FarmHome
 
-    from farm.config import Config
+    from farm.config.settings import Config
 
 PAGES = ("/", "/runs", "/runs/latest", "/runs/latest~1/files", "/diff", "/devices", "/devices/pixel-left",
          "/history?job=quantized_ops", "/history")  # fmt: skip

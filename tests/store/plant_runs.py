@@ -11,18 +11,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from farm.build.key import bundle_key
-from farm.config import load_config
+from farm.bundles.key import bundle_key
+from farm.compile.toolchain import prepare
+from farm.config.settings import load_config
 from farm.devices.device import AdbAddress, Device
-from farm.engine.resume import leave_intent
-from farm.engine.toolchain import prepare
-from farm.resources import data_folder
+from farm.request.resume import leave_intent
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store import rows, schema
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import Store, open_store
-from farm.suite_files import load_suite
-from farm.suites import Job, Target
+from farm.suites.manifests import load_suite
+from farm.suites.suite import Job, Target
+from farm.system.resources import data_folder
 
 DAY_S = 86_400
 

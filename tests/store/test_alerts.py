@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.analysis.history import split
-from farm.engine.look_back import record_look_back
 from farm.errors import UnknownNameError
+from farm.regressions.look_back import record_look_back
 from farm.results.attempt import Direction, Measurement, Verdict
 from farm.store.records import AlertState, NewAlert, Remark, RunRecord
 from farm.store.rows import now_ms
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from farm.store.records import AlertRecord
     from farm.store.store import Store
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 DAY = 86_400_000
 FACTS = {"executorch": "1.5.1", "qnn": "2.51"}

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.errors import StoreError, UnknownNameError
-from farm.report.page import Served, render
+from farm.report.html.page import Served, render
 from farm.results.attempt import Verdict
 from farm.serve import pages
 from farm.serve.address import Address, link
-from farm.store.browse import RunFilter
+from farm.store.queries.browse import RunFilter
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.rows import now_ms
 from farm.store.store import open_store
@@ -126,7 +126,7 @@ def test_all_of_it_works_in_a_store_that_is_open_to_read_only_while_another_writ
 
 
 def test_every_page_is_made_of_either_database(store: Store, make: Make) -> None:
-    from farm.store.registry import HealthEvent, Seen
+    from farm.store.leases.registry import HealthEvent, Seen
 
     device = make.device()
     store.registry.see([Seen(device, "device", None)])

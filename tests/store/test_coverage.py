@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from conftest import Make
 
     from farm.store.store import Store
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 _NIGHT = 1_790_000_000_000
 _DAY = 86_400_000

@@ -12,7 +12,7 @@ from alembic.config import Config
 from sqlalchemy import MetaData, create_engine, select
 
 from farm.errors import StoreError, UnknownNameError, UsageError
-from farm.layers import Step
+from farm.program.layers import Step
 from farm.results.attempt import LayerComparison, OperatorProfile
 from farm.store import rows, schema, values
 from farm.store.records import ArtifactRecord, RunRecord

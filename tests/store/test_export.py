@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from farm.errors import StoreError, UsageError
 from farm.store.artifacts import ArtifactStore
-from farm.store.export import export, file_names
 from farm.store.records import ArtifactRecord
+from farm.store.transfer.files import export, file_names
 
 
 def kinds(*names: str) -> list[ArtifactRecord]:

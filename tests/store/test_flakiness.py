@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from conftest import Make
 
     from farm.store.store import Store
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 HOUR = 3_600_000
 VERDICTS = {"p": Verdict.PASSED, "f": Verdict.FAILED, "i": Verdict.INFRA}

@@ -21,10 +21,10 @@ from hypothesis.stateful import (
 from sqlalchemy import delete, func, select
 
 from farm.errors import LeaseLostError
-from farm.leases import Lease, Priority, Request, grant, to_yield
 from farm.store import schema
 from farm.store.database import Database
-from farm.store.registry import HealthEvent, Seen
+from farm.store.leases.registry import HealthEvent, Seen
+from farm.store.leases.rules import Lease, Priority, Request, grant, to_yield
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from conftest import Make
     from sqlalchemy import Connection
 
-    from farm.store.leasing import Leases
+    from farm.store.leases.leasing import Leases
 
 DEVICES = ("d1", "d2", "d3")
 TTL_S = 10.0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from conftest import Make
 
     from farm.store.store import Store
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 # What is done to the file, and what is said of it.
 LOSSES: dict[str, tuple[Callable[[Path], object], str]] = {

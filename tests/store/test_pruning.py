@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from old_store import snapshot
 from sqlalchemy import update
 
+from farm.config.retention import Kept, Rules
 from farm.results.attempt import LayerComparison, OperatorProfile, Step, Verdict
-from farm.retention import Kept, Rules
 from farm.store import schema
 from farm.store.artifacts import GRACE_S, ArtifactStore
 from farm.store.records import ArtifactRecord, NewAlert, Remark, RunRecord
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from conftest import Make
 
     from farm.store.store import Store
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 DAY = 86_400_000
 ETDUMP = ArtifactRecord("e" * 64, 1_000, "etdump")

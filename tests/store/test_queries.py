@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.errors import StoreError, UnknownNameError, UsageError
-from farm.leases import Priority
 from farm.results.attempt import OperatorProfile, Stage, Verdict
+from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def test_history_shows_attempts_that_measured_nothing(store: Store, make: type[M
 def test_a_run_is_looked_at_before_jobs_are_too_many(
     sqlite_store: Store, make: type[Make], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farm.store.history._MOST_PARAMETERS", 2)
+    monkeypatch.setattr("farm.store.queries.history._MOST_PARAMETERS", 2)
     jobs = [make.job(name) for name in ("a", "b", "c")]
     make.begin(sqlite_store, *jobs)
     run_id = make.begin(sqlite_store, jobs[0])

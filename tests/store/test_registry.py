@@ -11,7 +11,7 @@ import pytest
 
 from farm.devices.status import DeviceStatus
 from farm.errors import UnknownNameError, UsageError
-from farm.store.registry import HealthEvent, Seen
+from farm.store.leases.registry import HealthEvent, Seen
 
 if TYPE_CHECKING:
     from conftest import Make

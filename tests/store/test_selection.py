@@ -12,13 +12,13 @@ from farm.store import schema
 from farm.store.records import RunRecord
 from farm.store.values import judged_by
 from farm.store.view import Stale
-from farm.suites import Limits, Tolerance
+from farm.suites.suite import Limits, Tolerance
 
 if TYPE_CHECKING:
     from conftest import Make
 
     from farm.store.store import Store
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 P, F, I = Verdict.PASSED, Verdict.FAILED, Verdict.INFRA  # noqa: E741 - read as a table
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from farm.store.records import JobStatus
     from farm.store.store import Store
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 HOUR = 3_600_000
 

@@ -20,9 +20,9 @@ from farm.results.attempt import (
     Step,
     Verdict,
 )
-from farm.store.line_files import LineFile, import_runs, runs_in
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import open_store
+from farm.store.transfer.line_files import LineFile, import_runs, runs_in
 from farm.store.values import jsonable
 from farm.store.view import Stale
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from conftest import Make
 
-    from farm.store.lines import RunLine
     from farm.store.store import Store
+    from farm.store.transfer.lines import RunLine
 
 NAN, INF = math.nan, math.inf
 NIGHT = 1_790_000_000_000

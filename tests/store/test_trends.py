@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from conftest import Make
 
     from farm.store.store import Store
-    from farm.suites import Job
+    from farm.suites.suite import Job
 
 HOUR = 3_600_000
 GROWING = re.compile(r"^SCAN (attempt|measurement|counter|run_job|comparison|artifact)", re.MULTILINE)

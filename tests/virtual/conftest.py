@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.devices.adb_names import adb_target
-from farm.devices.adb_server import AdbServer, start_adb_server
-from farm.processes import Supervisor
+from farm.devices.adb.names import adb_target
+from farm.devices.adb.server import AdbServer, start_adb_server
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.devices.adb import AdbTransport
-from farm.devices.adb_server import find_adb, start_adb_server
+from farm.devices.adb.server import find_adb, start_adb_server
+from farm.devices.adb.transport import AdbTransport
 from farm.errors import InfraError, UnknownNameError
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 from farm.virtual.faults import Fault, clear, inject
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
     from conftest import Attached
 
-    from farm.processes import Child
+    from farm.system.processes import Child
 
 CONNECT = struct.pack("<6I", 0x4E584E43, 0x01000001, 1 << 20, 6, 0, 0x4E584E43 ^ 0xFFFFFFFF) + b"host::"
 
 PARENT = """
 import sys, time
-from farm import processes
+from farm.system import processes
 from pathlib import Path
-from farm.devices.adb_server import start_adb_server
-from farm.processes import Supervisor
+from farm.devices.adb.server import start_adb_server
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 root = Path(sys.argv[1])
 supervisor = Supervisor()

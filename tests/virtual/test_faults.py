@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.devices.adb import AdbTransport
-from farm.devices.adb_server import start_adb_server
+from farm.devices.adb.server import start_adb_server
+from farm.devices.adb.transport import AdbTransport
 from farm.errors import DeviceError, DeviceTimeoutError, InfraError
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 from farm.virtual.faults import (
     DESCRIPTIONS,

@@ -6,9 +6,9 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from farm.devices.adb_server import start_adb_server
+from farm.devices.adb.server import start_adb_server
 from farm.devices.connect import open_transport
-from farm.processes import Supervisor
+from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 from farm.virtual.revive import MOST_STARTS, Reviver
 

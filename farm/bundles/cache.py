@@ -1,0 +1,135 @@
+"""The bundle cache: folders addressed by key. The time of a bundle's manifest is when it was last used.
+
+Keys come from stores that others may write, and bundles are executed: a key is checked before it becomes a path, what
+somebody else could have written is not used, and nothing is removed but folders of this cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.bundles.bundle import MANIFEST, Bundle, load_bundle
+from farm.bundles.leftovers import remove_leftovers
+from farm.errors import BundleError, UsageError
+from farm.system.ids import is_bundle_key
+from farm.system.publish import published, withdraw
+from farm.system.trust import require_own
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class CacheEntry(msgspec.Struct, frozen=True):
+    """One published bundle, for showing and pruning."""
+
+    key: str
+    job_id: str
+    """The job it was first compiled for, others may share it; `damaged` where nobody can tell."""
+    nbytes: int
+    used_ms: int
+    """When it was last used, epoch milliseconds."""
+
+
+class BundleCache:
+    """Bundles below `root`. Safe for several processes at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._bundles = root / "bundles"
+
+    def folder(self, key: str) -> Path:
+        """Return where the bundle of `key` is, or would be. Raises UsageError for what is no key."""
+        if not is_bundle_key(key):
+            raise UsageError(f"{key[:80]!r} is no key of a bundle: whoever wrote it to the store was not farm")
+        return self._bundles / key[:2] / key
+
+    def lookup(self, key: str) -> Bundle | None:
+        """Return the published bundle and mark it as used; None where it is not there or damaged, or `key` is no key.
+
+        Removes nothing. Raises UntrustedError where somebody else could have written it.
+        """
+        if not is_bundle_key(key):
+            return None
+        folder = self.folder(key)
+        if not folder.is_dir() or not self._is_inside(folder):
+            return None
+        require_own(folder)
+        # One that is root's can be read all the same.
+        with contextlib.suppress(OSError):
+            os.utime(folder / MANIFEST)
+        return _whole(folder)
+
+    def build(self, key: str, fill: Callable[[Path], None]) -> Bundle:
+        """Return the bundle of `key`, made by `fill` in an empty folder unless it is there whole.
+
+        Another process that builds the same waits. What `fill` raises is passed on, and nothing is left behind.
+        Raises InfraError when the cache cannot be written, UntrustedError where somebody else could write it.
+        """
+        folder = self.folder(key)
+        if folder.is_dir() and not self._is_inside(folder):
+            raise BundleError(f"{folder}: is reached by a link out of the cache {self.root}: remove the link")
+        return self.lookup(key) or load_bundle(published(folder, fill, is_whole=lambda one: _whole(one) is not None))
+
+    def entries(self) -> list[CacheEntry]:
+        """Return what is there, most recently used first."""
+        found = []
+        for folder in self._bundles.glob("*/*"):
+            if not is_bundle_key(folder.name) or not self._is_inside(folder):
+                continue  # one that is being made
+            try:
+                manifest = folder / MANIFEST
+                used_ms = (manifest if manifest.is_file() else folder).stat().st_mtime_ns // 1_000_000
+                nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            except OSError:
+                continue  # removed meanwhile
+            found.append(CacheEntry(folder.name, _job_of(folder), nbytes, used_ms))
+        return sorted(found, key=lambda entry: -entry.used_ms)
+
+    def prune(
+        self, *, older_than_s: float = 0.0, keep_bytes: int | None = None, dry_run: bool = False
+    ) -> list[CacheEntry]:
+        """Remove the bundles not used for `older_than_s`, or the least recently used beyond `keep_bytes`.
+
+        What compiles that were ended left goes as well. Returns the bundles that were removed, or would be.
+        """
+        horizon_ms = (time.time() - older_than_s) * 1000
+        total, removed = 0, []
+        for entry in self.entries():
+            total += entry.nbytes
+            too_old = keep_bytes is None and entry.used_ms <= horizon_ms
+            too_much = keep_bytes is not None and total > keep_bytes
+            if too_old or too_much:
+                removed.append(entry)
+                if not dry_run:
+                    withdraw(self.folder(entry.key))
+        if not dry_run:
+            remove_leftovers(self.root)
+        return removed
+
+    def _is_inside(self, folder: Path) -> bool:
+        """Tell whether a folder of bundles is where it seems to be, and no link leads out of the cache."""
+        return folder.resolve() == self._bundles.resolve() / folder.relative_to(self._bundles)
+
+
+def _job_of(folder: Path) -> str:
+    """Return which job a bundle was compiled for, `damaged` where it does not say so."""
+    try:
+        return load_bundle(folder).manifest.job_id
+    except BundleError:
+        return "damaged"
+
+
+def _whole(folder: Path) -> Bundle | None:
+    """Return the bundle in `folder`, None where it is damaged or not that of its name."""
+    try:
+        bundle = load_bundle(folder)
+        bundle.verify()
+    except BundleError:
+        return None
+    return bundle if bundle.manifest.key == folder.name else None

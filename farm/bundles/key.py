@@ -1,0 +1,101 @@
+"""The address of a bundle: a hash of everything that goes into it. Torch-free."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.bundles.source import source_digest, source_place
+from farm.suites.options import compile_options
+from farm.suites.socs import CPU_BACKENDS, find_soc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farm.suites.suite import Job
+
+# A change of how bundles are made makes new bundles.
+_RECIPE = (
+    "compile/flows/compiler.py",
+    "compile/flows/flow.py",
+    "compile/flows/qualcomm.py",
+    "compile/flows/xnnpack.py",
+    "compile/flows/delegation.py",
+    "compile/flows/quantization.py",
+    "compile/flows/optrace.py",
+    "compile/flows/factory.py",
+    "bundles/ready.py",
+    "bundles/bundle.py",
+)
+
+LPAI_TARGET = "lpai_target"
+"""Among the versions: which machine an LPAI bundle is for, `arm` or, for virtual devices, `x86`."""
+
+
+@functools.cache
+def _recipe_digest() -> str:
+    folder = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for name in _RECIPE:
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def toolchain_versions(qnn: str, *, virtual: bool = False) -> dict[str, str]:
+    """Return what a bundle depends on besides its job; `qnn` is the QNN build the compiler uses.
+
+    `virtual` says that it is for virtual devices, which makes a difference for LPAI alone.
+    """
+    versions = {"qnn": qnn, LPAI_TARGET: "x86" if virtual else "arm"}
+    for name in ("executorch", "torch", "torchao"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "missing"
+    return versions
+
+
+def relevant_versions(backend: str, versions: Mapping[str, str]) -> dict[str, str]:
+    """Return those of `versions` that a bundle for `backend` depends on: on the CPU no QNN takes part."""
+    foreign = {"qnn"} if backend in CPU_BACKENDS else set()
+    if backend != "lpai":
+        foreign.add(LPAI_TARGET)
+    return {name: version for name, version in versions.items() if name not in foreign}
+
+
+def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
+    """Return the key of the bundle of `job`, as hex.
+
+    Case name, suite, tolerances, known issues and run-time options are left out: they decide nothing of what is
+    compiled.
+    """
+    case, target = job.case, job.target
+    parts = {
+        "case": case.definition,
+        "source": _source_digest_of(job),
+        # On the CPU only its name, which the manifest has, so that a device refuses what is for another SoC.
+        "soc": target.soc if target.backend in CPU_BACKENDS else find_soc(target.soc),
+        "backend": target.backend,
+        "precision": target.precision,
+        "options": compile_options(target),
+        "versions": relevant_versions(target.backend, versions),
+        "recipe": _recipe_digest(),
+    }
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
+
+
+_digests: dict[tuple[str, ...], str] = {}
+
+
+def _source_digest_of(job: Job) -> str:
+    # Once per process and module: a suite has a hundred jobs over one file.
+    where = source_place(job.case)
+    if where not in _digests:
+        _digests[where] = source_digest(job.case)
+    return _digests[where]

@@ -1,0 +1,68 @@
+"""A `.pte` file that was compiled elsewhere, checked against its case and its target. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.bundles.bundle import TensorSpec
+from farm.errors import ConfigError, IllegalTargetError
+from farm.program.pte import read_pte
+from farm.suites.options import compile_options
+from farm.suites.socs import CPU_BACKENDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.program.pte import Method, Value
+    from farm.suites.suite import Job
+
+
+def read_ready(job: Job) -> Method:
+    """Return the method that a job with a ready `.pte` runs.
+
+    Raises ConfigError for a file that is no program or has nothing to run, IllegalTargetError for one that was compiled
+    for another SoC or backend, or where the target has options that only a compiler could apply.
+    """
+    path, target = Path(job.case.folder, job.case.pte), job.target
+    program = read_pte(path)
+    method = program.forward
+    if compile_options(target):
+        names = ", ".join(compile_options(target))
+        raise IllegalTargetError(f"{path.name} is compiled already: leave the options {names} out")
+    if program.qnn is None:
+        if target.backend not in CPU_BACKENDS:
+            raise IllegalTargetError(f"{path.name} has nothing for the {target.backend} backend: use --backend xnnpack")
+    elif (program.qnn.soc, program.qnn.backend) != (target.soc, target.backend):
+        raise IllegalTargetError(
+            f"{path.name} is compiled for {program.qnn.soc} ({program.qnn.backend}), not for {target.soc} "
+            f"({target.backend}): ask for that, or compile it again"
+        )
+    if odd := [value for value in method.inputs if not value.is_tensor]:
+        raise ConfigError(path, "", f"wants an input of type {odd[0].dtype}, and farm gives tensors only")
+    return method
+
+
+def check_inputs(job: Job, method: Method, inputs: Sequence[TensorSpec]) -> None:
+    """Raise ConfigError unless `inputs` are what the program takes."""
+    if len(inputs) != len(method.inputs) or not all(map(_fits, inputs, method.inputs)):
+        given, wanted = (", ".join(map(str, tensors)) or "none" for tensors in (inputs, method.inputs))
+        problem = f"are {given}; {job.case.pte} takes {wanted}"
+        raise ConfigError(Path(job.case.folder) / "suite.toml", f"case.{job.case.name}.inputs", problem)
+
+
+def output_specs(method: Method) -> tuple[TensorSpec, ...]:
+    """Return what the program says of its outputs."""
+    return tuple(TensorSpec(value.shape, value.dtype) for value in method.outputs)
+
+
+def is_dynamic(method: Method) -> bool:
+    """Tell whether the runner has to be told what shapes are executed."""
+    return any(value.dynamic for value in (*method.inputs, *method.outputs))
+
+
+def _fits(tensor: TensorSpec, value: Value) -> bool:
+    if tensor.dtype != value.dtype or len(tensor.shape) != len(value.shape):
+        return False
+    sizes = list(zip(tensor.shape, value.shape, strict=True))
+    return all(size <= bound for size, bound in sizes) if value.dynamic else all(size == bound for size, bound in sizes)

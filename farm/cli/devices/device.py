@@ -1,0 +1,148 @@
+"""`farm device`: what people tell the farm of a device, and what it remembers of its health."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import config_option
+from farm.cli.output import echo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from farm.store.leases.registry import HealthEvent, Registered
+    from farm.store.store import Store
+
+
+@click.group("device")
+def command() -> None:
+    """Name a device, put it in or out of service, show its health.
+
+    DEVICE is a name, a serial or an id, as farm devices shows them.
+    """
+
+
+@command.command("name")
+@click.argument("device")
+@click.argument("name")
+@config_option
+def name_command(*, device: str, name: str, config_file: Path | None) -> None:
+    """Give a device a name; an empty one takes it away. One in farm.toml wins."""
+    with _device(config_file, device) as (store, known):
+        store.registry.set_name(known.id, name, None)
+        echo(f"{known.id} is called {name!r}" if name else f"{known.id} has no name")
+
+
+@command.command("label")
+@click.argument("device")
+@click.argument("labels", nargs=-1)
+@config_option
+def label_command(*, device: str, labels: tuple[str, ...], config_file: Path | None) -> None:
+    """Replace the labels of a device; without any, they are taken away."""
+    with _device(config_file, device) as (store, known):
+        store.registry.set_name(known.id, None, labels)
+        echo(f"{known.id} has the labels {', '.join(labels)}" if labels else f"{known.id} has no labels")
+
+
+@command.command("out", short_help="Take a device out of service.")
+@click.argument("device")
+@click.option("--note", default="", help="Why, for those who look for it.")
+@config_option
+def out_command(*, device: str, note: str, config_file: Path | None) -> None:
+    """Take a device out of service: it gets no new lease; who has it may finish."""
+    _set_service(config_file, device, note, in_service=False)
+
+
+@command.command("in")
+@click.argument("device")
+@config_option
+def in_command(*, device: str, config_file: Path | None) -> None:
+    """Put a device into service again."""
+    _set_service(config_file, device, "", in_service=True)
+
+
+@command.command("release", short_help="Give a device in quarantine another chance.")
+@click.argument("device")
+@config_option
+def release_command(*, device: str, config_file: Path | None) -> None:
+    """Give a device that is in quarantine another chance: its canary decides."""
+    from farm.devices.health import Event, Health, HealthMark, next_health
+    from farm.store.leases.registry import HealthEvent
+
+    with _device(config_file, device) as (store, known):
+        if known.health != Health.QUARANTINED:
+            echo(f"{known.id} is not in quarantine: it is {known.health}")
+            return
+        state, reason = next_health(Health(known.health), (), HealthMark(Event.RELEASED))
+        store.registry.record_health(HealthEvent(known.id, str(Event.RELEASED), str(state), reason))
+        echo(f"{known.id} is {state}: {reason}")
+
+
+@command.command("show")
+@click.argument("device")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Newest events.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@config_option
+def show_command(*, device: str, limit: int, as_json: bool, config_file: Path | None) -> None:
+    """Show what is known of a device, and its health, event by event.
+
+    The canary is the same small program every time: what it takes is the
+    drift of the device.
+    """
+    with _device(config_file, device) as (store, known):
+        events = store.registry.health_events(known.id, limit)
+        if as_json:
+            from farm.cli.output import print_json
+
+            print_json({"device": known, "events": events})
+            return
+        echo(f"{known.id}: {known.soc} {known.kind}, {known.health}")
+        called = [f"called {known.name}"] if known.name else []
+        called += [f"labels {', '.join(known.labels)}"] if known.labels else []
+        if called:
+            echo(f"  {', '.join(called)}")
+        if known.health_reason:
+            echo(f"  {_line(known.health_reason)}")
+        if not known.in_service:
+            by = f" by {known.service_user}" if known.service_user else ""
+            echo(f"  out of service{by}{f': {known.service_note}' if known.service_note else ''}")
+        _print_events(events)
+
+
+def _print_events(events: Sequence[HealthEvent]) -> None:
+    if not events:
+        echo("  no event yet: the canary runs when a run begins on it")
+        return
+    echo(f"\n{'when':<17}{'event':<15}{'then':<13}{'canary p50':<12}why")
+    for event in reversed(events):
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(event.time_ms / 1000))
+        canary = f"{statistics.median(event.latency_ns) / 1e6:.3f} ms" if event.latency_ns else ""
+        echo(f"{when:<17}{event.event:<15}{event.state:<13}{canary:<12}{_line(event.reason)}".rstrip())
+
+
+def _line(said: str) -> str:
+    return " ".join(said.split())
+
+
+def _set_service(config_file: Path | None, device: str, note: str, *, in_service: bool) -> None:
+    from farm.system.user import user_name
+
+    with _device(config_file, device) as (store, known):
+        store.registry.set_service(known.id, in_service, note, user_name())
+        echo(f"{known.id} is {'in' if in_service else 'out of'} service")
+
+
+@contextmanager
+def _device(config_file: Path | None, name: str) -> Iterator[tuple[Store, Registered]]:
+    from farm.config.settings import load_config
+    from farm.pool.inventory import resolve_device
+    from farm.store.store import open_store
+
+    with open_store(load_config(config_file).store_url) as store:
+        yield store, resolve_device(store, name)

@@ -1,0 +1,211 @@
+"""`farm devices`."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import config_option
+from farm.cli.output import echo
+from farm.system.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from farm.pool.inventory import DeviceRow
+
+_WATCH_SECONDS = 2.0
+_STYLES = {"ready": "green", "absent": "dim", "out": "yellow", "quarantined": "bold red"}
+_INDENT = "    "
+_NARROWEST = 40
+_HEALTH_STYLES = {"suspect": "yellow", "quarantined": "bold red"}
+
+
+@click.command("devices")
+@click.argument("names", nargs=-1, metavar="[DEVICE|SOC]...")
+@click.option("--watch", is_flag=True, help="Look again every two seconds, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line each time.")
+@config_option
+def command(*, names: tuple[str, ...], watch: bool, as_json: bool, config_file: Path | None) -> None:
+    """Show the attached devices: what they are, how they are, who has them.
+
+    The SoC is what the device says itself. Those that were attached before
+    are shown as absent.
+    """
+    from farm.config.settings import load_config
+    from farm.pool.inventory import find_rows, survey
+    from farm.store.store import open_store
+    from farm.system.processes import Supervisor
+
+    config = load_config(config_file)
+    with Supervisor() as supervisor, open_store(config.store_url) as store:
+
+        def look() -> list[DeviceRow]:
+            return find_rows(survey(config, store, supervisor), names)
+
+        if watch:
+            _watch(look, names, as_json=as_json)
+        elif as_json:
+            from farm.cli.output import print_json
+
+            print_json({"devices": look()})
+        else:
+            _console().print(_listing(look(), names, _width()), soft_wrap=True)
+
+
+def _watch(look: Callable[[], list[DeviceRow]], names: Sequence[str], *, as_json: bool) -> None:
+    """Show until Ctrl-C, which is how it ends."""
+    import contextlib
+    import sys
+
+    import msgspec
+    from rich.live import Live
+
+    from farm.system.text import plain_json
+
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json or not sys.stdout.isatty():
+            while True:
+                found = look()
+                if as_json:
+                    echo(plain_json(msgspec.json.encode({"schema": 1, "devices": found})).decode())
+                else:
+                    echo(f"{time.strftime('%H:%M:%S')}\n{_listing(found, names, _width())}\n")
+                time.sleep(_WATCH_SECONDS)
+        # Nothing is cut silently: what is shown is made to fit.
+        with Live(console=_console(), auto_refresh=False, vertical_overflow="crop") as live:
+            while True:
+                found = look()
+                live.update(_listing(found, names, _width(), shutil.get_terminal_size().lines - 1), refresh=True)
+                time.sleep(_WATCH_SECONDS)
+
+
+def _width() -> int:
+    return max(_NARROWEST, shutil.get_terminal_size().columns)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _listing(found: Sequence[DeviceRow], names: Sequence[str], width: int, height: int = 0) -> Text:
+    """Return two lines for each device, and a third for what is wrong with it, all within `width` columns.
+
+    With a `height` it has no more lines than that: only the first of each device, and of too many devices some.
+    """
+    from rich.text import Text
+
+    if not found:
+        said = f"no {' or '.join(names)} is attached" if names else "no device is attached"
+        hint = "connect one by USB, name one in farm.toml, or try 'farm virtual up --soc SM8650'"
+        return Text(_wrapped(f"{said}: {hint}", width, indent=""))
+    heads = _heads(found, width)
+    blocks = [[*head, *_body(row, width)] for head, row in zip(heads, found, strict=True)]
+    if height and sum(map(len, blocks)) > height:
+        blocks, left_out = list(heads), 0
+        while sum(map(len, blocks)) + bool(left_out) > height and blocks:
+            blocks.pop()
+            left_out += 1
+        if left_out:
+            blocks.append([Text(f"and {left_out} more: 'farm devices' without --watch shows them"[:width], "dim")])
+    return Text("\n").join(line for block in blocks for line in block)
+
+
+def _heads(found: Sequence[DeviceRow], width: int) -> list[list[Text]]:
+    """Return what each device is and how it is: columns, or over several lines each where these are too wide."""
+    from rich.text import Text
+
+    rows = [_cells(row) for row in found]
+    widths = [max(len(cell) for cell, _ in column) for column in zip(*rows, strict=True)]
+    fits = sum(widths) + 2 * (len(widths) - 1) <= width
+    heads = []
+    for cells in rows:
+        lines = [Text()]
+        for (cell, style), wide in zip(cells, widths, strict=True):
+            if not cell and not fits:
+                continue
+            if not fits and lines[-1].cell_len + len(cell) > width:
+                lines.append(Text(_INDENT))
+            # What is too long for a line of its own is cut: `--json` has all of it.
+            shown = cell[: width - lines[-1].cell_len]
+            lines[-1].append(shown, style)
+            lines[-1].append(" " * (2 + (wide - len(shown) if fits else 0)))
+        for line in lines:
+            line.rstrip()
+        heads.append([line for line in lines if line.cell_len])
+    return heads
+
+
+def _cells(row: DeviceRow) -> list[tuple[str, str]]:
+    """Return the columns of a device with their styles."""
+    # Of a device that was never asked nothing is known.
+    health = row.health if row.soc else ""
+    cells = [
+        (row.name or row.serial, "bold"),
+        (row.soc or "?", ""),
+        (row.kind, ""),
+        (row.state, _STYLES.get(row.state, "red")),
+        (health, _HEALTH_STYLES.get(health, "")),
+        (_holder(row) or ("free" if row.state == "ready" else ""), ""),
+    ]
+    return [(one_line(cell), style) for cell, style in cells]
+
+
+def _body(row: DeviceRow, width: int) -> list[Text]:
+    from rich.text import Text
+
+    reason = row.reason or row.health_reason
+    return [
+        *(Text(line, "dim") for line in _wrapped(", ".join(_details(row)), width).splitlines()),
+        *(Text(line, "yellow") for line in _wrapped(reason, width).splitlines()),
+    ]
+
+
+def _wrapped(text: str, width: int, indent: str = _INDENT) -> str:
+    return textwrap.fill(one_line(text), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _holder(row: DeviceRow) -> str:
+    if not row.holder:
+        return ""
+    until = time.strftime(" until %H:%M", time.localtime(row.until_ms / 1000)) if row.until_ms else ""
+    return f"{row.holder}{until}"
+
+
+def _details(row: DeviceRow) -> list[str]:
+    details = [row.serial] if row.name and row.name != row.serial else []
+    details += [row.product] if row.product else []
+    details += [f"on {row.host}"] if row.host else []
+    details += ["/".join(row.backends)] if row.backends else []
+    if row.root is not None:
+        details.append("root" if row.root else "not root")
+    if row.battery_percent is not None:
+        details.append(f"battery {row.battery_percent} %")
+    if row.temperature_c is not None:
+        details.append(f"{row.temperature_c:.1f} C")
+    if row.free_bytes is not None:
+        details.append(f"{row.free_bytes / 1e9:.1f} GB free")
+    if row.last_seen_ms:
+        details.append(f"seen {_ago(row.last_seen_ms)}")
+    details += [f"#{label}" for label in row.labels]
+    return details or ["nothing is known of it"]
+
+
+def _ago(time_ms: int) -> str:
+    seconds = max(0.0, time.time() - time_ms / 1000)
+    if seconds < 10:
+        return "now"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

@@ -1,0 +1,256 @@
+"""`farm virtual`."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import config_option
+from farm.cli.output import echo, print_json
+from farm.config.settings import load_config
+from farm.errors import InfraError, UnknownNameError, UsageError
+from farm.system.text import one_line
+from farm.virtual.faults import CONDITIONS, DESCRIPTIONS, Fault, FaultKind, fired, inject, is_running
+from farm.virtual.faults import clear as clear_faults
+from farm.virtual.root import BUILDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.devices.adb.server import AdbServer
+    from farm.devices.device import Device
+    from farm.system.processes import Supervisor
+
+_MOST_DEVICES = 64
+_LOOK_SECONDS = 0.5
+
+_folder_option = click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the devices' files are; otherwise `virtual` in farm's state folder.",
+)
+
+
+@click.group("virtual")
+def command() -> None:
+    """Start virtual devices that stay, and let them misbehave.
+
+    \b
+    farm virtual up --soc SM8650 -n 4
+    farm virtual fault virtual-SM8650-0 drop_push --after-bytes 100000
+    farm virtual clear virtual-SM8650-0
+    """
+
+
+@command.command("up", short_help="Start virtual devices, and stay until Ctrl-C.")
+@config_option
+@_folder_option
+@click.option("--soc", "socs", multiple=True, required=True, metavar="SOC", help="SoC that they have; may be repeated.")
+@click.option("-n", "--count", type=click.IntRange(1, _MOST_DEVICES), default=1, help="Devices of every SoC.")
+@click.option("--build", type=click.Choice(BUILDS), default=BUILDS[0], help="Whether adbd can be root, or is.")
+@click.option("--own-server", is_flag=True, help="An adb server of their own, instead of yours.")
+@click.option("--fault-rate", type=click.FloatRange(0, 1), default=0.0, help="Share of operations that meet a fault.")
+@click.option("--fault-seed", type=int, default=0, help="The same faults for the same seed.")
+@click.option("--fault-kinds", default="", metavar="KIND,KIND", help="Only these; all when left out.")
+def up(
+    config_file: Path | None,
+    folder: Path | None,
+    socs: tuple[str, ...],
+    count: int,
+    build: str,
+    fault_rate: float,
+    fault_seed: int,
+    fault_kinds: str,
+    *,
+    own_server: bool,
+) -> None:
+    """Start virtual devices, attach them to your adb server, and stay until Ctrl-C."""
+    from farm.devices.adb.server import ordinary_server, start_adb_server
+    from farm.suites.socs import find_soc
+    from farm.system.processes import Supervisor
+    from farm.virtual.boot import boot
+
+    kinds = [_kind(name) for name in fault_kinds.split(",") if name]
+    names = [find_soc(name).name for name in dict.fromkeys(socs)]
+    place = _place(config_file, folder)
+    wanted = [name for name in names for _ in range(count)]
+    for serial in (f"virtual-{name}-{number}" for name in names for number in range(count)):
+        if is_running(place / serial):
+            raise UsageError(f"{serial} is up already, in {place}: end that, or say another --folder")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # What nohup makes deaf stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, place / "adb") if own_server else ordinary_server(start=True)
+        _refuse_attached(server, names)
+        attached: list[str] = []
+        try:
+            devices = boot(
+                supervisor,
+                server,
+                wanted,
+                place,
+                build=build,
+                fault_rate=fault_rate,
+                fault_seed=fault_seed,
+                fault_kinds=kinds,
+            )
+            attached = _addresses(server, [device.serial for device in devices])
+            _show(devices, place, server, own_server=own_server)
+            _stay(supervisor, devices)
+        except KeyboardInterrupt:
+            echo("ending the virtual devices", err=True)
+        finally:
+            supervisor.close()
+            if not own_server:
+                _detach(server, attached)
+
+
+def _show(devices: Sequence[Device], place: Path, server: AdbServer, *, own_server: bool) -> None:
+    for device in devices:
+        echo(f"{device.serial}  {device.soc}  {place / device.serial}")
+    first = devices[0].serial
+    if own_server:
+        echo(f"reach them with: export ANDROID_ADB_SERVER_PORT={server.port}", err=True)
+    echo(f"a shell: adb -s product:{first} shell", err=True)
+    echo(f"a fault: farm virtual fault {first} reboot (farm virtual faults lists them)", err=True)
+    echo("Ctrl-C ends them", err=True)
+
+
+def _stay(supervisor: Supervisor, devices: Sequence[Device]) -> None:
+    """Return never: KeyboardInterrupt ends it, and InfraError when a device does."""
+    while True:
+        for device in devices:
+            child = supervisor.find(device.serial)
+            if child.process.poll() is not None:
+                raise InfraError(f"{device.serial} is gone: {child.why_silent(0.0)}")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _attached(server: AdbServer) -> dict[str, str]:
+    """Return what adb calls every attached device, by what farm calls it."""
+    from farm.devices.adb.host import AdbHost
+
+    return {one.serial: one.adb_name for one in AdbHost(server.port).attached()}
+
+
+def _refuse_attached(server: AdbServer, socs: Sequence[str]) -> None:
+    """Raise UsageError where a device of that name hangs on the server: adb could not tell them apart."""
+    for serial, address in _attached(server).items():
+        if serial.startswith(tuple(f"virtual-{soc}-" for soc in socs)):
+            raise UsageError(
+                f"{serial} is attached to the adb server on port {server.port} already: end it, or detach it with "
+                f"'adb disconnect {address}', or start yours with --own-server"
+            )
+
+
+def _addresses(server: AdbServer, serials: Sequence[str]) -> list[str]:
+    attached = _attached(server)
+    return [attached[serial] for serial in serials if serial in attached]
+
+
+def _detach(server: AdbServer, addresses: Sequence[str]) -> None:
+    from farm.devices.adb.host import AdbHost
+
+    for address in addresses:
+        try:
+            AdbHost(server.port).query(f"host:disconnect:{address}")
+        except InfraError:
+            # The server is gone, and what it knew with it.
+            return
+
+
+@command.command("fault")
+@config_option
+@_folder_option
+@click.argument("device")
+@click.argument("kind")
+@click.option("--after-bytes", type=int, default=0, help="At this byte of a file, or of a command's output.")
+@click.option("--seconds", type=float, default=0.0, help="How long, 0 until cleared; how far off a clock is.")
+@click.option("--code", type=int, default=0, help="Exit code, signal, percent or degrees.")
+@click.option("--text", default="", help="What it says.")
+@click.option("--match", default="", metavar="REGEX", help="Only commands, or paths, in which this is found.")
+@click.option("--times", type=int, default=1, help="How often; 0 until cleared.")
+@click.option("--bytes-per-s", type=int, default=0, help="Speed of a slow link.")
+def fault(
+    config_file: Path | None,
+    folder: Path | None,
+    device: str,
+    kind: str,
+    after_bytes: int,
+    seconds: float,
+    code: int,
+    text: str,
+    match: str,
+    times: int,
+    bytes_per_s: int,
+) -> None:
+    """Let a virtual device fail: `farm virtual faults` lists how."""
+    wanted = _kind(kind)
+    try:
+        asked = Fault(wanted, after_bytes, seconds, code, text, match, times, bytes_per_s)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    inject(_device_folder(config_file, folder, device), asked)
+    until = f"for {seconds:g} s" if seconds and wanted is not FaultKind.CLOCK_SKEW else "until cleared"
+    echo(f"{device}: {wanted}{f', {until}' if wanted in CONDITIONS else ''}", err=True)
+
+
+@command.command("clear")
+@config_option
+@_folder_option
+@click.argument("device")
+def clear(config_file: Path | None, folder: Path | None, device: str) -> None:
+    """Let a virtual device be well again."""
+    clear_faults(_device_folder(config_file, folder, device))
+
+
+@command.command("faults")
+@config_option
+@_folder_option
+@click.argument("device", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def faults(config_file: Path | None, folder: Path | None, device: str | None, *, as_json: bool) -> None:
+    """List the faults that there are, or what struck DEVICE so far."""
+    if device is None:
+        if as_json:
+            print_json({"faults": {str(kind): said for kind, said in DESCRIPTIONS.items()}})
+            return
+        width = max(map(len, FaultKind))
+        for kind, said in DESCRIPTIONS.items():
+            echo(f"{kind:{width}}  {said}")
+        return
+    struck = fired(_device_folder(config_file, folder, device))
+    if as_json:
+        print_json({"device": device, "struck": struck})
+        return
+    for one in struck:
+        moment = time.strftime("%H:%M:%S", time.localtime(one["time"]))
+        subject = one_line(one["subject"], 48)
+        echo(f"{moment}  {one['kind']:<14}  {one['operation']:<6}  {subject}".rstrip())
+
+
+def _kind(name: str) -> FaultKind:
+    try:
+        return FaultKind(name)
+    except ValueError:
+        raise UnknownNameError("fault", name, map(str, FaultKind), "(farm virtual faults lists them)") from None
+
+
+def _place(config_file: Path | None, folder: Path | None) -> Path:
+    return (folder or load_config(config_file).state_dir / "virtual").resolve()
+
+
+def _device_folder(config_file: Path | None, folder: Path | None, device: str) -> Path:
+    """Return the folder of a device that is up. Raises UnknownNameError."""
+    place = _place(config_file, folder)
+    known = [path.name for path in place.glob("virtual-*") if is_running(path)]
+    if device not in known:
+        hint = "" if known else f"(none is up in {place}: 'farm virtual up' starts some)"
+        raise UnknownNameError("virtual device", device, known, hint)
+    return place / device

@@ -1,0 +1,108 @@
+"""`farm coverage`."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from farm.cli.options import config_option
+from farm.cli.output import echo, echo_coloured
+from farm.config.settings import load_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from farm.report.model.coverage import Coverage
+
+_LEAST_WIDTH, _MOST_WIDTH = 60, 100
+
+
+@click.command("coverage")
+@click.option("--soc", required=True, help="SoC whose results are shown.")
+@click.option("--backend", default="htp", show_default=True, help="htp, lpai or gpu.")
+@click.option("--suite", "suites", multiple=True,
+              help="Suite, repeatable; otherwise quantized_ops and fp_ops, or those of the runs.")  # fmt: skip
+@click.option("--run", "runs", multiple=True,
+              help="Run, repeatable; otherwise the newest result of every job, whichever run it is of.")  # fmt: skip
+@click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with the table here.")
+@click.option("--json", "as_json", is_flag=True, help="Print every cell as JSON instead of a table.")
+@config_option
+def command(
+    soc: str,
+    backend: str,
+    suites: tuple[str, ...],
+    runs: tuple[str, ...],
+    markdown: Path | None,
+    config_file: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Show every operator that ExecuTorch's Qualcomm backend builds, in every precision, and how its cases do.
+
+    Operators are the backend's builders (op_NAME.py). A job counts for the operator in its program that the fewest
+    cases have; a cell has the worst of its jobs, and how many are so.
+    """
+    from farm.cli.output import print_json, write_file
+    from farm.report.model.coverage_query import read_coverage
+    from farm.report.terminal.coverage import coverage_lines, coverage_markdown
+    from farm.report.terminal.run import rendered
+    from farm.store.store import open_store
+
+    config = load_config(config_file)
+    with open_store(config.store_url, readonly=True) as store:
+        table, about = read_coverage(store, config.suite_folders, soc, backend, suites, runs)
+    if markdown is not None:
+        write_file(markdown, coverage_markdown(table, about, _command(soc, backend, suites, runs, markdown)))
+    if as_json:
+        print_json(_as_json(table, about))
+        return
+    width = max(_LEAST_WIDTH, min(_MOST_WIDTH, shutil.get_terminal_size().columns))
+    echo_coloured(rendered(coverage_lines(table, about, width), width, color=sys.stdout.isatty()))
+    if markdown is not None:
+        echo(f"written: {markdown}", err=True)
+
+
+def _command(soc: str, backend: str, suites: Iterable[str], runs: Iterable[str], markdown: Path) -> str:
+    words = ["farm", "coverage", "--soc", soc]
+    words += ["--backend", backend] if backend != "htp" else []
+    for option, values in (("--suite", suites), ("--run", runs)):
+        for value in values:
+            words += [option, value]
+    return shlex.join([*words, "--markdown", str(markdown)])
+
+
+def _as_json(table: Coverage, about: Iterable[str]) -> Mapping[str, Any]:
+    def rows(part: Iterable[Any]) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": row.name,
+                "operators": row.targets,
+                "without": row.without,
+                "cells": {
+                    precision: {
+                        "state": cell.state,
+                        "count": cell.count,
+                        "in_passing": cell.in_passing,
+                        "jobs": [item.job_id for item in cell.items],
+                    }
+                    for precision, cell in row.cells.items()
+                },
+            }
+            for row in part
+        ]
+
+    return {
+        "soc": table.soc,
+        "backend": table.backend,
+        "about": list(about),
+        "precisions": table.precisions,
+        "counts": table.counts,
+        "builders": rows(table.rows),
+        "beyond": rows(table.beyond),
+        "jobs": table.items,
+    }

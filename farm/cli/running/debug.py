@@ -1,0 +1,238 @@
+"""`farm debug`."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import math
+import os
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from farm.cli.options import config_option
+from farm.cli.output import as_called, echo, json_text, write_file
+from farm.config.settings import load_config
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.program.layers import Gap, Step
+    from farm.replay.debug import DebugOutcome
+
+_WIDTH = 80
+_FIGURES = 21
+_NAME = _WIDTH - 2 * _FIGURES
+
+
+@click.command("debug")
+@click.argument("job")
+@click.option("--soc", help="SoC, where JOB has no target.")
+@click.option("--precision", help="Precision, where JOB has no target and the case has several.")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
+@click.option("--virtual", is_flag=True, help="Run on the HTP simulator only: no device, and no column for it.")
+@click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+              help="Which of the inputs of the case.")  # fmt: skip
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=600.0, show_default=True,
+              metavar="SECONDS", help="Longest that the job may take on one device.")  # fmt: skip
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here too.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
+@config_option
+def command(
+    job: str,
+    soc: str | None,
+    precision: str | None,
+    options: tuple[str, ...],
+    virtual: bool,
+    sample: int,
+    timeout_s: float,
+    csv_file: Path | None,
+    as_json: bool,
+    config_file: Path | None,
+) -> int:
+    """Compare the numbers of JOB layer by layer, and name the first layer that goes wrong and the likely cause.
+
+    JOB is a job's id, "suite/case[SM8650-htp-8a8w]", or suite/case with --soc and --precision. It is compiled so that
+    it writes what every layer gives, runs on the HTP simulator and on an attached device, and each layer is compared
+    in steps: FP32 with quantized on the CPU (quantization), quantized with the simulator (compiler), simulator with
+    the device (device).
+
+    \b
+    Exit codes: 0 nothing diverges; 1 a layer diverges, or the job fails;
+    2 usage, or a program whose layers cannot be told apart;
+    4 no device or infrastructure; 130 interrupted.
+    """
+    from farm.replay.debug import DebugRequest, debug
+    from farm.replay.debug_job import find_job
+
+    config = load_config(config_file)
+    request = DebugRequest(
+        job=find_job(config, job, soc=soc, precision=precision, options=options),
+        virtual=virtual,
+        sample=sample,
+        timeout_s=timeout_s,
+        command=as_called(),
+    )
+    if csv_file is not None:
+        check_writable(csv_file)
+    outcome = debug(config, request, lambda text: echo(f"farm: {text}", err=True))
+    echo(_json(outcome, sample) if as_json else "\n".join(_text(outcome, sample)))
+    if csv_file is not None:
+        write_file(csv_file, _csv(outcome))
+        echo(f"csv: {csv_file}", err=True)
+    return outcome.exit_code
+
+
+def check_writable(path: Path) -> None:
+    """Raise UsageError where a file cannot be written; makes its folder, and leaves no file that was not there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
+        else:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _text(outcome: DebugOutcome, sample: int) -> list[str]:
+    from farm.program.layers import Step
+
+    parts = ", ".join(f"{part} {serial}" for part, serial in outcome.devices.items())
+    lines = [f"{outcome.job_id}, sample {sample}", *([parts] if parts else [])]
+    if outcome.layers:
+        known = [step for step in Step if any(step in row.layer.gaps for row in outcome.layers)]
+        lines += ["", *_table(outcome, known), ""]
+    return [*lines, *_verdict(outcome), f"report: {outcome.report}"]
+
+
+def _table(outcome: DebugOutcome, known: Sequence[Step]) -> list[str]:
+    # Three steps and a name do not fit into a line: the name gets its own.
+    wide = len(known) * _FIGURES > _WIDTH - _NAME
+    indent = _WIDTH - len(known) * _FIGURES
+    heads = "".join(f"{step.value:>{_FIGURES}}" for step in known)
+    units = "".join(f"{'MSE':>8}{'dB':>6}{'cosine':>7}" for _ in known)
+    lines = [" " * indent + heads, f"{'  layer':<{indent}}" + units]
+    diverging = {(found.layer, step) for step, found in outcome.diagnosis.steps.items()}
+    for layer in (row.layer for row in outcome.layers if row.layer.gaps):
+        mark = "> " if any((layer.name, step) in diverging for step in known) else "  "
+        name = mark + layer.name
+        figures = "".join(_figures(layer.gaps.get(step)) for step in known)
+        if wide:
+            lines += [name, " " * indent + figures]
+        else:
+            lines.append(f"{_cut(name, indent - 1):<{indent}}" + figures)
+    return lines
+
+
+def _figures(gap: Gap | None) -> str:
+    if gap is None:
+        return f"{'-':>8}{'-':>6}{'-':>7}"
+    if gap.problem:
+        return f"{'not comparable':>{_FIGURES}}"
+    if gap.sqnr_db == math.inf:
+        return f"{'0':>8}{'equal':>6}{'1':>7}"
+    return f"{_number(gap.mse, '.1e'):>8}{_number(gap.sqnr_db, '.1f'):>6}{_number(gap.cosine, '.4f'):>7}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _verdict(outcome: DebugOutcome) -> list[str]:
+    attempt, diagnosis = outcome.attempt, outcome.diagnosis
+    if attempt is None:
+        return ["interrupted"]
+    told: list[str] = []
+    if diagnosis.first is not None:
+        first = diagnosis.first
+        told += [f"first divergence: {first.layer} ({first.operator})", f"likely cause: {first.step} ({first.why})"]
+        for step, found in diagnosis.steps.items():
+            if found is not first:
+                told.append(f"{step} goes wrong at {found.layer} as well ({found.why})")
+    if attempt.reason and not attempt.reason.startswith("first divergence"):
+        told.append(f"{attempt.verdict}: {attempt.reason}")
+    if not told:
+        told.append("nothing diverges")
+    if "device" not in outcome.devices:
+        told.append("device: none was asked for; the simulator is all that ran")
+    told += [f"note: {note}" for note in attempt.notes]
+    return [line for text in told for line in textwrap.wrap(text, _WIDTH, subsequent_indent="  ")]
+
+
+def _rows(outcome: DebugOutcome) -> list[dict[str, Any]]:
+    from farm.program.layers import Step
+
+    rows = []
+    for row in outcome.layers:
+        line: dict[str, Any] = {"layer": row.layer.name, "operator": row.layer.operator, "inputs": row.layer.inputs}
+        for step in Step:
+            found = outcome.diagnosis.steps.get(step)
+            line[step.value] = _gap(
+                row.layer.gaps.get(step), diverges=found is not None and found.layer == row.layer.name
+            )
+        line["inspector"] = _gap(row.inspector)
+        rows.append(line)
+    return rows
+
+
+def _gap(gap: Gap | None, *, diverges: bool | None = None) -> dict[str, Any] | None:
+    if gap is None:
+        return None
+    figures = {name: _plain(getattr(gap, name)) for name in ("mse", "sqnr_db", "cosine", "steps")}
+    extra = {} if diverges is None else {"diverges": diverges}
+    return {**figures, "problem": gap.problem, **extra}
+
+
+def _plain(value: float | None) -> float | str | None:
+    """Return a figure as JSON can have it."""
+    return str(value) if value is not None and math.isinf(value) else value
+
+
+def _json(outcome: DebugOutcome, sample: int) -> str:
+    attempt = outcome.attempt
+    data = {
+        "job": outcome.job_id,
+        "run": outcome.run_id,
+        "sample": sample,
+        "verdict": attempt.verdict if attempt else "interrupted",
+        "reason": attempt.reason if attempt else "",
+        "notes": attempt.notes if attempt else (),
+        "devices": outcome.devices,
+        "first": outcome.diagnosis.first,
+        "steps": outcome.diagnosis.steps,
+        "layers": _rows(outcome),
+        "seconds": outcome.seconds,
+        "report": str(outcome.report),
+    }
+    return json_text(data)
+
+
+def _csv(outcome: DebugOutcome) -> str:
+    from farm.program.layers import Step
+
+    names = ("mse", "sqnr_db", "cosine", "steps", "problem", "diverges")
+    groups = [*(step.value for step in Step), "inspector"]
+    columns = [f"{group}_{name}" for group in groups for name in names if (group, name) != ("inspector", "diverges")]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["layer", "operator", "inputs", *columns], restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in _rows(outcome):
+        line = {"layer": row["layer"], "operator": row["operator"], "inputs": " ".join(row["inputs"])}
+        for group in groups:
+            line |= {f"{group}_{name}": "" if value is None else value for name, value in (row[group] or {}).items()}
+        writer.writerow(line)
+    return text.getvalue()

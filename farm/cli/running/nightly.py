@@ -1,0 +1,104 @@
+"""`farm nightly`."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import config_option
+from farm.cli.output import echo, print_json
+from farm.config.settings import load_config
+from farm.errors import MissingToolError, NothingSelectedError, UsageError
+from farm.system.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from farm.nightly.record import Night
+    from farm.run.progress import Front
+
+
+@click.command("nightly")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="nightly.toml")
+@click.option("--check", is_flag=True, help="Say what would be run, and what is wrong with the file; run nothing.")
+@click.option("--resume", is_flag=True, help="Finish the last night of this name, which was killed or interrupted.")
+@click.option("--json", "as_json", is_flag=True, help="Print the night, or what would be run, as JSON.")
+@config_option
+def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, as_json: bool) -> int:
+    """Run a matrix of SoCs, suites, backends and options within a budget.
+
+    Each [[run]] on each of its backends is a run as of farm run, one after
+    the other; what goes wrong with one is no matter to the next. Then come
+    the pages, the exports and whoever is to be told: see docs/nightly.md.
+    Ctrl-C and SIGTERM finish the running jobs and report; --resume goes on.
+
+    \b
+    Exit codes, the first that holds: 130 interrupted; 2 usage or
+    configuration; 1 a job failed; 3 only regressions; 4 no device or
+    infrastructure; 5 nothing was run; 0 otherwise.
+    """
+    from farm.nightly.check import matrix
+    from farm.nightly.notify import Secrets
+    from farm.nightly.plan import read_plan
+    from farm.nightly.text import matrix_lines
+
+    if check and resume:
+        raise UsageError("--check runs nothing, so that there is nothing to resume: leave one of them out")
+    config = load_config(config_file)
+    plan, jobs = read_plan(file, config)
+    secrets = Secrets(plan)
+    for lacking in secrets.missing():
+        _say(f"a notification cannot be sent: {lacking}")
+    if check:
+        rows = matrix(config, plan, jobs)
+        if as_json:
+            print_json({"night": plan.name, "budget_s": plan.budget_s, "runs": rows})
+        else:
+            echo("\n".join(matrix_lines(plan.name, rows, plan.budget_s, _width())))
+        if any(row.problem for row in rows):
+            return MissingToolError.exit_code
+        return 0 if any(row.jobs for row in rows) else NothingSelectedError.exit_code
+
+    from farm.nightly.night import run_night
+
+    night = run_night(config, plan, secrets, _front, _say, resume=resume)
+    _tell(night, as_json=as_json)
+    assert night.code is not None  # noqa: S101 - it has ended
+    return night.code
+
+
+def _tell(night: Night, *, as_json: bool) -> None:
+    from farm.nightly.github import night_annotations, night_markdown
+    from farm.nightly.text import night_lines
+    from farm.report.formats.github import add_summary
+
+    add_summary(lambda: night_markdown(night))
+    # GitHub reads both; standard output may be JSON.
+    for line in night_annotations(night):
+        echo(line, err=True)
+    if as_json:
+        print_json({"night": night})
+    else:
+        echo("\n".join(night_lines(night, _width())))
+
+
+@contextmanager
+def _front() -> Iterator[Front]:
+    """Yield what shows one run: a live display on a terminal, elsewhere only what went wrong."""
+    from farm.cli.progress import QuietFront, make_front
+
+    with make_front(QuietFront) as front:
+        yield front
+
+
+def _say(text: str) -> None:
+    # On one line: what a device says is not to begin one, which GitHub could take for a command.
+    echo(f"farm: {one_line(text)}", err=True)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns

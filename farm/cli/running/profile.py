@@ -1,0 +1,167 @@
+"""`farm profile`."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from farm.cli.options import config_option
+from farm.cli.output import echo, print_json, write_file
+from farm.config.settings import Config, load_config
+from farm.errors import UsageError
+from farm.suites.socs import CPU_BACKENDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.report.terminal.profile import JobChanges
+    from farm.store.records import ProfileRecord
+
+
+@click.command("profile")
+@click.argument("job", required=False)
+@click.option("--run", "run", help="Of this run, instead of the newest that has a profile.")
+@click.option("--diff", nargs=2, metavar="RUN RUN", help="Compare the profiles of two runs; of all jobs without JOB.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Most rows of a table.")
+@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write a trace for ui.perfetto.dev or chrome://tracing.")  # fmt: skip
+@click.option("--artifacts", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+              help="Write all files kept with the attempt, unchanged.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print every row as JSON instead of tables.")
+@config_option
+def command(
+    job: str | None,
+    run: str | None,
+    diff: tuple[str, str] | None,
+    limit: int,
+    trace: Path | None,
+    artifacts: Path | None,
+    config_file: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Show where the time of JOB goes, node by node, in its newest attempt that has a profile.
+
+    JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians over the timed
+    inferences. 'farm run --profile detailed' makes profiles.
+    """
+    config = load_config(config_file)
+    if diff is not None:
+        if run or trace or artifacts:
+            raise UsageError("--diff takes two runs, and neither --run, --trace nor --artifacts")
+        _compare(config, job or "*", diff, limit, as_json=as_json)
+        return
+    if job is None:
+        raise UsageError("which JOB? Give suite/case; or --diff RUN RUN alone, for all jobs of two runs")
+    found = _profiles(config, job, run)
+    if (trace or artifacts) and len(found) > 1:
+        names = ", ".join(record.job_id for record in found[:4]) + (", ..." if len(found) > 4 else "")
+        raise UsageError(f"{job} means {len(found)} jobs, files are written of one: {names}")
+    if as_json:
+        print_json({"profiles": found})
+    else:
+        for number, record in enumerate(found):
+            echo("\n".join([*([""] if number else []), *_shown(record, limit)]))
+    if trace:
+        _write_trace(config, found[0], trace)
+    if artifacts:
+        _write_artifacts(config, found[0], artifacts)
+
+
+def _profiles(config: Config, job: str, run: str | None) -> list[ProfileRecord]:
+    from farm.store.store import open_store
+
+    with open_store(config.store_url, readonly=True) as store:
+        return store.profiles(job, store.resolve_run(run) if run else None)
+
+
+def _both_profiles(config: Config, job: str, runs: tuple[str, str]) -> tuple[list[ProfileRecord], list[ProfileRecord]]:
+    from farm.store.store import open_store
+
+    with open_store(config.store_url, readonly=True) as store:
+        before, after = map(store.resolve_run, runs)
+        return store.profiles(job, before), store.profiles(job, after)
+
+
+def _shown(record: ProfileRecord, limit: int) -> list[str]:
+    from farm.report.terminal.profile import profile_lines
+
+    started = datetime.datetime.fromtimestamp(record.time_ms / 1000, tz=datetime.UTC).astimezone()
+    n = max((row.n for row in record.operators), default=0)
+    counted = f", {n} inference{'' if n == 1 else 's'}" if n else ""
+    lines = [
+        record.job_id,
+        f"  run {record.run_id}, {started:%Y-%m-%d %H:%M}, {record.verdict}{counted}",
+        f"  on {record.device_kind} device {record.device}" if record.device else "  no device",
+    ]
+    if record.device_kind == "virtual":
+        time = "time of the host's processor" if record.backend in CPU_BACKENDS else "host time of a simulator"
+        lines.append(f"  VIRTUAL: {time}: not comparable with hardware")
+    lines += ["", *profile_lines(record.operators, limit, shutil.get_terminal_size().columns)]
+    if record.artifacts:
+        lines += ["", *(f"  kept: {artifact.kind}, {artifact.size:,} bytes" for artifact in record.artifacts)]
+    return lines
+
+
+def _compare(config: Config, job: str, runs: tuple[str, str], limit: int, *, as_json: bool) -> None:
+    from farm.report.terminal.profile import change_lines, job_changes
+
+    before, after = _both_profiles(config, job, runs)
+    found = job_changes(before, after)
+    if not any(one.comparable for one in found):
+        reason = found[0].refused if found else f"{before[0].run_id} and {after[0].run_id} profiled different jobs"
+        raise UsageError(f"nothing to compare: {reason}")
+    if as_json:
+        print_json({"jobs": found})
+        return
+    for number, one in enumerate(found):
+        lines = [*([""] if number else []), *_heading(one)]
+        if one.comparable:
+            lines += ["", *change_lines(one.nodes, limit, shutil.get_terminal_size().columns)]
+        echo("\n".join(lines))
+    echo("\n  ~ the ranges of before and after overlap.\n  A run is one sample: what has no ~ may be noise, too.")
+    if any(one.device_kind == "virtual" for one in found):
+        echo("  VIRTUAL: two runs of one program on the simulator often differ by half.")
+
+
+def _heading(one: JobChanges) -> Sequence[str]:
+    lines = [one.job_id, f"  {one.before_run} -> {one.after_run}, {one.device_kind or 'no'} device"]
+    if one.before_job != one.job_id:
+        lines[:1] = [one.before_job, f"  against {one.job_id}"]
+    lines += [f"  NOT COMPARED: {one.refused}"] if one.refused else []
+    return lines + [f"  differs: {difference}" for difference in one.differences]
+
+
+def _write_trace(config: Config, record: ProfileRecord, path: Path) -> None:
+    from farm.report.formats.trace import chrome_trace
+    from farm.results.profile.etdump import ETDUMP_LIMIT, ETDumpError, read_etdump
+    from farm.store.artifacts import ArtifactStore
+
+    kept = [artifact for artifact in record.artifacts if artifact.kind == "etdump"]
+    if not kept:
+        raise UsageError(f"{record.job_id}: no ETDump is kept of it: 'farm run --profile detailed' keeps one")
+    with ArtifactStore(config.state_dir / "artifacts").open(kept[0].sha256) as file:
+        data = file.read(ETDUMP_LIMIT + 1)
+    delegates = {row.delegate.partition("[")[0] for row in record.operators if row.delegate}
+    facts = {"job": record.job_id, "run": record.run_id, "device": record.device, "device_kind": record.device_kind}
+    try:
+        text = msgspec.json.encode(chrome_trace(read_etdump(data), facts, delegates))
+    except ETDumpError as error:
+        raise UsageError(f"{record.job_id}: its ETDump {error}") from None
+    write_file(path, text.decode())
+    echo(f"trace: {path}", err=True)
+
+
+def _write_artifacts(config: Config, record: ProfileRecord, folder: Path) -> None:
+    from farm.store.artifacts import ArtifactStore
+    from farm.store.transfer.files import export
+
+    if not record.artifacts:
+        raise UsageError(f"{record.job_id}: no file is kept of its attempt in run {record.run_id}")
+    for path in export(ArtifactStore(config.state_dir / "artifacts"), record.artifacts, folder):
+        echo(f"file: {path}", err=True)

@@ -1,0 +1,238 @@
+"""`farm run`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import config_option, devices_options, duration
+from farm.cli.output import as_called, echo
+from farm.config.settings import load_config
+from farm.errors import UsageError
+from farm.report.model.alerts import change_of, word_of
+from farm.request.profiling import Profile
+
+if TYPE_CHECKING:
+    from farm.config.settings import Config
+    from farm.request.request import RunOutcome
+
+FAILED = 1
+# Exit codes of runs that came to their end.
+_CONFIRMED_AFTER = (0, FAILED, 4)
+# pytest's own, also behind `--`: what failed last is asked of the store, which all of a user's machines may share.
+_LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-first")
+
+
+@click.command("run")
+@click.option("--soc", "socs", multiple=True, help="SoC to compile for and run on; repeatable.")
+@click.option("--suite", "suites", multiple=True, help="Suite, by name or path; repeatable.")
+@click.option("--backend", default="htp", show_default=True,
+              help="htp, gpu, lpai; or xnnpack, the CPU, where any case runs in fp32.")  # fmt: skip
+@click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
+@devices_options
+@click.option("--nightly", is_flag=True,
+              help="Hand a device over, between two jobs, to a person who waits for it.")  # fmt: skip
+@click.option("--resume", metavar="RUN", help="Finish what is missing of a run, stale jobs too: latest, or its id.")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE[,VALUE]",
+              help="Backend option; repeatable. Every combination of values is a target of its own.")  # fmt: skip
+@click.option("--profile", type=click.Choice([profile.value for profile in Profile]), default=Profile.AUTO.value,
+              show_default=True, help="What is kept of every program's inside: see farm profile.")  # fmt: skip
+@click.option("--heap", is_flag=True, help="Measure the DSP's heap and nothing else, each job in a process of its own.")
+@click.option("-k", "keyword", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
+@click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure.")
+@click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
+@click.option("--lf", "--last-failed", "last_failed", is_flag=True,
+              help="Only the jobs that failed when you ran them last; all when none did.")  # fmt: skip
+@click.option("--ff", "--failed-first", "failed_first", is_flag=True, help="Those first, then the others.")
+@click.option(
+    "--changed-since",
+    metavar="RUN",
+    help="Only jobs whose code, toolchain or limits differ from RUN's, or that have no verdict there.",
+)
+@click.option("--shard", metavar="I/N", help="Only part I of N, equally long by past durations: for N machines.")
+@click.option("--budget", "budget_s", metavar="TIME", callback=duration,
+              help="Take 90s, 30m or 1h30m at most, the most valuable jobs first; the others are stale.")  # fmt: skip
+@click.option("--confirm", is_flag=True,
+              help="Measure again what stands out, then new programs, old and new in turns: 3 if worse.")  # fmt: skip
+@click.option("--collect-only", is_flag=True, help="List the jobs and stop.")
+@click.option("--iterations", type=click.IntRange(1, 100_000), show_default="3",
+              help="Timed inferences of every sample.")  # fmt: skip
+@click.option("--warm-up", type=click.IntRange(0, 100_000), show_default="1",
+              help="Inferences before those, not timed.")  # fmt: skip
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True,
+              metavar="SECONDS", help="Longest that a job may take on the device.")  # fmt: skip
+@click.option("--junitxml", type=click.Path(path_type=Path, dir_okay=False), help="Write a JUnit XML file as well.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report here as well.")
+@click.option("--json", "as_json", is_flag=True, help="Print the run as JSON instead of a summary.")
+@config_option
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST ARGUMENTS]")
+def command(
+    socs: tuple[str, ...],
+    suites: tuple[str, ...],
+    backend: str,
+    precisions: tuple[str, ...],
+    virtual: int,
+    devices: tuple[str, ...],
+    labels: tuple[str, ...],
+    most_devices: int | None,
+    nightly: bool,
+    resume: str | None,
+    options: tuple[str, ...],
+    profile: str,
+    heap: bool,
+    keyword: str | None,
+    exitfirst: bool,
+    maxfail: int | None,
+    last_failed: bool,
+    failed_first: bool,
+    changed_since: str | None,
+    shard: str | None,
+    budget_s: float | None,
+    confirm: bool,
+    collect_only: bool,
+    iterations: int | None,
+    warm_up: int | None,
+    timeout_s: float,
+    junitxml: Path | None,
+    html: Path | None,
+    as_json: bool,
+    config_file: Path | None,
+    pytest_arguments: tuple[str, ...],
+) -> int:
+    """Compile suites for SoCs, run them on devices, judge and report.
+
+    What stands behind `--` goes to pytest as it is. Attached devices are
+    leased: see farm devices. Ctrl-C finishes the running jobs and reports;
+    a second one stops at once. farm run --resume latest goes on.
+
+    -k, --changed-since, --shard and --lf narrow the jobs, in this order;
+    --budget then puts them in order and leaves out what does not fit.
+
+    \b
+    Exit codes: 0 all passed, known issues and stale jobs aside; 1 a job
+    failed; 2 usage, configuration or a missing tool; 3 no job failed, and
+    with --confirm a number got worse; 4 no device or infrastructure; 5
+    nothing selected, or all stale; 130 interrupted.
+    """
+    from farm.pool.fleet import Choice
+    from farm.request.request import RunRequest
+    from farm.request.selection import parse_shard
+    from farm.run.run import collect, run
+
+    if resume is not None:
+        return _resume(resume, budget_s, html=html, junitxml=junitxml, as_json=as_json, config_file=config_file)
+    if missing := [option for option, given in (("--soc", socs), ("--suite", suites)) if not given]:
+        raise UsageError(f"{' and '.join(missing)} must be given; 'farm socs' and 'farm suites' list what there is")
+    attached = [("--device", devices), ("--label", labels), ("--devices", most_devices), ("--nightly", nightly)]
+    if virtual and (chosen := [option for option, given in attached if given]):
+        raise UsageError(f"{chosen[0]} is for attached devices: leave it, or --virtual, out")
+    if pytest_arguments and "--" not in sys.argv:
+        raise UsageError(f"{pytest_arguments[0]!r} is not understood; arguments for pytest stand behind --")
+
+    if heap and (iterations is not None or warm_up is not None):
+        raise UsageError("--heap runs every job once and times nothing: leave --iterations and --warm-up out")
+    if confirm and (heap or collect_only):
+        raise UsageError(f"--confirm measures times again: leave {'--heap' if heap else '--collect-only'} out")
+    if collect_only and budget_s is not None:
+        raise UsageError("what fits into a budget depends on the devices: leave --budget out to list the jobs")
+    limits = [*(["-x"] if exitfirst else []), *([f"--maxfail={maxfail}"] if maxfail else [])]
+    request = RunRequest(
+        socs=socs,
+        suites=suites,
+        backend=backend,
+        precisions=precisions,
+        virtual=virtual,
+        selection=("-k", keyword) if keyword else (),
+        pytest_arguments=(*limits, *(word for word in pytest_arguments if word not in _LAST_FAILED + _FAILED_FIRST)),
+        iterations=3 if iterations is None else iterations,
+        warm_up=1 if warm_up is None else warm_up,
+        timeout_s=timeout_s,
+        options=options,
+        profile=Profile(profile),
+        heap=heap,
+        command=as_called(),
+        choice=Choice(devices, labels),
+        most_devices=most_devices,
+        nightly=nightly,
+        confirm=confirm,
+        changed_since=changed_since,
+        shard=None if shard is None else parse_shard(shard),
+        last_failed=last_failed or not set(_LAST_FAILED).isdisjoint(pytest_arguments),
+        failed_first=failed_first or not set(_FAILED_FIRST).isdisjoint(pytest_arguments),
+        budget_s=budget_s,
+    )
+    config = load_config(config_file)
+    if collect_only:
+        for job_id in collect(config, request, lambda text: echo(f"farm: {text}", err=True)):
+            echo(job_id)
+        return 0
+
+    from farm.cli.progress import make_front
+
+    with make_front() as front:
+        outcome = run(config, request, front)
+    return _deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json)
+
+
+def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
+    """Measure again what stands out, where that was asked for; return the outcome, with its report written anew."""
+    if not outcome.confirm or outcome.exit_code not in _CONFIRMED_AFTER:
+        return outcome
+    import msgspec
+
+    from farm.cli.running.confirm import REGRESSION, say
+    from farm.regressions.confirm_job import PairsRequest
+    from farm.regressions.confirm_run import confirm_run
+    from farm.request.ending import Patience
+    from farm.store.store import open_store
+
+    run_id = outcome.view.id
+    with open_store(config.store_url) as store, Patience():
+        findings = confirm_run(config, store, run_id, PairsRequest(command=as_called()), say)
+    for line in findings.left_out:
+        say(line)
+    for one in findings.regressions:
+        say(f"{one.job_id}: {one.metric} {word_of(one)}: {change_of(one)}")
+    if findings.regressions and outcome.exit_code != FAILED:
+        return msgspec.structs.replace(outcome, exit_code=REGRESSION)
+    return outcome
+
+
+def _resume(
+    ref: str,
+    budget_s: float | None,
+    *,
+    html: Path | None,
+    junitxml: Path | None,
+    as_json: bool,
+    config_file: Path | None,
+) -> int:
+    from farm.cli.progress import make_front
+    from farm.run.run import resume
+
+    context = click.get_current_context()
+    own = {"resume", "budget_s", "html", "junitxml", "as_json", "config_file"}
+    given = [p for p in context.command.params if p.name not in own and _is_given(context, p)]
+    if given:
+        raise UsageError(f"--resume goes on with what the run was asked to do: leave {given[0].opts[-1]} out")
+    config = load_config(config_file)
+    with make_front() as front:
+        outcome = resume(config, ref, front, budget_s)
+    return _deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json)
+
+
+def _is_given(context: click.Context, parameter: click.Parameter) -> bool:
+    source = context.get_parameter_source(parameter.name) if parameter.name else None
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+def _deliver(outcome: RunOutcome, *, html: Path | None, junitxml: Path | None, as_json: bool) -> int:
+    from farm.cli.output import deliver
+    from farm.report.formats.github import add_summary, run_markdown
+
+    add_summary(lambda: run_markdown(outcome.view))
+    deliver(outcome.view, report=outcome.report, html=html, junitxml=junitxml, as_json=as_json)
+    return outcome.exit_code

@@ -1,0 +1,181 @@
+"""`farm prune`."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from farm.cli.options import config_option
+from farm.cli.output import echo, print_json
+from farm.config.retention import Kept, RetentionConfig, Rules, age_ms
+from farm.config.settings import load_config
+from farm.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farm.config.settings import Config
+    from farm.request.pruning import Freed
+    from farm.store.store import Store
+
+_WHY = {
+    Kept.AGE: "young enough",
+    Kept.NEWEST: "among the newest",
+    Kept.RESULTS: "with one of the newest results of a job",
+    Kept.GOING_ON: "going on, or written to today",
+    Kept.ALERT: "named by an alert",
+}
+
+
+class Answer(msgspec.Struct):
+    """What was deleted, or would be."""
+
+    freed: Freed
+    runs: dict[str, Kept | None]
+    """Why each stays, newest first; None for one that goes."""
+    deleted: bool = False
+    rows: int = 0
+    database_bytes: int = 0
+    """Of the database, about; only where nothing was deleted."""
+    not_shrunk: str = ""
+    """Why the database's file keeps its size."""
+    stopped: bool = False
+
+    @property
+    def old(self) -> list[str]:
+        """The runs that go, newest first."""
+        return [run_id for run_id, why in self.runs.items() if why is None]
+
+
+def _age(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and age_ms(value) is None:
+        raise click.BadParameter(f"{value!r}: expected an age such as 90d, 12w or 36h", context, option)
+    return value
+
+
+@click.command("prune")
+@click.option("--keep", callback=_age, metavar="AGE", help="Runs that are not older stay: 90d, 12w, 36h.")
+@click.option("--keep-nightly", callback=_age, metavar="AGE", help="The same for nightly runs.")
+@click.option("--keep-runs", type=click.IntRange(min=1), metavar="N", help="The N newest runs stay.")
+@click.option(
+    "--keep-results", type=click.IntRange(min=1), metavar="N", help="Runs with the N newest results of any job stay."
+)
+@click.option("--orphans", is_flag=True, help="Also files in the state folder of runs that this store does not have.")
+@click.option("--yes", is_flag=True, help="Delete; otherwise say what would go, and change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@config_option
+def command(
+    keep: str | None,
+    keep_nightly: str | None,
+    keep_runs: int | None,
+    keep_results: int | None,
+    config_file: Path | None,
+    *,
+    orphans: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Delete old runs: their rows, files that no other run has, their folders.
+
+    A run stays for any one reason: its age, its place among the newest, one of the 30 newest results of a job, that
+    it is going on, that an alert names it. What is not given comes from [retention] in farm.toml. Without --yes
+    nothing is deleted. Compiled bundles have a command of their own: 'farm cache prune'.
+    """
+    config = load_config(config_file)
+    given = {"keep": keep, "keep_nightly": keep_nightly, "keep_runs": keep_runs, "keep_results": keep_results}
+    rules = _rules(config.retention, given, orphans=orphans)
+    from farm.store.store import open_store
+
+    with open_store(config.store_url, readonly=not yes, existing=True) as store:
+        answer = _delete(config, store, rules, orphans=orphans) if yes else _plan(config, store, rules, orphans=orphans)
+    if as_json:
+        print_json({"prune": answer})
+        return
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+    again = shlex.join(["farm", "prune", *arguments, *(["--orphans"] if orphans else []), "--yes"])
+    echo("\n".join(_lines(answer, "" if yes else again)))
+    if answer.stopped:
+        raise click.exceptions.Exit(130)
+
+
+def _rules(config: RetentionConfig, given: Mapping[str, str | int | None], *, orphans: bool) -> Rules | None:
+    """Return what runs have to be to stay; None where no run is to go. Raises UsageError."""
+    asked = msgspec.structs.replace(config, **{name: value for name, value in given.items() if value is not None})
+    if asked.keep is None and asked.keep_runs is None:
+        if orphans and asked.keep_nightly is None:
+            return None
+        raise UsageError("say which runs stay: --keep 90d or --keep-runs 500, or keep in [retention] of farm.toml")
+    return Rules(
+        None if asked.keep is None else age_ms(asked.keep),
+        None if asked.keep_nightly is None else age_ms(asked.keep_nightly),
+        asked.keep_runs,
+        asked.keep_results,
+    )
+
+
+def _plan(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -> Answer:
+    from farm.request.pruning import Freed, Remains
+
+    remains, freed = Remains(config, store.pruning), Freed()
+    decided = store.pruning.decide(rules) if rules else {}
+    answer = Answer(freed, decided)
+    holding = store.pruning.holding(answer.old)
+    answer.rows, answer.database_bytes = holding.rows, holding.database_bytes
+    remains.measure(answer.old, holding.artifacts, freed)
+    freed.runs = len(answer.old)
+    if orphans:
+        remains.measure(*remains.orphans(), freed)
+    return answer
+
+
+def _delete(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -> Answer:
+    from farm.request.pruning import Freed, Remains
+
+    remains, freed = Remains(config, store.pruning), Freed()
+    answer = Answer(freed, store.pruning.decide(rules) if rules else {}, deleted=True)
+    try:
+        # Oldest first: what is left when somebody stops it is what would go last.
+        for run_id in reversed(answer.old):
+            remains.remove(run_id, freed)
+        store.pruning.sweep()
+        if orphans:
+            folders, artifacts = remains.orphans()
+            remains.remove_folders(folders, freed)
+            remains.discard(artifacts, freed)
+        try:
+            answer.not_shrunk = store.pruning.shrink()
+        except StoreError as error:
+            answer.not_shrunk = str(error)
+    except KeyboardInterrupt:
+        answer.stopped = True
+    return answer
+
+
+def _lines(answer: Answer, again: str) -> list[str]:
+    """Return the answer as text; `again` is the command that deletes, empty where something was deleted."""
+    from farm.cli.setup.cache import size
+
+    freed, old = answer.freed, answer.old
+    said = "deleted" if answer.deleted else "would delete"
+    span = f", {old[-1]} to {old[0]}" if old else ""
+    lines = [f"{said} {freed.runs} of {len(answer.runs)} runs{span}"]
+    if not answer.deleted:
+        lines.append(f"  rows         {answer.rows:,}, about {size(answer.database_bytes)} of the database")
+    lines += [
+        f"  artifacts    {freed.artifacts:,} on this machine, {size(freed.artifact_bytes)}",
+        f"  run folders  {freed.folders:,} on this machine, {size(freed.folder_bytes)}",
+    ]
+    for why, count in Counter(why for why in answer.runs.values() if why is not None).items():
+        lines.append(f"kept {count}: {_WHY[why]}")
+    if answer.not_shrunk:
+        lines.append(f"the database keeps its size, and uses the room again: {answer.not_shrunk}")
+    if answer.stopped:
+        lines.append("stopped: every run is there whole, or gone; the same command goes on")
+    if again and (freed.runs or freed.artifacts or freed.folders):
+        lines.append(f"nothing was deleted; to delete it: {again}")
+    return lines

@@ -1,0 +1,263 @@
+"""`farm runtime`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import config_option
+from farm.cli.output import echo, print_json
+from farm.config.settings import Config, load_config
+from farm.errors import UnknownNameError
+from farm.suites.socs import BACKEND_PRECISIONS, find_soc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from farm.runtime.inventory import FileState
+    from farm.runtime.native.targets import Mode
+
+_WIDTH = 80
+_direct_option = click.option("--direct", is_flag=True, help="Direct mode: QNN and ExecuTorch's delegate on the DSP.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+class _Group(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            raise UnknownNameError("command", args[0], self.commands, "(farm runtime --help lists them)")
+        return super().resolve_command(ctx, args)
+
+
+@click.group("runtime", cls=_Group)
+def command() -> None:
+    """Show, build and check what a device needs besides a compiled program.
+
+    \b
+    A runtime is runner, libraries and skel for one target:
+      linux-x86_64      Qualcomm's HTP simulator on this machine
+      linux-aarch64     the processor of an Arm Linux device: XNNPACK only
+      android-arm64     an Android device; needs an NDK and a QNN SDK
+      oe-linux-aarch64  an Arm Linux device with QNN: checked and staged only
+    """
+
+
+@command.command("list")
+@config_option
+@click.option("--soc", help="Only runtimes for this SoC.")
+@click.option("--backend", help="Only runtimes for this backend.")
+@_direct_option
+@_json_option
+def list_runtimes(
+    config_file: Path | None, soc: str | None, backend: str | None, *, direct: bool, as_json: bool
+) -> None:
+    """List the runtimes there are, and what each lacks here. Builds nothing."""
+    from farm.runtime.inventory import list_offers
+
+    chosen = find_soc(soc) if soc else None
+    _check_backend(backend)
+    offers = list_offers(load_config(config_file), chosen, backend, "direct" if direct else "traditional")
+    if as_json:
+        print_json({"runtimes": offers})
+        return
+    echo(f"{'runtime':<24}{'kind':<11}{'backends':<14}state")
+    for offer in offers:
+        echo(f"{offer.name:<24}{offer.kind:<11}{', '.join(offer.backends):<14}{offer.state}")
+    repairs = {offer.name: offer.repairs for offer in offers if offer.repairs}
+    by_repair: dict[str, list[str]] = {}
+    for name, needed in repairs.items():
+        for repair in needed:
+            by_repair.setdefault(repair, []).append(name)
+    _print_repairs(by_repair)
+
+
+@command.command("build")
+@config_option
+@click.option(
+    "--target",
+    default="linux-x86_64",
+    show_default=True,
+    help="linux-x86_64, linux-aarch64, android-arm64; oe-linux-aarch64, whose QNN libraries are fetched.",
+)
+@_json_option
+def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
+    """Build the runner for a target, once, and print where it is."""
+    from farm.runtime.native.build import build_native
+    from farm.runtime.native.targets import HOST, OE_LINUX
+    from farm.runtime.places import android_kit
+    from farm.runtime.qnn_sdk import fetch_linux_files
+    from farm.runtime.simulator import host_sdk
+
+    config = load_config(config_file)
+    if target == OE_LINUX:
+        # There is no runner of ours to be built; what can be had is fetched.
+        libraries = fetch_linux_files(config.cache_dir, log=_notice(target, "fetching QNN's libraries"))
+        if as_json:
+            print_json({"target": target, "libraries": str(libraries)})
+        else:
+            echo(libraries)
+        return
+    native = build_native(config.cache_dir, target, android=android_kit(config), log=_notice(target))
+    if target == HOST:
+        host_sdk(config.cache_dir, sdk_root=config.sdk_root)
+    if as_json:
+        print_json({"target": target, "runner": str(native.runner), "log": str(native.folder / "build.log")})
+        return
+    echo(native.runner)
+
+
+@command.command("check")
+@config_option
+@click.option("--soc", required=True, help="The device's SoC.")
+@click.option("--backend", default="htp", show_default=True, help="htp, gpu, lpai or xnnpack.")
+@click.option("--target", help="See farm runtime --help; otherwise the first that has the backend.")
+@_direct_option
+@_json_option
+def check(config_file: Path | None, soc: str, backend: str, target: str | None, *, direct: bool, as_json: bool) -> int:
+    """Check every file of a runtime: where it is from, what is wrong.
+
+    Exit code 0 when all are right, 2 when one is not.
+    """
+    from farm.runtime.inventory import default_target, inspect
+    from farm.runtime.native.targets import find_target
+
+    chosen = find_soc(soc)
+    _check_backend(backend)
+    mode: Mode = "direct" if direct else "traditional"
+    place = find_target(target) if target else default_target(backend, mode)
+    states = inspect(load_config(config_file), chosen, backend, place, mode)
+    bad = [state for state in states if state.state != "ok"]
+    if as_json:
+        print_json({"soc": chosen.name, "backend": backend, "target": place.name, "ok": not bad, "files": states})
+    else:
+        _print_states(states)
+        if place.kind == "linux" and not bad:
+            from farm.runtime.native.versions import required_versions
+
+            needed = required_versions(Path(state.source) for state in states)
+            echo()
+            echo(f"the device needs {' and '.join(f'{name} {version}' for name, version in needed.items())}")
+        by_repair: dict[str, list[str]] = {}
+        for state in bad:
+            by_repair.setdefault(state.repair, []).append(state.name)
+        _print_repairs(by_repair)
+    return 2 if bad else 0
+
+
+@command.command("stage")
+@config_option
+@click.option("--soc", required=True, help="The device's SoC.")
+@click.option("--backend", default="htp", show_default=True, help="htp, gpu, lpai or xnnpack.")
+@click.option("--target", default="android-arm64", show_default=True, help="android-arm64 or oe-linux-aarch64.")
+@_direct_option
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def stage(config_file: Path | None, soc: str, backend: str, target: str, folder: Path, *, direct: bool) -> None:
+    """Copy a device's runtime into FOLDER, every file checked.
+
+    For devices that farm runs no jobs on: direct mode, and QNN on Arm Linux.
+    """
+    from farm.errors import IllegalTargetError
+    from farm.runtime.attached import staged_runtime
+    from farm.runtime.native.targets import ANDROID, OE_LINUX, find_target
+    from farm.runtime.staging import device_command, stage_into
+
+    chosen, place = find_soc(soc), find_target(target)
+    _check_backend(backend)
+    able = (ANDROID,) if direct else (ANDROID, OE_LINUX)
+    if place.name not in able or backend not in place.backends:
+        mode_name = "direct mode" if direct else backend
+        raise IllegalTargetError(f"there is nothing to stage of {mode_name} for {place.name}: use --target {ANDROID}")
+    mode: Mode = "direct" if direct else "traditional"
+    runtime = staged_runtime(load_config(config_file), chosen, backend, place, mode)
+    stage_into(runtime, folder)
+    echo(f"{folder}: {len(runtime.files)} files")
+    echo(f"on the device{', as root' if runtime.needs_root else ''}, in the folder that they were pushed to:")
+    # Not wrapped: it is there to be copied.
+    echo(f"  {device_command(runtime, backend, mode)}")
+
+
+@command.command("env")
+@config_option
+@click.option("--soc", help="Checked for an HTP; the simulator is the same for every SoC.")
+@_json_option
+def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
+    """Print the environment for tools outside farm.
+
+    The runner and the libraries are built first, where that is needed.
+
+    \b
+    eval "$(farm runtime env --soc SM8650)"
+    python -m executorch.backends.qualcomm.tests.test_qnn_delegate ...
+    """
+    from farm.runtime.outside import outside_environment
+    from farm.suites.socs import check_target
+
+    if soc:
+        check_target(find_soc(soc), "htp", "8a8w")
+    config: Config = load_config(config_file)
+    variables = outside_environment(config.cache_dir, sdk_root=config.sdk_root, log=_notice("linux-x86_64"))
+    if as_json:
+        print_json({"env": variables})
+        return
+    for name, value in variables.items():
+        # Always in quotes, for whoever reads it rather than evaluates it.
+        quoted = "'" + value.replace("'", "'\"'\"'") + "'"
+        echo(f"export {name}={quoted}")
+
+
+def _check_backend(backend: str | None) -> None:
+    if backend is not None and backend not in BACKEND_PRECISIONS:
+        raise UnknownNameError("backend", backend, BACKEND_PRECISIONS)
+
+
+def _notice(target: str, what: str = "building the native runner") -> Callable[[str], None]:
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        # What cmake and ninja print is in the build's log; here it is enough to know why it takes a while.
+        if not told:
+            echo(f"farm: {what} for {target}, once (half a minute)", err=True)
+        told.append(line)
+
+    return tell
+
+
+def _print_states(states: Iterable[FileState]) -> None:
+    from farm.cli.setup.cache import size
+
+    folder = None
+    echo(f"  {'file':<36}{'size':>8}  {'made for':<12}{'sha256':<9}state")
+    for state in sorted(states, key=lambda one: (not one.source, str(Path(one.source).parent), one.name)):
+        where = str(Path(state.source).parent) if state.source else "(nowhere)"
+        if where != folder:
+            folder = where
+            echo(folder)
+        nbytes = size(state.nbytes) if state.nbytes else "-"
+        made = state.made_for or "-"
+        echo(f"  {state.name:<36}{nbytes:>8}  {made:<12}{state.sha256[:8] or '-':<9}{state.state}")
+
+
+def _print_repairs(by_repair: dict[str, list[str]]) -> None:
+    for repair, names in by_repair.items():
+        echo()
+        echo(_fill(f"{', '.join(names)}:", ""))
+        prose, _, action = repair.rpartition(": ")
+        if repair.startswith(("set ", "put ")):
+            prose, action = repair, ""
+        if prose:
+            echo(_fill(f"{prose}:" if action else prose, "  "))
+        if action:
+            # Not wrapped: it is there to be copied.
+            echo(f"  {action}")
+
+
+def _fill(text: str, indent: str) -> str:
+    import textwrap
+
+    return textwrap.fill(
+        text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,142 @@
+"""`farm sign`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from farm.cli.options import config_option
+from farm.cli.output import echo, print_json
+from farm.config.settings import Config, load_config
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from farm.runtime.signing.sign import Signing
+
+_ROOT = click.Path(path_type=Path)
+
+
+def _version(_context: click.Context, parameter: click.Parameter, value: str | None) -> int:
+    if value is None:
+        return 0
+    found = re.fullmatch(r"[vV]?(\d{1,3})", value)
+    if found is None:
+        raise UsageError(f"--{parameter.name}: {value!r} is no version: expected something like v6 or v81")
+    return int(found[1])
+
+
+def _folder(_context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    if value is None:
+        return None
+    folder = value.expanduser().absolute()
+    if not folder.is_dir():
+        name = parameter.opts[0]
+        raise UsageError(f"{name}: there is no folder {folder}")
+    return folder
+
+
+@click.command("sign")
+@config_option
+@click.option("--lpai", required=True, callback=_version, help="Version of the LPAI: v6.")
+@click.option("--direct", is_flag=True, help="Sign what direct mode needs too; wants --htp.")
+@click.option("--htp", callback=_version, help="Hexagon architecture of direct mode's files: v81.")
+@click.option("--sdk-root", type=_ROOT, callback=_folder, help="QNN SDK; otherwise $QNN_SDK_ROOT, or farm.toml.")
+@click.option(
+    "--hexagon-sdk", type=_ROOT, callback=_folder, help="Hexagon SDK; otherwise $HEXAGON_SDK_ROOT, or farm.toml."
+)
+@click.option("--force", is_flag=True, help="Sign again what is signed already, by whomever.")
+@click.option("--adopt", is_flag=True, help="Sign nothing: vouch for signed files that are there.")
+@click.option("--python", type=click.Path(path_type=Path, dir_okay=False), help="Interpreter for elfsigner (< 3.12).")
+@click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds for one file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def command(
+    config_file: Path | None,
+    lpai: int,
+    htp: int,
+    sdk_root: Path | None,
+    hexagon_sdk: Path | None,
+    python: Path | None,
+    timeout: float,
+    *,
+    direct: bool,
+    force: bool,
+    adopt: bool,
+    as_json: bool,
+) -> None:
+    """Sign the skel that an LPAI loads, with the Hexagon SDK's elfsigner.
+
+    \b
+    farm sign --lpai v6                      the skel
+    farm sign --lpai v6 --direct --htp v81   and what direct mode runs on the DSP
+    farm sign --lpai v6 --adopt              vouch for a skel that came signed
+
+    The tool asks whether you agree to its license terms; this command says yes
+    in your name. What it prints is shown and kept nowhere. Who signed what, and
+    when, is written beside the signed file; a skel without such a record, or
+    whose unsigned original has changed since, is not put on a device.
+    """
+    if direct and not htp:
+        raise UsageError("--direct needs --htp, the Hexagon architecture of the device: --htp v81")
+    if htp and not direct:
+        raise UsageError("--htp is for --direct only")
+    for name, given in (("--force", force), ("--python", python is not None)):
+        if adopt and given:
+            raise UsageError(f"--adopt signs nothing: leave {name} out")
+    config = _with_roots(load_config(config_file), sdk_root, hexagon_sdk)
+    from farm.runtime.signing.sign import plan_signing
+
+    plan = plan_signing(config, lpai, htp, adopting=adopt)
+    done = _adopt(plan) if adopt else _sign(config, plan, python, timeout, force=force)
+    if as_json:
+        print_json({"files": [{"file": str(path), "state": state} for path, state in done]})
+        return
+    folder = None
+    for path, state in done:
+        if path.parent != folder:
+            folder = path.parent
+            echo(folder)
+        echo(f"  {path.name:<36}{state}")
+
+
+def _adopt(plan: tuple[Signing, ...]) -> list[tuple[Path, str]]:
+    from farm.runtime.signing.sign import adopt
+
+    done = []
+    for one in plan:
+        adopt(one.unsigned, one.signed)
+        done.append((one.signed, "adopted"))
+    return done
+
+
+def _sign(
+    config: Config, plan: tuple[Signing, ...], python: Path | None, timeout: float, *, force: bool
+) -> list[tuple[Path, str]]:
+    from farm.runtime.signing.elfsigner import find_elfsigner, find_python
+    from farm.runtime.signing.sign import sign
+
+    foreign = [one.signed for one in plan if one.reason == "foreign" or one.adopted]
+    if foreign and not force:
+        raise UsageError(
+            f"{', '.join(map(str, foreign))}: signed, but not by this command: --adopt vouches for it as it is, "
+            "--force signs anew and replaces it"
+        )
+    todo = [one for one in plan if one.reason or force]
+    if todo:
+        tool, interpreter = find_elfsigner(config.hexagon_sdk_root), find_python(python)
+        for one in todo:
+            echo(f"farm: signing {one.unsigned}", err=True)
+            sign(config, one, tool=tool, python=interpreter, show=_show, timeout_s=timeout)
+    return [(one.signed, "signed" if one in todo else "is signed already") for one in plan]
+
+
+def _show(line: str) -> None:
+    echo(f"  elfsigner: {line}", err=True)
+
+
+def _with_roots(config: Config, sdk_root: Path | None, hexagon_sdk: Path | None) -> Config:
+    changed = {"sdk_root": sdk_root, "hexagon_sdk_root": hexagon_sdk}
+    return msgspec.structs.replace(config, **{name: path for name, path in changed.items() if path is not None})

@@ -1,0 +1,147 @@
+"""A builder process: `python -m farm.compile.builder CACHE NAME`. Torch is loaded once, then jobs come in on stdin.
+
+It works in a folder of its own in the cache, so that what a compiler leaves goes with it: farm/bundles/leftovers.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shutil
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import msgspec
+
+from farm.bundles.cache import BundleCache
+from farm.bundles.leftovers import builder_folder, work_in
+from farm.compile.protocol import BEGAN, Reply, Request, exit_reason, reason_of
+from farm.errors import FarmError, InfraError
+from farm.system.memory import resident_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# A compile makes many objects that live as long as it does, beside 400,000 that torch and ExecuTorch keep:
+# looking through them at Python's own thresholds is a tenth of the time.
+_GC_THRESHOLDS = (100_000, 10, 10)
+# What a large model leaves in cycles is little for Python, which counts objects, and much for the machine.
+_LEFT_BYTES = 256 * 2**20
+# Higher than what a user runs, up to 1000: where the kernel has to end somebody, it is a builder, which is replaced.
+_OOM_SCORE = "500"
+
+
+def main(argv: list[str]) -> int:
+    """Serve requests from stdin until it is closed."""
+    # QNN's C++ code prints to the descriptors themselves: replies need one of their own.
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    root, requests = Path(argv[0]), iter(sys.stdin.buffer)
+    with contextlib.ExitStack() as stack:
+        while problem := _enter_folder(stack, root, argv[1]):
+            line = next(requests, b"")
+            if not line:
+                return 1
+            refusal = _refusal(msgspec.json.decode(line, type=Request), problem)
+            replies.write(msgspec.json.encode(refusal) + b"\n")
+        _serve_all(requests, replies, BundleCache(root))
+        os.chdir("/")
+    return 0
+
+
+def _enter_folder(stack: contextlib.ExitStack, root: Path, name: str) -> Exception | None:
+    """Work in a folder of ones own until `stack` ends; return why that cannot be: a full disk, for a while."""
+    try:
+        work_in(stack.enter_context(builder_folder(root, name)))
+    except (OSError, FarmError) as error:
+        return error
+    return None
+
+
+def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache) -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
+    import torch
+
+    # The pool is as wide as the machine: threads of one builder would only get in the way of another.
+    torch.set_num_threads(1)
+    gc.set_threshold(*_GC_THRESHOLDS)
+    decoder = msgspec.json.Decoder(Request)
+    settled = resident_bytes(os.getpid())
+    for line in requests:
+        request = decoder.decode(line)
+        replies.write(BEGAN)
+        try:
+            reply = _serve(request, cache)
+        except OSError as error:  # its log cannot be written
+            reply = _refusal(request, error)
+        if resident_bytes(os.getpid()) > settled + _LEFT_BYTES:
+            gc.collect()
+            settled = resident_bytes(os.getpid())
+        replies.write(msgspec.json.encode(reply) + b"\n")
+
+
+def _refusal(request: Request, error: Exception) -> Reply:
+    """Return the reply to a request that the machine stands in the way of."""
+    return Reply(request.key, ok=False, seconds=0.0, reason=reason_of(error), infra=True)
+
+
+def _serve(request: Request, cache: BundleCache) -> Reply:
+    from farm.compile.flows.compiler import compile_job, flow_of
+
+    # Loaded outside the clock, so that the first job is as fast as the next; what is wrong with it the job says.
+    modules = len(sys.modules)
+    with contextlib.suppress(Exception):
+        flow_of(request.job.target.backend)
+    if len(sys.modules) > modules:
+        gc.freeze()
+    started = time.perf_counter()
+    reason, infra = "", False
+
+    def fill(folder: Path) -> None:
+        compile_job(request.job, request.key, request.versions, folder)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        shutil.copyfile(request.log, folder / "build.log")
+
+    with _printing_to(Path(request.log)):
+        try:
+            cache.build(request.key, fill)
+        except (InfraError, MemoryError) as error:
+            traceback.print_exc()
+            reason, infra = reason_of(error), True
+        except SystemExit as error:
+            traceback.print_exc()
+            reason = exit_reason(error.code)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the verdict of this job alone
+            traceback.print_exc()
+            reason = reason_of(error)
+    return Reply(request.key, ok=not reason, seconds=time.perf_counter() - started, reason=reason, infra=infra)
+
+
+@contextlib.contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """Send what is printed by Python and by native code to `path`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    log = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, descriptor)
+            os.close(original)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

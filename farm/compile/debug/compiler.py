@@ -1,0 +1,241 @@
+"""Job -> a program that writes what every layer gives, and the same layers on the CPU. Imports torch and executorch.
+
+The program is compiled by the flow of production, with intermediate outputs on: QNN then keeps every tensor, so that
+what it fuses otherwise stays apart. It is another program than that of `farm run`, and its times mean nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import torch
+from executorch.backends.qualcomm.utils.utils import (
+    get_qnn_context_binary_alignment,
+    to_edge_transform_and_lower_to_qnn,
+)
+from executorch.exir import ExecutorchBackendConfig
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
+
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, sha256_of
+from farm.bundles.key import bundle_key, relevant_versions
+from farm.compile.debug.protocol import BUNDLE
+from farm.compile.debug.reference import Computed, LayerNode, layer_nodes, run_float, run_quantized
+from farm.compile.flows.compiler import tensor_spec
+from farm.compile.flows.delegation import Delegation, read_delegation
+from farm.compile.flows.factory import make_inputs, make_module
+from farm.compile.flows.flow import Stopwatch
+from farm.compile.flows.qualcomm import calibrate, compiler_specs
+from farm.errors import UsageError
+from farm.suites.socs import QUANTIZED_PRECISIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch.export import ExportedProgram
+
+    from farm.suites.suite import Job, Target
+
+REFERENCE_GRAPH = "edge_after_transform/forward"
+"""What ExecuTorch's QNNIntermediateDebugger compares with, by its name in an ETRecord."""
+ETRECORD = "etrecord.bin"
+
+# Two ways of computing one program in float32 differ by its rounding alone, by 100 dB and more.
+_SAME_DB = 60.0
+
+
+class DebugProgram(NamedTuple):
+    """A compiled program with all that its outputs are compared with."""
+
+    edge: ExportedProgram
+    """The graph of REFERENCE_GRAPH. Kept in memory: saved, it loses how its nodes are quantized."""
+    etrecord: Path
+    nodes: list[LayerNode]
+    fp32: Computed
+    quantized: Computed | None
+    """None where nothing is quantized."""
+    seconds: dict[str, float]
+    notes: tuple[str, ...]
+
+
+def compile_debug(job: Job, versions: Mapping[str, str], sample: int, folder: Path) -> DebugProgram:
+    """Compile `job` for debugging and write its bundle, with the inputs of one sample, into BUNDLE of `folder`.
+
+    All samples calibrate, as in `farm run`. Raises UsageError for a program of which ExecuTorch's debugger cannot tell
+    the layers apart; what the compiler raises passes through.
+    """
+    case, target = job.case, job.target
+    watch = Stopwatch()
+    with torch.no_grad():
+        module = make_module(case)
+        samples = [make_inputs(case, number) for number in range(case.samples)]
+        inputs = samples[sample]
+        with watch.step("reference"):
+            expected = _tensors(module(*inputs))
+        with watch.step("export"):
+            graph: Any = torch.export.export(module, samples[0], strict=True).module()
+        weights: dict[str, torch.Tensor] = {}
+        quantized = None
+        if target.precision in QUANTIZED_PRECISIONS:
+            with watch.step("quantize"):
+                graph, weights = _quantize(graph, samples, target)
+                quantized = graph
+        with watch.step("lower"):
+            specs = compiler_specs(target, versions, dump_intermediate_outputs=True)
+            edge = to_edge_transform_and_lower_to_qnn(graph, samples[0], specs, generate_etrecord=True)
+            delegation = _require_one_delegate(edge.exported_program().graph_module)
+        with watch.step("serialize"):
+            program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment()))
+            bundle = folder / BUNDLE
+            (bundle / INPUTS).mkdir(parents=True)
+            with (bundle / MODEL).open("wb") as file:
+                program.write_to_file(file)
+            record = program.get_etrecord()
+            record.update_representative_inputs(inputs)
+            record.save(folder / ETRECORD)
+        reference: ExportedProgram = record.graph_map[REFERENCE_GRAPH]
+        with watch.step("layers"):
+            unlifted = reference.module()
+            fp32 = run_float(unlifted, inputs, weights)
+            in_steps = run_quantized(unlifted, inputs) if quantized is not None else None
+        notes = [*_consistency("FP32", fp32.outputs, expected)]
+        if quantized is not None and in_steps is not None:
+            notes += _consistency("quantized", in_steps.outputs, _tensors(quantized(*inputs)))
+    _write_manifest(job, versions, bundle, inputs, expected, delegation, watch.finish())
+    return DebugProgram(
+        reference, folder / ETRECORD, layer_nodes(unlifted.graph), fp32, in_steps, watch.seconds, tuple(notes)
+    )
+
+
+def _quantize(
+    exported: torch.nn.Module, samples: Sequence[tuple[torch.Tensor, ...]], target: Target
+) -> tuple[torch.fx.GraphModule, dict[str, torch.Tensor]]:
+    """Return the quantized module, and the FP32 values of its quantized constants by their names.
+
+    Conversion drops those values; the module with its observers still has them.
+    """
+    prepared = calibrate(exported, samples, target)
+    originals = _originals(prepared)
+    quantized = convert_pt2e(prepared)
+    return quantized, _float_weights(quantized, originals)
+
+
+def _originals(prepared: torch.fx.GraphModule) -> dict[tuple[str, str], torch.Tensor]:
+    """Return the constants that the quantizer observes, by the node that reads them and where it does."""
+    found = {}
+    for node in prepared.graph.nodes:
+        for place, observer in _reads(node):
+            if observer.op != "call_module" or not observer.args:
+                continue
+            source = observer.args[0]
+            if isinstance(source, torch.fx.Node) and source.op == "get_attr":
+                found[node.name, place] = _attribute(prepared, str(source.target)).detach().clone()
+    return found
+
+
+def _float_weights(
+    converted: torch.fx.GraphModule, originals: Mapping[tuple[str, str], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the FP32 values of the quantized constants of `converted`, by the names of those."""
+    found = {}
+    for node in converted.graph.nodes:
+        for place, dequantized in _reads(node):
+            original = originals.get((node.name, place))
+            if original is None or not dequantized.args:
+                continue
+            source = dequantized.args[0]
+            if isinstance(source, torch.fx.Node) and source.op == "get_attr":
+                found[str(source.target)] = original
+    return found
+
+
+def _reads(node: torch.fx.Node) -> list[tuple[str, torch.fx.Node]]:
+    """Return what `node` reads, and where in its arguments that stands."""
+    found: list[tuple[str, torch.fx.Node]] = []
+
+    def walk(place: str, value: Any) -> None:
+        if isinstance(value, torch.fx.Node):
+            found.append((place, value))
+        elif isinstance(value, (list, tuple)):
+            for index, item in enumerate(value):
+                walk(f"{place}.{index}", item)
+
+    for index, argument in enumerate(node.args):
+        walk(str(index), argument)
+    for name, argument in node.kwargs.items():
+        walk(name, argument)
+    return found
+
+
+def _attribute(module: torch.nn.Module, name: str) -> torch.Tensor:
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part)
+    tensor: torch.Tensor = value
+    return tensor
+
+
+def _require_one_delegate(graph_module: torch.fx.GraphModule) -> Delegation:
+    delegation = read_delegation(graph_module)
+    if delegation.partitions == 1:
+        return delegation
+    if not delegation.partitions:
+        raise UsageError("nothing was delegated: there is no layer to compare, as the CPU runs them all")
+    left = ", ".join(f"{name} x{count}" for name, count in sorted(delegation.cpu_ops.items()))
+    raise UsageError(
+        f"the program has {delegation.partitions} partitions, and ExecuTorch's debugger tells the layers of one apart: "
+        f"debug a case that ends before, or begins after, what the CPU runs ({left or 'nothing is named'})"
+    )
+
+
+def _consistency(name: str, computed: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> list[str]:
+    """Return what is to be said of layers whose last ones are not what the module gives as a whole."""
+    for index, (ours, theirs) in enumerate(zip(computed, expected, strict=False)):
+        noise = torch.linalg.vector_norm((ours.double() - theirs.double()).flatten())
+        signal = torch.linalg.vector_norm(theirs.double().flatten())
+        if noise > 0 and 20 * torch.log10(signal / noise) < _SAME_DB:
+            ratio = float(20 * torch.log10(signal / noise))
+            problem = f"the {name} layers end in another output {index} than the {name} module has ({ratio:.1f} dB)"
+            return [f"{problem}: ExecuTorch's passes changed the graph; take them with care"]
+    return []
+
+
+def _write_manifest(
+    job: Job,
+    versions: Mapping[str, str],
+    bundle: Path,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    delegation: Delegation,
+    seconds: dict[str, float],
+) -> None:
+    for index, tensor in enumerate(inputs):
+        (bundle / INPUTS / f"input_0_{index}.raw").write_bytes(tensor.detach().contiguous().numpy().tobytes())
+    files = sorted(path for path in bundle.rglob("*") if path.is_file())
+    target = job.target
+    manifest = Manifest(
+        key=hashlib.sha256(f"debug {bundle_key(job, versions)}".encode()).hexdigest(),
+        job_id=job.id,
+        soc=target.soc,
+        backend=target.backend,
+        precision=target.precision,
+        samples=1,
+        inputs=tuple(tensor_spec(tensor) for tensor in inputs),
+        outputs=tuple(tensor_spec(tensor) for tensor in outputs),
+        pte_bytes=(bundle / MODEL).stat().st_size,
+        delegates={"QnnBackend": delegation.partitions},
+        delegated_ops=delegation.delegated_ops,
+        fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
+        seconds=seconds,
+        versions=relevant_versions(target.backend, versions),
+        files={str(path.relative_to(bundle)): sha256_of(path) for path in files},
+        references=(),
+    )
+    (bundle / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+
+
+def _tensors(value: Any) -> tuple[torch.Tensor, ...]:
+    return (value,) if isinstance(value, torch.Tensor) else tuple(value)

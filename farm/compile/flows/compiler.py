@@ -1,0 +1,219 @@
+"""Job -> the files of a bundle, through the flow of its backend. Imports torch and executorch."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import torch
+
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Manifest, TensorSpec, sha256_of
+from farm.bundles.key import relevant_versions
+from farm.bundles.ready import check_inputs, is_dynamic, output_specs, read_ready
+from farm.compile.dispatcher import one_look_a_list
+from farm.compile.flows.delegation import built_operators, read_delegation
+from farm.compile.flows.factory import make_example, make_inputs, make_module, read_expected
+from farm.compile.flows.flow import Stopwatch
+from farm.compile.flows.quantization import output_steps
+from farm.errors import UnknownNameError
+from farm.suites.options import compile_options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from farm.compile.flows.flow import Flow
+    from farm.suites.suite import Job, Target
+
+Tensors = tuple[torch.Tensor, ...]
+
+_FLOWS = {
+    **dict.fromkeys(("htp", "lpai", "gpu"), "farm.compile.flows.qualcomm"),
+    "xnnpack": "farm.compile.flows.xnnpack",
+}
+
+
+def flow_of(backend: str) -> Flow:
+    """Import and return the flow of `backend`. Raises UnknownNameError."""
+    if backend not in _FLOWS:
+        raise UnknownNameError("backend", backend, _FLOWS)
+    flow: Flow = importlib.import_module(_FLOWS[backend]).FLOW
+    return flow
+
+
+def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -> Manifest:
+    """Write the bundle of `job` into the empty `folder`, the manifest last. What the compiler raises passes through."""
+    case, target = job.case, job.target
+    watch = Stopwatch()
+    with torch.no_grad():
+        samples = [make_inputs(case, sample) for sample in range(case.samples)]
+        make = _take_ready if case.pte else _compile
+        program = make(job, samples, versions, folder, watch)
+    (folder / INPUTS).mkdir()
+    for sample, inputs in enumerate(samples):
+        _write(folder / INPUTS, "input", sample, inputs)
+    for kind, outputs in program.references.items():
+        (folder / f"reference_{kind}").mkdir()
+        for sample, tensors in enumerate(outputs):
+            _write(folder / f"reference_{kind}", "output", sample, tensors)
+    manifest = Manifest(
+        key=key,
+        job_id=job.id,
+        soc=target.soc,
+        backend=target.backend,
+        precision=target.precision,
+        samples=case.samples,
+        inputs=tuple(tensor_spec(tensor) for tensor in samples[0]),
+        outputs=program.outputs,
+        pte_bytes=(folder / MODEL).stat().st_size,
+        delegates=program.delegates,
+        delegated_ops=program.delegated_ops,
+        fallback_ops=program.fallback_ops,
+        seconds=watch.finish(),
+        versions=relevant_versions(target.backend, versions),
+        files={str(path.relative_to(folder)): sha256_of(path) for path in _files(folder)},
+        references=tuple(program.references),
+        operators=program.operators,
+        dynamic=program.dynamic,
+        stateful=program.stateful,
+    )
+    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+    return manifest
+
+
+class _Program(NamedTuple):
+    """What is known of a `.pte` that lies in a bundle."""
+
+    references: dict[str, list[Tensors]]
+    """By kind, the outputs of every sample."""
+    outputs: tuple[TensorSpec, ...]
+    delegates: dict[str, int]
+    delegated_ops: int | None
+    fallback_ops: dict[str, int]
+    operators: dict[str, int]
+    dynamic: bool
+    stateful: bool
+
+
+def _compile(
+    job: Job, samples: Sequence[Tensors], versions: Mapping[str, str], folder: Path, watch: Stopwatch
+) -> _Program:
+    case, target = job.case, job.target
+    flow = flow_of(target.backend)
+    module = make_module(case)
+    # First, as an error of the module itself reads better than what an export makes of it.
+    with watch.step("reference"):
+        outputs, stateful = _run(module, samples)
+        references = {"fp32": outputs}
+    example = make_example(case, module, samples[0])
+    schematics = _schematics(folder / OPTRACE if _for_optrace(target) else None)
+    with schematics, built_operators() as operators, one_look_a_list():
+        lowered = flow(module, example, samples, target, versions, watch)
+    delegation = read_delegation(lowered.edge.exported_program().graph_module)
+    steps: Sequence[float | None] = [None] * len(references["fp32"][0])
+    if lowered.quantized is not None:
+        with watch.step("quantized_reference"):
+            references["quantized"] = [_outputs(lowered.quantized, inputs) for inputs in samples]
+        steps = output_steps(lowered.quantized)
+    with watch.step("serialize"):
+        program = lowered.edge.to_executorch(lowered.config)
+        with (folder / MODEL).open("wb") as file:
+            program.write_to_file(file)
+    if _for_optrace(target):
+        from farm.compile.flows.optrace import keep_graphs
+
+        keep_graphs(folder / MODEL, folder / OPTRACE)
+    return _Program(
+        references=references,
+        outputs=tuple(tensor_spec(tensor, step) for tensor, step in zip(references["fp32"][0], steps, strict=True)),
+        delegates=dict(Counter(delegate.id for delegate in program.executorch_program.execution_plan[0].delegates)),
+        delegated_ops=delegation.delegated_ops,
+        fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
+        operators=dict(operators),
+        dynamic=any(spec.dynamic for spec in case.inputs),
+        stateful=stateful,
+    )
+
+
+def _take_ready(
+    job: Job, samples: Sequence[Tensors], versions: Mapping[str, str], folder: Path, watch: Stopwatch
+) -> _Program:
+    del versions  # whoever compiled it chose them
+    case = job.case
+    method = read_ready(job)
+    for inputs in samples:
+        check_inputs(job, method, [tensor_spec(tensor) for tensor in inputs])
+    references, stateful = {}, False
+    with watch.step("reference"):
+        if case.module or case.program:
+            references["fp32"], stateful = _run(make_module(case), samples)
+        elif case.expected:
+            references["fp32"] = read_expected(case)
+    shutil.copyfile(Path(case.folder, case.pte), folder / MODEL)
+    outputs = tuple(tensor_spec(tensor) for tensor in references["fp32"][0]) if references else output_specs(method)
+    return _Program(
+        references=references,
+        outputs=outputs,
+        delegates=method.partitions,
+        delegated_ops=None,
+        fallback_ops=method.cpu_operators,
+        operators={},
+        dynamic=is_dynamic(method),
+        stateful=stateful,
+    )
+
+
+def _for_optrace(target: Target) -> bool:
+    return "profile_level" in compile_options(target)
+
+
+def _schematics(folder: Path | None) -> AbstractContextManager[None]:
+    if folder is None:
+        return nullcontext()
+    from farm.compile.flows.optrace import schematics_in
+
+    return schematics_in(folder)
+
+
+def _run(module: torch.nn.Module, samples: Sequence[Tensors]) -> tuple[list[Tensors], bool]:
+    """Return the outputs of every sample, and whether `module` changed buffers of its own meanwhile."""
+    # They stay alive, so that none that replaces one gets its address.
+    buffers = list(module.buffers())
+    before = _buffer_states(module)
+    outputs = [_outputs(module, inputs) for inputs in samples]
+    stateful = _buffer_states(module) != before
+    del buffers
+    return outputs, stateful
+
+
+def _buffer_states(module: torch.nn.Module) -> list[tuple[str, int, int]]:
+    """Return what tells whether a buffer was changed or replaced: torch counts changes, except in inference mode."""
+    return [
+        (name, id(buffer), 0 if buffer.is_inference() else buffer._version)  # noqa: SLF001 - torch has no other name
+        for name, buffer in module.named_buffers()
+    ]
+
+
+def _outputs(module: torch.nn.Module, inputs: Tensors) -> Tensors:
+    result = module(*inputs)
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def tensor_spec(tensor: torch.Tensor, step: float | None = None) -> TensorSpec:
+    """Return a tensor as a manifest describes it."""
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), step)
+
+
+def _write(folder: Path, kind: str, sample: int, tensors: Sequence[torch.Tensor]) -> None:
+    for index, tensor in enumerate(tensors):
+        # Not numpy's tofile: on a full disk that raises an error without a number, which nobody can tell apart.
+        (folder / f"{kind}_{sample}_{index}.raw").write_bytes(tensor.detach().contiguous().numpy().tobytes())
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "build.log")

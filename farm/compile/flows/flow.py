@@ -1,0 +1,60 @@
+"""What the flows of the backends have in common: a module in, a lowered edge program out. Imports torch, executorch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig
+
+from farm.suites.suite import Target
+
+
+class Stopwatch:
+    """Wall time by step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started = time.perf_counter()
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time the body as `name`."""
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - started, 4)
+
+    def finish(self) -> dict[str, float]:
+        """Return the seconds by step, and in `total`."""
+        self.seconds["total"] = round(time.perf_counter() - self._started, 4)
+        return self.seconds
+
+
+class Example(NamedTuple):
+    """What a module is exported with."""
+
+    inputs: tuple[torch.Tensor, ...]
+    dynamic_shapes: tuple[Any, ...] | None
+    """As torch.export takes them, by parameter of `forward`; None where every size is fixed."""
+
+
+class Lowered(NamedTuple):
+    """A module, lowered to a backend."""
+
+    edge: EdgeProgramManager
+    quantized: torch.nn.Module | None
+    """The quantized module, which runs on the CPU; None where nothing was quantized."""
+    config: ExecutorchBackendConfig | None
+    """How to serialize it; None is ExecuTorch's default."""
+
+
+Flow = Callable[
+    [torch.nn.Module, Example, Sequence[tuple[torch.Tensor, ...]], Target, Mapping[str, str], Stopwatch], Lowered
+]
+"""Lowers a module for a target, calibrated with the inputs of all samples.
+
+The mapping is what the bundle depends on besides its job, as in its manifest: farm/bundles/key.py.
+"""

@@ -1,0 +1,199 @@
+"""ExecuTorch's Qualcomm flow for HTP, LPAI and GPU: quantized, or in floating point. Imports torch and executorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization.qc_schema import (
+    QcomChipset,
+    QnnExecuTorchBackendOptions,
+    QnnExecuTorchBackendType,
+    QnnExecuTorchGpuPrecision,
+    QnnExecuTorchLpaiClientPerf,
+    QnnExecuTorchLpaiCoreAffinity,
+    QnnExecuTorchLpaiTargetEnv,
+)
+from executorch.backends.qualcomm.utils.utils import (
+    generate_gpu_compiler_spec,
+    generate_htp_compiler_spec,
+    generate_lpai_compiler_spec,
+    generate_qnn_executorch_compiler_spec,
+    get_qnn_context_binary_alignment,
+    to_edge_transform_and_lower_to_qnn,
+)
+from executorch.exir import ExecutorchBackendConfig
+from torchao.quantization.pt2e import MinMaxObserver
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from farm.bundles.key import LPAI_TARGET
+from farm.compile.flows.delegation import WHOLE_GRAPH_BACKENDS, read_delegation, refused_operators, require_whole_graph
+from farm.compile.flows.flow import Flow, Lowered
+from farm.errors import DelegationError, MissingToolError
+from farm.suites.options import OPTIONS, compile_options
+from farm.suites.socs import QUANTIZED_PRECISIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from executorch.exir import EdgeProgramManager
+
+    from farm.compile.flows.flow import Example, Stopwatch
+    from farm.suites.suite import Target
+
+_BACKEND_TYPES = {
+    "htp": QnnExecuTorchBackendType.kHtpBackend,
+    "lpai": QnnExecuTorchBackendType.kLpaiBackend,
+    "gpu": QnnExecuTorchBackendType.kGpuBackend,
+}
+# Whose weights have blocks in the precisions called `_block`, along their second dimension, the input channels.
+_BLOCK_TARGETS = (torch.ops.aten.conv2d.default, torch.ops.aten.linear.default)
+_BLOCK_SIZES = (32, 16)
+"""Input channels that share a scale: the first that divides them. Weights with others have a scale per channel."""
+_RULES: dict[str, Any] = {
+    "is_conv_per_channel": True,
+    "is_linear_per_channel": True,
+    # ExecuTorch's own is a moving average, in which the first sample has a hundred times the weight of the next: all
+    # others are clipped to what it needs.
+    "act_observer": MinMaxObserver,
+}
+"""How everything is quantized, whatever its precision."""
+_LPAI_TARGETS = {"x86": QnnExecuTorchLpaiTargetEnv.kX86, "arm": QnnExecuTorchLpaiTargetEnv.kArm}
+
+
+def _lower(
+    module: torch.nn.Module,
+    example: Example,
+    samples: Sequence[tuple[torch.Tensor, ...]],
+    target: Target,
+    versions: Mapping[str, str],
+    watch: Stopwatch,
+) -> Lowered:
+    with watch.step("export"):
+        # Strict, because passes of ExecuTorch 1.5 (DecomposeMinMaxDim and others) read `source_fn_stack`, which
+        # only that sets: without it max_dim ends the process in the QNN adaptor.
+        exported = torch.export.export(module, example.inputs, dynamic_shapes=example.dynamic_shapes, strict=True)
+        graph: torch.nn.Module = exported.module()
+    quantized = None
+    if target.precision in QUANTIZED_PRECISIONS:
+        with watch.step("quantize"):
+            graph = quantized = convert_pt2e(calibrate(graph, samples, target))
+    with watch.step("lower"):
+        edge = _to_edge(graph, example, target, compiler_specs(target, versions))
+    config = ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment())
+    return Lowered(edge, quantized, config)
+
+
+FLOW: Flow = _lower
+
+
+def calibrate(
+    exported: torch.nn.Module, samples: Sequence[tuple[torch.Tensor, ...]], target: Target
+) -> torch.fx.GraphModule:
+    """Return `exported` with the observers that the backend's rules want, which have seen all of `samples`."""
+    quantizer = _Quantizer(backend=_BACKEND_TYPES[target.backend], soc_model=QcomChipset[target.soc])
+    quantizer.set_default_quant_config(QuantDtype[f"use_{target.precision}"], is_qat=False, **_RULES)
+    prepared: torch.fx.GraphModule = prepare_pt2e(exported, quantizer)
+    for inputs in samples:
+        prepared(*inputs)
+    return prepared
+
+
+class _Quantizer(QnnQuantizer):  # type: ignore[misc]
+    """Gives the weights blocks where the precision asks for them: ExecuTorch wants a block per name of a node."""
+
+    def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        dtype = self.default_quant_config.quant_dtype
+        if dtype.name.endswith("_block"):
+            blocks = _blocks(model)
+            self.set_block_size_map(blocks)
+            # A configuration has one block, that of the last node it was given for: each block gets its own.
+            configs = {block: ModuleQConfig(dtype, **_RULES) for block in dict.fromkeys(blocks.values())}
+            self.set_submodule_qconfig_list(
+                [
+                    (lambda node, block=block: blocks.get(node.name) == block, config)
+                    for block, config in configs.items()
+                ]
+            )
+        annotated: torch.fx.GraphModule = super().annotate(model)
+        return annotated
+
+
+def _blocks(model: torch.fx.GraphModule) -> dict[str, tuple[int, ...]]:
+    blocks = {}
+    for node in model.graph.nodes:
+        if node.target not in _BLOCK_TARGETS:
+            continue
+        _, channels, *kernel = node.args[1].meta["val"].shape
+        size = next((size for size in _BLOCK_SIZES if channels % size == 0), None)
+        # Of a larger kernel with blocks, HTP of QNN 2.51 takes the first position alone: docs/suites.md.
+        if size is not None and all(extent == 1 for extent in kernel):
+            blocks[node.name] = (1, size, *kernel)
+    return blocks
+
+
+def compiler_specs(
+    target: Target, versions: Mapping[str, str], *, dump_intermediate_outputs: bool = False, profile_level: int = 0
+) -> list[Any]:
+    """Return ExecuTorch's compile specs for `target`; `versions` says what else the bundle depends on: see key.py.
+
+    A profile level among the options of the target wins over `profile_level`.
+    """
+    options = _numbers(target)
+    return generate_qnn_executorch_compiler_spec(  # type: ignore[no-any-return]
+        soc_model=QcomChipset[target.soc],
+        backend_options=_backend_options(target, options, versions),
+        # QNN's GPU backend prepares on the device alone, its LPAI backend on the host alone.
+        online_prepare=target.backend == "gpu",
+        dump_intermediate_outputs=dump_intermediate_outputs,
+        profile_level=options.get("profile_level", profile_level),
+    )
+
+
+def _backend_options(
+    target: Target, options: Mapping[str, int], versions: Mapping[str, str]
+) -> QnnExecuTorchBackendOptions:
+    if target.backend == "lpai":
+        given: dict[str, Any] = {
+            name: options[name] for name in ("fps", "ftrt_ratio", "core_selection") & options.keys()
+        }
+        if "client_perf_type" in options:
+            given["client_perf_type"] = QnnExecuTorchLpaiClientPerf(options["client_perf_type"])
+        if "affinity" in options:
+            given["affinity"] = QnnExecuTorchLpaiCoreAffinity(options["affinity"])
+        return generate_lpai_compiler_spec(**given, target_env=_LPAI_TARGETS[versions[LPAI_TARGET]])
+    switches = {name: bool(value) for name, value in options.items() if name.startswith("use_")}
+    if target.backend == "gpu":
+        precision = QnnExecuTorchGpuPrecision[f"kGpuPrecision{target.precision.title()}"]
+        if "precision" in options:
+            precision = QnnExecuTorchGpuPrecision(options["precision"])
+        return generate_gpu_compiler_spec(precision=precision, **switches)
+    return generate_htp_compiler_spec(use_fp16=target.precision not in QUANTIZED_PRECISIONS, **switches)
+
+
+def _numbers(target: Target) -> dict[str, int]:
+    """Return the compile-time options of `target` as ExecuTorch's numbers."""
+    known = OPTIONS[target.backend]
+    return {name: int(known[name].words.get(value, value)) for name, value in compile_options(target).items()}
+
+
+def _to_edge(graph: torch.nn.Module, example: Example, target: Target, specs: list[Any]) -> EdgeProgramManager:
+    with refused_operators() as refused:
+        try:
+            edge = to_edge_transform_and_lower_to_qnn(
+                graph, example.inputs, specs, dynamic_shapes=example.dynamic_shapes
+            )
+        except Exception as error:
+            if "Failed to initialize QNN backend" in str(error):
+                library = f"libQnn{target.backend.title()}.so"
+                raise MissingToolError(
+                    f"{library} of the QNN SDK does not start on this machine (its words are in the build log): "
+                    f"docs/backends.md says which SDK can compile for the {target.backend} backend"
+                ) from error
+            if refused:
+                raise DelegationError(target.backend, None, refused) from error
+            raise
+    if target.backend in WHOLE_GRAPH_BACKENDS:
+        require_whole_graph(target.backend, read_delegation(edge.exported_program().graph_module))
+    return edge

@@ -1,0 +1,245 @@
+"""A pool of builder processes that fills the bundle cache in the order it is given."""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import threading
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from farm.bundles.cache import BundleCache
+from farm.bundles.leftovers import remove_half_made, remove_leftovers
+from farm.compile.builder_process import BuilderProcess
+from farm.compile.protocol import CRASHES, Reply, Request, exit_reason
+from farm.system.processes import ending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from farm.compile.builder_process import Answer
+    from farm.system.processes import Supervisor
+
+_TRIES = 2
+
+
+class MemoryLimits(NamedTuple):
+    """Resident memory of one builder and all it started, in MiB. Linux only: elsewhere nothing is limited."""
+
+    most_mb: int
+    """With more than this the builder is ended, and its job fails."""
+    recycle_mb: int
+    """With more than this it gets no other job: a fresh one takes its place."""
+
+
+class _Again(enum.Enum):
+    NO = enum.auto()
+    BESIDE = enum.auto()
+    ALONE = enum.auto()
+    """While no other builder works."""
+
+
+class BuilderPool:
+    """`width` builder processes, each fed by a thread of this one.
+
+    `on_start(key)` and `on_done(reply)` are called from those threads.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        *,
+        width: int,
+        limits: MemoryLimits,
+        cache_root: Path,
+        env: Mapping[str, str],
+        supervisor: Supervisor,
+        log_folder: Path,
+        timeout_s: float,
+        on_start: Callable[[str], None],
+        on_done: Callable[[Reply], None],
+    ) -> None:
+        self._queue = deque(requests)
+        self._cache, self._supervisor, self._log_folder = BundleCache(cache_root), supervisor, log_folder
+        self._timeout_s, self._limits = timeout_s, limits
+        self._env = {**env, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self._on_start, self._on_done = on_start, on_done
+        self._builders: dict[int, BuilderProcess] = {}
+        self._stopping = threading.Event()
+        self._turns = _Turns(self._stopping)
+        width = min(width, len(self._queue))
+        self._threads = [threading.Thread(target=self._feed, args=(n,), name=f"builder-{n}") for n in range(width)]
+        # It may take a while, and nothing waits for it but `join`.
+        self._sweeper = threading.Thread(target=remove_leftovers, args=(cache_root,), name="leftovers", daemon=True)
+
+    def start(self) -> None:
+        """Start the processes, and remove meanwhile what killed ones left in the cache. Returns at once."""
+        self._sweeper.start()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the processes, whatever they are doing; what is unpublished is lost, what is published is whole."""
+        self._stopping.set()
+        self._queue.clear()
+        for thread in self._threads:
+            # A thread may just be starting a process that was not there to be ended a moment ago.
+            while thread.is_alive():
+                for builder in list(self._builders.values()):
+                    builder.interrupt()
+                thread.join(timeout=0.1)
+
+    def join(self) -> None:
+        """Wait until everything is built."""
+        for thread in (*self._threads, self._sweeper):
+            thread.join()
+
+    def _feed(self, number: int) -> None:
+        while not self._stopping.is_set():
+            try:
+                request = self._queue.popleft()
+            except IndexError:
+                break
+            self._on_start(request.key)
+            reply = self._build(number, request)
+            if not self._stopping.is_set():
+                self._on_done(reply)
+            # Nobody waits for what was left to be gone.
+            if number in self._builders and not self._builders[number].is_alive:
+                self._end_builder(number)
+            remove_half_made(self._cache.folder(request.key))
+        self._end_builder(number)
+
+    def _end_builder(self, number: int) -> None:
+        builder = self._builders.pop(number, None)
+        if builder is not None:
+            builder.end()
+
+    def _build(self, number: int, request: Request) -> Reply:
+        reply, again = Reply(request.key, ok=False, seconds=0.0, reason="not tried", infra=True), _Again.BESIDE
+        for _ in range(_TRIES):
+            with self._turns.take(alone=again is _Again.ALONE):
+                if self._stopping.is_set():
+                    break
+                try:
+                    reply, again = self._ask(number, request)
+                except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for a reply
+                    # What it was asked it may still answer, and that would be taken for the answer to the next.
+                    self._end_builder(number)
+                    reply = Reply(request.key, ok=False, seconds=0.0, reason=f"no builder: {error}", infra=True)
+                    again = _Again.BESIDE
+            if again is _Again.NO:
+                break
+        return reply
+
+    def _ask(self, number: int, request: Request) -> tuple[Reply, _Again]:
+        builder = self._builder(number)
+        fresh = builder.is_fresh
+        answer = builder.ask(request, self._timeout_s, self._limits.most_mb)
+        if answer.reply is not None:
+            return answer.reply, _Again.BESIDE if answer.reply.infra else _Again.NO
+        return self._without_reply(request, answer, builder.log, fresh=fresh)
+
+    def _without_reply(self, request: Request, answer: Answer, log: Path, *, fresh: bool) -> tuple[Reply, _Again]:
+        def failed(reason: str, *, seconds: float = 0.0, infra: bool = False) -> Reply:
+            return Reply(request.key, ok=False, seconds=seconds, reason=reason, infra=infra)
+
+        code = answer.code
+        if answer.overdue:
+            reason = f"the compiler did not finish in {self._timeout_s:g} s and was ended"
+            return failed(reason, seconds=self._timeout_s), _Again.NO
+        if answer.greedy:
+            reason = (
+                f"the compiler was ended as it took more than {self._limits.most_mb} MB of memory: "
+                "if the case needs them, raise build.memory_mb in farm.toml"
+            )
+            # What jobs before have left behind may be in it.
+            return failed(reason), _Again.NO if fresh else _Again.BESIDE
+        if -code in CRASHES:
+            return failed(f"the compiler crashed ({signal.Signals(-code).name})"), _Again.NO
+        if code >= 0 and answer.began:
+            return failed(exit_reason(code)), _Again.NO
+        if -code == signal.SIGKILL:
+            reason = (
+                "the builder process was killed (signal 9), most likely as the machine ran out of memory: "
+                f"set build.builders or build.memory_mb lower in farm.toml (log: {log})"
+            )
+            return failed(reason, infra=True), _Again.ALONE
+        return failed(f"the builder process ended with {ending(code)}: see {log}", infra=True), _Again.BESIDE
+
+    def _builder(self, number: int) -> BuilderProcess:
+        """Return the process of that number, a fresh one when it is gone or has grown too much."""
+        builder = self._builders.get(number)
+        if builder is not None and builder.is_alive and not builder.has_grown(self._limits.recycle_mb):
+            return builder
+        self._end_builder(number)
+        builder = self._builders[number] = BuilderProcess(
+            number,
+            self._cache.root,
+            {**os.environ, **self._env},
+            self._supervisor,
+            self._log_folder / f"builder-{number}.log",
+        )
+        return builder
+
+
+def build_one(
+    request: Request,
+    *,
+    limits: MemoryLimits,
+    cache_root: Path,
+    env: Mapping[str, str],
+    supervisor: Supervisor,
+    log_folder: Path,
+    timeout_s: float,
+) -> Reply:
+    """Build a single bundle in a builder of its own and return how it went."""
+    replies: list[Reply] = []
+    pool = BuilderPool(
+        [request],
+        width=1,
+        limits=limits,
+        cache_root=cache_root,
+        env=env,
+        supervisor=supervisor,
+        log_folder=log_folder,
+        timeout_s=timeout_s,
+        on_start=lambda _key: None,
+        on_done=replies.append,
+    )
+    pool.start()
+    try:
+        pool.join()
+    finally:
+        pool.stop()
+    return replies[0]
+
+
+class _Turns:
+    """Many may work at the same time, or one alone. Who wants to be alone comes before all who begin after it asked."""
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self._stopping = stopping
+        self._changed = threading.Condition()
+        self._working = 0
+        self._alone = 0
+
+    @contextmanager
+    def take(self, *, alone: bool) -> Iterator[None]:
+        """Wait for a turn and have it while the body runs; nobody waits any more once the pool is stopping."""
+        with self._changed:
+            if alone:
+                self._alone += 1
+            while not self._stopping.is_set() and (self._working if alone else self._alone):
+                self._changed.wait(timeout=0.5)
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._alone -= alone
+                self._changed.notify_all()

@@ -1,0 +1,269 @@
+"""What farm.toml says of hosts and devices, of their health and of leases, as plain values."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.devices.adb.names import NAME
+from farm.errors import ConfigError, UnknownNameError
+from farm.suites.socs import find_soc, is_soc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path, PurePath
+
+ADB_PORT = 5037
+SSH_PORT = 22
+
+_SERIAL = re.compile(r"[\x21-\x7e]{1,128}")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
+
+_ENDPOINT = "HOST:PORT"
+_LOGIN = "user@host or user@host:port"
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where something listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """Return it as farm.toml has it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class SshLogin(msgspec.Struct, frozen=True):
+    """An account on a machine, and how to get in."""
+
+    user: str
+    host: str
+    port: int = SSH_PORT
+    key_file: str = ""
+    """Empty: the agent's keys and the user's usual ones."""
+    known_hosts: str = ""
+    """Empty: ~/.ssh/known_hosts."""
+
+
+class HostConfig(msgspec.Struct, frozen=True):
+    """A machine that devices hang on."""
+
+    name: str
+    adb: Endpoint
+    """Its adb server; with `ssh`, as that machine sees it."""
+    ssh: SshLogin | None = None
+    """The adb server is reached through it, None when directly."""
+
+
+class DeviceConfig(msgspec.Struct, frozen=True):
+    """What an owner says of a device. It is the one of `serial`, `ssh`, `connect` and `local` that is set."""
+
+    serial: str = ""
+    ssh: SshLogin | None = None
+    connect: Endpoint | None = None
+    """An adb daemon on the network, for the ordinary adb server to attach."""
+    local: bool = False
+    storage: str = ""
+    """Folder of farm on it, for `ssh` and `local`; empty for the usual one."""
+    name: str = ""
+    labels: tuple[str, ...] = ()
+    in_service: bool = True
+    note: str = ""
+    """Why it is not in service, or what else is to be known."""
+    soc: str = ""
+    """What it is expected to be, as its profile is called: another one is refused. It is always asked."""
+
+
+class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a device is fit to be measured on, and how long a run waits for what it needs, in seconds."""
+
+    max_temperature_c: float = 45.0
+    min_battery_percent: int = 20
+    gate_wait_s: float = 300.0
+    """For a device, until it is fit."""
+    disk_wait_s: float = 60.0
+    """For room on this machine's disk: something else may fill it and give it back."""
+    store_wait_s: float = 300.0
+    """For a store that does not answer: what a person, or a service manager, needs to bring it back."""
+
+
+class LeaseConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How devices are shared."""
+
+    ttl_s: float = 30.0
+    """A lease whose holder was not heard of for so long is given to another."""
+
+
+class HostTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[host]]`."""
+
+    name: str
+    adb: str | None = None
+    ssh: str | None = None
+    key_file: str = ""
+    known_hosts: str = ""
+
+
+class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[device]]`."""
+
+    serial: str | None = None
+    ssh: str | None = None
+    connect: str | None = None
+    local: bool = False
+    key_file: str = ""
+    known_hosts: str = ""
+    storage: str = ""
+    name: str = ""
+    labels: tuple[str, ...] = ()
+    in_service: bool = True
+    note: str = ""
+    soc: str = ""
+
+
+class DeviceTables:
+    """Turns tables of the file `path` into values. Everything raises ConfigError, naming file and key."""
+
+    def __init__(self, path: Path, beside: Callable[[str], PurePath | None]) -> None:
+        """`beside` makes a path of the file absolute, None for an empty one."""
+        self._path, self._beside = path, beside
+
+    def hosts(self, tables: Sequence[HostTable]) -> tuple[HostConfig, ...]:
+        """Return the hosts, whose names all differ."""
+        names: set[str] = set()
+        return tuple(self._host(table, f"host[{number}]", names) for number, table in enumerate(tables))
+
+    def devices(self, tables: Sequence[DeviceTable]) -> tuple[DeviceConfig, ...]:
+        """Return the devices, each named at most once, and none as another is called by itself."""
+        names: set[str] = set()
+        places: set[object] = set()
+        serials = {table.serial: number for number, table in enumerate(tables)}
+        found = []
+        for number, table in enumerate(tables):
+            key = f"device[{number}]"
+            device = self._device(table, key, names)
+            # adb calls a device that it is connected to by its address: the same may be named in two ways.
+            by_adb = device.serial or (device.connect and str(device.connect))
+            place = by_adb or device.local or (device.ssh and (device.ssh.host, device.ssh.port))
+            self._expect(place not in places, key, "is the same device as one before")
+            others = serials.get(device.name, number) != number
+            self._expect(not others, f"{key}.name", f"{device.name!r} is another one's serial: choose another name")
+            places.add(place)
+            found.append(device)
+        return tuple(found)
+
+    def health(self, health: HealthConfig) -> HealthConfig:
+        """Return what can be."""
+        self._within("health.max_temperature_c", health.max_temperature_c, 0, 120)
+        self._within("health.min_battery_percent", health.min_battery_percent, 0, 100)
+        self._within("health.gate_wait_s", health.gate_wait_s, 0, 86_400)
+        self._within("health.disk_wait_s", health.disk_wait_s, 0, 86_400)
+        self._within("health.store_wait_s", health.store_wait_s, 0, 86_400)
+        return health
+
+    def leases(self, leases: LeaseConfig) -> LeaseConfig:
+        """Return what can be."""
+        self._within("leases.ttl_s", leases.ttl_s, 2, 3600)
+        return leases
+
+    def _host(self, table: HostTable, key: str, names: set[str]) -> HostConfig:
+        self._name(f"{key}.name", table.name, names)
+        if table.adb is None and table.ssh is None:
+            raise ConfigError(self._path, key, f"has neither adb = {_ENDPOINT!r} nor ssh = {_LOGIN!r}")
+        adb = Endpoint("127.0.0.1", ADB_PORT)
+        if table.adb is not None:
+            adb = self._endpoint(f"{key}.adb", table.adb)
+        return HostConfig(table.name, adb, self._login(key, table))
+
+    def _device(self, table: DeviceTable, key: str, names: set[str]) -> DeviceConfig:
+        ways = [name for name in ("serial", "ssh", "connect", "local") if getattr(table, name)]
+        if len(ways) != 1:
+            said = f"has {' and '.join(ways)}" if ways else "says not which device it is"
+            raise ConfigError(self._path, key, f"{said}, expected one of serial, ssh, connect and local = true")
+        (way,) = ways
+        if table.serial:
+            self._expect(_SERIAL.fullmatch(table.serial), f"{key}.serial", "expected a serial without blanks")
+        if table.name:
+            self._name(f"{key}.name", table.name, names)
+            self._expect(
+                not is_soc(table.name),
+                f"{key}.name",
+                f"{table.name!r} is an SoC, which devices are asked for by as well",
+            )
+        for label in table.labels:
+            self._expect(NAME.fullmatch(label), f"{key}.labels", f"{label!r}: expected letters, digits, '.', '_', '-'")
+        if table.storage:
+            self._expect(way in ("ssh", "local"), f"{key}.storage", "adb has a folder of its own: leave it out")
+            absolute = table.storage.startswith("/") and table.storage.strip("/") != ""
+            usable = absolute and table.storage.isprintable() and ".." not in table.storage.split("/")
+            self._expect(usable, f"{key}.storage", f"{table.storage!r}: expected an absolute path without '..'")
+        self._expect(table.note.isprintable(), f"{key}.note", f"{table.note!r}: expected one line of plain text")
+        return DeviceConfig(
+            serial=table.serial or "",
+            ssh=self._login(key, table),
+            connect=self._endpoint(f"{key}.connect", table.connect) if table.connect else None,
+            local=table.local,
+            storage=table.storage.rstrip("/"),
+            name=table.name,
+            labels=table.labels,
+            in_service=table.in_service,
+            note=table.note,
+            soc=self._soc(f"{key}.soc", table.soc),
+        )
+
+    def _soc(self, key: str, said: str) -> str:
+        """Return an SoC as its profile is called, nothing for nothing."""
+        try:
+            return find_soc(said).name if said else ""
+        except UnknownNameError as error:
+            raise ConfigError(self._path, key, str(error)) from None
+
+    def _login(self, key: str, table: HostTable | DeviceTable) -> SshLogin | None:
+        if not table.ssh:
+            for name in ("key_file", "known_hosts"):
+                self._expect(not getattr(table, name), f"{key}.{name}", "is for ssh: leave it out")
+            return None
+        user, _, rest = table.ssh.rpartition("@")
+        problem = f"{table.ssh!r}: expected {_LOGIN}"
+        self._expect(_USER.fullmatch(user), f"{key}.ssh", problem)
+        host, port = self._split(rest)
+        self._expect(host and _HOST.fullmatch(host) and (port or SSH_PORT), f"{key}.ssh", problem)
+        key_file, known_hosts = (str(self._beside(name) or "") for name in (table.key_file, table.known_hosts))
+        return SshLogin(user, host, SSH_PORT if port is None else port, key_file, known_hosts)
+
+    def _endpoint(self, key: str, said: str) -> Endpoint:
+        host, port = self._split(said)
+        self._expect(host and _HOST.fullmatch(host) and port, key, f"{said!r}: expected {_ENDPOINT}")
+        return Endpoint(host, port or 0)
+
+    @staticmethod
+    def _split(said: str) -> tuple[str, int | None]:
+        """Return host and port, None without one; no host when the port is none."""
+        if said.startswith("["):
+            host, closed, rest = said[1:].partition("]")
+            if not closed or (rest and not rest.startswith(":")):
+                return "", None
+            port = rest.removeprefix(":") if rest else None
+        else:
+            host, colon, text = said.partition(":")
+            port = text if colon else None
+        if port is None:
+            return host, None
+        good = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
+        return (host, int(port)) if good else ("", None)
+
+    def _name(self, key: str, name: str, names: set[str]) -> None:
+        self._expect(NAME.fullmatch(name), key, f"{name!r}: expected letters, digits, '.', '_', '-', at most 64")
+        self._expect(name not in names, key, f"{name!r} is the name of one before")
+        names.add(name)
+
+    def _within(self, key: str, value: float, least: float, most: float) -> None:
+        self._expect(least <= value <= most, key, f"is {value:g}, expected {least:g} to {most:g}")
+
+    def _expect(self, good: object, key: str, problem: str) -> None:
+        if not good:
+            raise ConfigError(self._path, key, problem)

@@ -1,0 +1,274 @@
+"""farm.toml + environment + flags -> one frozen object."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+from farm.config.devices import (
+    DeviceConfig,
+    DeviceTable,
+    DeviceTables,
+    HealthConfig,
+    HostConfig,
+    HostTable,
+    LeaseConfig,
+)
+from farm.config.retention import RetentionConfig, age_ms
+from farm.errors import ConfigError, UsageError
+from farm.system.ids import is_run_id
+from farm.system.memory import usable_bytes
+from farm.system.trust import weakness
+
+FILE_NAME = "farm.toml"
+
+# A week.
+_MOST_BUILD_SECONDS = 604_800
+_MEGABYTE = 2**20
+# A builder that has loaded torch has half of it, and needs the rest to compile anything.
+_LEAST_BUILDER_MB = 1024
+# A builder grows by about a megabyte a job: beyond this a fresh one costs less than what it holds.
+_MOST_RECYCLE_MB = 4096
+_STORE = re.compile(r"sqlite:///[^\0]+|postgres(ql)?(\+\w+)?://\S+")
+
+__all__ = ["Config", "DeviceConfig", "HealthConfig", "HostConfig", "LeaseConfig", "load_config"]
+
+
+class _PathsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    cache: str | None = None
+    state: str | None = None
+
+
+class _BuildTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    builders: int | None = None
+    timeout_s: float = 1800.0
+    memory_mb: int | None = None
+    recycle_mb: int | None = None
+
+
+class _QnnTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sdk_root: str | None = None
+    android_runner: str | None = None
+    android_backend_library: str | None = None
+    android_ndk_root: str | None = None
+    android_executorch: str | None = None
+    executorch_build: str | None = None
+    executorch_linux_build: str | None = None
+    executorch_direct_build: str | None = None
+    hexagon_sdk_root: str | None = None
+    hexagon_tools_root: str | None = None
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    suites: tuple[str, ...] = ()
+    store: str | None = None
+    paths: _PathsTable = _PathsTable()
+    build: _BuildTable = _BuildTable()
+    qnn: _QnnTable = _QnnTable()
+    host: tuple[HostTable, ...] = ()
+    device: tuple[DeviceTable, ...] = ()
+    health: HealthConfig = HealthConfig()
+    leases: LeaseConfig = LeaseConfig()
+    retention: RetentionConfig = RetentionConfig()
+
+
+class Config(msgspec.Struct, frozen=True):
+    """What a command works with. Every path is absolute."""
+
+    cache_dir: Path
+    """Bundles and native builds: may be thrown away at any time."""
+    state_dir: Path
+    """The store, the runs and their artifacts: keep it."""
+    suite_folders: tuple[Path, ...]
+    store_url: str
+    builders: int
+    """Builder processes at once."""
+    build_timeout_s: float
+    """Longest that one job may take to compile."""
+    build_memory_mb: int
+    """Resident memory, in MiB, beyond which a builder is ended and its job fails."""
+    build_recycle_mb: int
+    """Resident memory, in MiB, beyond which a builder is replaced before the next job."""
+    sdk_root: Path | None
+    """A QNN SDK; None means the libraries from PyPI."""
+    android_runner: Path | None
+    """A runner built for Android, and ExecuTorch's QNN backend library for it."""
+    android_backend_library: Path | None
+    android_ndk_root: Path | None
+    android_executorch: Path | None
+    """An Android NDK, and the install prefix of an ExecuTorch build for Android: to build a runner with."""
+    executorch_build: Path | None
+    """Build folder of ExecuTorch for Android, as its script calls it `build-android`; it may be the prefix as well."""
+    executorch_linux_build: Path | None
+    """The same for an Arm Linux device."""
+    executorch_direct_build: Path | None
+    """The same for the Hexagon: what direct mode runs there."""
+    hexagon_sdk_root: Path | None
+    """The Hexagon SDK, whose elfsigner signs skels."""
+    hexagon_tools_root: Path | None
+    """The Hexagon tools, whose C++ runtime direct mode needs; usually a folder inside that SDK."""
+    file: Path | None
+    """The farm.toml that was read."""
+    hosts: tuple[HostConfig, ...] = ()
+    """Machines beside this one that devices hang on."""
+    devices: tuple[DeviceConfig, ...] = ()
+    """Devices that are named, or that nobody would find otherwise."""
+    health: HealthConfig = HealthConfig()
+    leases: LeaseConfig = LeaseConfig()
+    retention: RetentionConfig = RetentionConfig()
+
+    def run_folder(self, run_id: str) -> Path:
+        """Return where a run keeps its plan, its logs and its report.
+
+        Ids come from a store that others may write: raises UsageError for what is none.
+        """
+        if not is_run_id(run_id):
+            raise UsageError(f"{run_id[:80]!r} is not the id of a run: whoever wrote it to the store was not farm")
+        return self.state_dir / "runs" / run_id
+
+
+def load_config(file: Path | None = None, *, folder: Path | None = None) -> Config:
+    """Return the configuration.
+
+    `file`, else $FARM_CONFIG, else the first farm.toml from `folder` (the current one) upwards that nobody else could
+    have written (`farm.system.trust`); others are named on standard error and ignored. $FARM_CACHE_DIR,
+    $FARM_STATE_DIR, $FARM_STORE, $QNN_SDK_ROOT, $ANDROID_NDK_ROOT, $FARM_ANDROID_EXECUTORCH, $FARM_EXECUTORCH_BUILD,
+    $FARM_EXECUTORCH_LINUX_BUILD, $FARM_EXECUTORCH_DIRECT_BUILD, $HEXAGON_SDK_ROOT and $HEXAGON_TOOLS_ROOT override it.
+    Raises ConfigError, naming file and key.
+    """
+    path = file or _from_environment("FARM_CONFIG") or _nearest(folder or Path.cwd())
+    table = _read(path) if path else _File()
+    base = path.parent.resolve() if path else Path.cwd()
+    builders = table.build.builders if table.build.builders is not None else _usable_cores()
+    if builders < 1:
+        raise ConfigError(path or FILE_NAME, "build.builders", f"is {builders}, expected at least 1")
+    if not 1 <= table.build.timeout_s <= _MOST_BUILD_SECONDS:
+        problem = f"is {table.build.timeout_s:g}, expected 1 to {_MOST_BUILD_SECONDS} seconds"
+        raise ConfigError(path or FILE_NAME, "build.timeout_s", problem)
+    memory_mb, recycle_mb = _builder_memory(path or FILE_NAME, table.build, builders)
+    if table.store is not None and not _STORE.fullmatch(table.store):
+        # Not shown: it may hold a password.
+        problem = "is no address of a store: expected 'sqlite:///FILE' or 'postgresql://user@host/database'"
+        raise ConfigError(path or FILE_NAME, "store", problem)
+    attached = DeviceTables(path or Path(FILE_NAME), lambda value: _beside(base, value))
+    cache_dir = _from_environment("FARM_CACHE_DIR") or _beside(base, table.paths.cache)
+    state_dir = _from_environment("FARM_STATE_DIR") or _beside(base, table.paths.state)
+    state_dir = state_dir or platformdirs.user_state_path("farm")
+    return Config(
+        cache_dir=(cache_dir or platformdirs.user_cache_path("farm")).absolute(),
+        state_dir=state_dir.absolute(),
+        suite_folders=tuple(path for name in table.suites if (path := _beside(base, name)) is not None),
+        store_url=os.environ.get("FARM_STORE")
+        or _store_url(base, table.store)
+        or f"sqlite:///{state_dir.absolute() / 'farm.db'}",
+        builders=builders,
+        build_timeout_s=table.build.timeout_s,
+        build_memory_mb=memory_mb,
+        build_recycle_mb=recycle_mb,
+        sdk_root=_from_environment("QNN_SDK_ROOT") or _beside(base, table.qnn.sdk_root),
+        android_runner=_beside(base, table.qnn.android_runner),
+        android_backend_library=_beside(base, table.qnn.android_backend_library),
+        android_ndk_root=_from_environment("ANDROID_NDK_ROOT") or _beside(base, table.qnn.android_ndk_root),
+        android_executorch=_from_environment("FARM_ANDROID_EXECUTORCH") or _beside(base, table.qnn.android_executorch),
+        executorch_build=_from_environment("FARM_EXECUTORCH_BUILD") or _beside(base, table.qnn.executorch_build),
+        executorch_linux_build=_from_environment("FARM_EXECUTORCH_LINUX_BUILD")
+        or _beside(base, table.qnn.executorch_linux_build),
+        executorch_direct_build=_from_environment("FARM_EXECUTORCH_DIRECT_BUILD")
+        or _beside(base, table.qnn.executorch_direct_build),
+        hexagon_sdk_root=_from_environment("HEXAGON_SDK_ROOT") or _beside(base, table.qnn.hexagon_sdk_root),
+        hexagon_tools_root=_from_environment("HEXAGON_TOOLS_ROOT") or _beside(base, table.qnn.hexagon_tools_root),
+        file=path,
+        hosts=attached.hosts(table.host),
+        devices=attached.devices(table.device),
+        health=attached.health(table.health),
+        leases=attached.leases(table.leases),
+        retention=_retention(path or FILE_NAME, table.retention),
+    )
+
+
+def _retention(file: Path | str, table: RetentionConfig) -> RetentionConfig:
+    for key, age in (("keep", table.keep), ("keep_nightly", table.keep_nightly)):
+        if age is not None and age_ms(age) is None:
+            raise ConfigError(file, f"retention.{key}", f"is {age!r}, expected an age such as '90d', '12w' or '36h'")
+    for key, count in (("keep_runs", table.keep_runs), ("keep_results", table.keep_results)):
+        if count is not None and count < 1:
+            raise ConfigError(file, f"retention.{key}", f"is {count}, expected at least 1")
+    return table
+
+
+def _usable_cores() -> int:
+    # Fewer than there are, where a container or taskset says so.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _builder_memory(file: Path | str, table: _BuildTable, builders: int) -> tuple[int, int]:
+    """Return what one builder may have at most, and beyond what it is replaced, in MiB."""
+    usable_mb = usable_bytes() // _MEGABYTE
+    # Large models are rare, so that one may have half of the machine, whoever works beside it.
+    most = table.memory_mb if table.memory_mb is not None else usable_mb * (8 if builders == 1 else 5) // 10
+    share = usable_mb // (2 * builders)
+    recycle = table.recycle_mb if table.recycle_mb is not None else min(max(share, _LEAST_BUILDER_MB), _MOST_RECYCLE_MB)
+    for key, value in (("memory_mb", table.memory_mb), ("recycle_mb", table.recycle_mb)):
+        if value is not None and value < _LEAST_BUILDER_MB:
+            problem = f"is {value}, expected at least {_LEAST_BUILDER_MB} MB: torch alone takes half of that"
+            raise ConfigError(file, f"build.{key}", problem)
+    return max(most, _LEAST_BUILDER_MB), recycle
+
+
+def _store_url(base: Path, value: str | None) -> str | None:
+    """Return the URL with the path of an SQLite file made absolute, relative to the file that names it."""
+    prefix = "sqlite:///"
+    if value is None or not value.startswith(prefix):
+        return value
+    return f"{prefix}{base / value.removeprefix(prefix)}"
+
+
+def _from_environment(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return _beside(Path.cwd(), value) if value else None
+
+
+def _beside(base: Path, value: str | None) -> Path | None:
+    if not value:
+        return None
+    try:
+        return (base / Path(value).expanduser()).absolute()
+    except RuntimeError as error:  # ~nobody
+        raise UsageError(f"{value}: {error}") from None
+
+
+def _nearest(folder: Path) -> Path | None:
+    for parent in (folder, *folder.parents):
+        file = parent / FILE_NAME
+        if not file.is_file():
+            continue
+        problem = weakness(file)
+        if not problem:
+            return file
+        _warn(f"{file} is ignored: {problem}; if you trust it, name it with --config or FARM_CONFIG")
+    return None
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Print a line to standard error, once in a process; folders may have any name."""
+    from farm.system.text import one_line
+
+    print(f"farm: {one_line(text, 2000)}", file=sys.stderr)  # noqa: T201 - there is no command here that prints
+
+
+def _read(path: Path) -> _File:
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=_File)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise ConfigError(path, "", str(error)) from None
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(path, "", error.strerror or str(error)) from None

@@ -1,0 +1,55 @@
+"""How builds and workers meet: the controller leaves one file for every build that ended, workers wait for theirs."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.compile.protocol import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# A build takes seconds; looking 50 times a second costs nothing that can be measured.
+_POLL_SECONDS = 0.02
+
+
+def builds_folder(run_folder: Path) -> Path:
+    """Return where the replies of a run are."""
+    return run_folder / "builds"
+
+
+def leave_reply(run_folder: Path, reply: Reply) -> None:
+    """Tell the workers that a build ended."""
+    folder = builds_folder(run_folder)
+    part = folder / f".{reply.key}"
+    part.write_bytes(msgspec.json.encode(reply))
+    part.rename(folder / f"{reply.key}.json")
+
+
+def has_reply(run_folder: Path, key: str) -> bool:
+    """Tell whether the build of `key` has ended."""
+    return _reply_file(run_folder, key).exists()
+
+
+def read_reply(run_folder: Path, key: str) -> Reply:
+    """Return the reply for `key`. Raises FileNotFoundError before it is there."""
+    return msgspec.json.decode(_reply_file(run_folder, key).read_bytes(), type=Reply)
+
+
+def await_reply(run_folder: Path, key: str, stop: Callable[[], bool]) -> Reply | None:
+    """Return the reply for `key` once it is there; None when `stop` says that nobody waits for it any more."""
+    while True:
+        try:
+            return read_reply(run_folder, key)
+        except FileNotFoundError:
+            if stop():
+                return None
+            time.sleep(_POLL_SECONDS)
+
+
+def _reply_file(run_folder: Path, key: str) -> Path:
+    return builds_folder(run_folder) / f"{key}.json"

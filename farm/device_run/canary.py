@@ -1,0 +1,39 @@
+"""The program that says whether a device is fit, and that a session keeps loaded.
+
+One a SoC and backend, of no suite and always the same, so that what it takes on one device, year by year, is the drift
+of that device. For HTP a session keeps it loaded as well, its anchor: QNN goes down with the last program that is
+loaded, and two loads of the same program share one handle in ExecuTorch 1.5 without counting, so that what stays loaded
+has to be a program that no suite has.
+"""
+
+from __future__ import annotations
+
+from farm.suites.socs import CPU_BACKENDS
+from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
+
+ANCHORED = "htp"
+"""The backend whose sessions keep the program loaded; others have nothing to keep up, or cannot be tried here."""
+
+_SHAPE = (1, 3, 5, 7)
+# What every SoC that has the backend can run, by backend; 8 bits elsewhere.
+_PRECISIONS = {"gpu": "fp16", **dict.fromkeys(CPU_BACKENDS, "fp32")}
+# 8 bits give 40 dB and more; a device that is not well gives none.
+_TOLERANCE = Tolerance(fp32=Limits(sqnr_db=25.0))
+
+
+def canary_jobs(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """Return what to compile for devices that run `jobs`: one job a SoC and backend, of no suite."""
+    wanted = dict.fromkeys((job.target.soc, job.target.backend) for job in jobs)
+    found = []
+    for soc, backend in wanted:
+        precision = _PRECISIONS.get(backend, "8a8w")
+        case = Case(
+            "farm",
+            "canary",
+            module="torch.nn:ReLU",
+            inputs=(InputSpec(_SHAPE),),
+            precisions=(precision,),
+            tolerances={precision: _TOLERANCE},
+        )
+        found.append(Job(case, Target(soc, backend, precision)))
+    return tuple(found)

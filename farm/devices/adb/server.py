@@ -1,0 +1,166 @@
+"""adb servers: one of farm's own that touches nothing of the user's, or the user's ordinary one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.config.devices import Endpoint
+from farm.devices.device import LOOPBACK
+from farm.errors import InfraError, MissingToolError
+
+if TYPE_CHECKING:
+    from farm.system.processes import Child, Supervisor
+
+ORDINARY_PORT = 5037
+
+_START_SECONDS = 20.0
+# One that has no USB device to scan for is up in a tenth of a second.
+_BACKLOG = 64
+
+# Read by adb 36 (main.cpp, client/main.cpp): no mDNS, no phones on USB, no scan for emulators, and no other adb's
+# `kill-server`, which clients of another version send by themselves.
+_QUIET = {"ADB_MDNS": "0", "ADB_USB": "0", "ADB_EMU": "0", "ADB_REJECT_KILL_SERVER": "1"}
+
+
+class AdbServer:
+    """An adb server. `adb` is a client program that suits it."""
+
+    def __init__(
+        self, port: int, adb: Path, state: Path | None = None, child: Child | None = None, *, host: str = LOOPBACK
+    ) -> None:
+        self.port, self.host, self.adb, self._state, self._child = port, host, adb, state, child
+        self._attached: dict[str, None] = {}
+
+    def environment(self) -> dict[str, str]:
+        """Return what to add to the environment of `adb`, or of a program that calls it, to reach this server."""
+        own = {"HOME": str(self._state)} if self._state is not None else {}
+        elsewhere = {} if self.host == LOOPBACK else {"ANDROID_ADB_SERVER_ADDRESS": self.host}
+        return {"ANDROID_ADB_SERVER_PORT": str(self.port), **elsewhere, **own}
+
+    def connect(self, host: str, port: int, *, timeout_s: float = 10.0) -> str:
+        """Attach the adb daemon at `host`:`port`, wait until it is ready and return what adb calls it.
+
+        Raises InfraError when it cannot be attached.
+        """
+        from farm.devices.adb.host import AdbHost
+        from farm.devices.text import clean_text
+
+        address = str(Endpoint(host, port))
+        server = AdbHost(self.port, self.host)
+        answer = server.query(f"host:connect:{address}", timeout_s=timeout_s)
+        if not answer.startswith(("connected to ", "already connected to ")):
+            raise InfraError(f"adb cannot attach {address}: {clean_text(answer)}")
+        server.wait_for(address, timeout_s=timeout_s)
+        self._attached[address] = None
+        return address
+
+    def revive(self, supervisor: Supervisor) -> bool:
+        """Start farm's own server again on its port where it has died, and attach what was attached to it.
+
+        Return whether it had died. Raises InfraError when it does not come up.
+        """
+        if self._child is None or self._state is None or self._child.process.poll() is None:
+            return False
+        from farm.devices.adb.host import AdbHost
+
+        again = start_adb_server(supervisor, self._state, port=self.port)
+        self._child = again._child  # noqa: SLF001 - of the same class
+        for address in self._attached:
+            with contextlib.suppress(InfraError):
+                # A device that is gone as well is for its worker to bring back.
+                AdbHost(self.port).query(f"host:connect:{address}")
+        return True
+
+    def stop(self) -> None:
+        """End the server, when it is farm's own."""
+        if self._child is not None:
+            self._child.terminate()
+
+
+def find_adb() -> Path:
+    """Return the adb that adbutils brings, else the one on PATH. Raises MissingToolError. Imports nothing heavy."""
+    spec = importlib.util.find_spec("adbutils")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / "binaries" / "adb"
+        if os.access(path, os.X_OK):
+            return path
+    return _adb_on_path("nor does adbutils bring one for this machine")
+
+
+def start_adb_server(supervisor: Supervisor, state: Path, *, port: int = 0) -> AdbServer:
+    """Start a server of our own on a loopback port, 0 for a free one, and wait until it answers.
+
+    Its home, and so its keys and its log, is the folder `state`. Raises InfraError, with its log, when it does not
+    come up.
+    """
+    adb = find_adb()
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    state = state.resolve()
+    # The server takes a socket that listens already, so nobody can take the port in between.
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise InfraError(f"adb server cannot start on port {port}: {error.strerror}") from None
+        listener.listen(_BACKLOG)
+        port = int(listener.getsockname()[1])
+        child = supervisor.spawn(
+            [adb, "-L", f"acceptfd:{listener.fileno()}", "server", "nodaemon"],
+            name="adb server",
+            env={"PATH": os.defpath, "HOME": str(state), "TMPDIR": str(state), **_QUIET},
+            cwd=state,
+            stderr=state / "adb-server.log",
+            pass_fds=(listener.fileno(),),
+        )
+    server = AdbServer(port, adb, state, child)
+    if not _answers(port, _START_SECONDS):
+        why = child.why_silent(_START_SECONDS)
+        child.terminate()
+        raise InfraError(f"adb server did not start: {why}")
+    return server
+
+
+def ordinary_server(*, start: bool = False) -> AdbServer:
+    """Return the user's own server, on $ANDROID_ADB_SERVER_PORT or 5037, which sees the phones on USB.
+
+    With `start`, one is started when none listens, as `adb devices` would; it stays when farm ends, as adb's do.
+    """
+    said = os.environ.get("ANDROID_ADB_SERVER_PORT", str(ORDINARY_PORT))
+    if not said.isdecimal() or not 0 < int(said) < 65536:
+        raise InfraError(f"ANDROID_ADB_SERVER_PORT is {said!r}, expected a port number")
+    port = int(said)
+    # The user's own adb first: a client of another version would make the server restart.
+    on_path = shutil.which("adb")
+    adb = Path(on_path) if on_path else find_adb()
+    if start and not _answers(port, 1.0):
+        command = [str(adb), "-P", str(port), "start-server"]
+        try:
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_START_SECONDS, check=True)
+        except (subprocess.SubprocessError, OSError) as error:
+            raise InfraError(f"{' '.join(command)} failed: {error}") from None
+    return AdbServer(port, adb)
+
+
+def _adb_on_path(otherwise: str) -> Path:
+    found = shutil.which("adb")
+    if found is None:
+        raise MissingToolError(f"there is no adb on PATH, {otherwise}: install Android's platform-tools")
+    return Path(found)
+
+
+def _answers(port: int, timeout_s: float) -> bool:
+    """Tell whether an adb server answers on `port`; one that is being started may take the time."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
+            connection.sendall(b"000chost:version")
+            return connection.recv(4) == b"OKAY"
+    except OSError:
+        return False

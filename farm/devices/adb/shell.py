@@ -1,0 +1,131 @@
+"""The host's end of adb's shell protocol v2: standard streams and the exit code over one stream.
+
+A frame is one byte that says what it is, a little-endian u32 and so many bytes. Source: shell_protocol.h of AOSP's
+packages/modules/adb.
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+import time
+from typing import TYPE_CHECKING
+
+from farm.devices.adb.host import acknowledge
+from farm.devices.conversation import TAIL_BYTES
+from farm.devices.transport import Output
+from farm.errors import DeviceError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Sequence
+
+    from farm.devices.adb.host import AdbHost
+
+_FRAME = struct.Struct("<BI")
+_STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN = range(5)
+# adb's largest payload; a device that announces more does not speak this protocol.
+_FRAME_BYTES = 1 << 20
+_STDIN_CHUNK = 64 * 1024
+_READ_BYTES = 256 * 1024
+
+
+class ShellProcess:
+    """One program on a device, from its start to its exit code: see Process. Owns the stream."""
+
+    def __init__(self, stream: socket.socket, host: AdbHost, serial: str, argv: Sequence[str]) -> None:
+        self._stream, self._host, self._serial, self._argv = stream, host, serial, argv
+        stream.setblocking(False)
+        self._poll = select.poll()
+        self._sending = memoryview(b"")
+        self._received = bytearray()
+        self._code: int | None = None
+        self._tail = b""
+
+    def send(self, data: bytes) -> None:
+        """See Process."""
+        self._enqueue(_stdin_frames(data))
+
+    def close_stdin(self) -> None:
+        """See Process."""
+        self._enqueue(_FRAME.pack(_CLOSE_STDIN, 0))
+
+    def receive(self, timeout_s: float) -> Output:
+        """See Process."""
+        output: dict[int, list[bytes]] = {_STDOUT: [], _STDERR: []}
+        deadline = time.monotonic() + timeout_s
+        while self._code is None and not any(output.values()):
+            self._poll.register(self._stream, select.POLLIN | (select.POLLOUT if self._sending else 0))
+            left = deadline - time.monotonic()
+            events = self._poll.poll(max(0.0, left) * 1000)
+            for _, event in events:
+                if event & select.POLLOUT:
+                    self._send()
+                if event & ~select.POLLOUT:
+                    self._read(output)
+            # Also when something came: it may have been nothing that this waits for.
+            if left <= 0:
+                break
+        stdout, stderr = (b"".join(output[kind]) for kind in (_STDOUT, _STDERR))
+        self._tail = (self._tail + stderr[-TAIL_BYTES:])[-TAIL_BYTES:]
+        return Output(stdout, stderr, self._code)
+
+    def close(self) -> None:
+        """See Process."""
+        self._stream.close()
+
+    def _enqueue(self, frames: bytes) -> None:
+        self._sending = memoryview(bytes(self._sending) + frames)
+        self._send()
+
+    def _send(self) -> None:
+        """Send what the stream takes; the rest goes when it can."""
+        try:
+            while self._sending:
+                self._sending = self._sending[self._stream.send(self._sending) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            # The program ended without reading everything: its exit code is on the way, or the end of the stream.
+            self._sending = self._sending[:0]
+
+    def _read(self, output: dict[int, list[bytes]]) -> None:
+        try:
+            data = self._stream.recv(_READ_BYTES)
+            acknowledge(self._stream)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._broke(f"the connection broke: {error.strerror}") from None
+        if not data:
+            raise self._broke("the connection ended before the program did")
+        self._received += data
+        position = 0
+        while len(self._received) - position >= _FRAME.size:
+            kind, size = _FRAME.unpack_from(self._received, position)
+            if size > _FRAME_BYTES:
+                raise self._error(f"announced a frame of {size} bytes: it does not speak adb's shell protocol v2")
+            start = position + _FRAME.size
+            if len(self._received) < start + size:
+                break
+            payload = bytes(memoryview(self._received)[start : start + size])
+            position = start + size
+            if kind in output and payload:
+                output[kind].append(payload)
+            elif kind == _EXIT and payload:
+                self._code = payload[0]
+        del self._received[:position]
+
+    def _broke(self, problem: str) -> DeviceError:
+        return self._host.blame(self._serial, problem, argv=self._argv, stderr=self._tail.decode(errors="replace"))
+
+    def _error(self, problem: str) -> DeviceError:
+        return DeviceError(self._serial, problem, argv=self._argv, stderr=self._tail.decode(errors="replace"))
+
+
+def _stdin_frames(data: bytes) -> bytes:
+    pieces = []
+    for start in range(0, len(data), _STDIN_CHUNK):
+        chunk = data[start : start + _STDIN_CHUNK]
+        pieces += [_FRAME.pack(_STDIN, len(chunk)), chunk]
+    return b"".join(pieces)

@@ -1,0 +1,263 @@
+"""The transport to this machine, where it is the device itself."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from farm.devices.conversation import communicate
+from farm.devices.local.files import local_errors, replacing
+from farm.devices.transport import COMMAND_BYTES, OUTPUT_BYTES, Link, Output, shell_command
+from farm.errors import DeviceError, DeviceSpaceError, InfraError
+from farm.system.processes import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from farm.devices.device import LocalAddress
+    from farm.devices.transport import Completed
+
+# What a program gets of farm's environment: where things are, and nothing that farm set for itself or keeps secret.
+_ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL")
+_READ_BYTES = 256 * 1024
+
+
+class LocalTransport:
+    """This machine as the device `serial`; programs run as this user, outside of farm's process group."""
+
+    def __init__(self, serial: str, address: LocalAddress) -> None:
+        self._serial, self._storage = serial, PurePosixPath(address.storage)
+
+    @property
+    def serial(self) -> str:
+        """The device's name."""
+        return self._serial
+
+    @property
+    def storage(self) -> PurePosixPath:
+        """Folder of farm: see Transport."""
+        return self._storage
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        cwd: PurePosixPath | None = None,
+        env: Mapping[str, str] | None = None,
+        max_output: int = OUTPUT_BYTES,
+    ) -> Completed:
+        """Run a program: see Transport."""
+        process = self.start(argv, cwd=cwd, env=env)
+        try:
+            return communicate(process, self._serial, argv, stdin=stdin, timeout_s=timeout_s, max_output=max_output)
+        finally:
+            process.close()
+
+    def start(
+        self, argv: Sequence[str], *, cwd: PurePosixPath | None = None, env: Mapping[str, str] | None = None
+    ) -> LocalProcess:
+        """Start a program: see Transport. It ends with farm, even when that is killed."""
+        try:
+            command = shell_command(argv, cwd, env)
+        except ValueError as error:
+            raise DeviceError(self._serial, str(error)) from None
+        if len(os.fsencode(command)) > COMMAND_BYTES:
+            raise DeviceError(self._serial, f"a command may have at most {COMMAND_BYTES} bytes", argv=argv)
+        return LocalProcess(self._serial, argv, command)
+
+    def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
+        """Write files, each whole at once: see Transport."""
+        for path, source in files.items():
+            with self._device_errors("push", path):
+                _check(path)
+                Path(path.parent).mkdir(parents=True, exist_ok=True)
+                _write(Path(path), source)
+
+    def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:
+        """Read files: see Transport."""
+        for path, target in files.items():
+            limit = max_bytes[path] if isinstance(max_bytes, Mapping) else max_bytes
+            with self._device_errors("pull", path):
+                _check(path)
+                # A pipe without a writer would be waited for.
+                number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                self._copy(path, number, target, limit)
+            finally:
+                os.close(number)
+
+    def close(self) -> None:
+        """Nothing is kept open between calls."""
+
+    def _copy(self, path: PurePosixPath, source: int, target: Path, limit: int) -> None:
+        left = limit
+        with self._device_errors("pull", path):
+            if not stat.S_ISREG(os.fstat(source).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+        with replacing(target) as copy:
+            while data := self._read(path, source):
+                left -= len(data)
+                if left < 0:
+                    raise DeviceError(self._serial, f"pull of {path}: it has more than the {limit} bytes it may have")
+                copy.write(data)
+
+    def _read(self, path: PurePosixPath, source: int) -> bytes:
+        with self._device_errors("pull", path):
+            return os.read(source, _READ_BYTES)
+
+    @contextlib.contextmanager
+    def _device_errors(self, what: str, path: PurePosixPath) -> Iterator[None]:
+        try:
+            yield
+        except InfraError:
+            raise
+        except (OSError, ValueError) as error:
+            full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+            kind = DeviceSpaceError if full else DeviceError
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise kind(self._serial, f"{what} of {str(path)[:400]}: {reason}") from None
+
+
+class LocalProcess:
+    """One program on this machine: see Process."""
+
+    def __init__(self, serial: str, argv: Sequence[str], command: str) -> None:
+        self._serial, self._argv = serial, argv
+        self._supervisor = Supervisor()
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        self._child = self._supervisor.spawn(
+            ["sh", "-c", command],
+            name=f"{serial}: {argv[0]}",
+            env=environment,
+            cwd=Path("/"),
+            stdin_pipe=True,
+            stdout_pipe=True,
+            stderr_pipe=True,
+        )
+        process = self._child.process
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise InfraError("a process was started without its pipes")
+        self._pipes = (process.stdin, process.stdout, process.stderr)
+        for pipe in self._pipes:
+            os.set_blocking(pipe.fileno(), False)
+        self._stdin, self._stdout, self._stderr = (pipe.fileno() for pipe in self._pipes)
+        self._open = {self._stdout, self._stderr}
+        self._sending = memoryview(b"")
+        self._no_more = False
+        self._code: int | None = None
+
+    def send(self, data: bytes) -> None:
+        """See Process."""
+        self._sending = memoryview(bytes(self._sending) + data)
+        self._send()
+
+    def close_stdin(self) -> None:
+        """See Process."""
+        self._no_more = True
+        self._send()
+
+    def receive(self, timeout_s: float) -> Output:
+        """See Process."""
+        deadline = time.monotonic() + timeout_s
+        output = {self._stdout: b"", self._stderr: b""}
+        while self._code is None and not any(output.values()):
+            left = max(0.0, deadline - time.monotonic())
+            if not self._open and not self._sending:
+                self._wait(left)
+                break
+            poll = select.poll()
+            for number in self._open:
+                poll.register(number, select.POLLIN)
+            if self._sending:
+                poll.register(self._stdin, select.POLLOUT)
+            events = dict(poll.poll(left * 1000))
+            for number in self._open & events.keys():
+                output[number] = self._read(number)
+            if self._stdin in events:
+                self._send()
+            if not events and left <= 0:
+                break
+        return Output(output[self._stdout], output[self._stderr], self._code)
+
+    def close(self) -> None:
+        """See Process."""
+        self._supervisor.close()
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def _read(self, number: int) -> bytes:
+        data = os.read(number, _READ_BYTES)
+        if not data:
+            self._open.discard(number)
+        return data
+
+    def _send(self) -> None:
+        try:
+            while self._sending:
+                self._sending = self._sending[os.write(self._stdin, self._sending) :]
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):
+            # The program ended without reading everything.
+            self._sending = memoryview(b"")
+        if self._no_more and not self._pipes[0].closed:
+            with contextlib.suppress(OSError):
+                self._pipes[0].close()
+
+    def _wait(self, timeout_s: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._child.process.wait(timeout_s)
+            self._code = code if code >= 0 else 128 - code
+
+
+def _check(path: PurePosixPath) -> None:
+    if not path.is_absolute():
+        raise ValueError("cannot be a path on a device: absolute, without NUL")
+
+
+def _write(path: Path, source: Path | bytes | Link) -> None:
+    """Make `path` anew, whole or not at all. Raises OSError of the device's side, InfraError of the other."""
+    if isinstance(source, Link):
+        with _beside(path) as new:
+            new.unlink()
+            new.symlink_to(source.target)
+        return
+    if isinstance(source, bytes):
+        with _beside(path) as new:
+            new.write_bytes(source)
+            new.chmod(0o644)
+        return
+    with local_errors(source):
+        opened = source.open("rb", buffering=0)
+    with opened, _beside(path) as new:
+        status = os.fstat(opened.fileno())
+        with new.open("wb", buffering=0) as copy:
+            while data := opened.read(_READ_BYTES):
+                copy.write(data)
+        new.chmod(0o755 if status.st_mode & 0o111 else 0o644)
+        os.utime(new, (status.st_mtime, status.st_mtime))
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    number, name = tempfile.mkstemp(prefix=".push-", dir=path.parent)
+    os.close(number)
+    new = Path(name)
+    try:
+        yield new
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise

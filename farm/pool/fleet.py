@@ -1,0 +1,202 @@
+"""The devices that a run may use, and the runtime each needs: virtual ones are booted, attached ones are found."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.devices.device import Device
+from farm.errors import NoDeviceError, UnknownNameError
+from farm.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from farm.config.settings import Config
+    from farm.devices.discovery import Scan
+    from farm.store.leases.registry import Registered
+    from farm.store.store import Store
+    from farm.suites.socs import Soc
+    from farm.system.processes import Supervisor
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Which attached devices a run may use; everything, when nothing is said."""
+
+    devices: tuple[str, ...] = ()
+    """Names, serials or ids."""
+    labels: tuple[str, ...] = ()
+    """Every one of them."""
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """Devices, and the runtime of each by its serial."""
+
+    devices: list[Device]
+    runtimes: dict[str, Runtime]
+    leased: bool
+    """Others may use them as well: each needs a lease."""
+    revive: Callable[[], list[str]] = list
+    """Starts again what leads to them and has ended, or they themselves where they are virtual and this process's own;
+    returns a line for each."""
+
+
+def virtual_fleet(
+    config: Config, socs: Sequence[Soc], count: int, backend: str, supervisor: Supervisor, folder: Path
+) -> Fleet:
+    """Boot `count` virtual devices of every SoC, with their storage in `folder`: nobody else knows of them.
+
+    Raises MissingToolError for a runtime that cannot be had.
+    """
+    from farm.devices.adb.server import start_adb_server
+    from farm.runtime.runtime import simulator_runtime
+    from farm.virtual.boot import boot
+    from farm.virtual.revive import Reviver
+
+    # First, as it may be what is missing.
+    runtimes = {soc.name: simulator_runtime(config.cache_dir, soc, backend, sdk_root=config.sdk_root) for soc in socs}
+    server = start_adb_server(supervisor, config.state_dir / "adb")
+    devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder)
+    reviver = Reviver(supervisor, server, devices, folder)
+    by_serial = {device.serial: runtimes[device.soc] for device in devices}
+    fleet = Fleet(devices, by_serial, leased=False, revive=reviver.revive)
+    return _with_root(fleet, [soc.name for soc in socs])
+
+
+def attached_fleet(
+    config: Config,
+    socs: Sequence[Soc],
+    backend: str,
+    choice: Choice,
+    supervisor: Supervisor,
+    store: Store,
+    *,
+    partly: bool = False,
+) -> Fleet:
+    """Find the attached devices of every SoC that may be used, each under a lease.
+
+    Raises NoDeviceError for an SoC without one, with the reasons, or, `partly`, when none has one; MissingToolError for
+    a runtime that cannot be had.
+    """
+    from farm.devices.discovery import scan_all
+    from farm.devices.hosts import revive_tunnels
+    from farm.store.leases.registry import Seen
+
+    scan = scan_all(config, supervisor)
+    store.registry.see([Seen(device, "device", None) for device in scan.devices])
+    registered = {one.id: one for one in store.registry.all()}
+    _require_known(scan, registered, choice)
+    devices, refused = choose(scan, registered, [soc.name for soc in socs], choice)
+    names = [soc.name for soc in socs]
+    if partly:
+        names = [name for name in names if any(device.soc == name for device in devices)] or names
+    _require(names, devices, refused)
+    revive = partial(revive_tunnels, supervisor)
+    fleet = Fleet(devices, _runtimes(config, socs, backend, devices), leased=True, revive=revive)
+    return _with_root(fleet, names, refused)
+
+
+def _require_known(scan: Scan, registered: Mapping[str, Registered], choice: Choice) -> None:
+    """Raise UnknownNameError for a wanted device that nobody ever heard of."""
+    known = {name for one in scan.devices for name in (one.serial, one.id, one.name)}
+    known |= {one.serial for one in scan.unusable} | {
+        name for one in registered.values() for name in (one.id, one.name)
+    }
+    for name in choice.devices:
+        if name not in known:
+            raise UnknownNameError("device", name, known - {""})
+
+
+def _require(socs: Sequence[str], devices: Sequence[Device], refused: Sequence[str]) -> None:
+    """Raise NoDeviceError for an SoC that none of `devices` has."""
+    lacking = sorted(set(socs) - {device.soc for device in devices})
+    if lacking:
+        raise NoDeviceError(
+            f"no attached device is a {' or a '.join(lacking)} that can be used: attached are "
+            f"{', '.join(refused) or 'none'}; attach one, or use the simulator with '--virtual 2'"
+        )
+
+
+def _with_root(fleet: Fleet, socs: Sequence[str], refused: Sequence[str] = ()) -> Fleet:
+    """Leave out devices that cannot be root although their runtime needs it. Raises NoDeviceError without any left."""
+    wanting = [device for device in fleet.devices if fleet.runtimes[device.serial].needs_root]
+    if not wanting:
+        return fleet
+    from farm.devices.root import root_refusal
+
+    with ThreadPoolExecutor(max_workers=min(16, len(wanting))) as pool:
+        answers = dict(zip((device.serial for device in wanting), pool.map(root_refusal, wanting), strict=True))
+    reasons = {serial: why for serial, why in answers.items() if why}
+    devices = [device for device in fleet.devices if device.serial not in reasons]
+    _require(socs, devices, [*refused, *(f"{serial} ({why})" for serial, why in reasons.items())])
+    return msgspec.structs.replace(fleet, devices=devices)
+
+
+def choose(
+    scan: Scan, registered: Mapping[str, Registered], socs: Sequence[str], choice: Choice
+) -> tuple[list[Device], list[str]]:
+    """Return the devices that may be used, and of the others what they are and why not. Pure.
+
+    Where an SoC has hardware, its virtual devices are left out unless they are named: their numbers are not compared.
+    """
+    usable, refused = [], []
+    for device in scan.devices:
+        known = registered.get(device.id)
+        reason = _refusal(device, known, socs, choice)
+        if reason:
+            refused.append(f"{device.serial} ({device.soc}{f': {reason}' if reason != device.soc else ''})")
+        else:
+            usable.append(device)
+    hardware = {device.soc for device in usable if device.kind == "hardware"}
+    chosen = [d for d in usable if choice.devices or d.kind == "hardware" or d.soc not in hardware]
+    refused += [f"{one.serial} ({one.state}: {one.reason})" for one in scan.unusable]
+    return chosen, refused
+
+
+def is_called(device: Device, known: Registered | None, name: str) -> bool:
+    """Tell whether a device goes by `name`: its name, serial or id. Pure."""
+    return name in (device.serial, device.id, device.name) or (known is not None and bool(name) and name == known.name)
+
+
+def _refusal(device: Device, known: Registered | None, socs: Sequence[str], choice: Choice) -> str:
+    """Return why a device is not used; just its SoC when it is another one."""
+    labels = {*device.labels, *(known.labels if known is not None else ())}
+    missing = [label for label in choice.labels if label not in labels]
+    if device.soc not in socs:
+        return device.soc
+    if choice.devices and not any(is_called(device, known, name) for name in choice.devices):
+        return "not among those that were asked for"
+    if missing:
+        return f"not labelled {' and '.join(missing)}"
+    return _out_of_use(device, known) if known is not None else ""
+
+
+def _out_of_use(device: Device, known: Registered) -> str:
+    if not known.in_service:
+        note = f": {known.service_note}" if known.service_note else ""
+        return f"out of service{note}; 'farm device in {device.serial}' puts it back"
+    if known.health == "quarantined":
+        return f"quarantined: {known.health_reason}; 'farm device release {device.serial}' gives it another chance"
+    return ""
+
+
+def _runtimes(config: Config, socs: Sequence[Soc], backend: str, devices: Sequence[Device]) -> dict[str, Runtime]:
+    from farm.runtime.attached import attached_runtime
+    from farm.runtime.runtime import simulator_runtime
+
+    by_name = {soc.name: soc for soc in socs}
+    made: dict[tuple[str, str, str], Runtime] = {}
+    for device in devices:
+        key = (device.soc, device.kind, device.os)
+        if key not in made:
+            soc = by_name[device.soc]
+            made[key] = (
+                simulator_runtime(config.cache_dir, soc, backend, sdk_root=config.sdk_root)
+                if device.kind == "virtual"
+                else attached_runtime(config, soc, backend, linux=device.os == "linux")
+            )
+    return {device.serial: made[device.soc, device.kind, device.os] for device in devices}

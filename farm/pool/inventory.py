@@ -1,0 +1,250 @@
+"""What is attached now, how it is, and who has it: for `farm devices`."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from farm.devices.discovery import ABSENT
+from farm.devices.text import clean_text
+from farm.errors import DeviceError, UnknownNameError
+from farm.suites.socs import load_socs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from farm.config.settings import Config
+    from farm.devices.device import Device
+    from farm.devices.discovery import Scan
+    from farm.devices.status import DeviceStatus
+    from farm.store.leases.registry import Registered
+    from farm.store.leases.rules import Lease
+    from farm.store.store import Store
+    from farm.suites.socs import Soc
+    from farm.system.processes import Supervisor
+
+
+class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One device, attached or known from before. What a device did not tell is None or empty."""
+
+    id: str
+    serial: str
+    name: str = ""
+    host: str = ""
+    soc: str = ""
+    kind: str = ""
+    os: str = ""
+    product: str = ""
+    build: str = ""
+    labels: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    """That farm runs on its SoC; none for an SoC without a profile."""
+    root: bool | None = None
+    battery_percent: int | None = None
+    temperature_c: float | None = None
+    free_bytes: int | None = None
+    state: str
+    """`ready`, adb's word for what is not, or `absent`."""
+    reason: str = ""
+    """Why it cannot be used, and what to do."""
+    in_service: bool = True
+    holder: str = ""
+    """Who leases it, or has reserved it."""
+    purpose: str = ""
+    until_ms: int = 0
+    """When a reservation ends; 0 for a lease, which its holder renews."""
+    health: str = "healthy"
+    health_reason: str = ""
+    last_seen_ms: int = 0
+
+
+def survey(config: Config, store: Store, supervisor: Supervisor) -> list[DeviceRow]:
+    """Ask every attached device how it is, and tell of those that are known and absent as well; sorted by serial."""
+    from farm.devices.discovery import scan_all
+    from farm.store.leases.registry import Seen
+
+    scan = scan_all(config, supervisor)
+    with ThreadPoolExecutor(max_workers=max(1, min(16, len(scan.devices)))) as pool:
+        answers = dict(zip((d.id for d in scan.devices), pool.map(_ask, scan.devices), strict=True))
+    store.registry.see([Seen(d, "device", s) for d in scan.devices if not isinstance(s := answers[d.id], str)])
+    known = {one.id: one for one in store.registry.all()}
+    leases = {lease.device: lease for lease in store.leases.all()}
+    return rows(scan, answers, known, leases)
+
+
+def rows(
+    scan: Scan,
+    answers: Mapping[str, DeviceStatus | str],
+    known: Mapping[str, Registered],
+    leases: Mapping[str, Lease],
+) -> list[DeviceRow]:
+    """Put together what is known of every device; `answers` has its status, or why there is none. Pure."""
+    found = [
+        _attached(device, answers[device.id], known.get(device.id), leases.get(device.id)) for device in scan.devices
+    ]
+    here = {row.id for row in found}
+    for unusable in scan.unusable:
+        # By the two ids that a device of that serial can have: see Device.id.
+        ids = (f"{unusable.serial}@{unusable.host}", unusable.serial)
+        before = next((known[id_] for id_ in ids if id_ in known and id_ not in here), None)
+        row = DeviceRow(id=unusable.serial, serial=unusable.serial, state="")
+        if before is not None:
+            row = _known(before, leases.get(before.id))
+        found.append(replace(row, host=unusable.host, state=unusable.state, reason=unusable.reason))
+        here.add(row.id)
+    for one in known.values():
+        if one.last_seen_ms and one.id not in here:
+            reason = "" if one.in_service else one.service_note or "out of service"
+            found.append(replace(_known(one, leases.get(one.id)), state=ABSENT, reason=reason))
+    return sorted(map(_clean, found), key=lambda row: (row.state == ABSENT, row.serial))
+
+
+def remembered(known: Registered, lease: Lease | None) -> DeviceRow:
+    """Return what the store knows of a device that is not asked now.
+
+    Its state is `leased`, `reserved`, `out`, `quarantined` or `idle`: not whether it is attached.
+    """
+    state = "idle"
+    if not known.in_service:
+        state = "out"
+    elif known.health == "quarantined":
+        state = "quarantined"
+    if lease is not None:
+        state = "leased" if lease.token else "reserved"
+    status = known.status
+    row = replace(
+        _known(known, lease),
+        state=state,
+        reason="" if known.in_service else known.service_note or "out of service",
+        root=status.root if status else None,
+        battery_percent=status.battery_percent if status else None,
+        temperature_c=status.temperature_c if status else None,
+        free_bytes=status.free_bytes if status else None,
+    )
+    return _clean(row)
+
+
+def resolve_device(store: Store, name: str) -> Registered:
+    """Return the known device that is called `name`: its name, serial or id. Raises UnknownNameError."""
+    known = store.registry.all()
+    for one in known:
+        if name in (one.id, one.serial) or (name and name == one.name):
+            return one
+    names = [one.name or one.serial or one.id for one in known]
+    raise UnknownNameError("device", name, names, "('farm devices' looks for those that are attached)")
+
+
+def _ask(device: Device) -> DeviceStatus | str:
+    from farm.devices.connect import open_transport
+    from farm.devices.status import read_status
+
+    transport = open_transport(device)
+    try:
+        return read_status(transport, os=device.os)
+    except DeviceError as error:
+        return str(error).removeprefix(f"{device.serial}: ")
+    finally:
+        transport.close()
+
+
+def _attached(device: Device, answer: DeviceStatus | str, known: Registered | None, lease: Lease | None) -> DeviceRow:
+    status = None if isinstance(answer, str) else answer
+    socs = load_socs()
+    state, reason = "ready", ""
+    if isinstance(answer, str):
+        state, reason = "silent", answer
+    elif device.soc not in socs:
+        state, reason = "unknown", f"farm has no profile for {device.soc}: 'farm socs' lists those it has"
+    elif known is not None and not known.in_service:
+        state, reason = "out", known.service_note or "out of service"
+    elif known is not None and known.health == "quarantined":
+        state, reason = "quarantined", known.health_reason
+    holder, purpose, until_ms = _held(lease)
+    return DeviceRow(
+        id=device.id,
+        serial=device.serial,
+        name=device.name or (known.name if known is not None else ""),
+        host=device.host,
+        soc=device.soc,
+        kind=device.kind,
+        os=device.os,
+        product=device.product,
+        build=device.build,
+        labels=tuple(dict.fromkeys((*device.labels, *(known.labels if known is not None else ())))),
+        backends=_backends(socs[device.soc], device.kind) if device.soc in socs else (),
+        root=status.root if status else None,
+        battery_percent=status.battery_percent if status else None,
+        temperature_c=status.temperature_c if status else None,
+        free_bytes=status.free_bytes if status else None,
+        state=state,
+        reason=reason,
+        in_service=known.in_service if known is not None else True,
+        holder=holder,
+        purpose=purpose,
+        until_ms=until_ms,
+        health=known.health if known is not None else "healthy",
+        health_reason=known.health_reason if known is not None else "",
+        last_seen_ms=known.last_seen_ms if known is not None else 0,
+    )
+
+
+def _known(known: Registered, lease: Lease | None) -> DeviceRow:
+    """Return what is known of a device that cannot be asked; its state is for the caller to say."""
+    holder, purpose, until_ms = _held(lease)
+    return DeviceRow(
+        id=known.id,
+        serial=known.serial,
+        name=known.name,
+        host=known.host,
+        soc=known.soc,
+        kind=known.kind,
+        os=known.os,
+        product=known.product,
+        labels=known.labels,
+        state="",
+        in_service=known.in_service,
+        holder=holder,
+        purpose=purpose,
+        until_ms=until_ms,
+        health=known.health,
+        health_reason=known.health_reason,
+        last_seen_ms=known.last_seen_ms,
+    )
+
+
+def _held(lease: Lease | None) -> tuple[str, str, int]:
+    if lease is None:
+        return "", "", 0
+    if lease.reserved_for:
+        return lease.reserved_for, lease.purpose or "reserved", lease.reserved_until_ms
+    return lease.user, lease.purpose, 0
+
+
+def _clean(row: DeviceRow) -> DeviceRow:
+    """Return it without what a terminal would obey, whoever wrote it: what others hold and say is among it."""
+    fields = msgspec.structs.asdict(row)
+    return replace(row, **{name: clean_text(said, 1000) for name, said in fields.items() if isinstance(said, str)})
+
+
+def find_rows(found: Sequence[DeviceRow], names: Sequence[str]) -> list[DeviceRow]:
+    """Return the rows that are called so: name, serial, id or SoC, of which there may be none; all for no names.
+
+    Raises UnknownNameError.
+    """
+    if not names:
+        return list(found)
+    socs = {soc.casefold() for soc in (*load_socs(), *(row.soc for row in found))}
+    for name in names:
+        if name.casefold() not in socs and not any(name in (row.name, row.serial, row.id) for row in found):
+            known = {known for row in found for known in (row.name or row.serial, row.soc) if known}
+            raise UnknownNameError("device or SoC", name, known, "('farm socs' lists every SoC)")
+    wanted, folded = set(names), {name.casefold() for name in names}
+    return [row for row in found if row.soc.casefold() in folded or {row.name, row.serial, row.id} & wanted]
+
+
+def _backends(soc: Soc, kind: str) -> tuple[str, ...]:
+    """Return the backends that an SoC has, where it is a virtual one those that can be simulated."""
+    return tuple(backend for backend in soc.backends if kind != "virtual" or backend != "gpu")

@@ -1,0 +1,321 @@
+"""A compiled program, `.pte`, as its file describes it: inputs, outputs, delegates, what is left to the CPU. No torch.
+
+Layout: exir/_serialize/program.fbs behind the extended header of exir/_serialize/_program.py; what a QNN delegate was
+compiled for: backends/qualcomm/serialization/qc_compiler_spec.fbs; all of executorch 1.5.1. A file may come from
+anybody: a malformed one ends in ConfigError and nothing else, and the work is bounded by the size of its description.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from farm.errors import ConfigError
+from farm.program.flatbuffer import Flatbuffer, FlatbufferError, Slot
+from farm.suites.socs import load_socs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from farm.program.flatbuffer import Positions
+
+QNN = "QnnBackend"
+"""The id of a delegate that runs on htp, gpu or lpai."""
+
+DESCRIPTION_LIMIT = 256 * 2**20
+"""Greatest size of the description that is read, in bytes: weights and delegates usually lie behind it."""
+
+_IDENTIFIER = b"ET12"
+_SCHEMA_VERSION = 0
+_HEADER_AT, _HEADER_MAGIC, _HEADER_BYTES = 8, b"eh00", 24
+_COMPILE_SPEC = "qnn_compile_spec"
+_MOST_DIMENSIONS = 16  # kTensorDimensionLimit
+
+_DTYPES = {
+    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 7: "float64", 11: "bool",
+    15: "bfloat16", 27: "uint16", 28: "uint32", 29: "uint64",
+}  # fmt: skip
+# KernelTypes, and what the runner writes a number as.
+_TENSOR = 5
+_NUMBERS = {2: "int64", 3: "bool", 4: "float64"}
+_OTHERS = {1: "none", 6: "string", 7: "int list", 8: "float list", 9: "bool list", 10: "tensor list", 11: "tensor list"}
+_KERNEL_CALL = 1
+_BACKENDS = {1: "gpu", 2: "htp", 3: "dsp", 4: "lpai"}
+
+_PROGRAM_VERSION, _PROGRAM_PLANS, _PROGRAM_SEGMENTS = Slot(0, "<u4"), Slot(1, "[table]"), Slot(4, "[table]")
+_SEGMENT_OFFSET, _SEGMENT_SIZE = Slot(0, "<u8"), Slot(1, "<u8")
+_PLAN_NAME, _PLAN_VALUES, _PLAN_CHAINS = Slot(0, "text"), Slot(2, "[table]"), Slot(5, "[table]")
+_PLAN_INPUTS, _PLAN_OUTPUTS = Slot(3, "[<i4]"), Slot(4, "[<i4]")
+_PLAN_OPERATORS, _PLAN_DELEGATES = Slot(6, "[table]"), Slot(7, "[table]")
+_UNION_KIND, _UNION = Slot(0, "<u1"), Slot(1, "table")
+_TENSOR_TYPE, _TENSOR_SIZES, _TENSOR_DYNAMISM = Slot(0, "<i1"), Slot(2, "[<i4]"), Slot(8, "<i1")
+_CHAIN_INSTRUCTIONS, _CALL_OPERATOR = Slot(2, "[table]"), Slot(0, "<i4")
+_OPERATOR_NAME, _OPERATOR_OVERLOAD = Slot(0, "text"), Slot(1, "text")
+_DELEGATE_ID, _DELEGATE_SPECS = Slot(0, "text"), Slot(2, "[table]")
+_SPEC_KEY, _SPEC_VALUE = Slot(0, "text"), Slot(1, "[<u1]")
+_QNN_SOC, _QNN_BACKEND, _QNN_ONLINE, _QNN_DUMP = Slot(0, "table"), Slot(1, "table"), Slot(4, "?"), Slot(5, "?")
+_QNN_PROFILE, _QNN_SHARED_BUFFER = Slot(6, "<i4"), Slot(7, "?")
+_SOC_MODEL, _BACKEND_TYPE = Slot(0, "<i4"), Slot(0, "<i4")
+
+
+class Value(msgspec.Struct, frozen=True):
+    """One input or output of a method."""
+
+    shape: tuple[int, ...]
+    """The upper bound where it is dynamic; () of what is no tensor."""
+    dtype: str
+    """As numpy calls it (`bfloat16`, which numpy has not, too); of what is neither tensor nor number, what it is."""
+    dynamic: bool = False
+    """The shape may be smaller when it is executed."""
+    is_tensor: bool = True
+    """The runner takes tensors only, and writes numbers (int64, float64, bool) as well."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of a raw file with it, in bytes, of the upper bound. Raises TypeError where no raw file can hold it."""
+        size = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
+        for dimension in self.shape:
+            size *= dimension
+        return size
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}" + (" at most" if self.dynamic else "")
+
+
+class QnnOptions(msgspec.Struct, frozen=True):
+    """What a QNN delegate was compiled for."""
+
+    soc_model: int
+    """`QcomChipset`: `soc_id` of a device profile."""
+    backend: str
+    """`htp`, `gpu`, `lpai` or `dsp`; `type N` for one that ExecuTorch 1.5 does not know."""
+    online_prepare: bool
+    """The device makes the graph when it loads the program."""
+    profile_level: int
+    """0 off, 1 basic, 2 detailed, 3 optrace."""
+    dump_intermediate_outputs: bool = False
+    shared_buffer: bool = False
+
+    @property
+    def soc(self) -> str:
+        """Name of the SoC; `SoC model N` where no device profile has its number."""
+        names = [soc.name for soc in load_socs().values() if soc.soc_id == self.soc_model]
+        return names[0] if names else f"SoC model {self.soc_model}"
+
+
+class Delegate(msgspec.Struct, frozen=True):
+    """One part of a method that a backend took."""
+
+    id: str
+    """`QnnBackend`, `XnnpackBackend`."""
+    qnn: QnnOptions | None = None
+    """None of another backend's, and of one that does not say."""
+
+
+class Method(msgspec.Struct, frozen=True):
+    """One entry point."""
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    delegates: tuple[Delegate, ...]
+    cpu_operators: dict[str, int]
+    """Operators that no delegate took, `aten::relu.out`, and how often each is called in the file."""
+
+    @property
+    def partitions(self) -> dict[str, int]:
+        """Delegates by id, as a bundle's manifest has them."""
+        return dict(Counter(delegate.id for delegate in self.delegates))
+
+
+class Program(msgspec.Struct, frozen=True):
+    """What a `.pte` file says about itself."""
+
+    path: Path
+    methods: tuple[Method, ...]
+
+    @property
+    def forward(self) -> Method:
+        """The method `forward`. Raises ConfigError where there is none."""
+        for method in self.methods:
+            if method.name == "forward":
+                return method
+        names = ", ".join(repr(method.name[:80]) for method in self.methods[:8]) or "none"
+        raise ConfigError(self.path, "", f"has no method 'forward', but {names}: export the module itself")
+
+    @property
+    def qnn(self) -> QnnOptions | None:
+        """What its QNN delegates were compiled for; None without any. Raises ConfigError where they differ."""
+        found = [delegate.qnn for method in self.methods for delegate in method.delegates if delegate.qnn is not None]
+        for other in found[1:]:
+            if (other.soc_model, other.backend) != (found[0].soc_model, found[0].backend):
+                problem = f"is for {found[0].soc} ({found[0].backend}) and {other.soc} ({other.backend}) at once"
+                raise ConfigError(self.path, "", problem)
+        return found[0] if found else None
+
+
+class _BrokenError(ValueError):
+    """What is wrong with a file, without its name."""
+
+
+def read_pte(path: Path) -> Program:
+    """Return what the program in `path` says about itself.
+
+    Raises ConfigError for a file that is no program, is cut short, contradicts itself or is newer than executorch 1.5.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEADER_AT + _HEADER_BYTES)
+            size = file.seek(0, 2)
+            header = _header(head, size)
+            file.seek(0)
+            data = file.read(header.description)
+        return Program(path, _methods(Flatbuffer(data), header, size))
+    except OSError as error:
+        raise ConfigError(path, "", error.strerror or str(error)) from None
+    except (_BrokenError, FlatbufferError) as error:
+        raise ConfigError(path, "", str(error)) from None
+
+
+class _Header(NamedTuple):
+    description: int
+    """Bytes at the beginning that are the flatbuffer."""
+    segments: int
+    """Where the segments begin; 0 without any."""
+
+
+def _header(head: bytes, size: int) -> _Header:
+    identifier = head[4:8]
+    if identifier != _IDENTIFIER:
+        if identifier[:2] == _IDENTIFIER[:2] and identifier[2:].isdigit():
+            raise _BrokenError(
+                f"is a program of format {identifier.decode()}, expected {_IDENTIFIER.decode()}: "
+                "compile it with the executorch that farm uses"
+            )
+        raise _BrokenError("is not an ExecuTorch program, a .pte file")
+    header = _Header(size, 0)
+    if head[_HEADER_AT : _HEADER_AT + 4] == _HEADER_MAGIC and len(head) == _HEADER_AT + _HEADER_BYTES:
+        header = _Header(int.from_bytes(head[16:24], "little"), int.from_bytes(head[24:32], "little"))
+    if max(header) > size:
+        raise _BrokenError(f"is cut short: has {size} bytes of at least {max(header)}: copy it again")
+    if header.description > DESCRIPTION_LIMIT:
+        raise _BrokenError(
+            f"has a description of {header.description} bytes, more than {DESCRIPTION_LIMIT}; "
+            "compile it with its delegates in segments"
+        )
+    return header
+
+
+def _methods(file: Flatbuffer, header: _Header, size: int) -> tuple[Method, ...]:
+    root = file.root(0)
+    version = int(file.numbers(root, _PROGRAM_VERSION)[0])
+    if version > _SCHEMA_VERSION:
+        raise _BrokenError(
+            f"has version {version} of the format, expected {_SCHEMA_VERSION}: "
+            "a newer executorch made it; compile it with the one that farm uses"
+        )
+    _, segments = file.vectors(root, _PROGRAM_SEGMENTS)
+    offsets, sizes = (file.numbers(segments, slot).tolist() for slot in (_SEGMENT_OFFSET, _SEGMENT_SIZE))
+    end = max((header.segments + offset + length for offset, length in zip(offsets, sizes, strict=True)), default=0)
+    if end > size:
+        raise _BrokenError(f"is cut short: has {size} bytes of {end}: copy it again")
+    _, plans = file.vectors(root, _PROGRAM_PLANS)
+    return tuple(_method(file, plans[n : n + 1]) for n in range(len(plans)))
+
+
+def _method(file: Flatbuffer, plan: Positions) -> Method:
+    _, values = file.vectors(plan, _PLAN_VALUES)
+    return Method(
+        name=file.texts(plan, _PLAN_NAME)[0],
+        inputs=_values(file, values, file.lists(plan, _PLAN_INPUTS)[0]),
+        outputs=_values(file, values, file.lists(plan, _PLAN_OUTPUTS)[0]),
+        delegates=_delegates(file, plan),
+        cpu_operators=_cpu_operators(file, plan),
+    )
+
+
+def _values(file: Flatbuffer, values: Positions, indices: Positions) -> tuple[Value, ...]:
+    chosen = values[_checked(indices, len(values))]
+    kinds = file.numbers(chosen, _UNION_KIND).tolist()
+    held = file.tables(chosen, _UNION)
+    tensors = iter(_tensors(file, held.positions[np.array(kinds, np.int64)[held.present] == _TENSOR]))
+    found = []
+    for kind, present in zip(kinds, held.present.tolist(), strict=True):
+        if kind == _TENSOR and present:
+            found.append(next(tensors))
+        else:
+            found.append(Value((), _NUMBERS.get(kind) or _OTHERS.get(kind, "nothing"), is_tensor=False))
+    return tuple(found)
+
+
+def _tensors(file: Flatbuffer, tensors: Positions) -> list[Value]:
+    columns = (
+        file.numbers(tensors, _TENSOR_TYPE).tolist(),
+        file.numbers(tensors, _TENSOR_DYNAMISM).tolist(),
+        file.lists(tensors, _TENSOR_SIZES),
+    )
+    return [
+        Value(_shape(sizes.tolist()), _DTYPES.get(scalar_type, f"scalar type {scalar_type}"), dynamic=dynamism != 0)
+        for scalar_type, dynamism, sizes in zip(*columns, strict=True)
+    ]
+
+
+def _shape(sizes: Sequence[int]) -> tuple[int, ...]:
+    if len(sizes) > _MOST_DIMENSIONS or min(sizes, default=0) < 0:
+        raise _BrokenError(f"has a tensor of the shape {list(sizes[: _MOST_DIMENSIONS + 1])}")
+    return tuple(sizes)
+
+
+def _cpu_operators(file: Flatbuffer, plan: Positions) -> dict[str, int]:
+    _, operators = file.vectors(plan, _PLAN_OPERATORS)
+    named = zip(file.texts(operators, _OPERATOR_NAME), file.texts(operators, _OPERATOR_OVERLOAD), strict=True)
+    names = [f"{name}.{overload}" if overload else name for name, overload in named]
+    _, instructions = file.vectors(file.vectors(plan, _PLAN_CHAINS)[1], _CHAIN_INSTRUCTIONS)
+    arguments = file.tables(instructions, _UNION)
+    kinds = file.numbers(instructions, _UNION_KIND)[arguments.present]
+    calls = file.numbers(arguments.positions[kinds == _KERNEL_CALL], _CALL_OPERATOR)
+    return dict(Counter(names[index] for index in _checked(calls, len(names)).tolist()))
+
+
+def _delegates(file: Flatbuffer, plan: Positions) -> tuple[Delegate, ...]:
+    _, delegates = file.vectors(plan, _PLAN_DELEGATES)
+    counts, specs = file.vectors(delegates, _DELEGATE_SPECS)
+    keys, values = file.texts(specs, _SPEC_KEY), file.lists(specs, _SPEC_VALUE)
+    found, begin = [], 0
+    for name, count in zip(file.texts(delegates, _DELEGATE_ID), counts.tolist(), strict=True):
+        end = begin + count
+        spec = dict(zip(keys[begin:end], values[begin:end], strict=True)).get(_COMPILE_SPEC) if name == QNN else None
+        begin = end
+        found.append(Delegate(name, None if spec is None else _qnn_options(spec.tobytes())))
+    return tuple(found)
+
+
+def _qnn_options(data: bytes) -> QnnOptions:
+    file = Flatbuffer(data)
+    root = file.root(0)
+    soc = file.tables(root, _QNN_SOC).positions
+    backend = file.tables(root, _QNN_BACKEND).positions
+    kind = _first(file, backend, _BACKEND_TYPE)
+    return QnnOptions(
+        soc_model=_first(file, soc, _SOC_MODEL),
+        backend=_BACKENDS.get(kind, f"type {kind}"),
+        online_prepare=bool(_first(file, root, _QNN_ONLINE)),
+        profile_level=_first(file, root, _QNN_PROFILE),
+        dump_intermediate_outputs=bool(_first(file, root, _QNN_DUMP)),
+        shared_buffer=bool(_first(file, root, _QNN_SHARED_BUFFER)),
+    )
+
+
+def _first(file: Flatbuffer, tables: Positions, slot: Slot) -> int:
+    return int(file.numbers(tables, slot)[0]) if len(tables) else slot.default
+
+
+def _checked(indices: Any, count: int) -> Positions:
+    positions: Positions = indices.astype(np.int64)
+    if len(positions) and (positions.min() < 0 or positions.max() >= count):
+        raise _BrokenError(f"is malformed: names part {positions.max()} of {count}")
+    return positions

@@ -1,0 +1,163 @@
+"""What a number is compared with, and saying that its new level is right."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from farm.analysis.candidates import Finding
+from farm.regressions.look_back import is_judged, seen_of
+from farm.store.records import STEPS, AlertState, NewAlert, Remark, RemarkState
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from farm.analysis.history import Event
+    from farm.store.queries.points import JobPast, SeriesPast
+    from farm.store.records import AlertRecord
+    from farm.store.store import Store
+
+_UNDECIDED = frozenset({AlertState.CANDIDATE, AlertState.UNKNOWN})
+
+
+class Level(msgspec.Struct, frozen=True):
+    """What the next run of one number is compared with."""
+
+    job_id: str
+    metric: str
+    unit: str
+    device_kind: str
+    runs: int
+    """Comparable ones, of the 21 that count."""
+    enough: bool
+    """Whether there are as many as a judgement needs."""
+    median: float
+    """On the level of the newest run; NaN without runs."""
+    since: str
+    """The first run of the level: of the class, or the newest step."""
+    events: tuple[Event, ...]
+    """What parted or moved the series, oldest first."""
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A number whose new level is right from now on."""
+
+    job_id: str
+    metric: str
+    alert: int
+    declared: bool
+    """There was no alert of it: the step is known because somebody says so."""
+
+
+def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str]) -> list[Level]:
+    """Return what the numbers of jobs are compared with. Raises UnknownNameError."""
+    from farm.analysis.candidates import BASELINE, LEAST_BASELINE
+    from farm.analysis.history import split
+
+    found = []
+    for past, alerts in _pasts(store, pattern, soc):
+        events = split(past.runs).events
+        for seen in seen_of(past, alerts):
+            if metrics and seen.series.series.metric not in metrics:
+                continue
+            first = max([0, *seen.steps])
+            series = seen.series.series
+            if series.exact:
+                # It is compared with the run before alone.
+                first = len(seen.values) - len(list(takewhile(seen.values[-1].__eq__, reversed(seen.values))))
+            values = seen.values[first:][-BASELINE:]
+            enough = series.exact or len(seen.points) >= LEAST_BASELINE
+            found.append(
+                Level(
+                    past.job_id, series.metric, series.unit, past.runs[-1].device_kind, len(values),
+                    enough, statistics.median(values) if values else math.nan, seen.points[first].run_id, events,
+                )
+            )  # fmt: skip
+    return found
+
+
+def accept(
+    store: Store, pattern: str, soc: str | None, metrics: Collection[str], run_id: str | None, *, user: str, note: str
+) -> list[Accepted]:
+    """Say that the level that numbers have in a run, or in their newest, is right; return which.
+
+    Without `metrics` all of which an alert is open, or that stand out in that run. A number that is named and stands
+    out nowhere gets a step there, as great as it is off the level before. Raises UnknownNameError.
+    """
+    remark = Remark(RemarkState.ACCEPTED, user, "", note)
+    still_open = {alert.id for alert in store.alerts.open()}
+    done = []
+    for past, known in _pasts(store, pattern, soc):
+        until = past.runs[-1].run_id if run_id is None else run_id
+        for one in past.series:
+            if (metrics and one.series.metric not in metrics) or not is_judged(past, one):
+                continue
+            alerts = [
+                alert
+                for alert in known.get((one.id, past.runs[-1].device_kind), ())
+                if (alert.id in still_open and alert.first_bad <= until)
+                or (alert.run_id == until and alert.state in _UNDECIDED and alert.finding != Finding.UNCHANGED)
+                or (metrics and alert.first_bad == until and alert.state in STEPS)
+            ]
+            for alert in alerts:
+                store.alerts.remark(f"alert:{alert.id}", remark)
+                done.append(Accepted(past.job_id, one.series.metric, alert.id, declared=False))
+            if not alerts and metrics and (step := _step(past, one, until, known)):
+                number = store.alerts.declare(until, step, remark)
+                done.append(Accepted(past.job_id, one.series.metric, number, declared=True))
+    return done
+
+
+def _pasts(
+    store: Store, pattern: str, soc: str | None
+) -> list[tuple[JobPast, dict[tuple[int, str], list[AlertRecord]]]]:
+    pasts = store.pasts_of(pattern, soc)
+    known: dict[tuple[int, str], list[AlertRecord]] = {}
+    for alert in store.alerts.of_jobs(past.job_id for past in pasts):
+        known.setdefault((alert.series_id, alert.device_kind), []).append(alert)
+    return [(past, known) for past in pasts]
+
+
+def _step(
+    past: JobPast, one: SeriesPast, until: str, known: Mapping[tuple[int, str], Sequence[AlertRecord]]
+) -> NewAlert | None:
+    """Return the step that a number makes in a run, however small; None where it has no value then, or none before."""
+    from farm.analysis.alerts import levelled
+    from farm.analysis.candidates import BASELINE, way
+    from farm.analysis.robust import difference, median
+    from farm.analysis.scale import scaled
+
+    runs = [run.run_id for run in past.runs]
+    if until not in runs:
+        return None
+    count = runs.index(until) + 1
+    then = msgspec.structs.replace(one, values=one.values[:count])
+    [*found] = seen_of(msgspec.structs.replace(past, runs=past.runs[:count], series=(then,)), known)
+    if not found:
+        return None
+    [seen] = found
+    scale, points = one.series.scale, seen.points
+    level = scaled(scale, levelled(scale, seen.values[:-1], seen.steps))
+    level = level[~np.isnan(level)][-BASELINE:]
+    now = float(scaled(scale, seen.values[-1:])[0])
+    if not len(level) or math.isnan(now):
+        return None
+    change = difference(now, median(level))
+    return NewAlert(
+        series_id=one.id,
+        device_kind=points[-1].device_kind,
+        finding=way(one.series.direction, change),
+        state=AlertState.ACCEPTED,
+        last_good=points[-2].run_id,
+        first_bad=until,
+        change=change,
+        low=math.nan,
+        high=math.nan,
+        p_value=math.nan,
+        reason="declared, not measured",
+    )

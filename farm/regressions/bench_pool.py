@@ -1,0 +1,72 @@
+"""The devices that a run's numbers are measured again on."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from farm.errors import FarmError, NoDeviceError
+from farm.regressions.confirm_job import bench_for
+from farm.replay.stored_result import find_job
+from farm.results.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import ExitStack
+
+    from farm.config.settings import Config
+    from farm.regressions.confirm_job import PairsRequest
+    from farm.regressions.interleaved_ab import PairBench
+    from farm.replay.stored_result import Past
+    from farm.store.store import Store
+
+
+class Benches:
+    """A device for each SoC, backend and kind, kept warm."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        request: PairsRequest,
+        say: Callable[[str], None],
+        stack: ExitStack,
+        end_s: float,
+    ) -> None:
+        """`end_s`, on the clock of `time.monotonic`: until then a device is waited for that somebody has."""
+        self._config, self._store, self._request, self._say, self._stack = config, store, request, say, stack
+        self._end_s = end_s
+        self._open: dict[tuple[str, str, str], PairBench] = {}
+        self.broken: dict[tuple[str, str, str], str] = {}
+        self.wait_s = math.inf
+        """And for so long at most."""
+
+    def of(self, past: Past) -> PairBench:
+        """Return the bench that a result is measured on.
+
+        Raises NoDeviceError, also where there was none before, and UsageError for a result whose job is gone.
+        """
+        key = self.key(past)
+        if key in self.broken:
+            raise NoDeviceError(self.broken[key])
+        if key not in self._open:
+            # Not a reason to do without the device.
+            find_job(self._config, past)
+            try:
+                until_s = min(self._end_s, time.monotonic() + self.wait_s)
+                opening = bench_for(self._config, self._store, past, self._request, self._say, until_s)
+                self._open[key] = self._stack.enter_context(opening)
+            except FarmError as error:
+                self.broken[key] = one_line(str(error))
+                raise NoDeviceError(self.broken[key]) from None
+        return self._open[key]
+
+    def give_up(self, past: Past, why: str) -> None:
+        """Let nothing be measured there any more."""
+        self.broken[self.key(past)] = why
+
+    @staticmethod
+    def key(past: Past) -> tuple[str, str, str]:
+        """Return what a device has to be."""
+        return past.view.soc, past.view.backend, past.kind

@@ -1,0 +1,151 @@
+"""The first bad run between a good one and a bad one: bundles of the runs between are run again, few of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.analysis.confirmation import Answer
+from farm.analysis.first_bad import MOST_PROBES, Bracket
+from farm.errors import UsageError
+from farm.regressions.confirm_job import bench_for, require_bundles, require_comparable
+from farm.regressions.confirming import Compared, Probe, compare, first_bad, series_of, worse
+from farm.replay.repro import differences
+from farm.replay.stored_result import Past, find_past, results_before
+from farm.request.ending import Patience
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farm.analysis.scale import Series
+    from farm.config.settings import Config
+    from farm.regressions.confirm_job import PairsRequest
+    from farm.store.store import Store
+
+
+class BisectOutcome(msgspec.Struct, frozen=True):
+    """Where a step is."""
+
+    runs: tuple[Past, ...]
+    """The comparable ones, oldest first: the first is the good one, the last the bad one."""
+    values: tuple[float, ...]
+    """What each had measured; NaN where it had not."""
+    left_out: int
+    """Runs between them whose case is another test."""
+    device: str
+    """Serial."""
+    kind: str
+    """`virtual` or `hardware`."""
+    whole: Compared
+    """The bad run's bundle against the good run's."""
+    probes: tuple[Probe, ...]
+    bracket: Bracket
+    """Of `runs`; all of them where the step was not confirmed."""
+
+    @property
+    def found(self) -> bool:
+        """Whether there is a step."""
+        return self.whole.confirmation.answer is Answer.CONFIRMED
+
+    @property
+    def last_good(self) -> Past:
+        """The newest run that is known to be good."""
+        return self.runs[self.bracket.good]
+
+    @property
+    def first_bad(self) -> Past:
+        """The oldest run that is known to be bad."""
+        return self.runs[self.bracket.bad]
+
+    @property
+    def differences(self) -> dict[str, tuple[str, str]]:
+        """Facts that are not the same in these two, good and bad."""
+        return differences(self.last_good.run.fingerprint, self.first_bad.run.fingerprint)
+
+    @property
+    def reason(self) -> str:
+        """Why it is a range and not a run; empty where it is one."""
+        between = range(self.bracket.good + 1, self.bracket.bad)
+        told = {probe.number: probe.reason for probe in self.probes}
+        unknown = [f"{self.runs[number].run.id}: {told[number]}" for number in between if number in told]
+        rest = len(between) - len(unknown)
+        if rest:
+            unknown.append(f"{rest} more that were not looked at, as {MOST_PROBES} old bundles are enough")
+        return "; ".join(unknown)
+
+
+def find_ends(store: Store, pattern: str, good: str, bad: str) -> tuple[Past, Past]:
+    """Return the results of the two runs. Raises UnknownNameError, UsageError where they cannot be compared."""
+    new = find_past(store, pattern, bad)
+    old = find_past(store, new.view.id, good)
+    require_comparable(old, new)
+    if old.run.id == new.run.id:
+        raise UsageError(f"run {old.run.id} is both ends: name a good run that is older than the bad one")
+    return old, new
+
+
+def bisect(
+    config: Config,
+    store: Store,
+    good: Past,
+    bad: Past,
+    request: PairsRequest,
+    say: Callable[[str], None],
+    metric: str = "",
+    told: Callable[[Past, Probe], None] = lambda _past, _probe: None,
+) -> BisectOutcome:
+    """Confirm the step from `good` to `bad`, and find the first bad run between them. `told` hears of each probe.
+
+    Nothing is recorded. Raises as `confirm_job`.
+    """
+    [series] = series_of(good, bad, [metric] if metric else ())
+    between = [one for one in _between(store, good, bad) if one.kind == good.kind]
+    same = [one for one in between if one.view.case_version == good.view.case_version]
+    runs = (good, *same, bad)
+    values = tuple(_value(one, series) for one in runs)
+    probes: list[Probe] = []
+
+    def hear(probe: Probe) -> None:
+        probes.append(probe)
+        told(runs[probe.number], probe)
+
+    with Patience(), bench_for(config, store, bad, request, say) as bench:
+        require_bundles(config, store, bench, (good, bad))
+        if good.attempt.bundle_key == bad.attempt.bundle_key:
+            say("both ends have the same program, in which there can be no step: 'farm confirm' swaps what differs")
+        say(f"measuring the whole step on {bench.device.serial} ({bench.device.kind})")
+        [whole] = compare(bench, [worse(series)], good, bad, request.pairs, request.inferences)
+        bracket = Bracket(0, len(runs) - 1)
+        if whole.confirmation.answer is Answer.CONFIRMED:
+            bracket = first_bad(
+                bench, series, runs, values, bracket, whole.confirmation.change, request.pairs, request.inferences,
+                told=hear,
+            )  # fmt: skip
+        return BisectOutcome(
+            runs,
+            values,
+            len(between) - len(same),
+            bench.device.serial,
+            bench.device.kind,
+            whole,
+            tuple(probes),
+            bracket,
+        )
+
+
+def _between(store: Store, good: Past, bad: Past) -> Sequence[Past]:
+    """Return the results of the job in runs between two, oldest first."""
+    found: list[Past] = []
+    for one in results_before(store, bad):
+        if (one.run.started_ms, one.run.id) <= (good.run.started_ms, good.run.id):
+            break
+        found.append(one)
+    return found[::-1]
+
+
+def _value(past: Past, series: Series) -> float:
+    samples = next((one.samples for one in past.attempt.measurements if one.metric == series.metric), ())
+    return statistics.median(samples) if samples else math.nan

@@ -1,0 +1,224 @@
+"""Pairs of old bundles and new ones, measured until they tell: docs/regressions.md. What they mean is decided there."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from farm.analysis.confirmation import INFERENCES, P_CONFIRMED, PAIRS, Answer, Confirmation, confirm
+from farm.analysis.first_bad import MOST_PROBES, narrowed, next_probe, suspicion
+from farm.analysis.scale import GATES, Series
+from farm.errors import FarmError, UnknownNameError, UsageError
+from farm.replay.stored_result import Past
+from farm.results.attempt import Direction
+from farm.results.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from farm.analysis.confirmation import Pair
+    from farm.analysis.first_bad import Bracket
+    from farm.regressions.interleaved_ab import PairBench, Side
+
+TIMES = ("htp_cycles", "latency")
+"""Metrics of how long a program takes, the one that says most first."""
+
+
+class Claim(NamedTuple):
+    """A series, and which way it is said to have gone."""
+
+    series: Series
+    up: bool
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """What pairs say about one claim."""
+
+    series: Series
+    confirmation: Confirmation
+    pairs: tuple[Pair, ...]
+    """Samples of good and new."""
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """An old run, compared with the good one."""
+
+    number: int
+    """Index of the run."""
+    confirmation: Confirmation | None
+    """None where its bundle is gone, or is one that was compared already."""
+    answer: Answer
+    reason: str
+    """One line."""
+
+
+def series_of(good: Past, new: Past, metrics: Sequence[str] = ()) -> list[Series]:
+    """Return series that both results have: those named, or the time that says most.
+
+    Raises UnknownNameError, UsageError for what is not measured in pairs.
+    """
+    known = {one.metric: one for one in new.attempt.measurements}
+    both = {one.metric for one in good.attempt.measurements} & known.keys()
+    for past in (good, new):
+        if not past.attempt.measurements:
+            raise UsageError(f"{new.view.id} has no numbers in run {past.run.id}: {past.attempt.reason}")
+    wanted = list(dict.fromkeys(metrics)) or [one for one in TIMES if one in both][:1]
+    if not wanted:
+        raise UsageError(f"the results of {new.view.id} have no time in common: name what to compare with --metric")
+    found = []
+    for metric in wanted:
+        if metric not in both:
+            raise UnknownNameError("metric", metric, both, f"of both results of {new.view.id}")
+        one = known[metric]
+        if one.exact:
+            raise UsageError(
+                f"{metric} repeats exactly, so that any change is one: 'farm diff' shows it, without pairs"
+            )
+        found.append(Series(new.view.id, metric, one.unit, one.direction))
+    return found
+
+
+def worse(series: Series) -> Claim:
+    """Return the claim that a series got worse."""
+    return Claim(series, up=series.direction is not Direction.HIGHER)
+
+
+def confirm_change(
+    bench: PairBench,
+    series: Series,
+    good: Past | Side,
+    new: Past | Side,
+    up: bool,
+    pairs: int = PAIRS,
+    inferences: int = INFERENCES,
+    *,
+    gate: float | None = None,
+) -> Confirmation:
+    """Tell whether the bundle of `new` has higher values (`up`), or lower, than that of `good`, as `compare` does."""
+    return compare(bench, [Claim(series, up)], good, new, pairs, inferences, gate=gate)[0].confirmation
+
+
+def compare(
+    bench: PairBench,
+    claims: Sequence[Claim],
+    good: Past | Side,
+    new: Past | Side,
+    pairs: int = PAIRS,
+    inferences: int = INFERENCES,
+    *,
+    gate: float | None = None,
+    level: float = P_CONFIRMED,
+) -> list[Compared]:
+    """Measure pairs, as many again once while a claim is unknown, and return what all of them say of each claim.
+
+    `gate` is on the scale of the series, `level` what a p-value has to be below. A side that crashes or whose numbers
+    are wrong is the reason of an unknown. Raises InfraError for the farm's and the device's trouble, UsageError for a
+    bundle that is gone.
+    """
+    was, now = (bench.side(one) if isinstance(one, Past) else one for one in (good, new))
+    numerics = any(_is_of_outputs(series) for series, _ in claims)
+    since = len(bench.turns)
+    found: dict[str, list[Pair]] = {}
+    compared: list[Compared] = []
+    for _ in range(2):
+        for metric, more in bench.measure(was, now, pairs, inferences, numerics=numerics).items():
+            found.setdefault(metric, []).extend(more)
+        compared = [_compared(claim, found, gate, level) for claim in claims]
+        if not found or all(one.confirmation.answer is not Answer.UNKNOWN for one in compared):
+            break
+    problems = bench.problems(was, now, since=since)
+    return [_with_problem(one, problems) for one in compared]
+
+
+def first_bad(
+    bench: PairBench,
+    series: Series,
+    runs: Sequence[Past | None],
+    values: Sequence[float],
+    bracket: Bracket,
+    change: float,
+    pairs: int = PAIRS,
+    inferences: int = INFERENCES,
+    *,
+    told: Callable[[Probe], None] = lambda _: None,
+) -> Bracket:
+    """Narrow the runs among which the first bad one is, by running old bundles in pairs with the good one's.
+
+    `runs` and `values` are of the comparable runs, oldest first; None is one whose bundle is gone. `change` is the
+    confirmed step: what is nearer to its far side is bad. At most MOST_PROBES bundles are run; a run of a bundle whose
+    answer is known costs none. `told` hears of each. Raises as `compare`.
+    """
+    good = runs[bracket.good]
+    if good is None:
+        raise UsageError("the good run's bundle is gone: nothing can be compared with it")
+    claim = Claim(series, change > 0)
+    answers = {good.attempt.bundle_key: Answer.REFUTED}
+    bad = runs[bracket.bad]
+    if bad is not None:
+        answers.setdefault(bad.attempt.bundle_key, Answer.CONFIRMED)
+    # Equal outputs that are not any more: no history tells where, and any difference is one.
+    finite = math.isfinite(change)
+    weights = suspicion(series.scale, values, bracket, change) if finite else np.zeros(len(values))
+    gate = abs(change) / 2.0 if finite else GATES[series.scale].confirmed
+    measured = 0
+    while (number := next_probe(bracket, weights)) is not None:
+        probe = _known(number, runs[number], answers)
+        if probe is None:
+            if measured == MOST_PROBES:
+                break
+            measured += 1
+            probe = _probe(bench, claim, good, number, runs[number], gate, pairs, inferences)
+            if (past := runs[number]) is not None:
+                answers[past.attempt.bundle_key] = probe.answer
+        told(probe)
+        bracket = narrowed(bracket, number, probe.answer)
+    return bracket
+
+
+def _known(number: int, past: Past | None, answers: dict[str, Answer]) -> Probe | None:
+    """Return what is known of a run without measuring."""
+    if past is None:
+        return Probe(number, None, Answer.UNKNOWN, "its bundle is gone")
+    answer = answers.get(past.attempt.bundle_key)
+    return None if answer is None else Probe(number, None, answer, "the same bundle as one that is known")
+
+
+def _probe(
+    bench: PairBench,
+    claim: Claim,
+    good: Past,
+    number: int,
+    past: Past | None,
+    gate: float,
+    pairs: int,
+    inferences: int,
+) -> Probe:
+    assert past is not None  # noqa: S101 - for the type
+    try:
+        side = bench.side(past)
+    except FarmError as error:
+        return Probe(number, None, Answer.UNKNOWN, one_line(str(error)))
+    [one] = compare(bench, [claim], good, side, pairs, inferences, gate=gate)
+    return Probe(number, one.confirmation, one.confirmation.answer, one.confirmation.reason)
+
+
+def _compared(claim: Claim, found: dict[str, list[Pair]], gate: float | None, level: float) -> Compared:
+    pairs = found.get(claim.series.metric, [])
+    confirmation = confirm(claim.series.scale, pairs, up=claim.up, gate=gate, level=level)
+    return Compared(claim.series, confirmation, tuple(pairs))
+
+
+def _with_problem(one: Compared, problems: Sequence[str]) -> Compared:
+    if not problems:
+        return one
+    said = "; ".join(problems)
+    reason = f"{said}: {one.confirmation.reason}" if one.confirmation.pairs else said
+    return msgspec.structs.replace(one, confirmation=msgspec.structs.replace(one.confirmation, reason=reason))
+
+
+def _is_of_outputs(series: Series) -> bool:
+    """Tell whether a metric is made of outputs, which are not brought otherwise."""
+    return series.unit in ("dB", "1")

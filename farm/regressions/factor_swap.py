@@ -1,0 +1,194 @@
+"""Which part of a change is the program's, the runner's, the SDK's or the device's: each is swapped by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.analysis.confirmation import INFERENCES, PAIRS, Confirmation
+from farm.analysis.factors import Axis, Explanation, explain
+from farm.errors import FarmError
+from farm.regressions.confirming import Claim, compare
+from farm.runtime.older import older_runner, older_sdk
+from farm.runtime.runtime import simulator_runtime
+from farm.suites.socs import find_soc
+
+if TYPE_CHECKING:
+    from farm.analysis.scale import Series
+    from farm.regressions.confirming import Compared
+    from farm.regressions.interleaved_ab import PairBench, Side
+    from farm.replay.stored_result import Past
+    from farm.runtime.runtime import Runtime
+
+FACTS = {Axis.RUNTIME: "native_runner", Axis.SDK: "qnn"}
+"""Which fact of a run tells of an axis."""
+
+
+class Attribution(msgspec.Struct, frozen=True):
+    """What of a change is to blame, and all that says so."""
+
+    metric: str
+    explanation: Explanation
+    whole: Confirmation
+    """All old against all new."""
+    alone: dict[Axis, Confirmation]
+    """All old against all old but one."""
+    differing: tuple[Axis, ...]
+    not_swapped: dict[Axis, str]
+    """Axes that are not the same in both runs and could not be swapped here, and why."""
+
+
+class Swaps(msgspec.Struct, frozen=True):
+    """What can be swapped between two runs on a bench."""
+
+    old: Side
+    new: Side
+    """All that can be had, as in the new run."""
+    alone: dict[Axis, Side]
+    """All old but for one axis."""
+    not_swapped: dict[Axis, str]
+
+    @property
+    def differing(self) -> tuple[Axis, ...]:
+        """What is not the same in both runs."""
+        return tuple(axis for axis in Axis if axis in self.alone or axis in self.not_swapped)
+
+
+def plan_swaps(bench: PairBench, good: Past, new: Past) -> Swaps:
+    """Return what can be swapped; another device is leased for it. Raises UsageError for a bundle that is gone."""
+    old, now = bench.side(good), bench.side(new)
+    alone: dict[Axis, Side] = {}
+    refused: dict[Axis, str] = {}
+    parts = [axis for axis in FACTS if _fact(good, axis) != _fact(new, axis)]
+    for axis in parts:
+        if problem := _problem(bench, good, new, axis):
+            refused[axis] = problem
+    parts = [axis for axis in parts if axis not in refused]
+    if parts:
+        was = {axis: _fact(good, axis) for axis in parts}
+        became = {axis: _fact(new, axis) for axis in parts}
+        old = msgspec.structs.replace(old, runtime=_runtime(bench, good, was))
+        now = msgspec.structs.replace(now, runtime=_runtime(bench, new, became))
+        for axis in parts:
+            runtime = _runtime(bench, good, was | {axis: became[axis]})
+            alone[axis] = msgspec.structs.replace(old, runtime=runtime)
+    if good.attempt.bundle_key != new.attempt.bundle_key:
+        alone[Axis.PROGRAM] = msgspec.structs.replace(old, bundle=now.bundle, job=now.job)
+    if devices := _devices(bench, good, new):
+        problem = _other_device(bench, good, new)
+        if problem:
+            refused[Axis.DEVICE] = problem
+        else:
+            old, now = (
+                msgspec.structs.replace(one, device=serial) for one, serial in zip((old, now), devices, strict=True)
+            )
+            alone = {axis: msgspec.structs.replace(side, device=devices[0]) for axis, side in alone.items()}
+            alone[Axis.DEVICE] = msgspec.structs.replace(old, device=devices[1])
+    return Swaps(old, now, alone, refused)
+
+
+def swap_axes(
+    bench: PairBench,
+    series: Series,
+    good: Past,
+    new: Past,
+    up: bool,
+    pairs: int = PAIRS,
+    inferences: int = INFERENCES,
+    *,
+    swaps: Swaps | None = None,
+    program: Compared | None = None,
+) -> Attribution:
+    """Swap each axis that differs by itself, and name those that explain the change of `series`.
+
+    `program` is what the two bundles gave already, on the runtime of the bench: where nothing else can be swapped, that
+    is all there is, and nothing is measured again. Raises as `compare`.
+    """
+    swaps = swaps or plan_swaps(bench, good, new)
+    if program is not None and swaps.alone.keys() <= {Axis.PROGRAM}:
+        whole = program.confirmation
+        alone = dict.fromkeys(swaps.alone, whole)
+    else:
+        whole = _confirm(bench, series, swaps.old, swaps.new, pairs, inferences, up=up)
+        # With one axis, all new is all old but that one.
+        single = len(swaps.alone) == 1
+        alone = {
+            axis: whole if single else _confirm(bench, series, swaps.old, side, pairs, inferences, up=up)
+            for axis, side in swaps.alone.items()
+        }
+    explanation = explain(series.scale, whole, alone, swaps.differing)
+    return Attribution(series.metric, explanation, whole, alone, swaps.differing, swaps.not_swapped)
+
+
+def _confirm(
+    bench: PairBench, series: Series, old: Side, new: Side, pairs: int, inferences: int, *, up: bool
+) -> Confirmation:
+    return compare(bench, [Claim(series, up)], old, new, pairs, inferences)[0].confirmation
+
+
+def _fact(past: Past, axis: Axis) -> str:
+    return past.run.fingerprint.get(FACTS[axis], "")
+
+
+def _problem(bench: PairBench, good: Past, new: Past, axis: Axis) -> str:
+    """Return why the runner or the SDK of these runs cannot be swapped here, empty when they can."""
+    if bench.runtime.kind != "simulator":
+        return "farm keeps none of those that devices had: only of virtual devices can it be swapped"
+    if good.view.backend != "htp" and axis is Axis.SDK:
+        return "only that of the HTP simulator can be swapped"
+    return _gone(bench, good, axis) or _gone(bench, new, axis)
+
+
+def _gone(bench: PairBench, past: Past, axis: Axis) -> str:
+    """Return why the runner or the SDK of a run cannot be had any more, empty when it can."""
+    cache, versions, value = bench.config.cache_dir, bench.tools.versions, _fact(past, axis)
+    then = past.run.fingerprint.get("executorch", "")
+    if not value:
+        return f"run {past.run.id} does not say which it had"
+    if axis is Axis.SDK and value != versions["qnn"] and older_sdk(cache, value) is None:
+        return f"QNN {value} of run {past.run.id} is not in the cache any more"
+    if axis is Axis.RUNTIME and then != versions["executorch"]:
+        return f"that of run {past.run.id} is of ExecuTorch {then}, whose libraries are not here"
+    if axis is Axis.RUNTIME and older_runner(cache, value) is None:
+        return f"the runner {value} of run {past.run.id} is not in the cache any more"
+    return ""
+
+
+def _runtime(bench: PairBench, past: Past, facts: dict[Axis, str]) -> Runtime:
+    """Return the runtime of the bench with another runner, other QNN libraries or both."""
+    cache, config = bench.config.cache_dir, bench.config
+    return simulator_runtime(
+        cache,
+        find_soc(past.view.soc),
+        past.view.backend,
+        sdk_root=config.sdk_root,
+        runner=older_runner(cache, facts[Axis.RUNTIME]) if Axis.RUNTIME in facts else None,
+        sdk=older_sdk(cache, facts[Axis.SDK]) if Axis.SDK in facts else None,
+    )
+
+
+def _devices(bench: PairBench, good: Past, new: Past) -> tuple[str, str] | None:
+    """Return the serials of the devices where the runs had two; a virtual one of a run's own is like any other."""
+    was, now = _device(good), _device(new)
+    return None if bench.virtual or was == now else (was[0], now[0])
+
+
+def _device(past: Past) -> tuple[str, str]:
+    serial = past.attempt.device
+    return serial, next((one.build for one in past.run.devices if one.serial == serial), "")
+
+
+def _other_device(bench: PairBench, good: Past, new: Past) -> str:
+    """Lease what is lacking of both runs' devices, and return why that cannot be, empty when it could."""
+    was, now = _device(good), _device(new)
+    if was[0] == now[0]:
+        return f"{was[0]} had another system then: {was[1]}"
+    try:
+        for serial, build in (was, now):
+            bench.add_device(serial)
+            if bench.build_of(serial) != build:
+                return f"{serial} has another system now than in its run"
+    except FarmError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,390 @@
+"""Programs in turns on one warm device: the pairs that docs/regressions.md asks for. Nothing of it is recorded."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import shutil
+from contextlib import ExitStack
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.analysis.confirmation import INFERENCES, PAIRS
+from farm.errors import InfraError, LeaseLostError, NoDeviceError
+from farm.pool.acquire import attached_place, virtual_place
+from farm.pool.fleet import Choice
+from farm.replay.stored_result import find_bundle, find_job
+from farm.request.profiling import Profile
+from farm.results.attempt import Verdict
+from farm.results.ending import Ending
+from farm.results.judge import judge
+from farm.results.measurements import time_measurements
+from farm.results.outcome import outcome
+from farm.results.profile.cycles import read_profile
+from farm.suites.options import runtime_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+    from farm.analysis.confirmation import Pair
+    from farm.bundles.bundle import Bundle
+    from farm.compile.toolchain import Toolchain
+    from farm.config.settings import Config
+    from farm.devices.device import Device
+    from farm.execution.raw import RawResult
+    from farm.execution.session import DeviceSession, RunnerOptions
+    from farm.pool.acquire import Place
+    from farm.replay.stored_result import Past
+    from farm.results.attempt import Measurement
+    from farm.runtime.runtime import Runtime
+    from farm.store.store import Store
+    from farm.suites.suite import Job, Target
+
+# A side that ended so often the wrong way is not asked again.
+_MOST_FAILURES = 3
+
+
+class Role(StrEnum):
+    """Which side of a pair."""
+
+    GOOD = "good"
+    NEW = "new"
+
+
+class Side(msgspec.Struct, frozen=True):
+    """What one side of pairs runs."""
+
+    job: Job
+    bundle: Bundle
+    profile: Profile = Profile.AUTO
+    """As in the run that it is of: `htp_cycles` are there only where there is one."""
+    runtime: Runtime | None = None
+    """None is that of the bench."""
+    device: str = ""
+    """Serial of one of the bench's devices; empty is the first."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What it runs on: sides that have the same share a process."""
+        return self.runtime.digest if self.runtime else "", self.device
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What tells it from other sides."""
+        return self.job.id, self.bundle.manifest.key, *self.place
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """What one side gave in one pair."""
+
+    role: Role
+    pair: int
+    """From 0; -1 is warming up, which is in no pair."""
+    bundle_key: str
+    runtime: str
+    """Digest."""
+    device: str
+    """Serial."""
+    started_ms: int
+    """Epoch, milliseconds."""
+    measurements: tuple[Measurement, ...] = ()
+    """All samples of this turn; none where it failed."""
+    failure: str = ""
+    """Why it is in no pair: it crashed, or its numbers are wrong."""
+
+
+class PairBench:
+    """One device of an SoC and kind, and what is compared on it. Use it as a context manager, in one thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        target: Target,
+        say: Callable[[str], None],
+        *,
+        virtual: bool,
+        choice: Choice | None = None,
+        purpose: str = "farm confirm",
+        warm_up: int = 1,
+        timeout_s: float = 300.0,
+        until_s: float = math.inf,
+    ) -> None:
+        """`virtual`: a virtual device of its own; else one of the attached ones that `choice` leaves, under a lease.
+
+        `store` is asked for leases only. `warm_up` are executions before those that count, in every turn. A device that
+        somebody else has is waited for until `until_s` on the clock of `time.monotonic`.
+        """
+        self._config, self._store, self._target, self._say = config, store, target, say
+        self._virtual, self._choice, self._purpose = virtual, choice or Choice(), purpose
+        self._warm_up, self._timeout_s, self._until_s = warm_up, timeout_s, until_s
+        self._stack = ExitStack()
+        self._places: dict[str, Place] = {}
+        self._sessions: dict[tuple[str, str], DeviceSession] = {}
+        self._proven: dict[tuple[str, ...], str] = {}
+        self._count = 0
+        self.turns: list[Turn] = []
+        """All that was measured so far, with every sample."""
+
+    def __enter__(self) -> PairBench:
+        """Raises NoDeviceError, UnknownNameError, MissingToolError."""
+        from farm.compile.toolchain import prepare
+        from farm.system.processes import Supervisor
+        from farm.system.publish import own_folder
+
+        config, stack = self._config, self._stack
+        try:
+            self.tools: Toolchain = prepare(config, self._say, virtual=self._virtual)
+            self._folder: Path = stack.enter_context(
+                own_folder(config.cache_dir / "virtual", f"pairs-{secrets.token_hex(6)}")
+            )
+            self._supervisor = stack.enter_context(Supervisor())
+            # Given back when nothing of ours is on the devices any more.
+            self._leases = stack.enter_context(ExitStack())
+            stack.callback(self._close_sessions)
+            if self._virtual:
+                place = virtual_place(config, self._target, self._supervisor, self._folder / "device")
+            else:
+                place = self._attached(self._choice)
+            self._place = place
+            self._places[place.device.serial] = place
+        except BaseException:
+            stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def device(self) -> Device:
+        """The first device."""
+        return self._place.device
+
+    @property
+    def runtime(self) -> Runtime:
+        """What it runs programs with, unless a side has another."""
+        return self._place.runtime
+
+    @property
+    def fence(self) -> tuple[str, int] | None:
+        """Id of the device and its lease's fence, for whoever records what was measured; None where it is our own."""
+        return self._place.fence
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the device is the bench's own virtual one."""
+        return self._virtual
+
+    @property
+    def config(self) -> Config:
+        """Where its cache is."""
+        return self._config
+
+    def side(self, past: Past) -> Side:
+        """Return what a past result ran. Raises UsageError where its bundle is gone and cannot be made again."""
+        job = find_job(self._config, past)
+        bundle = find_bundle(self._config, past, job, self.tools, self._supervisor, self._say)
+        profile = past.run.fingerprint.get("profile", "")
+        # A timeline would cost time, and is in no figure.
+        known = profile in (Profile.OFF, Profile.BASIC, Profile.DETAILED)
+        return Side(job, bundle, Profile(profile) if known else Profile.AUTO)
+
+    def add_device(self, serial: str) -> None:
+        """Lease another attached device for sides that name it. Raises NoDeviceError, UnknownNameError."""
+        if serial in self._places:
+            return
+        now_ms = self._store.leases.now_ms()
+        for lease in self._store.leases.all():
+            # Whoever holds one device and waits for another may wait for somebody who does the same.
+            if serial in (lease.device, lease.device.partition("@")[0]) and lease.token and lease.expires_ms > now_ms:
+                raise NoDeviceError(f"{serial} is with {lease.user}")
+        self._places[serial] = self._attached(Choice((serial,)))
+
+    def build_of(self, serial: str) -> str:
+        """Return the fingerprint of the system of one of the devices."""
+        return self._places[serial].device.build
+
+    def measure(
+        self,
+        good: Past | Side,
+        new: Past | Side,
+        pairs: int = PAIRS,
+        inferences: int = INFERENCES,
+        *,
+        numerics: bool = False,
+    ) -> dict[str, list[Pair]]:
+        """Run both in turns and return the samples of each pair by metric; who begins changes from pair to pair.
+
+        `numerics`: bring and compare outputs in every turn, not only in the first. A side that fails has no samples:
+        its pairs are not there, and `turns` says why. A side that is new to the bench is warmed up first, and judged
+        as by its run; when that fails nothing is measured. Raises InfraError for the farm's and the device's trouble.
+        """
+        was, now = (one if isinstance(one, Side) else self.side(one) for one in (good, new))
+        # A profile costs time: both have that of the new one.
+        sides = {Role.GOOD: msgspec.structs.replace(was, profile=now.profile), Role.NEW: now}
+        found: dict[str, list[Pair]] = {}
+        # Both, so that both are told.
+        problems = [self._prove(role, side) for role, side in sides.items()]
+        if any(problems):
+            return found
+        # A process may have its own luck, as with where its memory lies: what runs in two gets new ones in every pair.
+        fresh = sides[Role.GOOD].place != sides[Role.NEW].place
+        failures = 0
+        for number in range(pairs):
+            order = list(sides) if number % 2 == 0 else list(sides)[::-1]
+            turns: dict[Role, Turn] = {}
+            for role in order:
+                turns[role] = self._turn(role, sides[role], number, inferences, full=numerics, fresh=fresh)
+                if turns[role].failure:
+                    failures += 1
+                    break
+            else:
+                _add(found, turns[Role.GOOD], turns[Role.NEW])
+            if failures >= _MOST_FAILURES:
+                break
+        self._require_lease()
+        return found
+
+    def problems(self, good: Side, new: Side, *, since: int = 0) -> tuple[str, ...]:
+        """Return why pairs of these sides are missing: of their first turns, and of those from number `since` on."""
+        found = [
+            f"{role}: {self._proven[side.key]}"
+            for role, side in zip(Role, (good, new), strict=True)
+            if self._proven.get(side.key)
+        ]
+        found += [f"{turn.role}: {turn.failure}" for turn in self.turns[since:] if turn.failure and turn.pair >= 0]
+        return tuple(dict.fromkeys(found))
+
+    def _prove(self, role: Role, side: Side) -> str:
+        """Return why a side cannot be measured, empty when it can; it is run and judged once, and warm after that."""
+        if side.key not in self._proven:
+            failure = self._turn(role, side, -1, 1, full=True).failure
+            # As in a run, whatever ends the runner is tried once more before it is blamed.
+            self._proven[side.key] = failure and self._turn(role, side, -1, 1, full=True).failure
+        return self._proven[side.key]
+
+    def _turn(self, role: Role, side: Side, pair: int, inferences: int, *, full: bool, fresh: bool = False) -> Turn:
+        place = self._places[side.device] if side.device else self._place
+        runtime = side.runtime or place.runtime
+        try:
+            started_ms, measured, failure = self._run(side, place, runtime, inferences, full=full, fresh=fresh)
+        except InfraError as error:
+            self._mend(place, runtime, error)
+            started_ms, measured, failure = self._run(side, place, runtime, inferences, full=full, fresh=fresh)
+        turn = Turn(
+            role, pair, side.bundle.manifest.key, runtime.digest, place.device.serial, started_ms, measured, failure
+        )
+        self.turns.append(turn)
+        return turn
+
+    def _mend(self, place: Place, runtime: Runtime, error: InfraError) -> None:
+        """Begin anew on a device that may have been away: that is no reason to measure all again. Raises `error`."""
+        from farm.devices.recovery import Step, recover
+
+        if (session := self._sessions.pop((place.device.serial, runtime.digest), None)) is not None:
+            session.close()
+        # A reboot would leave it cold.
+        if not recover(place.device, max_step=Step.RESTART).ok:
+            raise error
+        self._say(f"once more: {error}")
+
+    def _run(
+        self, side: Side, place: Place, runtime: Runtime, inferences: int, *, full: bool, fresh: bool
+    ) -> tuple[int, tuple[Measurement, ...], str]:
+        """Return when a turn began, what it measured, and why it failed. Raises InfraError."""
+        self._count += 1
+        folder = self._folder / "raw" / str(self._count)
+        session = self._session(place, runtime)
+        options = self._options(side, place.device, inferences, full=full)
+        execute = session.execute_alone if fresh else session.execute
+        raw = execute(side.job.id, session.stage(side.bundle), folder, options)
+        found = _judged(side, raw) if full else _timed(side, raw)
+        shutil.rmtree(folder, ignore_errors=True)
+        return (raw.started_ms, *found)
+
+    def _options(self, side: Side, device: Device, inferences: int, *, full: bool) -> RunnerOptions:
+        from farm.execution.session import RunnerOptions
+
+        return RunnerOptions(
+            iterations=inferences,
+            warm_up=self._warm_up,
+            timeout_s=self._timeout_s,
+            flags={**runtime_flags(side.job.target), **side.profile.flags(device.kind)},
+            outputs=full,
+        )
+
+    def _session(self, place: Place, runtime: Runtime) -> DeviceSession:
+        """Return what runs programs with `runtime`, which stays up: a runner each."""
+        from farm.devices.connect import open_transport
+        from farm.execution.session import DeviceSession
+
+        key = (place.device.serial, runtime.digest)
+        if key not in self._sessions:
+            if runtime.needs_root:
+                from farm.devices.root import ensure_root
+
+                ensure_root(place.device)
+            first = not any(serial == place.device.serial for serial, _ in self._sessions)
+            self._sessions[key] = DeviceSession(
+                open_transport(place.device),
+                runtime,
+                f"{self._folder.name}.{self._count}",
+                place.device.serial,
+                takeover=first and place.fence is not None,
+            )
+        return self._sessions[key]
+
+    def _close_sessions(self) -> None:
+        with ExitStack() as closing:
+            for session in self._sessions.values():
+                closing.callback(session.close)
+
+    def _attached(self, choice: Choice) -> Place:
+        return attached_place(
+            self._config, self._store, self._target, self._supervisor, self._leases, self._say,
+            choice=choice, purpose=self._purpose, otherwise="--virtual", until_s=self._until_s,
+        )  # fmt: skip
+
+    def _require_lease(self) -> None:
+        """Raise LeaseLostError when somebody else may have used a device meanwhile."""
+        fences = {lease.device: lease.fence for lease in self._store.leases.all() if lease.token}
+        for place in self._places.values():
+            if place.fence is not None and fences.get(place.fence[0]) != place.fence[1]:
+                raise LeaseLostError(f"the lease of {place.device.serial} was lost meanwhile: measure again")
+
+
+def _judged(side: Side, raw: RawResult) -> tuple[tuple[Measurement, ...], str]:
+    """Return what a turn measured, with its figures, or why it failed. Raises InfraError."""
+    # A runtime of its own may be that of an older farm.
+    attempt = judge(side.job, side.bundle, raw, any_runner=side.runtime is not None)
+    if attempt.verdict is Verdict.INFRA:
+        raise InfraError(attempt.reason)
+    if attempt.verdict is Verdict.FAILED and not attempt.known_issue:
+        return (), f"{attempt.stage}: {attempt.reason}"
+    return tuple(one for one in attempt.measurements if not one.exact), ""
+
+
+def _timed(side: Side, raw: RawResult) -> tuple[tuple[Measurement, ...], str]:
+    """Return the times of a turn whose outputs nobody looks at, or why it failed. Raises InfraError."""
+    report = outcome(raw)
+    if isinstance(report, Ending):
+        if report.verdict is Verdict.INFRA:
+            raise InfraError(report.reason)
+        return (), f"{report.stage}: {report.reason}"
+    profile = read_profile(raw.folder, report, side.bundle.manifest.delegates)
+    return (*time_measurements(report), *profile.measurements), ""
+
+
+def _add(found: dict[str, list[Pair]], good: Turn, new: Turn) -> None:
+    """Add a pair to every metric that both sides have."""
+    samples = {one.metric: one.samples for one in new.measurements}
+    for one in good.measurements:
+        if one.metric in samples:
+            found.setdefault(one.metric, []).append((one.samples, samples[one.metric]))

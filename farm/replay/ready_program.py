@@ -1,0 +1,211 @@
+"""A `.pte` file that a user has -> the one job that runs it, and its bundle. Torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, sha256_of
+from farm.bundles.cache import BundleCache
+from farm.bundles.ready import read_ready
+from farm.errors import ConfigError, IllegalTargetError, UsageError
+from farm.program.pte import QNN, Method, Program, Value, read_pte
+from farm.replay.tensor_files import distribution, random_sample, read_samples
+from farm.request.profiling import Profile
+from farm.suites.options import parse_options
+from farm.suites.socs import CPU_BACKENDS, READY, check_target, find_soc, load_socs
+from farm.suites.suite import Case, Job, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from farm.bundles.bundle import Bundle
+    from farm.config.settings import Config
+    from farm.replay.tensor_files import Samples
+
+SUITE = "exec"
+"""The suite that such jobs are recorded under."""
+
+_XNNPACK = "XnnpackBackend"
+# Of one tensor: more is a program that lies, or one that no phone runs.
+_MOST_BYTES = 2 << 30
+# A bundle that is made in another way is another one.
+_RECIPE = 1
+
+
+class ReadyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user named."""
+
+    model: Path
+    inputs: tuple[Path, ...] = ()
+    """As many for every inference as the program has inputs; none for random ones."""
+    expect: tuple[Path, ...] = ()
+    """As many for every inference as it has outputs; none to compare nothing."""
+    seed: int = 0
+    soc: str = ""
+    """Empty is what the program was compiled for."""
+    backend: str = ""
+    options: tuple[str, ...] = ()
+    virtual: bool = False
+    profile: Profile = Profile.AUTO
+
+
+class ReadyProgram:
+    """A program with its inputs, checked against each other; nothing is written yet."""
+
+    def __init__(
+        self, request: ReadyRequest, method: Method, target: Target, samples: Samples, expected: Samples
+    ) -> None:
+        self.path, self.method, self.samples, self.expected = request.model, method, samples, expected
+        self.outputs = _output_specs(request.model, method, samples, expected)
+        self.sources = _sources(request, method)
+        """Where each input comes from, in words."""
+        self.is_random = bool(method.inputs) and not request.inputs
+        digest = hashlib.sha256()
+        for tensor in (tensor for sample in samples for tensor in sample):
+            digest.update(f"{tensor.dtype.name}{tensor.shape}".encode() + tensor.tobytes())
+        # In place of a module: what is measured is this very program with these inputs.
+        content = {"model": sha256_of(request.model), "inputs": digest.hexdigest()}
+        self.job = Job(msgspec.structs.replace(_case(request), kwargs=content, samples=len(samples)), target)
+
+    def bundle(self, config: Config) -> Bundle:
+        """Return its bundle, made in the cache where it is not there. Raises InfraError when that cannot be written."""
+        target = self.job.target
+        parts = (_RECIPE, self.job.case.kwargs, target.soc, target.backend, [spec.shape for spec in self.outputs])
+        key = hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
+        return BundleCache(config.cache_dir).build(key, lambda folder: self._fill(folder, key))
+
+    def _fill(self, folder: Path, key: str) -> None:
+        shutil.copyfile(self.path, folder / MODEL)
+        (folder / INPUTS).mkdir()
+        for number, sample in enumerate(self.samples):
+            for index, tensor in enumerate(sample):
+                (folder / INPUTS / f"input_{number}_{index}.raw").write_bytes(tensor.tobytes())
+        target, method = self.job.target, self.method
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        manifest = Manifest(
+            key=key,
+            job_id=self.job.id,
+            soc=target.soc,
+            backend=target.backend,
+            precision=target.precision,
+            samples=len(self.samples),
+            inputs=tuple(TensorSpec(tensor.shape, tensor.dtype.name) for tensor in self.samples[0]),
+            outputs=self.outputs,
+            pte_bytes=(folder / MODEL).stat().st_size,
+            delegates=method.partitions,
+            delegated_ops=None,
+            fallback_ops=method.cpu_operators,
+            seconds={},
+            versions={},
+            files={str(path.relative_to(folder)): sha256_of(path) for path in files},
+            references=(),
+            dynamic=any(value.dynamic for value in (*method.inputs, *method.outputs)),
+        )
+        (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+
+
+def plan_ready(request: ReadyRequest) -> ReadyProgram:
+    """Return the program of `request` with its inputs.
+
+    Raises ConfigError for a file that is not what it should be, IllegalTargetError for a program for another SoC or
+    backend, UsageError, UnknownNameError.
+    """
+    program = read_pte(request.model)
+    method = program.forward
+    target = _target(request, program)
+    _check_runnable(request, program, target)
+    # Its own words for a program that is for something else, or has options that only a compiler could apply.
+    read_ready(Job(msgspec.structs.replace(_case(request), pte=str(request.model.absolute())), target))
+    for place, values in (("input", method.inputs), ("output", method.outputs)):
+        for index, value in enumerate(values):
+            _check_value(request.model, value, f"{place} {index}")
+    if request.inputs:
+        samples = read_samples(request.inputs, method.inputs, "input")
+    else:
+        samples = (random_sample(method.inputs, request.seed),)
+    expected = read_samples(request.expect, method.outputs, "output") if request.expect else ()
+    if expected and len(expected) != len(samples):
+        raise UsageError(f"outputs of {len(expected)} inferences are expected, and there are inputs for {len(samples)}")
+    return ReadyProgram(request, method, target, samples, expected)
+
+
+def _target(request: ReadyRequest, program: Program) -> Target:
+    qnn = program.qnn
+    soc = request.soc or (qnn.soc if qnn else "")
+    backend = request.backend or (qnn.backend if qnn else CPU_BACKENDS[0])
+    if not soc:
+        name = request.model.name
+        raise UsageError(f"{name} is for the CPU of any SoC: name the one it should run on, as with --soc SM8650")
+    if qnn and not request.soc and soc not in load_socs():
+        raise ConfigError(request.model, "", f"is compiled for {soc}, which farm does not know (farm socs lists them)")
+    found = find_soc(soc)
+    check_target(found, backend, READY)
+    sets = parse_options(request.options, backend)
+    if len(sets) > 1:
+        raise UsageError("one program is run at a time: give every option one value")
+    return Target(found.name, backend, READY, sets[0])
+
+
+def _check_runnable(request: ReadyRequest, program: Program, target: Target) -> None:
+    foreign = sorted({one.id for one in program.forward.delegates} - {QNN, _XNNPACK})
+    if foreign:
+        raise IllegalTargetError(
+            f"{request.model.name} has a part for {foreign[0][:80]!r}, which farm's runner has not"
+        )
+    if request.virtual and target.backend == "htp" and program.qnn is not None and program.qnn.online_prepare:
+        raise IllegalTargetError(
+            f"{request.model.name} is prepared on the device when it is loaded, which the simulator cannot: attach a "
+            "device, or compile it with online_prepare=False"
+        )
+
+    dumping = any(one.qnn is not None and one.qnn.dump_intermediate_outputs for one in program.forward.delegates)
+    if dumping and request.profile is not Profile.OFF:
+        # ExecuTorch 1.5 aborts where there is an ETDump and no room for them; farm debug makes its own programs.
+        raise IllegalTargetError(
+            f"{request.model.name} is compiled to write what every layer gives, and cannot be profiled as well: "
+            "use --profile off"
+        )
+
+
+def _check_value(model: Path, value: Value, place: str) -> None:
+    try:
+        np.dtype(value.dtype)
+    except TypeError:
+        raise ConfigError(model, "", f"{place} is {value.dtype}: farm exec takes tensors of numpy's types") from None
+    if value.nbytes > _MOST_BYTES:
+        raise ConfigError(model, "", f"{place} is {value} and has {value.nbytes} bytes, more than {_MOST_BYTES}")
+
+
+def _output_specs(model: Path, method: Method, samples: Samples, expected: Samples) -> tuple[TensorSpec, ...]:
+    if expected:
+        return tuple(TensorSpec(tensor.shape, tensor.dtype.name) for tensor in expected[0])
+    smaller = any(tensor.shape != value.shape for tensor, value in zip(samples[0], method.inputs, strict=True))
+    if smaller and any(value.dynamic for value in method.outputs):
+        raise UsageError(
+            f"{model.name} has outputs whose shapes depend on its inputs, and these are below their bounds: say with "
+            "--expect what comes out, or give inputs of the greatest shape"
+        )
+    return tuple(TensorSpec(value.shape, value.dtype) for value in method.outputs)
+
+
+def _sources(request: ReadyRequest, method: Method) -> tuple[str, ...]:
+    if not request.inputs:
+        return tuple(f"random: {distribution(value)}, seed {request.seed}" for value in method.inputs)
+    count = len(method.inputs)
+    return tuple(_files_told(request.inputs[index::count]) for index in range(count))
+
+
+def _files_told(files: Sequence[Path]) -> str:
+    return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+
+
+def _case(request: ReadyRequest) -> Case:
+    name = re.sub(r"[^a-z0-9_]+", "_", request.model.stem.lower()).strip("_")[:64]
+    return Case(suite=SUITE, name=name or "program", module="", inputs=())

@@ -1,0 +1,142 @@
+"""A past result, run again from its exact bundle, and both results side by side."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.pool.fleet import Choice
+from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
+from farm.replay.stored_result import Past, find_bundle, find_job
+from farm.request.profiling import Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from farm.config.settings import Config
+    from farm.results.attempt import Attempt
+    from farm.store.store import Store
+
+SAME = "same"
+"""As a device: the one of the past result."""
+
+_FACT = "repro"
+
+
+class ReproRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and how often a past result is run again."""
+
+    virtual: bool = False
+    device: str = ""
+    """Name, serial or id of an attached device, or SAME; empty is any of the SoC, of the kind it was."""
+    iterations: int = 3
+    warm_up: int = 1
+    timeout_s: float = 300.0
+    command: str = ""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One figure of both results; None where one has none."""
+
+    name: str
+    unit: str
+    then: float | None
+    now: float | None
+
+
+class ReproOutcome(msgspec.Struct, frozen=True):
+    """Both results."""
+
+    past: Past
+    now: OneOffOutcome
+    rows: tuple[Row, ...]
+    outputs: str
+    """Whether the outputs are the same, byte by byte, as far as that can be known."""
+    differences: dict[str, tuple[str, str]]
+    """What both depend on and is not the same, then and now; "" for what one has not."""
+
+
+def repro(config: Config, store: Store, past: Past, request: ReproRequest, say: Callable[[str], None]) -> ReproOutcome:
+    """Run a past result again, judge it by the limits of its case, record it, and return both.
+
+    Raises UsageError where its bundle is gone and cannot be made again, NoDeviceError.
+    """
+    job = find_job(config, past)
+    profile = past.run.fingerprint.get("profile", "")
+    now = run_one(
+        config,
+        store,
+        OneOffRequest(
+            job=job,
+            virtual=request.virtual or (past.kind == "virtual" and not request.device),
+            otherwise="--virtual 1",
+            choice=Choice((past.attempt.device if request.device == SAME else request.device,))
+            if request.device
+            else Choice(),
+            iterations=request.iterations,
+            warm_up=request.warm_up,
+            timeout_s=request.timeout_s,
+            # A timeline would cost time, and is in no figure.
+            profile=Profile(profile) if profile in (Profile.OFF, Profile.BASIC, Profile.DETAILED) else Profile.AUTO,
+            command=request.command,
+            facts={_FACT: past.run.id},
+        ),
+        lambda tools, supervisor: find_bundle(config, past, job, tools, supervisor, say),
+        say,
+    )
+    facts = store.run_view(now.run_id).fingerprint
+    return ReproOutcome(
+        past=past,
+        now=now,
+        rows=tuple(rows(past.attempt, now.attempt)) if now.attempt else (),
+        outputs=outputs_told(past.outputs, now.outputs),
+        differences=differences(past.run.fingerprint, facts),
+    )
+
+
+def rows(then: Attempt, now: Attempt) -> list[Row]:
+    """Return the figures of two attempts, those of outputs first, times and counts as medians. Pure."""
+    old, new = _figures(then), _figures(now)
+    units = {name: unit for figures in (old, new) for name, (unit, _) in figures.items()}
+    return [
+        Row(name, unit, *(one[name][1] if name in one else None for one in (old, new))) for name, unit in units.items()
+    ]
+
+
+def outputs_told(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Say whether two results have the same outputs, given the hashes of those that were kept. Pure."""
+    if not now:
+        return "there are no outputs now"
+    if not then:
+        return "none of then was kept: the figures tell"
+    different = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
+    if not different:
+        return f"all {len(now)} the same, byte by byte" if len(now) > 1 else "the same, byte by byte"
+    return f"{len(different)} of {len(then.keys() | now.keys())} differ: {', '.join(different[:4])}"
+
+
+def differences(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return the facts that are not the same, by name. Pure."""
+    names = sorted((then.keys() | now.keys()) - {_FACT})
+    return {name: (then.get(name, ""), now.get(name, "")) for name in names if then.get(name) != now.get(name)}
+
+
+def _figures(attempt: Attempt) -> dict[str, tuple[str, float | None]]:
+    """Return the unit and the value of every figure of an attempt, by its name."""
+    found: dict[str, tuple[str, float | None]] = {}
+    for one in attempt.comparisons:
+        named = {"sqnr": ("dB", one.sqnr_db), "cosine": ("1", one.cosine), "max_abs": ("1", one.max_abs)}
+        named |= {"steps": ("1", one.steps), "loss": ("dB", one.loss_db), "mismatch": ("1", one.mismatch)}
+        place = f"{one.reference}[{one.output}]"
+        found |= {f"{name}_{place}": (unit, value) for name, (unit, value) in named.items() if value is not None}
+    for measured in attempt.measurements:
+        # Of what was compared the worst of all samples is there already.
+        found.setdefault(measured.metric, (measured.unit, _median(measured.samples)))
+    return found
+
+
+def _median(samples: Iterable[float]) -> float | None:
+    values = list(samples)
+    return statistics.median(values) if values else None

@@ -1,0 +1,319 @@
+"""A past result -> a folder with all it takes to run it again, and a shell script that needs nothing but adb."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.bundles.bundle import MODEL
+from farm.devices.transport import Link
+from farm.errors import UsageError
+from farm.execution.workspace import INPUT_LIST, INPUT_SHAPES, OUTPUT_SHAPES, job_layout
+from farm.replay.stored_result import cached_bundle, find_bundle, find_job, target_of
+from farm.results.text import one_line
+from farm.runtime.places import speaks_sessions
+from farm.suites.options import runtime_flags
+from farm.suites.socs import find_soc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from farm.bundles.bundle import Bundle
+    from farm.config.settings import Config
+    from farm.replay.stored_result import Past
+    from farm.runtime.runtime import Runtime
+
+DEVICE = "device"
+"""What goes to the device, in the folder."""
+THEN = "outputs_then"
+SCRIPT = "repro.sh"
+
+_ON_DEVICE = "run.sh"
+_OUTPUTS = "outputs"
+_OUTPUT_NAME = re.compile(r"output_\d+_\d+\.raw")
+
+# What only the device can do, beside the program: no name is quoted twice.
+_RUN = """\
+#!/bin/sh
+# On the device: runs the program of this folder and leaves its exit code beside it.
+cd "$(dirname "$0")" || exit
+here=$(pwd)
+mkdir -p {outputs}
+chmod 755 {runner}
+LD_LIBRARY_PATH=$here ADSP_LIBRARY_PATH=$here
+export LD_LIBRARY_PATH ADSP_LIBRARY_PATH
+./{runner} {flags} &
+echo $! >pid
+wait $!
+echo $? >exit_code
+"""
+
+_REPRO = r"""#!/bin/sh
+{about}
+#
+# usage: repro.sh [SERIAL]        ADB=path/to/adb, where it is not on the PATH
+#
+# Exit code: the runner's (docs/native_runner.md of farm); 1 where it said 0 and an output is missing or has another
+# size; 125 where adb or the device is the trouble. A difference from the past result is told, and is no failure.
+
+set -u
+soc={soc}
+machine={machine}
+root={root}
+
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd) || exit 125
+serial=${{1-}}
+workspace=/data/local/tmp/farm-repro-$(date +%s)-$$
+
+adb() {{
+    if [ -n "$serial" ]; then
+        command "${{ADB:-adb}}" -s "$serial" "$@" </dev/null
+    else
+        command "${{ADB:-adb}}" "$@" </dev/null
+    fi
+}}
+
+fail() {{
+    echo "repro.sh: $1" >&2
+    exit 125
+}}
+
+# shellcheck disable=SC2329 # by a trap
+clean_up() {{
+    # The runner, where it has not ended.
+    adb shell "cd $workspace/device && [ ! -f exit_code ] && [ -f pid ] && kill -9 \$(cat pid)" >/dev/null 2>&1
+    adb shell "rm -rf $workspace" >/dev/null 2>&1
+}}
+
+# An output: whether it is there, has the size it should have, and is the same as then.
+check() {{
+    file=$here/outputs/$1
+    then=$here/outputs_then/$1
+    if [ ! -f "$file" ]; then
+        echo "$1: missing"
+        wrong=1
+        return
+    fi
+    size=$(wc -c <"$file" | tr -d ' ')
+    if [ "$size" != "$2" ]; then
+        echo "$1: $size bytes, expected $2"
+        wrong=1
+    elif [ ! -f "$then" ]; then
+        echo "$1: $size bytes; the output of then was not kept, so there is nothing to compare it with"
+    elif cmp -s "$file" "$then"; then
+        echo "$1: $size bytes, the same as then"
+    else
+        echo "$1: $size bytes, of which $(cmp -l "$file" "$then" | wc -l | tr -d ' ') differ from then"
+    fi
+}}
+
+adb get-state >/dev/null || fail "no device${{serial:+ $serial}}: attach one, or name one of 'adb devices'"
+found=$(adb shell uname -m | tr -d '\r\n')
+case $machine:$found in
+    x86_64:x86_64 | aarch64:aarch64 | aarch64:armv8*) ;;
+    *) fail "the files are for $machine, the device has $found" ;;
+esac
+found=$(adb shell getprop ro.soc.model | tr -d '\r\n')
+if [ -n "$found" ] && [ "$found" != "$soc" ]; then
+    fail "the program is for $soc, the device is a $found"
+fi
+if [ "$root" = 1 ]; then
+    adb root >/dev/null || fail "root is needed, and adb root does not give it"
+    adb wait-for-device
+    [ "$(adb shell id -u | tr -d '\r\n')" = 0 ] || fail "root is needed: use a userdebug or eng build of the system"
+fi
+
+trap clean_up EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+adb shell "mkdir -p $workspace" || fail "cannot make $workspace on the device"
+adb push "$here/device" "$workspace/" >/dev/null || fail "cannot push the files"
+adb shell "sh $workspace/device/run.sh"
+code=$(adb shell "cat $workspace/device/exit_code" | tr -d '\r\n')
+case $code in
+    '' | *[!0-9]*) fail "the device does not tell how the runner ended" ;;
+esac
+rm -rf "$here/outputs"
+adb pull "$workspace/device/outputs" "$here" >/dev/null || fail "cannot pull the outputs"
+
+echo "exit code $code"
+if [ "$code" != 0 ]; then
+    exit "$code"
+fi
+echo "mean latency $(cat "$here/outputs/inference_speed.txt") ms"
+wrong=0
+{checks}
+exit "$wrong"
+"""
+
+
+def write_script(
+    config: Config,
+    past: Past,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    virtual: bool,
+    iterations: int,
+    warm_up: int,
+    timeout_s: float,
+) -> list[str]:
+    """Fill `folder`, which is made, and return what to do with it, line by line.
+
+    Raises UsageError where it is not empty or cannot be written, or the bundle is gone; MissingToolError that names
+    every file that a phone needs and is not here.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already: name another folder")
+    virtual = virtual or past.kind == "virtual"
+    target = target_of(past.view)
+    # First, as it may be what is missing.
+    runtime = _runtime(config, past, virtual=virtual)
+    bundle = _bundle(config, past, say, virtual=virtual)
+    flags = {
+        "model_path": MODEL,
+        "input_list_path": INPUT_LIST,
+        "output_folder_path": _OUTPUTS,
+        "performance_output_path": f"{_OUTPUTS}/inference_speed.txt",
+        "iteration": str(iterations),
+        "warm_up": str(warm_up),
+        **runtime_flags(target),
+    }
+    if bundle.manifest.dynamic:
+        flags |= {"input_shape_path": INPUT_SHAPES, "output_shape_path": OUTPUT_SHAPES}
+    if speaks_sessions(runtime.files[runtime.runner]):
+        flags |= {"result_path": f"{_OUTPUTS}/result.json", "timeout_ms": str(round(timeout_s * 1000))}
+    try:
+        _publish(folder, lambda partial: _fill(partial, config, past, bundle, runtime, flags, virtual=virtual))
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None
+    what = "a VIRTUAL device, with the simulator for x86_64: not for a phone" if virtual else "an Android phone"
+    told = [f"{folder}: for {what}", f"run it:  {shlex.quote(str(folder / SCRIPT))} [SERIAL]"]
+    if not past.outputs:
+        told.append("the outputs of then were not kept: the script tells their sizes, and has nothing to compare with")
+    return told
+
+
+def _runtime(config: Config, past: Past, *, virtual: bool) -> Runtime:
+    from farm.runtime.attached import staged_runtime
+    from farm.runtime.native.targets import ANDROID, TARGETS
+    from farm.runtime.runtime import simulator_runtime
+
+    soc, backend = find_soc(past.view.soc), past.view.backend
+    if virtual:
+        return simulator_runtime(config.cache_dir, soc, backend, sdk_root=config.sdk_root)
+    return staged_runtime(config, soc, backend, TARGETS[ANDROID])
+
+
+def _bundle(config: Config, past: Past, say: Callable[[str], None], *, virtual: bool) -> Bundle:
+    bundle = cached_bundle(config, past)
+    if bundle is not None:
+        return bundle
+    from farm.compile.toolchain import prepare
+    from farm.system.processes import Supervisor
+
+    with Supervisor() as supervisor:
+        return find_bundle(config, past, find_job(config, past), prepare(config, say, virtual=virtual), supervisor, say)
+
+
+def _publish(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Make `folder`, which may be there and empty, by `fill`; nothing is left where that fails."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        fill(partial)
+        partial.chmod(0o755)
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _fill(
+    folder: Path,
+    config: Config,
+    past: Past,
+    bundle: Bundle,
+    runtime: Runtime,
+    flags: Mapping[str, str],
+    *,
+    virtual: bool,
+) -> None:
+    device = folder / DEVICE
+    device.mkdir()
+    layout = job_layout(bundle, PurePosixPath())
+    for name, content in layout.files.items():
+        if isinstance(content, bytes):
+            (device / name).write_bytes(content)
+        else:
+            source = layout.objects[content.target.name] if isinstance(content, Link) else content
+            shutil.copyfile(source, device / name)
+    for relative, source in runtime.files.items():
+        (device / relative).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, device / relative)
+    words = " ".join(shlex.quote(f"--{name}={value}") for name, value in flags.items())
+    (device / _ON_DEVICE).write_text(
+        _RUN.format(outputs=_OUTPUTS, runner=shlex.quote(runtime.runner), flags=words), encoding="utf-8"
+    )
+    for kind in bundle.manifest.references:
+        shutil.copytree(bundle.folder / f"reference_{kind}", folder / f"reference_{kind}")
+    _write_outputs_of_then(config, past, folder / THEN)
+    about = {
+        "schema": 1,
+        "job": past.view.id,
+        "run": past.run.id,
+        "bundle": bundle.manifest,
+        "runtime": runtime.hashes,
+        "runtime_kind": runtime.kind,
+        "fingerprint": past.run.fingerprint,
+        "then": past.attempt,
+    }
+    (folder / "about.json").write_bytes(msgspec.json.format(msgspec.json.encode(about)))
+    script = folder / SCRIPT
+    script.write_text(_script(past, bundle, runtime, virtual=virtual), encoding="utf-8")
+    script.chmod(0o755)
+
+
+def _write_outputs_of_then(config: Config, past: Past, folder: Path) -> None:
+    from farm.store.artifacts import ArtifactStore
+
+    store = ArtifactStore(config.state_dir / "artifacts")
+    for name, sha256 in past.outputs.items():
+        # Named by farm, but kept where others may write.
+        if _OUTPUT_NAME.fullmatch(name) and (path := store.find(sha256)):
+            folder.mkdir(exist_ok=True)
+            shutil.copyfile(path, folder / name)
+
+
+def _script(past: Past, bundle: Bundle, runtime: Runtime, *, virtual: bool) -> str:
+    manifest = bundle.manifest
+    checks = [
+        f"check output_{sample}_{index}.raw {spec.nbytes}"
+        for sample in range(manifest.samples)
+        for index, spec in enumerate(manifest.outputs)
+    ]
+    lines = [
+        f"Runs {past.view.id} again, as in run {past.run.id}, with nothing but adb.",
+        f"Then, on {past.attempt.device} ({past.kind}): {past.attempt.verdict} {past.attempt.reason}",
+    ]
+    if virtual:
+        lines.append(
+            "VIRTUAL: the files are for a virtual device on x86_64, never for a phone; its times mean nothing."
+        )
+    return _REPRO.format(
+        about="\n".join(f"# {one_line(line, 110)}" for line in lines),
+        soc=shlex.quote(past.view.soc),
+        machine="x86_64" if virtual else "aarch64",
+        root=int(runtime.needs_root),
+        checks="\n".join(checks),
+    )

@@ -1,0 +1,242 @@
+"""A result in the store -> what it was made of: its job with its limits, and the exact bundle."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.bundles.cache import BundleCache
+from farm.bundles.key import bundle_key, relevant_versions
+from farm.errors import InfraError, UnknownNameError, UsageError
+from farm.replay.one_off import kept_outputs
+from farm.request.resume import changed_code, planned_jobs
+from farm.results.attempt import Attempt
+from farm.store.view import JobView, RunView
+from farm.suites.options import check_options
+from farm.suites.socs import check_target, find_soc
+from farm.suites.suite import Job, Target
+from farm.system.publish import make_folders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from farm.bundles.bundle import Bundle
+    from farm.compile.toolchain import Toolchain
+    from farm.config.settings import Config
+    from farm.store.store import Store
+    from farm.system.processes import Supervisor
+
+
+# More attempts than a job has in its life.
+_ALL = 1_000_000
+# Runs kept in memory; a baseline and some more.
+_MOST_RUNS = 32
+
+
+class Past(msgspec.Struct, frozen=True):
+    """One result: the last attempt of a job in a run that had a bundle and a device."""
+
+    run: RunView
+    view: JobView
+    attempt: Attempt
+    number: int
+    """Which of the job's attempts it is, from 1."""
+    kind: str
+    """Of its device: `virtual` or `hardware`."""
+    outputs: dict[str, str]
+    """SHA-256 by file name, of the outputs that were kept."""
+
+    @property
+    def told(self) -> str:
+        """Which result it is, in one line."""
+        attempt = f"attempt {self.number} of {len(self.view.attempts)}"
+        return f"{self.view.id}: run {self.run.id}, {attempt}, on {self.attempt.device} ({self.kind})"
+
+
+def find_past(store: Store, pattern: str, ref: str | None) -> Past:
+    """Return the result that `pattern`, a job's id or a pattern that only one matches, has in run `ref`, or newest.
+
+    Raises UnknownNameError, UsageError where several jobs match or none was executed.
+    """
+    newest = sorted(store.history(pattern, None, None, 1), key=lambda point: (point.time_ms, point.run_id))
+    names = list(dict.fromkeys(point.job_id for point in newest))
+    if ref is not None:
+        run = store.run_view(store.resolve_run(ref))
+        names = [view.id for view in run.jobs if view.id in names]
+        if not names:
+            raise UsageError(f"run {run.id} has no result of {pattern}: 'farm history {pattern}' shows which runs have")
+        if "debug" in run.fingerprint:
+            raise UsageError(f"run {run.id} was of 'farm debug', whose program is not kept: give its command again")
+    if len(names) > 1:
+        shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+        raise UsageError(f"{pattern} means {len(names)} jobs, one is run again: {shown}")
+    if not names:
+        raise UsageError(f"{pattern} has no result yet: no attempt, or of 'farm debug' alone")
+    if ref is None:
+        run = store.run_view(newest[-1].run_id)
+    return _result(store, run, names[0])
+
+
+def results_before(store: Store, past: Past) -> Iterator[Past]:
+    """Yield the results of the same job on the same kind of device in runs before that of `past`, newest first."""
+    seen = set()
+    points = store.history(past.view.id, None, None, _ALL)
+    for point in sorted(points, key=lambda point: (point.time_ms, point.run_id), reverse=True):
+        if point.run_id in seen or point.device_kind != past.kind:
+            continue
+        seen.add(point.run_id)
+        run = store.run_view(point.run_id)
+        if (run.started_ms, run.id) >= (past.run.started_ms, past.run.id):
+            continue
+        with contextlib.suppress(UsageError):
+            yield _result(store, run, past.view.id)
+
+
+class Results:
+    """Results of many jobs in some runs, each of which is read once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._run = lru_cache(_MOST_RUNS)(store.run_view)
+
+    def of(self, job_id: str, run_id: str) -> Past:
+        """Return the result of a job in a run. Raises UsageError where it was not executed there."""
+        return _result(self._store, self._run(run_id), job_id)
+
+
+def _result(store: Store, run: RunView, job_id: str) -> Past:
+    [view] = [view for view in run.jobs if view.id == job_id]
+    kinds = {device.serial: device.kind for device in run.devices}
+    for number, attempt in reversed(list(enumerate(view.attempts, start=1))):
+        if attempt.bundle_key and attempt.device in kinds:
+            outputs = kept_outputs(store.artifacts(run.id, job_id))
+            return Past(run, view, attempt, number, kinds[attempt.device], outputs)
+    last = view.attempts[-1].reason if view.attempts else "it was not begun"
+    raise UsageError(f"{job_id} was not executed in run {run.id}, so that nothing can be run again: {last}")
+
+
+def find_job(config: Config, past: Past) -> Job:
+    """Return the job of a result: as this user planned it, or as the suite of its name has it here today.
+
+    A store says neither where code is nor what it is: another user's run is one of a suite that farm finds by itself.
+    Raises UsageError where neither is here.
+    """
+    for job in planned_jobs(config.run_folder(past.run.id)):
+        if job.id == past.view.id:
+            return _without_lost_files(job)
+    try:
+        job = _todays_job(config, past)
+    except UsageError as error:
+        raise UsageError(
+            f"{past.view.id}: what run {past.run.id} planned is not here, or is another user's, and its suite is not "
+            f"here either: {error}: "
+            "name the suite's folder in farm.toml"
+        ) from None
+    return job
+
+
+def _without_lost_files(job: Job) -> Job:
+    """Return `job`; where its files are gone, which its bundle has, as one that names none: a case of its own."""
+    if all(Path(job.case.folder, file).is_file() for file in job.case.files):
+        return job
+    case = msgspec.structs.replace(job.case, inputs=(), checkpoint="", program="", pte="", expected=())
+    return msgspec.structs.replace(job, case=case)
+
+
+def _todays_job(config: Config, past: Past) -> Job:
+    from farm.suites.manifests import find_suites, load_suite
+
+    view, known = past.view, find_suites(config.suite_folders)
+    # By its name alone, never by a path.
+    if view.suite not in known:
+        raise UnknownNameError("suite", view.suite, known, "(farm suites lists them)")
+    cases = {case.name: case for case in load_suite(known[view.suite]).cases}
+    if view.case not in cases:
+        raise UnknownNameError("case", view.case, cases, f"in suite {view.suite}")
+    return Job(cases[view.case], target_of(view))
+
+
+def target_of(view: JobView) -> Target:
+    """Return the target of a job in the store. Raises UsageError for one that farm does not have."""
+    target = Target(view.soc, view.backend, view.precision, tuple(sorted(view.options.items())))
+    check_target(find_soc(target.soc), target.backend, target.precision)
+    check_options(target)
+    return target
+
+
+def cached_bundle(config: Config, past: Past) -> Bundle | None:
+    """Return the bundle of a result if it is in the cache. Raises UntrustedError."""
+    return BundleCache(config.cache_dir).lookup(past.attempt.bundle_key)
+
+
+def find_bundle(
+    config: Config, past: Past, job: Job, tools: Toolchain, supervisor: Supervisor, say: Callable[[str], None]
+) -> Bundle:
+    """Return the bundle of a result: from the cache, or built again where that gives the same one.
+
+    Raises UsageError that names what is different now, or for a key that is none, InfraError where building fails.
+    """
+    bundle = cached_bundle(config, past)
+    if bundle is not None:
+        return bundle
+    key = past.attempt.bundle_key
+    folder = BundleCache(config.cache_dir).folder(key)
+    changed = _changes(config, past, job, tools)
+    if changed:
+        raise UsageError(
+            f"the bundle {key[:12]} of {past.view.id} is not in the cache any more "
+            f"({folder}), and building it today gives another one: {changed}; "
+            "bring that folder back, or run the job as it is today"
+        )
+    say(f"the bundle {key[:12]} is not in the cache any more: building it again, from the same code and versions")
+    _build(config, job, key, tools, supervisor)
+    bundle = cached_bundle(config, past)
+    if bundle is None:
+        raise InfraError(f"the bundle {key[:12]} was built and is not there: is somebody pruning {config.cache_dir}?")
+    return bundle
+
+
+def _changes(config: Config, past: Past, job: Job, tools: Toolchain) -> str:
+    """Return why the bundle that would be built now is another one; empty when it is the same."""
+    if not _can_build(job):
+        return f"it was made by '{past.run.command}', of files that farm does not keep"
+    now = bundle_key(job, tools.versions)
+    if now == past.attempt.bundle_key:
+        return ""
+    facts = past.run.fingerprint
+    told = [
+        f"{name} was {facts[name]} and is {version}"
+        for name, version in sorted(relevant_versions(job.target.backend, tools.versions).items())
+        if name in facts and facts[name] != version
+    ]
+    told += [f"the code of {place} has changed" for place in changed_code(config.run_folder(past.run.id), job)]
+    return "; ".join(told) or f"the case, or the way farm compiles it, has changed (bundle {now[:12]})"
+
+
+def _can_build(job: Job) -> bool:
+    return bool(job.case.module or job.case.program or job.case.pte)
+
+
+def _build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> None:
+    from farm.compile.pool import MemoryLimits, build_one
+    from farm.compile.protocol import Request
+
+    logs = config.cache_dir / "logs"
+    make_folders(logs)
+    log = logs / f"{key}.log"
+    reply = build_one(
+        Request(job, key, dict(tools.versions), str(log)),
+        limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
+        cache_root=config.cache_dir,
+        env=tools.env,
+        supervisor=supervisor,
+        log_folder=logs,
+        timeout_s=config.build_timeout_s,
+    )
+    if not reply.ok:
+        raise InfraError(f"{job.id} could not be built again: {reply.reason}: see {log}")
+    log.unlink(missing_ok=True)

@@ -1,0 +1,178 @@
+"""RunView -> CTRF, the Common Test Report Format: JSON that many dashboards and chat bots read. Pure."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farm import __version__
+from farm.report.model.clean import cut_log
+from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
+from farm.results.attempt import Verdict
+from farm.store.values import jsonable
+from farm.system.text import one_line, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from farm.results.attempt import Attempt
+    from farm.store.view import RunView
+
+LOG_LIMIT = 20_000
+"""Characters of a log that a test carries."""
+
+# Version of the format; the names of ids that are the same whenever the same is written.
+_VERSION = "0.0.0"
+_IDS = uuid.UUID("6f0f7c52-6a63-5b0c-9d52-6661726d0001")
+
+_STATUS = {
+    Outcome.PASSED: "passed",
+    Outcome.FAILED: "failed",
+    Outcome.SKIPPED: "skipped",
+    Outcome.STALE: "skipped",
+    # It may yet be: the run goes on, or is resumed.
+    Outcome.NOT_RUN: "pending",
+    # Neither says that the code is at fault.
+    Outcome.KNOWN: "other",
+    Outcome.INFRA: "other",
+}
+_ATTEMPT_STATUS = {
+    Verdict.PASSED: "passed",
+    Verdict.FAILED: "failed",
+    Verdict.SKIPPED: "skipped",
+    Verdict.INFRA: "other",
+}
+
+
+def render_ctrf(view: RunView) -> str:
+    """Return the run as a CTRF document: one test per job, in the order of the run. Times are in ms."""
+    summary = summarize(view)
+    tests = [_test(job) for job in summary.jobs]
+    document = {
+        "reportFormat": "CTRF",
+        "specVersion": _VERSION,
+        "reportId": str(uuid.uuid5(_IDS, one_line(view.id))),
+        "generatedBy": f"farm {__version__}",
+        "results": {
+            "tool": {"name": "farm", "version": view.fingerprint.get("farm", __version__)},
+            "summary": _summary(summary, tests),
+            "tests": tests,
+            "environment": _environment(summary),
+        },
+    }
+    return msgspec.json.format(msgspec.json.encode(_clean(document)), indent=1).decode()
+
+
+def _summary(summary: RunSummary, tests: list[dict[str, Any]]) -> dict[str, Any]:
+    view = summary.view
+    counts = dict.fromkeys(("passed", "failed", "skipped", "pending", "other"), 0)
+    for test in tests:
+        counts[test["status"]] += 1
+    ends = [test["stop"] for test in tests if "stop" in test]
+    stop = view.finished_ms if view.finished_ms is not None else max([view.started_ms, *ends])
+    return {
+        "tests": len(tests),
+        **counts,
+        "suites": len({job.job.suite for job in summary.jobs}),
+        "start": view.started_ms,
+        "stop": stop,
+        "extra": {"verdict": summary.verdict_line, "needs_attention": summary.attention},
+    }
+
+
+def _test(job: JobSummary) -> dict[str, Any]:
+    view, attempt = job.job, job.attempt
+    others = [(number, one) for number, one in enumerate(view.attempts, start=1) if one is not attempt]
+    test: dict[str, Any] = {
+        "id": str(uuid.uuid5(_IDS, one_line(view.id))),
+        "name": view.id or "unnamed",
+        "status": _STATUS[job.outcome],
+        "rawStatus": job.outcome.value,
+        "duration": round(job.seconds * 1000),
+        "suite": [view.suite],
+        "tags": [tag for tag in (view.soc, view.backend, view.precision, job.kind) if tag],
+        "parameters": {"soc": view.soc, "backend": view.backend, "precision": view.precision, **view.options},
+        "retries": max(0, len(view.attempts) - 1),
+        # What the farm or a device did wrong makes no test flaky.
+        "flaky": job.outcome is Outcome.PASSED and any(one.verdict is Verdict.FAILED for _, one in others),
+    }
+    begun = [one for one in view.attempts if one.started_ms]
+    if begun:
+        test["start"] = min(one.started_ms for one in begun)
+        test["stop"] = max(_stop(one) for one in begun)
+    if message := _message(job):
+        test["message"] = message
+    if attempt is not None and attempt.log and job.outcome in {Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA}:
+        test["trace"] = _log(attempt)
+    if job.device:
+        test["device"] = f"{job.device} ({job.kind})" if job.kind else job.device
+    if others:
+        test["retryAttempts"] = [_retry(number, one) for number, one in others]
+    test["extra"] = _extra(job)
+    return test
+
+
+def _message(job: JobSummary) -> str:
+    if job.outcome is Outcome.KNOWN and job.attempt is not None:
+        return f"known issue: {job.attempt.known_issue}: {job.reason}"
+    return "" if job.outcome is Outcome.PASSED else job.reason
+
+
+def _retry(number: int, attempt: Attempt) -> dict[str, Any]:
+    retry: dict[str, Any] = {
+        "attempt": number,
+        "status": _ATTEMPT_STATUS[attempt.verdict],
+        "duration": _stop(attempt) - attempt.started_ms,
+        "extra": {"verdict": attempt.verdict.value, "stage": attempt.stage.value, "device": attempt.device},
+    }
+    if attempt.started_ms:
+        retry |= {"start": attempt.started_ms, "stop": _stop(attempt)}
+    return {**retry, "message": attempt.reason} if attempt.reason else retry
+
+
+def _extra(job: JobSummary) -> dict[str, Any]:
+    numbers = {name: value for name, value in msgspec.structs.asdict(job.numbers).items() if value is not None}
+    extra: dict[str, Any] = {"numbers": numbers, "device_kind": job.kind, "run_again": job.rerun}
+    if job.host_time:
+        extra["times_are"] = job.host_time
+    if job.attempt is not None:
+        extra |= {"stage": job.attempt.stage.value, "cause": job.attempt.cause.value, "notes": list(job.attempt.notes)}
+    return extra
+
+
+def _environment(summary: RunSummary) -> dict[str, Any]:
+    view = summary.view
+    kinds = sorted({device.kind for device in view.devices})
+    return {
+        "reportName": view.id,
+        "appName": "ExecuTorch",
+        "appVersion": view.fingerprint.get("executorch", ""),
+        "testEnvironment": ", ".join(kinds),
+        "healthy": summary.tone is Tone.PASSED,
+        "extra": {"command": view.command, "user": view.user, "host": view.host, "fingerprint": view.fingerprint},
+    }
+
+
+def _stop(attempt: Attempt) -> int:
+    seconds = attempt.seconds if -1e12 < attempt.seconds < 1e12 else 0.0
+    return attempt.started_ms + max(0, round(seconds * 1000))
+
+
+def _log(attempt: Attempt) -> str:
+    head, cut, tail = cut_log(attempt.log, LOG_LIMIT)
+    return f"{head}\n[... {cut} characters cut ...]\n{tail}" if cut else head
+
+
+def _clean(document: Mapping[str, Any]) -> Any:
+    """Return a document with its texts made visible, and numbers that JSON lacks spelled."""
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, str):
+            return visible(value)
+        if isinstance(value, dict):
+            return {visible(key): shown(item) for key, item in value.items()}
+        return [shown(item) for item in value] if isinstance(value, list) else value
+
+    return shown(jsonable(document))

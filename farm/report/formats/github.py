@@ -1,0 +1,90 @@
+"""What GitHub shows of a job that runs there: a summary in Markdown, and annotations. Texts are taken as hostile."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.report.model.summary import Outcome, summarize
+from farm.system.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from farm.report.model.summary import JobSummary
+    from farm.store.view import RunView
+
+# docs.github.com, "Workflow commands": a step's summary has 1 MiB at most, and of annotations 10 of a kind are shown.
+_MOST_BYTES = 1024 * 1024
+_MOST_ANNOTATIONS = 10
+_CUT = "\n\n*The summary was cut here: the report has all of it.*\n"
+_SPECIAL = re.compile(r"[\\`*_{}\[\]()<>#+.!|~@&:-]")
+_SHOWN = 100
+
+
+def escaped(text: str, limit: int = 300) -> str:
+    """Return text as Markdown that means nothing but itself: no link, no mention, no cell of a table, no HTML."""
+    return _SPECIAL.sub(lambda match: f"&#{ord(match.group())};", one_line(text, limit))
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; the cells of `rows` are escaped."""
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    lines += [f"| {' | '.join(escaped(cell) for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def add_summary(make: Callable[[], str]) -> None:
+    """Append what `make` returns to the summary of the step that this runs in, if there is one.
+
+    What does not fit is cut at a line.
+    A file that cannot be written is no failure of the run: it is passed over.
+    """
+    name = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not name:
+        return
+    path = Path(name)
+    try:
+        room = _MOST_BYTES - (path.stat().st_size if path.exists() else 0) - 1
+        data = make().encode()
+        if len(data) > room:
+            cut = data[: max(0, room - len(_CUT))]
+            data = cut[: cut.rfind(b"\n") + 1] + _CUT.encode() if b"\n" in cut else b""
+        with path.open("ab") as file:
+            file.write(data)
+    except OSError:
+        return
+
+
+def workflow_commands(level: str, items: Iterable[tuple[str, str]]) -> list[str]:
+    """Return workflow commands, `error` or `warning`, for titles and messages, at most ten; none outside of GitHub."""
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        return []
+    return [f"::{level} title={_property(title)}::{_data(said)}" for title, said in list(items)[:_MOST_ANNOTATIONS]]
+
+
+def run_markdown(view: RunView) -> str:
+    """Return the summary of one run."""
+    summary = summarize(view)
+    parts = [f"### farm run: {escaped(summary.tone)}\n\n{escaped(summary.verdict_line)}\n"]
+    if summary.virtual_devices:
+        parts.append("Virtual devices: times are those of a simulator.\n")
+    for title, outcome in (("Failed", Outcome.FAILED), ("Infra", Outcome.INFRA), ("Stale", Outcome.STALE)):
+        jobs = summary.having(outcome)
+        if jobs:
+            parts.append(f"#### {title}: {len(jobs)}\n\n" + table(["job", "why"], _shown(jobs)))
+    return "\n".join(parts) + "\n"
+
+
+def _shown(jobs: Iterable[JobSummary]) -> list[tuple[str, str]]:
+    return [(one.job.id, one.reason) for one in list(jobs)[:_SHOWN]]
+
+
+def _data(text: str) -> str:
+    return one_line(text, 500).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,155 @@
+"""RunView -> records of PyTorch's benchmark database, version 3, which ExecuTorch's dashboard reads. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farm.report.model.summary import JobSummary, Outcome, RunSummary, summarize
+from farm.system.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from farm.results.attempt import Measurement
+    from farm.store.view import DeviceView, RunView
+
+_TEXT_LIMIT = 1000
+_FAILURE = "FAILURE_REPORT"
+# Names that the dashboard knows; other metrics are called after farm's own, with the unit.
+_NAMES = {"latency": "avg_inference_latency", "load_time": "model_load_time"}
+_FAILED = frozenset({Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA})
+_REPOSITORIES = {"executorch": "pytorch/executorch", "torch": "pytorch/pytorch"}
+_DEPENDENCIES = ("executorch", "torch", "torchao", "qnn")
+
+
+def render_hud(view: RunView) -> str:
+    """Return a JSON list: a record for each metric of each job that passed, one for each job that failed.
+
+    A value is the mean over the samples of the final attempt. One that is not finite has no record, as neither JSON nor
+    the database's column holds it.
+    """
+    summary = summarize(view)
+    devices = {device.serial: device for device in view.devices}
+    records = [record for job in summary.jobs for record in _records(summary, job, devices)]
+    return msgspec.json.format(msgspec.json.encode(records), indent=1).decode()
+
+
+def _records(summary: RunSummary, job: JobSummary, devices: Mapping[str, DeviceView]) -> Iterable[dict[str, Any]]:
+    if job.outcome in _FAILED:
+        metrics = [_failure(job)]
+    elif job.outcome is Outcome.PASSED and job.attempt is not None:
+        metrics = [metric for row in job.attempt.measurements if (metric := _metric(row)) is not None]
+    else:
+        metrics = []
+    common = {
+        "benchmark": _benchmark(summary, job),
+        "model": _model(job),
+        "inputs": {},
+        "runners": [_runner(job, devices.get(job.device))],
+        "dependencies": _dependencies(summary.view),
+    }
+    return ({**common, "metric": metric} for metric in metrics)
+
+
+def _metric(row: Measurement) -> dict[str, Any] | None:
+    samples = [sample / 1e6 for sample in row.samples] if row.unit == "ns" else row.samples
+    if not samples or not all(map(math.isfinite, samples)):
+        return None
+    unit = "ms" if row.unit == "ns" else row.unit
+    name = _NAMES.get(row.metric, row.metric)
+    facts: dict[str, object] = {
+        "unit": unit,
+        "direction": row.direction.value,
+        "samples": len(samples),
+        "p50": statistics.median(samples),
+        "least": min(samples),
+        "greatest": max(samples),
+    }
+    if row.exact and all(float(sample).is_integer() for sample in row.samples):
+        # The database has Float32, which holds no integer beyond 2^24.
+        facts["exact"] = int(statistics.median_low(row.samples))
+    return {
+        "name": name if unit == "1" else f"{_text(name)}({_text(unit)})",
+        "benchmark_values": [statistics.fmean(samples)],
+        "target_value": 0,
+        "extra_info": _strings(facts),
+    }
+
+
+def _failure(job: JobSummary) -> dict[str, Any]:
+    attempt = job.attempt
+    facts = {"verdict": job.outcome.value, "reason": job.reason}
+    if attempt is not None:
+        facts |= {"stage": attempt.stage.value, "cause": attempt.cause.value, "known_issue": attempt.known_issue}
+    return {"name": _FAILURE, "benchmark_values": [0], "target_value": 0, "extra_info": _strings(facts)}
+
+
+def _benchmark(summary: RunSummary, job: JobSummary) -> dict[str, Any]:
+    view = summary.view
+    facts = {
+        "app_type": "farm",
+        "run": view.id,
+        "suite": job.job.suite,
+        "started_ms": view.started_ms,
+        "attempts": len(job.job.attempts),
+        "device_kind": job.kind,
+        **{f"fingerprint.{name}": value for name, value in view.fingerprint.items()},
+    }
+    return {"name": "ExecuTorch", "mode": "inference", "dtype": _text(job.job.precision), "extra_info": _strings(facts)}
+
+
+def _model(job: JobSummary) -> dict[str, Any]:
+    view = job.job
+    facts = {"job": view.id, "module": view.case_module, "case_version": view.case_version, "soc": view.soc}
+    facts |= {f"option.{name}": value for name, value in view.options.items()}
+    return {
+        "name": _text(view.case),
+        "type": _text(view.suite),
+        "backend": _text(view.backend),
+        "origins": [],
+        "extra_info": _strings(facts),
+    }
+
+
+def _runner(job: JobSummary, device: DeviceView | None) -> dict[str, Any]:
+    soc = f"{job.job.soc}, simulated" if job.virtual else job.job.soc
+    facts = {"device_kind": job.kind, "soc": job.job.soc}
+    if device is not None:
+        facts |= {"build": device.build, "times_are": job.host_time or "those of the device"}
+    return {
+        "name": _text(job.device),
+        # Whoever looks at a chart sees no more than this: a simulator must not pass for a phone.
+        "type": _text(f"{job.kind} {soc}" if job.kind else "no device"),
+        "cpu_info": _text(soc),
+        # Not known here, for which the database has no other word.
+        "avail_mem_in_gb": 0,
+        "total_mem_in_gb": 0,
+        "extra_info": _strings(facts),
+    }
+
+
+def _dependencies(view: RunView) -> dict[str, Any]:
+    return {
+        name: {
+            "repo": _REPOSITORIES.get(name, ""),
+            "branch": "",
+            "sha": "",
+            "version": _text(view.fingerprint.get(name, "")),
+            "extra_info": {},
+        }
+        for name in _DEPENDENCIES
+        if name == "executorch" or name in view.fingerprint
+    }
+
+
+def _strings(facts: Mapping[str, object]) -> dict[str, str]:
+    """Return facts as the database has them: text and nothing else."""
+    return {_text(name): _text(str(value)) for name, value in facts.items()}
+
+
+def _text(text: str) -> str:
+    return one_line(text, _TEXT_LIMIT)

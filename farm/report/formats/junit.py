@@ -1,0 +1,121 @@
+"""RunView -> JUnit XML, as CI systems read it."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import msgspec
+
+from farm.report.model.clean import cut_log, xml_text
+from farm.report.model.summary import JobSummary, Outcome, RunSummary, summarize
+from farm.report.terminal.format import local_time
+from farm.store.view import RunView
+from farm.system.text import one_line
+
+LOG_LIMIT = 20_000
+"""Characters of a log that a test case carries."""
+
+
+def render_junit(view: RunView) -> str:
+    """Return JUnit XML: one test suite per suite, one test case per job, in the order of the run.
+
+    A failure is `failure`, trouble with the farm or a device is `error`; a known issue, a stale or skipped job
+    and one that was not run are `skipped` with the reason. Times are wall time on the device, in s.
+    """
+    summary = summarize(view)
+    root = ET.Element("testsuites", {"name": _attribute(f"farm run {view.id}"), **_totals(summary.jobs)})
+    suites: dict[str, list[JobSummary]] = {}
+    for job in summary.jobs:
+        suites.setdefault(job.job.suite, []).append(job)
+    for name, jobs in suites.items():
+        suite = ET.SubElement(root, "testsuite", {"name": _attribute(name), **_totals(jobs)})
+        suite.set("hostname", _attribute(view.host))
+        started = local_time(view.started_ms)
+        if started is not None:
+            suite.set("timestamp", started.isoformat(timespec="seconds"))
+        _properties(suite, _run_facts(summary))
+        for job in jobs:
+            _test_case(suite, job)
+    ET.indent(root)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def _test_case(suite: ET.Element, job: JobSummary) -> None:
+    view = job.job
+    name = view.id.removeprefix(f"{view.suite}/")
+    case = ET.SubElement(
+        suite,
+        "testcase",
+        {"classname": _attribute(view.suite), "name": _attribute(name), "time": f"{job.seconds:.3f}"},
+    )
+    facts = {"soc": view.soc, "backend": view.backend, "precision": view.precision}
+    facts |= {"device": job.device, "device_kind": job.kind} if job.device else {}
+    facts |= {key: f"{value:g}" for key, value in msgspec.structs.asdict(job.numbers).items() if value is not None}
+    _properties(case, facts)
+    attempt = job.attempt
+    stage = attempt.stage.value if attempt else ""
+    message = _attribute(job.reason)
+    if job.outcome is Outcome.FAILED:
+        ET.SubElement(case, "failure", {"message": message, "type": stage}).text = _details(job)
+    elif job.outcome is Outcome.INFRA:
+        ET.SubElement(case, "error", {"message": message, "type": stage}).text = _details(job)
+    elif job.outcome is Outcome.KNOWN and attempt is not None:
+        known = f"known issue: {attempt.known_issue}"
+        ET.SubElement(case, "skipped", {"message": _attribute(known)}).text = _details(job)
+    elif job.outcome is Outcome.STALE:
+        ET.SubElement(case, "skipped", {"message": _attribute(f"STALE: {job.reason}"), "type": "stale"})
+    elif job.outcome in {Outcome.SKIPPED, Outcome.NOT_RUN}:
+        ET.SubElement(case, "skipped", {"message": message})
+    if attempt and attempt.log and job.outcome in {Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA}:
+        head, cut, tail = cut_log(attempt.log, LOG_LIMIT)
+        note = f"\n[... {cut} characters cut ...]\n" if cut else ""
+        ET.SubElement(case, "system-out").text = xml_text(f"{head}{note}{tail}")
+
+
+def _details(job: JobSummary) -> str:
+    lines = [job.reason]
+    if job.attempt is not None:
+        lines += [
+            f"output {comparison.output} against {comparison.reference}: {violation}"
+            for comparison in job.attempt.comparisons
+            for violation in comparison.violations
+        ]
+    if job.retried:
+        lines += [
+            f"attempt {number}: {attempt.verdict.value} at {attempt.stage.value} on {attempt.device or 'no device'}"
+            f"{': ' if attempt.reason else ''}{attempt.reason}"
+            for number, attempt in enumerate(job.job.attempts, start=1)
+        ]
+    lines.append(f"run it again: {job.rerun}")
+    return xml_text("\n".join(lines))
+
+
+def _totals(jobs: list[JobSummary] | tuple[JobSummary, ...]) -> dict[str, str]:
+    skipped = {Outcome.KNOWN, Outcome.STALE, Outcome.SKIPPED, Outcome.NOT_RUN}
+    return {
+        "tests": str(len(jobs)),
+        "failures": str(sum(job.outcome is Outcome.FAILED for job in jobs)),
+        "errors": str(sum(job.outcome is Outcome.INFRA for job in jobs)),
+        "skipped": str(sum(job.outcome in skipped for job in jobs)),
+        "time": f"{sum(job.seconds for job in jobs):.3f}",
+    }
+
+
+def _run_facts(summary: RunSummary) -> dict[str, str]:
+    kinds = sorted({device.kind for device in summary.view.devices})
+    return {
+        "command": summary.view.command,
+        "verdict": summary.verdict_line,
+        "device_kinds": ", ".join(kinds),
+        **{f"fingerprint.{key}": value for key, value in summary.view.fingerprint.items()},
+    }
+
+
+def _properties(parent: ET.Element, facts: dict[str, str]) -> None:
+    properties = ET.SubElement(parent, "properties")
+    for name, value in facts.items():
+        ET.SubElement(properties, "property", {"name": _attribute(name), "value": _attribute(value)})
+
+
+def _attribute(text: str) -> str:
+    return one_line(xml_text(text))

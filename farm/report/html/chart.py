@@ -1,0 +1,112 @@
+"""Values one after the other -> the lines and marks of a small plot, in a box of WIDTH x HEIGHT. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.report.terminal import format as fmt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+WIDTH, HEIGHT = 640, 120
+_MARGIN = 8
+
+
+class ChartPoint(msgspec.Struct, frozen=True):
+    """One value."""
+
+    place: float
+    """Where it stands from left to right, in any unit."""
+    value: float
+    """NaN and what is infinite leave a gap."""
+    name: str
+    """What it is of."""
+    time_ms: int = 0
+    broken: bool = False
+    """Something is different from here on: the line does not go on."""
+    bad: bool = False
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A point of the plot."""
+
+    x: str
+    y: str
+    title: str
+    bad: bool
+
+
+class Chart(msgspec.Struct, frozen=True):
+    """A plot of one line, which has gaps."""
+
+    label: str
+    told: str
+    """The same in words."""
+    low: str
+    """The least value, in words."""
+    high: str
+    first: str
+    """The day of the first value."""
+    last: str
+    lines: tuple[str, ...]
+    """Corners of each piece of the line: `x,y x,y`."""
+    rules: tuple[str, ...]
+    """Where something else began, from left to right."""
+    marks: tuple[Mark, ...]
+    moved: bool
+    """Not all values are equal."""
+
+
+def chart(label: str, points: Sequence[ChartPoint], words: Callable[[float], str]) -> Chart:
+    """Return the plot of `points`; `words` says what a value is, with its unit."""
+    finite = [point for point in points if math.isfinite(point.value)]
+    low = min((point.value for point in finite), default=0.0)
+    high = max((point.value for point in finite), default=0.0)
+    places = [point.place for point in points]
+    across = _scale(min(places, default=0.0), max(places, default=0.0), WIDTH)
+    up = _scale(low, high, HEIGHT)
+    marks, lines, rules = [], [], []
+    line: list[str] = []
+    for point in points:
+        x = f"{across(point.place):.1f}"
+        if point.broken:
+            rules.append(x)
+        if point.broken or not math.isfinite(point.value):
+            lines.append(line)
+            line = []
+        if math.isfinite(point.value):
+            y = f"{HEIGHT - up(point.value):.1f}"
+            line.append(f"{x},{y}")
+            when = f", {fmt.day(point.time_ms)}" if point.time_ms else ""
+            marks.append(Mark(x, y, f"{point.name}{when}: {words(point.value)}", point.bad))
+    lines.append(line)
+    days = [fmt.day(point.time_ms) for point in points if point.time_ms]
+    told = f"{label}, {len(finite)} values"
+    if finite:
+        told += f": from {words(finite[0].value)} to {words(finite[-1].value)}, least {words(low)}, most {words(high)}"
+    return Chart(
+        label=label,
+        told=told,
+        low=words(low),
+        high=words(high),
+        first=days[0] if days else "",
+        last=days[-1] if days else "",
+        lines=tuple(" ".join(one) for one in lines if len(one) > 1),
+        rules=tuple(rules),
+        marks=tuple(marks),
+        moved=low != high,
+    )
+
+
+def _scale(low: float, high: float, size: int) -> Callable[[float], float]:
+    """Return where a value stands between the margins; all in the middle where they are equal."""
+    room = size - 2 * _MARGIN
+    if low == high:
+        return lambda _: size / 2
+    # Halved first: the difference of two great numbers may be infinite; and of two tiny ones' halves, nothing.
+    half = high / 2 - low / 2
+    return lambda value: _MARGIN + room * ((value / 2 - low / 2) / half) if half else size / 2

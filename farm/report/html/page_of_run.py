@@ -1,0 +1,315 @@
+"""RunView -> one HTML file that needs nothing else: no network, no server, no second file."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import math
+import os
+import secrets
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from farm import __version__
+from farm.program.layers import Step
+from farm.report.html.packing import packed
+from farm.report.model.clean import cut_log
+from farm.report.model.context import ReportContext, files_of
+from farm.report.model.cross_target import worths
+from farm.report.model.distribution import distributions
+from farm.report.model.matrix import matrices
+from farm.report.model.profile_tables import SHOWN_JOBS, debugged, layer_table, operator_tables, profiled, row_limit
+from farm.report.model.summary import (
+    JobSummary,
+    Outcome,
+    RunSummary,
+    Tone,
+    beyond_comparisons,
+    broken_limits,
+    exit_meaning,
+    spread_of,
+    summarize,
+)
+from farm.report.model.trends import SHOWN_STEPS, trends_of
+from farm.report.model.triage import alert_change, is_confirmed, triage
+from farm.report.terminal import format as fmt
+from farm.results.profile.event_names import is_whole_call
+from farm.system.resources import data_folder
+from farm.system.text import one_line, visible
+
+if TYPE_CHECKING:
+    import jinja2
+    from markupsafe import Markup
+
+    from farm.report.model.context import File
+    from farm.report.model.trends import Trend
+    from farm.report.model.triage import Triage
+    from farm.store.records import AlertRecord
+    from farm.store.view import RunView
+
+LOG_BUDGET = 1_500_000
+"""Characters of log in a page in all, so that a run where everything fails still opens at once."""
+LOG_LIMITS = (600, 48_000)
+"""Least and most characters that one log gets of it."""
+
+STYLES, EARLY_SCRIPT, SCRIPTS = ("report.css",), "theme.js", ("report.js",)
+"""Of every page; the early one runs before anything is drawn."""
+
+SHOWN_STALE = 200
+"""Stale jobs that are listed by themselves; the table has all."""
+
+SHOWN_OPEN = 12
+"""Failures that are unfolded when the page opens; the others are one click away."""
+
+_GLYPHS = {
+    Outcome.PASSED: ("✓", "pass", "passed"),
+    Outcome.FAILED: ("✗", "FAIL", "failed"),
+    Outcome.KNOWN: ("◇", "known", "known issue"),
+    Outcome.INFRA: ("△", "infra", "infra"),
+    Outcome.STALE: ("◷", "STALE", "stale"),
+    Outcome.SKIPPED: ("○", "skip", "skipped"),
+    Outcome.NOT_RUN: ("·", "not run", "not run"),
+}
+
+_TONES = {
+    Tone.PASSED: "✓ passed",
+    Tone.FAILED: "✗ failed",
+    Tone.INFRA: "△ infra trouble",
+    Tone.STALE: "◷ stale",
+    Tone.UNFINISHED: "… unfinished",
+    Tone.EMPTY: "○ empty",
+}
+
+
+_STEPS = {
+    Step.QUANTIZATION: "FP32 against quantized, both on the CPU",
+    Step.COMPILER: "quantized on the CPU against the simulator",
+    Step.DEVICE: "simulator against device",
+}
+
+
+class _Extra(NamedTuple):
+    """What the page of a job shows beside the job itself."""
+
+    before: str
+    alerts: tuple[AlertRecord, ...]
+    trends: tuple[Trend, ...]
+    files: tuple[File, ...]
+
+
+def render_html(view: RunView, context: ReportContext | None = None, *, home: str = "") -> str:
+    """Return the page of one run. Everything in both is taken as hostile text; `home` is where its brand leads."""
+    context = context or ReportContext()
+    summary = summarize(view)
+    first = triage(summary, context)
+    extras = _extras(summary, context, first)
+    profiles, layers = profiled(summary), debugged(summary)[:SHOWN_JOBS]
+    links: dict[int, dict[str, str]] = {}
+    for what, prefix, jobs in (("layers", "l", layers), ("profile", "p", profiles[:SHOWN_JOBS])):
+        for job in jobs:
+            links.setdefault(job.index, {})[f"{prefix}{job.index}"] = what
+    trends = [(job, trend) for job in summary.jobs for trend in extras[job.index].trends]
+    stepped = [one for one in trends if one[1].stepped]
+    alerts = sorted(context.alerts or (), key=lambda alert: not is_confirmed(alert))
+    shared = {
+        "view": view,
+        "worths": worths(summary),
+        "extras": extras,
+        "links": links,
+        "row_limit": row_limit(len(profiles)),
+    }
+    lean = [job.index for job in summary.jobs if not shown_in_full(job)]
+    page = _environment().get_template("job.html.j2").make_module(shared).page  # type: ignore[attr-defined]
+    return render_page(
+        "run.html.j2",
+        run=summary,
+        triage=first,
+        matrices=matrices(summary),
+        profiled=profiles[:SHOWN_JOBS],
+        more_profiles=len(profiles[SHOWN_JOBS:]),
+        debugged=layers,
+        outcomes=list(Outcome),
+        log_limit=_log_limit(summary),
+        shown_open=SHOWN_OPEN,
+        shown_stale=SHOWN_STALE,
+        shown_steps=SHOWN_STEPS,
+        alerts=alerts,
+        places={job.job.id: job.index for job in summary.jobs},
+        trends=bool(trends),
+        stepped=sorted(stepped, key=lambda one: (one[1].tone != "worse", -abs(one[1].size))),
+        pages=packed(lean, lambda index: page(summary.jobs[index], LOG_LIMITS[0])),
+        **shared,
+        home=home,
+    )
+
+
+def render_page(template: str, **values: object) -> str:
+    """Return a page of reports/ that extends base.html.j2: every text in `values` is escaped, styles are inlined."""
+    return _environment().get_template(template).render({"version": __version__, **assets(), **values})
+
+
+def write_html(view: RunView, path: Path, context: ReportContext | None = None) -> None:
+    """Write the page to `path`, whose folder is made; a reader never sees half of it. Raises OSError."""
+    text = render_html(view, context)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _extras(summary: RunSummary, context: ReportContext, first: Triage) -> list[_Extra]:
+    alerts: dict[str, list[AlertRecord]] = {}
+    for alert in context.alerts or ():
+        alerts.setdefault(alert.job_id, []).append(alert)
+    kind = context.status.device_kind if context.status else summary.view.fingerprint.get("device_kind", "")
+    return [
+        _Extra(
+            before=first.standings.get(job.index, ""),
+            alerts=tuple(alerts.get(job.job.id, ())),
+            trends=trends_of(context.background, job.job.id, kind),
+            files=files_of(context, job.job.id),
+        )
+        for job in summary.jobs
+    ]
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(data_folder("reports")),
+        autoescape=True,
+        # As style and scripts, which are read once: a page is of one version.
+        auto_reload=False,
+        undefined=jinja2.StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "count": fmt.count,
+        "decibel": fmt.decibel,
+        "cosine": fmt.cosine,
+        "small": fmt.small,
+        "percent": fmt.percent,
+        "bar_width": _bar_width,
+        "quoted": shlex.quote,
+        "operator_tables": operator_tables,
+        "layer_table": layer_table,
+        "step_meaning": lambda step: _STEPS[step],
+        "ms": fmt.milliseconds,
+        "secs": fmt.seconds,
+        "duration": fmt.duration,
+        "quantity": fmt.quantity,
+        "clock": fmt.clock,
+        "day": fmt.day,
+        "isotime": _isotime,
+        "sortable": _sortable,
+        "one_line": one_line,
+        "spread": spread_of,
+        "beyond": beyond_comparisons,
+        "broken": broken_limits,
+        "in_full": shown_in_full,
+        "sentence": lambda text: text[:1].upper() + text[1:],
+        "cut": cut_log,
+        "exit_meaning": exit_meaning,
+        "glyph": lambda outcome: _GLYPHS[outcome][0],
+        "word": lambda outcome: _GLYPHS[outcome][1],
+        "tone": lambda tone: _TONES[tone],
+        "words": lambda outcome: _GLYPHS[outcome][2],
+        "distributions": distributions,
+        "alert_change": alert_change,
+        "is_confirmed": is_confirmed,
+    }
+    environment.tests["whole_call"] = is_whole_call
+    environment.globals |= {"Outcome": Outcome, "share": _share}
+    return environment
+
+
+@functools.cache
+def assets(styles: tuple[str, ...] = STYLES, scripts: tuple[str, ...] = SCRIPTS) -> dict[str, Markup]:
+    """Return our own style sheets and scripts for inlining, and the policy that allows exactly these."""
+    from markupsafe import Markup
+
+    folder = data_folder("reports")
+    style, early, script = (
+        "".join((folder / name).read_text(encoding="utf-8") for name in names)
+        for names in (styles, (EARLY_SCRIPT,), scripts)
+    )
+    for text in (style, early, script):
+        if "</" in text or "<!--" in text:
+            raise ValueError(f"{folder}: style sheets and scripts are inlined and must contain neither '</' nor '<!--'")
+    policy = (
+        f"default-src 'none'; style-src {_csp_hash(style)}; script-src {_csp_hash(early)} {_csp_hash(script)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return {
+        "policy": Markup(policy),  # noqa: S704 - made of hashes above
+        "style": Markup(style),  # noqa: S704 - our own file, checked above
+        "early_script": Markup(early),  # noqa: S704
+        "script": Markup(script),  # noqa: S704
+    }
+
+
+def _csp_hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _shown(value: object) -> object:
+    """Spell out what is invisible in every text that a template puts out; markup of the templates passes."""
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _isotime(epoch_ms: int) -> str:
+    moment = fmt.local_time(epoch_ms)
+    return moment.isoformat(timespec="seconds") if moment else ""
+
+
+def _sortable(value: float | None) -> str:
+    """Return a number as the page sorts by it; nothing for one that has no place in an order."""
+    if value is None or math.isnan(value):
+        return ""
+    return f"{value:.9g}" if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def _bar_width(share: float) -> str:
+    """Return a share, 0 to 1, as the width of a bar of 100."""
+    return f"{100 * min(1.0, max(0.0, share)):.2f}" if math.isfinite(share) else "0"
+
+
+def _log_limit(summary: RunSummary) -> int:
+    logs = sum(bool(attempt.log) for job in summary.jobs if shown_in_full(job) for attempt in job.job.attempts)
+    least, most = LOG_LIMITS
+    return max(least, min(most, LOG_BUDGET // max(logs, 1)))
+
+
+def shown_in_full(job: JobSummary) -> bool:
+    """Whether the page has a card with logs and all attempts of `job`, beyond its row in the table."""
+    return job.retried or job.outcome in {Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA}
+
+
+def _share(summary: RunSummary) -> list[tuple[Outcome, str, str]]:
+    """Return each outcome that occurred with the start and the width of its part of a bar of 100."""
+    order = (
+        Outcome.PASSED,
+        Outcome.SKIPPED,
+        Outcome.NOT_RUN,
+        Outcome.KNOWN,
+        Outcome.INFRA,
+        Outcome.STALE,
+        Outcome.FAILED,
+    )
+    parts = []
+    start = 0.0
+    for outcome in order:
+        width = 100 * summary.counts[outcome] / max(len(summary.jobs), 1)
+        if width:
+            parts.append((outcome, f"{start:.3f}", f"{width:.3f}"))
+        start += width
+    return parts

@@ -1,0 +1,86 @@
+"""`farm coverage`: from suites, runs and the installed ExecuTorch to the table operator x precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.errors import IllegalTargetError, UnknownNameError, UsageError
+from farm.report.model.coverage import coverage, items_of, listed
+from farm.report.terminal.coverage import facts
+from farm.store.recording import case_versions
+from farm.suites.manifests import find_suites, resolve_suite
+from farm.suites.op_builders import installed_builders, suite_operators
+from farm.suites.socs import BACKEND_PRECISIONS, CPU_BACKENDS, find_soc
+from farm.suites.suite import plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.report.model.coverage import Coverage
+    from farm.store.records import ListedJob
+    from farm.store.store import Store
+    from farm.suites.suite import Job, Suite
+
+# The suites of single operators.
+_USUAL = ("quantized_ops", "fp_ops")
+
+
+def read_coverage(
+    store: Store, folders: Sequence[Path], soc_name: str, backend: str, names: Sequence[str], refs: Sequence[str]
+) -> tuple[Coverage, list[str]]:
+    """Return the table of a SoC and backend, and what its results depend on.
+
+    `names` are suites, `refs` runs; without runs it is the newest result of every job, without suites those of the
+    runs, or of single operators. Raises UsageError for what is not there, MissingToolError without ExecuTorch.
+    """
+    soc = find_soc(soc_name)
+    if backend in CPU_BACKENDS:
+        raise IllegalTargetError(f"{backend} has none of the operators of ExecuTorch's Qualcomm backend: name another")
+    if backend not in soc.backends:
+        if backend not in BACKEND_PRECISIONS:
+            raise UnknownNameError("backend", backend, BACKEND_PRECISIONS)
+        raise IllegalTargetError(f"{soc.name} has no {backend} backend: legal are {', '.join(soc.backends)}")
+    run_ids = [store.resolve_run(ref) for ref in refs] or None
+    planned = store.planned_jobs(run_ids, soc.name, backend) if run_ids else []
+    if run_ids and not planned:
+        raise UsageError(f"{', '.join(refs)}: no job for {soc.name} and {backend}: name another run, SoC or backend")
+    suites = _suites(folders, names, backend, planned)
+    if names:
+        planned = [job for job in planned if _suite_of(job) in {suite.name for suite in suites}]
+    jobs: tuple[Job, ...] = plan(suites, [soc], backend) if suites else ()
+    shown = {job.job_id: job for job in (*map(listed, jobs), *planned)}
+    results = {found.result.job_id: found for found in store.job_results(shown, run_ids)}
+    tools = store.fingerprints(found.fingerprint for found in results.values())
+    declared: dict[tuple[str, str], tuple[str, ...]] = {}
+    without: dict[str, str] = {}
+    for folder in dict.fromkeys(job.case.folder for job in jobs):
+        said = suite_operators(Path(folder))
+        without |= said.without
+        declared |= {
+            (job.case.module, job.case.name): said.cases[job.case.name]
+            for job in jobs
+            if job.case.folder == folder and job.case.name in said.cases
+        }
+    # What somebody asks of a run is what it said, of whatever the case was then.
+    items = items_of(shown.values(), results, {} if run_ids else case_versions(jobs), declared)
+    table = coverage(soc.name, backend, BACKEND_PRECISIONS[backend], items, installed_builders(), without)
+    return table, facts(table.items, tools.values())
+
+
+def _suites(folders: Sequence[Path], names: Sequence[str], backend: str, planned: Sequence[ListedJob]) -> list[Suite]:
+    """Return the suites that are named, else those of planned jobs, else the usual ones."""
+    known = find_suites(folders)
+    if names:
+        return [resolve_suite(name, known) for name in dict.fromkeys(names)]
+    # A suite of a run that was named by its path may be anywhere, or gone: its jobs are in the store.
+    wanted = dict.fromkeys(map(_suite_of, planned)) or dict.fromkeys(_USUAL)
+    found = [resolve_suite(name, known) for name in wanted if name in known]
+    usable = [suite for suite in found if backend in suite.backends]
+    if not usable and not planned:
+        raise UsageError(f"no suite of operators is made for {backend}: name one with --suite (farm suites lists them)")
+    return usable
+
+
+def _suite_of(job: ListedJob) -> str:
+    return job.job_id.partition("/")[0]

@@ -1,0 +1,161 @@
+"""What a failure is worth: what the same case did on other SoCs, and in other precisions on its own. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.report.model.summary import JobSummary, Outcome, RunSummary, key_numbers, outcome_of
+from farm.store.view import CaseResult
+from farm.suites.socs import load_socs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+RED = frozenset({Outcome.FAILED, Outcome.KNOWN})
+_SHOWN_NAMES = 6
+_DAY_MS = 86_400_000
+
+
+class Place(msgspec.Struct, frozen=True):
+    """The newest result of the case on one other target."""
+
+    result: CaseResult
+    outcome: Outcome
+    sqnr_fp32: float | None
+    """Worst output, dB; inf where it is equal."""
+    arch: str
+    """HTP architecture of its SoC, `V75`; empty for a SoC that no profile knows."""
+    where: str
+    """What is other about it, in a word: the SoC, or the precision."""
+    link: int | None
+    """Place of its job in the run that is shown; None where it is of another run."""
+    other_test: bool
+    """The case was changed in between."""
+
+    @property
+    def reason(self) -> str:
+        """Why it did not pass; of a known issue what is known."""
+        return self.result.attempt.known_issue or self.result.attempt.reason
+
+
+class Worth(msgspec.Struct, frozen=True):
+    """What a failed job is worth."""
+
+    conclusion: str
+    """One line: `fails on SM8450 (V69) alone, passes on SM8650`; empty where nothing is known."""
+    on_socs: tuple[Place, ...]
+    """The same backend and precision on other SoCs."""
+    here: tuple[Place, ...]
+    """Other precisions and backends on the same SoC."""
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Return both."""
+        return self.on_socs + self.here
+
+
+def worths(run: RunSummary) -> dict[int, Worth]:
+    """Return what each failed job of a run is worth, known issues among them, by its place in the run."""
+    indices = {item.job.id: item.index for item in run.jobs}
+    return {item.index: _worth(item, run.view.id, indices) for item in run.jobs if item.outcome in RED}
+
+
+def _worth(item: JobSummary, run_id: str, indices: Mapping[str, int]) -> Worth:
+    job = item.job
+    on_socs: list[Place] = []
+    here: list[Place] = []
+    for result in job.elsewhere:
+        other_soc = result.soc != job.soc
+        kind = f" ({result.kind})" if result.kind and item.kind and result.kind != item.kind else ""
+        place = Place(
+            result=result,
+            outcome=outcome_of(result.attempt),
+            sqnr_fp32=key_numbers(job, result.attempt).sqnr_fp32,
+            arch=_arch(result.soc),
+            where=(result.soc if other_soc else _precision(result, job.backend)) + kind,
+            link=indices.get(result.job_id) if result.run_id == run_id else None,
+            other_test=result.case_version != job.case_version,
+        )
+        (on_socs if other_soc else here).append(place)
+    return Worth(_conclusion(job.soc, on_socs, here), tuple(on_socs), tuple(here))
+
+
+def elsewhere_line(worth: Worth, now_ms: int) -> str:
+    """Return the same for a terminal, told by verdict: `passed on SM8550; failed on SM8450 (3 days ago)`."""
+    parts = [
+        f"{word} {preposition} {_names([place.where for place in places])}{_age(places, now_ms)}"
+        for preposition, group in (("on", worth.on_socs), ("here in", worth.here))
+        for word, places in _by_verdict(group)
+    ]
+    return "; ".join(parts)
+
+
+def _conclusion(soc: str, on_socs: Sequence[Place], here: Sequence[Place]) -> str:
+    return "; ".join(filter(None, (_about_socs(soc, on_socs), _about_precisions(here))))
+
+
+def _about_socs(soc: str, places: Sequence[Place]) -> str:
+    failing = [place for place in places if place.outcome in RED]
+    passing = [place for place in places if place.outcome is Outcome.PASSED]
+    names, arch = [soc, *(place.where for place in failing)], _arch(soc)
+    if not passing:
+        return f"fails on {_all(len(names))} SoCs that were tried" if failing else ""
+    passes = _names([place.where for place in passing])
+    if not failing:
+        return f"fails on {soc}{f' ({arch})' if arch else ''} alone, passes on {passes}"
+    failing_archs, passing_archs = {arch, *(place.arch for place in failing)}, {place.arch for place in passing}
+    if "" not in failing_archs | passing_archs and not failing_archs & passing_archs:
+        return f"fails on {_names(sorted(failing_archs))}, passes on {_names(sorted(passing_archs))}"
+    return f"fails on {_names(sorted(names))}, passes on {passes}"
+
+
+def _about_precisions(places: Sequence[Place]) -> str:
+    failing, passing = (
+        [place.where for place in places if place.outcome in outcomes] for outcomes in (RED, {Outcome.PASSED})
+    )
+    if not passing:
+        return "fails here in every precision that was tried" if failing else ""
+    return f"passes here in {_names(passing)}" + (f", fails in {_names(failing)}" if failing else "")
+
+
+def _by_verdict(places: Iterable[Place]) -> list[tuple[str, list[Place]]]:
+    words = {
+        Outcome.PASSED: "passed",
+        Outcome.FAILED: "failed",
+        Outcome.KNOWN: "known issue",
+        Outcome.INFRA: "infra trouble",
+        Outcome.SKIPPED: "skipped",
+    }
+    found: dict[Outcome, list[Place]] = {outcome: [] for outcome in words}
+    for place in places:
+        found[place.outcome].append(place)
+    return [(words[outcome], group) for outcome, group in found.items() if group]
+
+
+def _age(places: Sequence[Place], now_ms: int) -> str:
+    days = {max(0, now_ms - place.result.time_ms) // _DAY_MS for place in places}
+    oldest = max(days)
+    if not oldest:
+        return ""
+    return f" ({'' if len(days) == 1 else 'up to '}{oldest} day{'' if oldest == 1 else 's'} ago)"
+
+
+def _precision(result: CaseResult, backend: str) -> str:
+    return result.precision if result.backend == backend else f"{result.precision} on {result.backend}"
+
+
+def _arch(soc: str) -> str:
+    known = load_socs().get(soc)
+    return f"V{known.htp_arch}" if known else ""
+
+
+def _all(count: int) -> str:
+    return "both" if count == 2 else f"all {count}"
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) > _SHOWN_NAMES + 1:
+        return f"{', '.join(names[:_SHOWN_NAMES])} and {len(names) - _SHOWN_NAMES} more"
+    return ", ".join(names)

@@ -1,0 +1,39 @@
+"""RunView <-> JSON, with the counts beside it, for programs that read a run."""
+
+from __future__ import annotations
+
+import msgspec
+
+from farm.report.model.cross_target import worths
+from farm.report.model.summary import summarize
+from farm.store.values import jsonable
+from farm.store.view import RunView
+from farm.system.text import json_document
+
+
+def render_json(view: RunView) -> str:
+    """Return the run as JSON: the fields of RunView, and `summary` with verdict line, counts and outcomes by job.
+
+    `worth` says of a failed job where its case fails and passes, as far as that is known.
+
+    JSON has no infinity: numbers that are not finite are the strings `inf`, `-inf` and `nan`, never null,
+    which means "does not apply".
+    """
+    summary = summarize(view)
+    document = jsonable(msgspec.to_builtins(view))
+    document["summary"] = {
+        "verdict_line": summary.verdict_line,
+        "tone": summary.tone.value,
+        "attention": summary.attention,
+        "counts": {outcome.value: n for outcome, n in summary.counts.items()},
+        "outcomes": {job.job.id: job.outcome.value for job in summary.jobs},
+        "worth": {
+            summary.jobs[index].job.id: worth.conclusion for index, worth in worths(summary).items() if worth.conclusion
+        },
+    }
+    return json_document(document, indent=1).decode()
+
+
+def parse_json(text: str | bytes) -> RunView:
+    """Return the run that `render_json` wrote. Raises msgspec.ValidationError for anything else."""
+    return msgspec.json.decode(text, type=RunView, strict=False)

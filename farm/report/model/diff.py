@@ -1,0 +1,198 @@
+"""Two runs job by job: newly red, fixed, slower, faster, changed counters, missing. Pure."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.report.model.summary import JobSummary, Outcome, spread_of, summarize
+from farm.results.attempt import Direction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from farm.report.model.summary import RunSummary, Spread
+    from farm.results.attempt import Measurement
+    from farm.store.view import RunView
+
+LEAST_TIME = 0.02
+"""A time that differs by less is not worth a look, however well its samples agree."""
+LEAST_DB = 0.1
+LEAST_FIGURE = 1e-4
+"""As a share, for figures without a unit: cosine, top-1, tokens."""
+LEAST_SAMPLES = 3
+_TIMES = frozenset({"ns", "us", "cycles"})
+_JUDGED = frozenset({Outcome.PASSED, Outcome.FAILED, Outcome.KNOWN})
+
+
+class Group(StrEnum):
+    """What became of a job, in the order of what somebody has to look at first."""
+
+    NEW_FAILURE = "new_failure"
+    """It failed, and did not before, or was not there."""
+    MISSING = "missing"
+    """It was judged before, and is not now: it is not there, stale, not run, or ended as infra."""
+    FIXED = "fixed"
+    STILL_FAILING = "still_failing"
+    ADDED = "added"
+    """It was not judged before, and did not fail now."""
+    SAME = "same"
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One metric before and after, as medians in its unit."""
+
+    metric: str
+    unit: str
+    before: float
+    after: float
+    exact: bool
+    worse: bool
+
+    @property
+    def ratio(self) -> float | None:
+        """After through before; None where that says nothing."""
+        return self.after / self.before if self.before > 0 and math.isfinite(self.after / self.before) else None
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it is told by its ratio."""
+        return not self.exact and self.unit in _TIMES
+
+
+class JobDiff(msgspec.Struct, frozen=True):
+    """One job in two runs."""
+
+    job_id: str
+    group: Group
+    before: str
+    """How it ended, or `absent`."""
+    after: str
+    reason: str
+    """Why it failed or is missing now; empty otherwise."""
+    changes: tuple[Change, ...] = ()
+    not_compared: str = ""
+    """Why its numbers are not; empty when they are."""
+
+
+class RunDiff(msgspec.Struct, frozen=True):
+    """Two runs."""
+
+    before: str
+    """Id of the run."""
+    after: str
+    before_ms: int
+    """When it began; epoch, milliseconds."""
+    after_ms: int
+    facts: tuple[tuple[str, str, str], ...]
+    """What of the fingerprint differs: name, before, after; empty where a side has none."""
+    jobs: tuple[JobDiff, ...]
+    """All jobs of either run, in the order of the newer one; what is missing comes last."""
+
+    def having(self, group: Group) -> tuple[JobDiff, ...]:
+        """Return the jobs of one group."""
+        return tuple(job for job in self.jobs if job.group is group)
+
+    def changed(self, *, time: bool, worse: bool) -> tuple[tuple[JobDiff, Change], ...]:
+        """Return changes of times, or of everything else, with their jobs, the greatest ratio of a time first."""
+        found = [
+            (job, change)
+            for job in self.jobs
+            for change in job.changes
+            if change.is_time is time and change.worse is worse
+        ]
+        return tuple(sorted(found, key=lambda one: -abs(math.log(one[1].ratio or 1.0))) if time else found)
+
+
+def diff_runs(before: RunView, after: RunView) -> RunDiff:
+    """Compare two runs.
+
+    Times differ where no sample of one side is within the range of the other and the medians are more than 2 % apart:
+    two runs are two nights, so that this is a hint, and no regression. Counters differ where they are not equal.
+    Numbers of another kind of device, or of another test under the same name, are not compared.
+    """
+    old, new = summarize(before), summarize(after)
+    earlier = {job.job.id: job for job in old.jobs}
+    jobs = [_job(earlier.pop(job.job.id, None), job) for job in new.jobs]
+    jobs += [_gone(job, new) for job in earlier.values()]
+    return RunDiff(
+        before.id, after.id, before.started_ms, after.started_ms, _facts(before.fingerprint, after.fingerprint),
+        tuple(jobs),
+    )  # fmt: skip
+
+
+def _facts(was: Mapping[str, str], now: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
+    names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+    return tuple((name, was.get(name, ""), now.get(name, "")) for name in names)
+
+
+def _job(before: JobSummary | None, after: JobSummary) -> JobDiff:
+    then, now = before.outcome if before else None, after.outcome
+    changes, refused = ((), "") if before is None else _changes(before, after)
+    group = _group(then, now)
+    return JobDiff(
+        job_id=after.job.id,
+        group=group,
+        before=then or "absent",
+        after=now,
+        reason=after.reason if group in {Group.NEW_FAILURE, Group.MISSING, Group.STILL_FAILING} else "",
+        changes=changes,
+        not_compared=refused,
+    )
+
+
+def _gone(job: JobSummary, new: RunSummary) -> JobDiff:
+    judged = job.outcome in _JUDGED
+    reason = "" if job.job.suite in {one.job.suite for one in new.jobs} else f"the run has no job of {job.job.suite}"
+    return JobDiff(job.job.id, Group.MISSING if judged else Group.SAME, job.outcome, "absent", reason)
+
+
+def _group(then: Outcome | None, now: Outcome) -> Group:
+    if now is Outcome.FAILED:
+        return Group.STILL_FAILING if then is Outcome.FAILED else Group.NEW_FAILURE
+    if then in _JUDGED and now not in _JUDGED:
+        return Group.MISSING
+    if now is Outcome.PASSED and then in {Outcome.FAILED, Outcome.KNOWN}:
+        return Group.FIXED
+    if now is Outcome.KNOWN and then is Outcome.FAILED:
+        return Group.STILL_FAILING
+    if now in _JUDGED and then not in _JUDGED:
+        return Group.ADDED
+    return Group.SAME
+
+
+def _changes(before: JobSummary, after: JobSummary) -> tuple[tuple[Change, ...], str]:
+    if before.attempt is None or after.attempt is None:
+        return (), ""
+    if before.job.case_version != after.job.case_version:
+        return (), "another test under the same name"
+    if before.kind != after.kind:
+        return (), f"before on {before.kind or 'no'} device, after on {after.kind or 'no'} device"
+    old, new = _measured(before.attempt.measurements), _measured(after.attempt.measurements)
+    found = (_change(old[metric], new[metric]) for metric in new if metric in old)
+    return tuple(change for change in found if change is not None), ""
+
+
+def _measured(rows: Iterable[Measurement]) -> dict[str, tuple[Measurement, Spread]]:
+    return {row.metric: (row, spread) for row in rows if (spread := spread_of(row)) is not None}
+
+
+def _change(before: tuple[Measurement, Spread], after: tuple[Measurement, Spread]) -> Change | None:
+    (row, old), (newer, new) = before, after
+    if row.unit != newer.unit or old.p50 == new.p50:
+        return None
+    worse = (new.p50 > old.p50) is (row.direction is Direction.LOWER)
+    change = Change(row.metric, row.unit, old.p50, new.p50, row.exact, worse)
+    if change.exact:
+        return change
+    if change.is_time:
+        apart = old.most < new.least or new.most < old.least
+        enough = min(old.n, new.n) >= LEAST_SAMPLES
+        far = change.ratio is not None and abs(math.log(change.ratio)) > math.log1p(LEAST_TIME)
+        return change if apart and enough and far else None
+    least = LEAST_DB if row.unit == "dB" else LEAST_FIGURE * max(abs(old.p50), abs(new.p50))
+    # Equal outputs have an SQNR of inf: a figure where there was none to speak of is a change.
+    return change if abs(new.p50 - old.p50) > least and row.unit in {"dB", "1"} else None

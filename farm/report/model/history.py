@@ -1,0 +1,114 @@
+"""What jobs were, run by run -> tables: a row an attempt, a column a metric, what is different from before. Pure."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.analysis.history import fact_text
+from farm.report.html.chart import Chart, ChartPoint, chart
+from farm.report.terminal.format import quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from farm.store.records import HistoryPoint
+
+USUAL = ("latency", "htp_cycles", "pte_size", "sqnr_fp32[0]", "dsp_heap_difference", "host_peak_memory")
+"""What most people look for first."""
+# Facts of a fingerprint that are what was asked for, and no tool.
+_OF_THE_COMMAND = frozenset({"heap", "profile"})
+
+
+class HistoryRow(msgspec.Struct, frozen=True):
+    """One attempt."""
+
+    first: HistoryPoint
+    """Of its points, which agree on everything but the metric."""
+    figures: tuple[HistoryPoint | None, ...]
+    """One for each metric of the table."""
+    change: str
+    """What is different from the attempt before, in a few words."""
+
+
+class HistoryTable(msgspec.Struct, frozen=True):
+    """One job on one kind of device, oldest first."""
+
+    job_id: str
+    kind: str
+    metrics: tuple[str, ...]
+    units: tuple[str, ...]
+    others: tuple[str, ...]
+    """Metrics that are there as well."""
+    rows: tuple[HistoryRow, ...]
+    charts: tuple[Chart, ...]
+    """Of the metrics that moved."""
+
+
+def tables(
+    points: Sequence[HistoryPoint], wanted: Sequence[str], facts: Mapping[str, Mapping[str, str]]
+) -> list[HistoryTable]:
+    """Return the tables of what `Store.history` told; `facts` are fingerprints by their hash."""
+    found = []
+    ordered = sorted(points, key=lambda point: (point.job_id, point.device_kind, point.time_ms, point.run_id))
+    for (job_id, kind), group in groupby(ordered, key=lambda point: (point.job_id, point.device_kind)):
+        found.append(_table(job_id, kind, list(group), wanted, facts))
+    return found
+
+
+def what_changed(before: HistoryPoint, now: HistoryPoint, facts: Mapping[str, Mapping[str, str]]) -> str:
+    """Return what is different about an attempt, in a few words; `facts` are fingerprints by their hash."""
+    told = _difference(*({**facts.get(one.fingerprint, {}), **one.device_facts} for one in (before, now)))
+    if before.case_version == now.case_version:
+        return told
+    return f"another test under the same name{f', {told}' if told else ''}"
+
+
+def _difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+    if len(names) > 1 and not _OF_THE_COMMAND.issuperset(names):
+        return "new toolchain"
+    return ", ".join(fact_text(name, was.get(name), now.get(name)) for name in names)
+
+
+def _table(
+    job_id: str,
+    kind: str,
+    points: Sequence[HistoryPoint],
+    wanted: Sequence[str],
+    facts: Mapping[str, Mapping[str, str]],
+) -> HistoryTable:
+    units = {point.metric: point.unit for point in points if point.metric}
+    metrics = tuple(metric for metric in wanted if metric in units)
+    rows: list[HistoryRow] = []
+    for _, attempt in groupby(points, key=lambda point: (point.time_ms, point.run_id)):
+        values = {point.metric: point for point in attempt}
+        first = next(iter(values.values()))
+        before = rows[-1].first if rows else first
+        change = what_changed(before, first, facts)
+        rows.append(HistoryRow(first, tuple(values.get(metric) for metric in metrics), change))
+    charts = [_chart(metric, units[metric], column, rows) for column, metric in enumerate(metrics)]
+    return HistoryTable(
+        job_id=job_id,
+        kind=kind,
+        metrics=metrics,
+        units=tuple("ms" if units[metric] == "ns" else units[metric].removesuffix("1") for metric in metrics),
+        others=tuple(sorted(units.keys() - set(metrics))),
+        rows=tuple(rows),
+        charts=tuple(one for one in charts if one.moved),
+    )
+
+
+def _chart(metric: str, unit: str, column: int, rows: Sequence[HistoryRow]) -> Chart:
+    points = []
+    for place, row in enumerate(rows):
+        figure = row.figures[column]
+        value = math.nan if figure is None or figure.p50 is None else float(figure.p50)
+        bad = row.first.verdict == "failed" and not row.first.known_issue
+        points.append(
+            ChartPoint(place, value, row.first.run_id, broken=bool(row.change), bad=bad, time_ms=row.first.time_ms)
+        )
+    return chart(metric, points, lambda value: quantity(value, unit))

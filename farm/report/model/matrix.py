@@ -1,0 +1,72 @@
+"""Operators x targets: which cell of the matrix holds which jobs. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from farm.report.model.summary import JobSummary, RunSummary
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One target."""
+
+    soc: str
+    backend: str
+    precision: str
+    options: str
+    kind: str
+    """`virtual` or `hardware` when all its jobs ran on such devices, `mixed`, or "" when none ran."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One case; `cells` are in the order of the columns, and an empty cell is a target it was not run on."""
+
+    case: str
+    cells: tuple[tuple[JobSummary, ...], ...]
+
+
+class Matrix(msgspec.Struct, frozen=True):
+    """One suite."""
+
+    suite: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def socs(self) -> tuple[tuple[str, int], ...]:
+        """SoCs and how many columns each spans, in the order of the columns."""
+        spans: dict[str, int] = {}
+        for column in self.columns:
+            spans[column.soc] = spans.get(column.soc, 0) + 1
+        return tuple(spans.items())
+
+
+def matrices(summary: RunSummary) -> tuple[Matrix, ...]:
+    """Return one matrix per suite, with only the targets that the suite was run on; all in the order of the run."""
+    suites: dict[str, list[JobSummary]] = {}
+    for job in summary.jobs:
+        suites.setdefault(job.job.suite, []).append(job)
+    return tuple(_matrix(suite, jobs) for suite, jobs in suites.items())
+
+
+def _matrix(suite: str, jobs: list[JobSummary]) -> Matrix:
+    by_target: dict[tuple[str, str, str, str], list[JobSummary]] = {}
+    cells: dict[str, dict[tuple[str, str, str, str], list[JobSummary]]] = {}
+    for job in jobs:
+        target = (job.job.soc, job.job.backend, job.job.precision, job.options)
+        by_target.setdefault(target, []).append(job)
+        cells.setdefault(job.job.case, {}).setdefault(target, []).append(job)
+    soc_order = list(dict.fromkeys(target[0] for target in by_target))
+    targets = sorted(by_target, key=lambda target: soc_order.index(target[0]))
+    return Matrix(
+        suite=suite,
+        columns=tuple(Column(*target, kind=_kind(by_target[target])) for target in targets),
+        rows=tuple(
+            Row(case, tuple(tuple(by_cell.get(target, ())) for target in targets)) for case, by_cell in cells.items()
+        ),
+    )
+
+
+def _kind(jobs: list[JobSummary]) -> str:
+    kinds = {job.kind for job in jobs} - {""}
+    return "mixed" if len(kinds) > 1 else next(iter(kinds), "")

@@ -1,0 +1,61 @@
+"""How things stand, from the store: what `farm status` shows, and the first page of `farm serve`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.store.records import STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from farm.analysis.flakiness import Record
+    from farm.report.model.status import SickDevice, Status
+    from farm.store.records import AlertRecord, HistoryPoint
+    from farm.store.store import Store
+
+
+def how_things_stand(store: Store, ref: str | None = None) -> Status:
+    """Return how things stand in run `ref`, or in the one that `Store.run_to_show` means. Raises UnknownNameError."""
+    from farm.report.model.status import status_of
+
+    run_id = store.resolve_run(ref) if ref else store.run_to_show()
+    run = store.run_status(run_id) if run_id else None
+    jobs = [job.job_id for job in run.jobs] if run else []
+    return status_of(
+        run,
+        _sick(store),
+        store.unfinished_runs(),
+        store.reliability(jobs, run.device_kind, run.run_id, failed_of_late=True) if run else None,
+        regressions=store.alerts.open(),
+        found=store.alerts.of_run(run.run_id) if run else (),
+        remarks=store.alerts.remarks_of_jobs(jobs),
+    )
+
+
+def records_of(store: Store, points: Sequence[HistoryPoint]) -> dict[tuple[str, str], Record]:
+    """Return how the jobs of a history did on each kind of device, by job id and kind."""
+    found: dict[tuple[str, str], Record] = {}
+    for kind in sorted({point.device_kind for point in points}):
+        jobs = {point.job_id for point in points if point.device_kind == kind}
+        found |= {(job, kind): one for job, one in store.reliability(jobs, kind).items()}
+    return found
+
+
+def steps_of(store: Store, points: Iterable[HistoryPoint], metrics: Collection[str] = ()) -> list[AlertRecord]:
+    """Return what is known to have moved a level in the histories of jobs; of `metrics` alone where given."""
+    jobs = {point.job_id for point in points}
+    return [one for one in store.alerts.of_jobs(jobs) if one.state in STEPS and (not metrics or one.metric in metrics)]
+
+
+def _sick(store: Store) -> list[SickDevice]:
+    from farm.report.model.status import SickDevice
+
+    found = []
+    for device in store.registry.all():
+        name = device.name or device.id
+        if not device.in_service:
+            found.append(SickDevice(name, "out of service", device.service_note))
+        elif device.health != "healthy":
+            found.append(SickDevice(name, device.health, device.health_reason))
+    return found

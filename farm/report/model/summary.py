@@ -1,0 +1,405 @@
+"""What a run says: outcomes, counts, the verdict line and the key numbers of each job. Pure.
+
+Every renderer takes its counts and its final attempts from here, so that no two of them can disagree.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import Counter
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.report.model.rerun import options_of, rerun_command
+from farm.report.model.stale import stale_words
+from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict, final_attempt
+from farm.store.view import DeviceView, JobView, RunView
+from farm.suites.socs import CPU_BACKENDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_NUMERIC = re.compile(r"(sqnr|cosine)_(fp32|quantized)\[\d+\]")
+
+
+class Outcome(StrEnum):
+    """How a job ended, as it is shown: the verdict of its final attempt, known issues told apart."""
+
+    FAILED = "failed"
+    KNOWN = "known"
+    """It failed as a known issue says it does: shown, but it does not turn the run red."""
+    INFRA = "infra"
+    STALE = "stale"
+    """It has no attempt, as the run had no time for it: what is known of it is old."""
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    NOT_RUN = "not_run"
+    """It has no attempt: the run is still going, was stopped, or had no device for it."""
+
+
+class Tone(StrEnum):
+    """The run in one word."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    INFRA = "infra"
+    """No failure of the code, but the farm could not judge everything."""
+    STALE = "stale"
+    """Nothing that ran needs attention, but some of it was left out."""
+    UNFINISHED = "unfinished"
+    EMPTY = "empty"
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """The samples of one measurement that are numbers, in its unit."""
+
+    n: int
+    least: float
+    p50: float
+    p90: float
+    most: float
+
+
+class KeyNumbers(msgspec.Struct, frozen=True):
+    """The numbers a job is compared by, from its final attempt; None where there is none.
+
+    Numerics are the worst over all outputs; NaN counts as the worst of all.
+    """
+
+    sqnr_fp32: float | None = None
+    """dB against the FP32 module; inf where the outputs are equal."""
+    sqnr_quantized: float | None = None
+    """dB against the quantized module on the CPU."""
+    cosine: float | None = None
+    """Against the FP32 module."""
+    max_abs: float | None = None
+    """Against the FP32 module, in the unit of the output."""
+    mismatch: float | None = None
+    """Greatest share of unequal elements against either reference; integer and boolean outputs only."""
+    latency_ms: float | None = None
+    """Median."""
+    load_ms: float | None = None
+    """Median."""
+    htp_cycles: float | None = None
+    pte_bytes: float | None = None
+    partitions: float | None = None
+    fallback_ops: float | None = None
+
+
+class JobSummary(msgspec.Struct, frozen=True):
+    """One job, judged over all its attempts."""
+
+    index: int
+    """Place in the run, from 0: names the job in a page."""
+    job: JobView
+    outcome: Outcome
+    attempt: Attempt | None
+    """The final attempt, which `outcome` and `numbers` are taken from."""
+    numbers: KeyNumbers
+    kind: str
+    """Of the device of the final attempt: `virtual`, `hardware`, or "" when none took part."""
+    kinds: tuple[str, ...]
+    """The same for every attempt, in their order."""
+    options: str
+    """Backend options in the name of the job, "" when it has none."""
+    rerun: str
+    """Command that runs this job alone, quoted for a shell."""
+    stale: str = ""
+    """Why it is stale, and when and how it was last judged; "" when it is not."""
+
+    @property
+    def reason(self) -> str:
+        """Why it did not pass; "" when it did."""
+        if self.attempt is None:
+            return self.stale or "no attempt was made"
+        return self.attempt.reason
+
+    @property
+    def device(self) -> str:
+        """Serial of the device of the final attempt, or ""."""
+        return self.attempt.device if self.attempt else ""
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all its attempts on devices."""
+        return math.fsum(one.seconds for one in self.job.attempts if math.isfinite(one.seconds))
+
+    @property
+    def virtual(self) -> bool:
+        """Whether its numbers come from a virtual device."""
+        return self.kind == "virtual"
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it is a baseline by the processor alone."""
+        return self.job.backend in CPU_BACKENDS
+
+    @property
+    def host_time(self) -> str:
+        """What its times are, where they are not those of a device; "" where they are."""
+        return self.host_time_on(self.kind)
+
+    def host_time_on(self, kind: str) -> str:
+        """Return the same for an attempt on a device of this kind."""
+        return _host_time(on_cpu=self.on_cpu) if kind == "virtual" else ""
+
+    @property
+    def retried(self) -> bool:
+        """Whether it took more than one attempt."""
+        return len(self.job.attempts) > 1
+
+
+class RunSummary(msgspec.Struct, frozen=True):
+    """One run, counted once for all renderers."""
+
+    view: RunView
+    jobs: tuple[JobSummary, ...]
+    counts: dict[Outcome, int]
+    """Every outcome, those that did not occur as 0."""
+    tone: Tone
+    verdict_line: str
+    attention: int
+    """Jobs somebody has to look at."""
+
+    def having(self, *outcomes: Outcome) -> tuple[JobSummary, ...]:
+        """Return the jobs that ended so, in the order of the run."""
+        return tuple(job for job in self.jobs if job.outcome in outcomes)
+
+    @property
+    def recovered(self) -> tuple[JobSummary, ...]:
+        """Jobs that passed or were skipped in the end, but not at the first attempt."""
+        return tuple(job for job in self.having(Outcome.PASSED, Outcome.SKIPPED) if job.retried)
+
+    @property
+    def virtual_devices(self) -> tuple[DeviceView, ...]:
+        """The devices that are not hardware."""
+        return tuple(device for device in self.view.devices if device.kind == "virtual")
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all its jobs are baselines by the processor alone."""
+        return bool(self.jobs) and all(job.on_cpu for job in self.jobs)
+
+    @property
+    def host_time(self) -> str:
+        """What the times are that virtual devices measured."""
+        return _host_time(on_cpu=self.on_cpu)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether both virtual devices and hardware took part."""
+        return 0 < len(self.virtual_devices) < len(self.view.devices)
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time of the run; None while it is unfinished."""
+        return None if self.view.finished_ms is None else (self.view.finished_ms - self.view.started_ms) / 1000
+
+    @property
+    def socs(self) -> tuple[str, ...]:
+        """Names of the SoCs that its jobs are for, in the order of the run."""
+        return tuple(dict.fromkeys(job.job.soc for job in self.jobs))
+
+    def notes(self) -> dict[str, tuple[JobSummary, ...]]:
+        """Return what the final attempts noted, and the jobs that say so."""
+        found: dict[str, list[JobSummary]] = {}
+        for job in self.jobs:
+            for note in dict.fromkeys(job.attempt.notes if job.attempt else ()):
+                found.setdefault(note, []).append(job)
+        return {note: tuple(jobs) for note, jobs in found.items()}
+
+    def slowest_builds(self, limit: int) -> tuple[JobSummary, ...]:
+        """Return the jobs that took longest to compile in this run; none from the cache, none that did not compile."""
+        built = [
+            job
+            for job in self.jobs
+            if job.job.build_seconds > 0
+            and not job.job.cached
+            and not (job.attempt is not None and job.attempt.stage is Stage.BUILD)
+        ]
+        return tuple(sorted(built, key=lambda job: -job.job.build_seconds)[:limit])
+
+
+def summarize(view: RunView) -> RunSummary:
+    """Judge and count `view`."""
+    kinds = {device.serial: device.kind for device in view.devices}
+    all_virtual = bool(kinds) and set(kinds.values()) == {"virtual"}
+    jobs = []
+    for index, job in enumerate(view.jobs):
+        attempt = final_attempt(job.attempts)
+        kind = kinds.get(attempt.device, "") if attempt else ""
+        jobs.append(
+            JobSummary(
+                index=index,
+                job=job,
+                outcome=Outcome.STALE if attempt is None and job.stale is not None else outcome_of(attempt),
+                attempt=attempt,
+                numbers=key_numbers(job, attempt),
+                kind=kind,
+                kinds=tuple(kinds.get(one.device, "") for one in job.attempts),
+                options="-".join(options_of(job)),
+                rerun=rerun_command(
+                    job, virtual=kind == "virtual" or (not kind and all_virtual), run_command=view.command
+                ),
+                stale=stale_words(job.stale, view.started_ms) if attempt is None and job.stale is not None else "",
+            )
+        )
+    counted = Counter(job.outcome for job in jobs)
+    counts = {outcome: counted[outcome] for outcome in Outcome}
+    finished = view.finished_ms is not None
+    attention = sum(counts[outcome] for outcome in (Outcome.FAILED, Outcome.INFRA, Outcome.STALE))
+    attention += counts[Outcome.NOT_RUN] if finished else 0
+    return RunSummary(
+        view=view,
+        jobs=tuple(jobs),
+        counts=counts,
+        tone=_tone(counts, finished=finished, attention=attention),
+        verdict_line=_verdict_line(counts, finished=finished, attention=attention),
+        attention=attention,
+    )
+
+
+def outcome_of(attempt: Attempt | None) -> Outcome:
+    """Return how a job ended whose final attempt is `attempt`."""
+    if attempt is None:
+        return Outcome.NOT_RUN
+    if attempt.verdict is Verdict.FAILED and attempt.known_issue:
+        return Outcome.KNOWN
+    return Outcome(attempt.verdict.value)
+
+
+def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
+    """Return the key numbers of `job`, measured by `attempt`."""
+    fallback = float(sum(job.fallback_ops.values())) if job.fallback_ops else None
+    if attempt is None:
+        return KeyNumbers(fallback_ops=fallback)
+    medians = {m.metric: spread.p50 for m in attempt.measurements if (spread := spread_of(m)) is not None}
+
+    def worst(reference: str, field: str, pick: Callable[[Iterable[float]], float]) -> float | None:
+        chosen = [c for c in attempt.comparisons if reference in {"", c.reference}]
+        return _worst([getattr(c, field) for c in chosen], pick)
+
+    def in_ms(metric: str) -> float | None:
+        return medians[metric] / 1e6 if metric in medians else None
+
+    return KeyNumbers(
+        sqnr_fp32=worst("fp32", "sqnr_db", min),
+        sqnr_quantized=worst("quantized", "sqnr_db", min),
+        cosine=worst("fp32", "cosine", min),
+        max_abs=worst("fp32", "max_abs", max),
+        mismatch=worst("", "mismatch", max),
+        latency_ms=in_ms("latency"),
+        load_ms=in_ms("warm_load_time" if "warm_load_time" in medians else "load_time"),
+        htp_cycles=medians.get("htp_cycles"),
+        pte_bytes=medians.get("pte_size"),
+        partitions=medians.get("partitions"),
+        fallback_ops=medians.get("fallback_ops", fallback),
+    )
+
+
+def spread_of(measurement: Measurement) -> Spread | None:
+    """Return the spread of the samples; NaN is left out. None when there are none."""
+    samples = sorted(sample for sample in measurement.samples if not math.isnan(sample))
+    if not samples:
+        return None
+    nearest_rank = max(0, math.ceil(0.9 * len(samples)) - 1)
+    return Spread(len(samples), samples[0], statistics.median(samples), samples[nearest_rank], samples[-1])
+
+
+def beyond_comparisons(attempt: Attempt, *, samples: bool) -> tuple[Measurement, ...]:
+    """Return the measurements that tell more than the comparisons of `attempt` do.
+
+    SQNR and cosine of each output are in both; with `samples`, they stay where there is more than one of them.
+    """
+    return tuple(
+        measurement
+        for measurement in attempt.measurements
+        if not (attempt.comparisons and _NUMERIC.fullmatch(measurement.metric))
+        or (samples and len(measurement.samples) > 1)
+    )
+
+
+def broken_limits(comparison: Comparison) -> frozenset[str]:
+    """Return which figures of `comparison` its violations are about, by the names of its fields."""
+    fields = {
+        "sqnr": "sqnr_db",
+        "loss": "loss_db",
+        "cosine": "cosine",
+        "max_abs": "max_abs",
+        "peak": "peak",
+        "steps": "steps",
+        "mismatch": "mismatch",
+    }
+    return frozenset(
+        field
+        for violation in comparison.violations
+        for word, field in fields.items()
+        if violation.startswith(f"{word} ")
+    )
+
+
+def _host_time(*, on_cpu: bool) -> str:
+    return "time of the host's processor" if on_cpu else "host time of a simulator"
+
+
+def exit_meaning(code: int | None, stale: int = 0) -> str:
+    """Return what an exit code of `farm run` means; `stale` is how many jobs are."""
+    if code is None:
+        return "none yet: the run has not finished"
+    if stale and code in {0, 5}:
+        return "nothing that ran failed, stale jobs aside" if code == 0 else "no job was run, all are stale"
+    meanings = {
+        0: "all passed",
+        1: "a job failed",
+        2: "usage or configuration error",
+        3: "nothing failed, but there are regressions",
+        4: "no device, or infrastructure trouble",
+        5: "nothing was selected",
+        130: "interrupted",
+    }
+    return meanings.get(code, "unknown")
+
+
+def _worst(values: Iterable[float | None], pick: Callable[[Iterable[float]], float]) -> float | None:
+    known = [value for value in values if value is not None]
+    if any(math.isnan(value) for value in known):
+        return math.nan
+    return pick(known) if known else None
+
+
+def _tone(counts: dict[Outcome, int], *, finished: bool, attention: int) -> Tone:
+    if counts[Outcome.FAILED]:
+        return Tone.FAILED
+    if not finished:
+        return Tone.UNFINISHED
+    if not sum(counts.values()):
+        return Tone.EMPTY
+    if attention == counts[Outcome.STALE]:
+        return Tone.STALE if attention else Tone.PASSED
+    return Tone.INFRA
+
+
+def _verdict_line(counts: dict[Outcome, int], *, finished: bool, attention: int) -> str:
+    total = sum(counts.values())
+    if not total:
+        return "no job was selected" if finished else "unfinished: no job yet"
+    known = counts[Outcome.KNOWN]
+    parts = [
+        f"{counts[Outcome.PASSED]} passed",
+        f"{counts[Outcome.FAILED]} failed",
+        f"{known} known issue{'' if known == 1 else 's'}",
+        f"{counts[Outcome.INFRA]} infra",
+    ]
+    parts += [f"{counts[Outcome.STALE]} STALE"] if counts[Outcome.STALE] else []
+    parts += [f"{counts[Outcome.SKIPPED]} skipped"] if counts[Outcome.SKIPPED] else []
+    parts += [f"{counts[Outcome.NOT_RUN]} not run{'' if finished else ' yet'}"] if counts[Outcome.NOT_RUN] else []
+    jobs = f"{total} job{'' if total == 1 else 's'}"
+    if attention:
+        tail = f"{attention} of {jobs} need{'s' if attention == 1 else ''} attention"
+    else:
+        tail = f"none of {jobs} needs attention"
+    return f"{'' if finished else 'unfinished: '}{', '.join(parts)} - {tail}"

@@ -1,0 +1,153 @@
+"""The first screen of a report: what of a run somebody has to look at, by what it is. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.analysis.scale import change_text, scale_of
+from farm.report.model.status import Standing, standing
+from farm.report.model.summary import JobSummary, Outcome, RunSummary
+from farm.report.terminal import format as fmt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from farm.report.model.context import ReportContext
+    from farm.store.records import AlertRecord, JobStatus
+
+SHOWN = 4
+"""Jobs of a group on the first screen; the section has all."""
+
+_DAY_S = 86_400
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One job, and what is to be said of it."""
+
+    job_id: str
+    link: int | None
+    """Its place in the run; None for one that is not in it."""
+    text: str
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Jobs of which the same is to be said."""
+
+    key: str
+    title: str
+    entries: tuple[Entry, ...]
+    """The first of them."""
+    total: int
+    section: str
+    """Where all are, in the page."""
+
+
+class Triage(msgspec.Struct, frozen=True):
+    """What there is to look at."""
+
+    sentence: str
+    groups: tuple[Group, ...]
+    """Those with a job."""
+    quiet: tuple[str, ...]
+    """What was looked for and not found."""
+    standings: dict[int, str]
+    """How each job did before, by its place in the run."""
+
+
+def triage(run: RunSummary, context: ReportContext) -> Triage:
+    """Sort what needs attention."""
+    before = {} if context.status is None else {job.job_id: job for job in context.status.jobs}
+    links = {item.job.id: item.index for item in run.jobs}
+    groups = [group for group in _groups(run, before, context.alerts, links) if group is not None]
+    fixed = [job for job in before.values() if job.job_id in links and standing(job) is Standing.FIXED]
+    return Triage(
+        sentence=_sentence(groups, len(fixed), run),
+        groups=tuple(group for group in groups if group.total),
+        quiet=tuple(group.title.lower() for group in groups if not group.total),
+        standings={
+            links[name]: words for name, job in before.items() if name in links and (words := _before(job, run))
+        },
+    )
+
+
+def is_confirmed(alert: AlertRecord) -> bool:
+    """Whether a number got worse for certain."""
+    return alert.finding == "regression" and alert.state in {"confirmed", "exact"}
+
+
+def alert_change(alert: AlertRecord) -> str:
+    """Return by how much a number changed: `+8.2 % (+7.1 % to +9.4 %)`; empty for one that has none."""
+    scale = scale_of(alert.metric, alert.unit)
+    if math.isnan(alert.change):
+        return ""
+    change = change_text(scale, alert.change)
+    if alert.low == alert.high or not (math.isfinite(alert.low) and math.isfinite(alert.high)):
+        return change
+    return f"{change} ({change_text(scale, alert.low)} to {change_text(scale, alert.high)})"
+
+
+def _groups(
+    run: RunSummary,
+    before: Mapping[str, JobStatus],
+    alerts: Sequence[AlertRecord] | None,
+    links: Mapping[str, int],
+) -> Iterable[Group | None]:
+    failed = run.having(Outcome.FAILED)
+    if before:
+        still = {name for name, job in before.items() if standing(job) is Standing.STILL_FAILING}
+        yield _of_jobs("new", "New failures", [one for one in failed if one.job.id not in still], "failures")
+        yield _of_jobs("still", "Still failing", [one for one in failed if one.job.id in still], "failures")
+    else:
+        yield _of_jobs("failed", "Failures", failed, "failures")
+    if alerts is not None:
+        worse = [alert for alert in alerts if is_confirmed(alert)]
+        entries = [
+            Entry(alert.job_id, links.get(alert.job_id), f"{alert.metric} {alert_change(alert)}") for alert in worse
+        ]
+        yield Group("regressions", "Confirmed regressions", tuple(entries[:SHOWN]), len(entries), "regressions")
+    yield _of_jobs("stale", "Stale", run.having(Outcome.STALE), "stale")
+    if run.view.finished_ms is not None and run.counts[Outcome.NOT_RUN]:
+        yield _of_jobs("not_run", "Not run", run.having(Outcome.NOT_RUN), "jobs")
+    trouble = (*run.having(Outcome.INFRA), *run.recovered)
+    yield _of_jobs("infra", "Infrastructure trouble", trouble, "infra")
+
+
+def _of_jobs(key: str, title: str, items: Sequence[JobSummary], section: str) -> Group:
+    entries = tuple(
+        Entry(item.job.id, item.index, item.reason or f"at first: {item.job.attempts[0].reason}")
+        for item in items[:SHOWN]
+    )
+    return Group(key, title, entries, len(items), section)
+
+
+def _sentence(groups: Sequence[Group], fixed: int, run: RunSummary) -> str:
+    words = {
+        "new": ("new failure", "new failures"),
+        "still": ("job still fails", "jobs still fail"),
+        "failed": ("failure", "failures"),
+        "regressions": ("confirmed regression", "confirmed regressions"),
+        "stale": ("job is stale", "jobs are stale"),
+        "not_run": ("job was not run", "jobs were not run"),
+        "infra": ("job could not be judged", "jobs could not be judged"),
+        "recovered": ("job needed another attempt", "jobs needed another attempt"),
+        "fixed": ("job is fixed", "jobs are fixed"),
+    }
+    counts = {group.key: group.total for group in groups}
+    counts |= {"infra": run.counts[Outcome.INFRA], "recovered": len(run.recovered), "fixed": fixed}
+    parts = [f"{fmt.count(count)} {words[key][count != 1]}" for key, count in counts.items() if count]
+    if not parts:
+        return "Nothing needs a look." if run.jobs else ""
+    return f"{', '.join(parts[:-1])}{' and ' if len(parts) > 1 else ''}{parts[-1]}."
+
+
+def _before(job: JobStatus, run: RunSummary) -> str:
+    if job.before is None:
+        return "never had a verdict before"
+    verdict = "known issue" if job.before.known_issue else job.before.verdict
+    seconds = max(0.0, (run.view.started_ms - job.before.time_ms) / 1000)
+    days = int(seconds // _DAY_S)
+    age = f"{days} day{'' if days == 1 else 's'}" if days else fmt.duration(seconds)
+    return f"{verdict} in {job.before.run_id}, {age} before"

@@ -1,0 +1,227 @@
+"""Coverage -> a table for a terminal, and one for the documentation. Pure."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import TYPE_CHECKING
+
+from farm.report.model.coverage import Cell, Coverage, Item, Row, State
+from farm.report.terminal import format as fmt
+from farm.system.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from rich.text import Text
+
+NO_CASE, NOT_FOR = "–", "n/a"  # noqa: RUF001 - an en dash is what a table shows for nothing
+_GLYPHS = {
+    State.FAILED: ("✗", "failed", "bold red"),
+    State.INFRA: ("△", "infra", "bold yellow"),
+    State.STALE: ("◷", "stale", "bold yellow"),
+    State.NOT_RUN: ("·", "not run", "bold yellow"),
+    State.SKIPPED: ("○", "skipped", ""),
+    State.KNOWN: ("◇", "known issue", "cyan"),
+    State.PASSED: ("✓", "passed", "green"),
+}
+_NAME, _GAP, _LEAST = 20, 2, 5
+# What begins something in Markdown, also in a cell of a table and as HTML; a _ inside of a word does not.
+_MARKUP = re.compile(r"([\\|<>\[\]*`~#&]|(?<!\w)_|_(?!\w))")
+_SHOWN_PLACES = 12
+_INTRODUCTION = (
+    "A row is an op builder of ExecuTorch's Qualcomm backend. A job counts for the operator in its program that the "
+    "fewest cases have; a cell has the worst of its jobs, and how many are so."
+)
+
+
+def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> list[Text]:
+    """Return the table line by line, none wider than `width`; `about` says where the results are from."""
+    from rich.text import Text
+
+    lines = [Text(line, style) for part, style in _head(table, about) for line in _wrapped(part, width)]
+    columns = {precision: _heading(precision) for precision in table.precisions}
+    widths = {
+        precision: max([_LEAST, *map(len, head), *(len(_cell(row, precision)) for row in table.rows + table.beyond)])
+        for precision, head in columns.items()
+    }
+    room = max(12, min(_NAME, width - sum(wide + _GAP for wide in widths.values())))
+    for n in range(max((len(head) for head in columns.values()), default=0)):
+        words = [f"{head[n] if n < len(head) else '':<{widths[name] + _GAP}}" for name, head in columns.items()]
+        lines.append(Text(f"{'' if n else 'operator':<{room}}{''.join(words)}".rstrip(), "bold"))
+    for part in (table.rows, table.beyond):
+        if part and part is table.beyond:
+            lines.append(Text("beyond them", "bold"))
+        lines += [_row(row, widths, room) for row in part]
+    for text in _legend(table):
+        lines += [Text(line, "dim") for line in _wrapped(text, width)]
+    for (state, reason), items in table.reasons().items():
+        glyph, word, style = _GLYPHS[state]
+        said = f"{_places(items)}: {reason}" if reason else _places(items)
+        lines.append(Text.assemble((f"{glyph} ", style), one_line(f"{word}, {said}", width - 2)))
+    uncovered = _uncovered(table)
+    if uncovered:
+        lines.append(Text(f"without a case, {len(table.uncovered)} of {len(table.rows)} builders:", "bold"))
+        lines += [Text(f"  {line}") for text in uncovered for line in _wrapped(text, width - 2)]
+    return lines
+
+
+def coverage_markdown(table: Coverage, about: Sequence[str], command: str) -> str:
+    """Return the table as a page of the documentation; `command` is what makes it."""
+    reasons = list(table.reasons())
+    notes = {key: number for number, key in enumerate(reasons, 1)}
+    head = [text for text, _ in _head(table, about)]
+    lines = [
+        f"<!-- Made by `{one_line(command)}`: do not edit. -->",
+        f"# Operators on {_escaped(table.soc)}, {_escaped(table.backend)}",
+        "",
+        _INTRODUCTION,
+        "",
+        *(f"* {_escaped(text)}" for text in [*head[1:], *_legend(table)]),
+        f"* made by `{one_line(command)}`",
+    ]
+    for title, rows in (("Builders", table.rows), ("Beyond them", table.beyond)):
+        if rows:
+            lines += ["", f"## {title}", ""]
+            lines.append(f"| operator | {' | '.join(table.precisions)} |")
+            lines.append(f"|---{'|---' * len(table.precisions)}|")
+            lines += [_markdown_row(row, table.precisions, notes) for row in rows]
+    uncovered = _uncovered(table)
+    if uncovered:
+        lines += ["", "## Without a case", "", *(f"* {_escaped(text)}" for text in uncovered)]
+    if notes:
+        lines.append("")
+    for (state, reason), number in notes.items():
+        items = table.reasons()[state, reason]
+        lines.append(f"[^{number}]: {_GLYPHS[state][1]}, {_escaped(_places(items, len(items)))}: {_escaped(reason)}")
+    return "\n".join(lines) + "\n"
+
+
+def facts(items: Iterable[Item], fingerprints: Collection[Mapping[str, str]]) -> list[str]:
+    """Return what the results of a table depend on: tools, kinds of devices, when they were found out."""
+    tried = [item for item in items if item.run_id]
+    if not tried:
+        return ["no result yet"]
+    tools = [
+        f"{label} {', '.join(sorted(versions))}"
+        for name, label in (("executorch", "ExecuTorch"), ("qnn", "QNN"))
+        if (versions := {facts[name] for facts in fingerprints if name in facts})
+    ]
+    kinds = {item.kind for item in tried} - {""}
+    where = {"virtual": "on VIRTUAL devices, Qualcomm's HTP simulator", "hardware": "on hardware"}
+    days = sorted({fmt.day(item.time_ms) for item in tried})
+    runs = len({item.run_id for item in tried})
+    return [
+        ", ".join(
+            [
+                f"{len(tried)} results of {runs} run{'' if runs == 1 else 's'}",
+                " and ".join(where.get(kind, kind) for kind in sorted(kinds)) or "without a device",
+                *tools,
+                days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
+            ]
+        )
+    ]
+
+
+def _head(table: Coverage, about: Sequence[str]) -> list[tuple[str, str]]:
+    counts = table.counts
+    told = [state for state in State if counts[state] or state in {State.FAILED, State.KNOWN}]
+    uncovered = len(table.uncovered)
+    bad = counts[State.FAILED] + counts[State.INFRA] + counts[State.STALE] + counts[State.NOT_RUN]
+    jobs = f"{len(table.items)} job{'' if len(table.items) == 1 else 's'}"
+    said = ", ".join(_counted(counts[state], state) for state in reversed(told))
+    covered = f"{len(table.rows) - uncovered} of {len(table.rows)} builders are in the program of a job"
+    return [
+        (f"{table.soc} {table.backend}", "bold"),
+        (f"{jobs}: {said}", "bold yellow" if bad else "bold green"),
+        (covered, "" if uncovered else "green"),
+        *((text, "") for text in about),
+    ]
+
+
+def _counted(count: int, state: State) -> str:
+    return f"{count} {_GLYPHS[state][1]}{'s' if state is State.KNOWN and count != 1 else ''}"
+
+
+def _legend(table: Coverage) -> list[str]:
+    used = {cell.state for row in table.rows + table.beyond for cell in row.cells.values()}
+    signs = [f"{_GLYPHS[state][0]} {_GLYPHS[state][1]}" for state in reversed(State) if state in used]
+    signs.append(f"{NO_CASE} no case")
+    if any(row.without for row in table.rows):
+        signs.append(f"{NOT_FOR} no case can be, below is why")
+    lines = [
+        ", ".join(signs),
+        "3: three jobs; 1/3: one of three, the others are better; (3): only in jobs about other operators",
+    ]
+    if table.beyond:
+        lines.append(
+            "case NAME: what it is built of is not known, as it was never compiled; or the backend builds none"
+        )
+    if table.unused:
+        lines.append(f"no case at all in {', '.join(table.unused)}")
+    return lines
+
+
+def _heading(precision: str) -> list[str]:
+    return precision.split("_")
+
+
+def _row(row: Row, widths: Mapping[str, int], room: int) -> Text:
+    from rich.text import Text
+
+    line = Text(f"{one_line(row.name, room - 1):<{room}}")
+    for precision, wide in widths.items():
+        cell = row.cells.get(precision)
+        state = cell.state if cell else None
+        line.append(f"{_cell(row, precision):<{wide + _GAP}}", _GLYPHS[state][2] if state else "dim")
+    line.rstrip()
+    return line
+
+
+def _cell(row: Row, precision: str) -> str:
+    cell = row.cells.get(precision)
+    if cell is None or cell.state is None:
+        return NOT_FOR if row.without else NO_CASE
+    return _cell_text(cell)
+
+
+def _cell_text(cell: Cell) -> str:
+    # Of an operator in passing it counts where it was seen to work.
+    counted = f"{cell.count}" if cell.in_passing or cell.count == len(cell.items) else f"{cell.count}/{len(cell.items)}"
+    text = f"{_GLYPHS[cell.state][0]} {counted}" if cell.state else NO_CASE
+    return f"({text})" if cell.in_passing else text
+
+
+def _markdown_row(row: Row, precisions: Sequence[str], notes: Mapping[tuple[State, str], int]) -> str:
+    cells = []
+    for precision in precisions:
+        cell = row.cells.get(precision)
+        numbers: list[int] = []
+        if cell and not cell.in_passing:
+            numbers = sorted({notes[key] for item in cell.items if (key := (item.state, item.reason)) in notes})
+        cells.append(_cell(row, precision) + "".join(f" [^{number}]" for number in numbers))
+    return f"| {_escaped(row.name)} | {' | '.join(cells)} |"
+
+
+def _places(items: Sequence[Item], most: int = _SHOWN_PLACES) -> str:
+    """Return cases and their precisions: `conv2d 8a8w 16a8w, linear 16a8w`."""
+    by_case: dict[str, list[str]] = {}
+    for item in items:
+        by_case.setdefault(item.case, []).append(item.precision)
+    named = [f"{case} {' '.join(dict.fromkeys(precisions))}" for case, precisions in by_case.items()]
+    return ", ".join(named[:most]) + (f" and {len(named) - most} more cases" if len(named) > most else "")
+
+
+def _uncovered(table: Coverage) -> list[str]:
+    """Return a line for every builder that no case can be for, and one for all others that are in no program."""
+    lines = [f"{row.name}: {row.without}" for row in table.uncovered if row.without]
+    open_ones = [row.name for row in table.uncovered if not row.without]
+    return [*lines, *([f"no reason is given for {', '.join(open_ones)}"] if open_ones else [])]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(one_line(text), width, subsequent_indent="  ")
+
+
+def _escaped(text: str) -> str:
+    return _MARKUP.sub(r"\\\1", one_line(text))

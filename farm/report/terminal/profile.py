@@ -1,0 +1,248 @@
+"""Profiles as lines of text, and two profiles node by node. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.report.terminal import format as fmt
+from farm.results.profile.event_names import is_whole_call, sums
+from farm.system.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from farm.results.attempt import OperatorProfile
+    from farm.store.records import ProfileRecord
+
+# What QNN appends to the name of a node: numbers that change with the graph around it.
+_OP_ID = re.compile(r":?\bOpId_\d+$")
+# The options at the end of a job's id; neither their names nor their values hold a hyphen.
+_OPTIONS = re.compile(r"(?:-[^-=\[\]]+=[^-\[\]]*)+\]$")
+_UNITS = ("cycles", "us", "ns")
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One node before and after; None where it was not there."""
+
+    node: str
+    delegate: str
+    unit: str
+    before: OperatorProfile | None
+    after: OperatorProfile | None
+
+    ratio: float | None
+    """After through before, by medians; None where a side is missing or took nothing before."""
+    told_apart: bool
+    """Whether no inference of one side was within the range of the other."""
+
+    @property
+    def difference(self) -> float:
+        """After less before, by medians; a node that is not there took nothing."""
+        return (self.after.p50 if self.after else 0.0) - (self.before.p50 if self.before else 0.0)
+
+
+class JobChanges(msgspec.Struct, frozen=True):
+    """One job's profiles in two runs."""
+
+    before_job: str
+    """The same as `job_id`, or the job of the same case and target with other options."""
+    job_id: str
+    before_run: str
+    after_run: str
+    device_kind: str
+    differences: tuple[str, ...]
+    """What else is different: fingerprint, device, the case itself."""
+    refused: str
+    """Why they are not compared; empty when they are."""
+    nodes: tuple[Change, ...] = ()
+
+    @property
+    def comparable(self) -> bool:
+        """Whether there is something to compare."""
+        return not self.refused
+
+
+def job_changes(before: Iterable[ProfileRecord], after: Iterable[ProfileRecord]) -> list[JobChanges]:
+    """Return what changed of each job that both sides have.
+
+    Where options make the ids differ, a side's only job of a case and target is the same as the other side's only one.
+    """
+    before, after = list(before), list(after)
+    old = {record.job_id: record for record in before}
+    plain_old, plain_new = _by_plain_id(before), _by_plain_id(after)
+    found = []
+    for record in after:
+        name = _plain_id(record.job_id)
+        alone = len(plain_old.get(name, ())) == len(plain_new[name]) == 1
+        earlier = plain_old[name][0] if alone else old.get(record.job_id)
+        if earlier is not None:
+            found.append(_job_change(earlier, record))
+    return found
+
+
+def _plain_id(job_id: str) -> str:
+    return _OPTIONS.sub("]", job_id)
+
+
+def _by_plain_id(records: Iterable[ProfileRecord]) -> dict[str, list[ProfileRecord]]:
+    found: dict[str, list[ProfileRecord]] = {}
+    for record in records:
+        found.setdefault(_plain_id(record.job_id), []).append(record)
+    return found
+
+
+def _job_change(old: ProfileRecord, new: ProfileRecord) -> JobChanges:
+    refused = ""
+    if old.device_kind != new.device_kind:
+        refused = f"before on {old.device_kind or 'no'} device, after on {new.device_kind or 'no'} device"
+    elif not old.operators or not new.operators:
+        refused = f"run {(new if old.operators else old).run_id} kept files of it, but no rows"
+    elif not {row.unit for row in old.operators} & {row.unit for row in new.operators}:
+        refused = "the two have no unit in common"
+    names = sorted(old.facts.keys() | new.facts.keys())
+    pairs = [(name, old.facts.get(name, fmt.NOTHING), new.facts.get(name, fmt.NOTHING)) for name in names]
+    pairs.append(("device", old.device, new.device))
+    differences = [f"{name}: {one_line(was, 60)} -> {one_line(now, 60)}" for name, was, now in pairs if was != now]
+    if old.case_version != new.case_version:
+        differences.append("the case: what is measured is another test")
+    return JobChanges(
+        before_job=old.job_id,
+        job_id=new.job_id,
+        before_run=old.run_id,
+        after_run=new.run_id,
+        device_kind=new.device_kind,
+        differences=tuple(differences),
+        refused=refused,
+        nodes=() if refused else tuple(changes(old.operators, new.operators)),
+    )
+
+
+def changes(before: Iterable[OperatorProfile], after: Iterable[OperatorProfile]) -> list[Change]:
+    """Return each node of either side once, in the order of execution; nodes that went come last.
+
+    Nodes are the same by delegate call, name and unit, the n-th of a name with the n-th; where that finds none, by
+    name without the number that QNN gives it.
+    """
+    old, new = _numbered(before), _numbered(after)
+    same = old.keys() & new.keys()
+    lost = _numbered((row for key, row in old.items() if key not in same), without_id=True)
+    # The others of `new` in their order, each with what it was called before.
+    renamed = _numbered((row for key, row in new.items() if key not in same), without_id=True)
+    earlier = {id(row): lost.pop(key, None) for key, row in renamed.items()}
+    found = [_change(old[key] if key in same else earlier[id(row)], row) for key, row in new.items()]
+    return found + [_change(row, None) for row in lost.values()]
+
+
+def _change(before: OperatorProfile | None, after: OperatorProfile | None) -> Change:
+    row = after or before
+    assert row is not None  # noqa: S101 - one of the two is there
+    ratio, apart = None, True
+    if before is not None and after is not None:
+        ratio = after.p50 / before.p50 if before.p50 else None
+        apart = before.greatest < after.least or after.greatest < before.least
+    return Change(row.node, row.delegate, row.unit, before, after, ratio, apart)
+
+
+def profile_lines(rows: Sequence[OperatorProfile], limit: int, width: int = 80) -> list[str]:
+    """Return tables of a profile, one a unit, the greatest shares first; no line is wider than `width`."""
+    lines: list[str] = []
+    parts = [row for row in rows if not is_whole_call(row)]
+    for unit, total in _by_unit(sums(parts)):
+        found = sorted((row for row in parts if row.unit == unit), key=lambda row: -row.p50)
+        table = [("node", "delegate", unit, "share")]
+        table += [(row.node, row.delegate, fmt.count(row.p50), f"{100 * row.share:.1f}%") for row in found[:limit]]
+        rest = found[limit:]
+        if rest:
+            left = sum(row.p50 for row in rest)
+            table.append((f"{len(rest)} more", "", fmt.count(left), f"{100 * left / total if total else 0:.1f}%"))
+        table.append((f"all {len(found)}", "", fmt.count(total), ""))
+        lines += ["", *_aligned(table, width)]
+    whole = [row for row in rows if is_whole_call(row)]
+    if whole:
+        table = [("what the delegate says of whole calls", "delegate", "median", "")]
+        table += [(row.node.partition(": ")[2], row.delegate, fmt.count(row.p50), row.unit) for row in whole[:limit]]
+        lines += ["", *_aligned(table, width)]
+    return lines[1:]
+
+
+def change_lines(found: Sequence[Change], limit: int, width: int = 80) -> list[str]:
+    """Return tables of changes, one a unit, the greatest first; no line is wider than `width`."""
+    lines: list[str] = []
+    before = sums(change.before for change in found if change.before)
+    after = sums(change.after for change in found if change.after)
+    parts = [change for change in found if not is_whole_call(change)]
+    several = len({change.delegate for change in parts if change.delegate}) > 1
+    for unit, _ in _by_unit({**before, **after}):
+        ordered = sorted((change for change in parts if change.unit == unit), key=lambda one: -abs(one.difference))
+        table = [("node", f"{unit} before", "after", "ratio", "")]
+        table += [_change_cells(change, several=several) for change in ordered[:limit]]
+        if ordered[limit:]:
+            table.append((f"{len(ordered) - limit} more", "", "", "", ""))
+        old, new = before.get(unit, 0.0), after.get(unit, 0.0)
+        table.append((f"all {len(ordered)}", fmt.count(old), fmt.count(new), _ratio(new / old if old else None), ""))
+        lines += ["", *_aligned(table, width)]
+    return lines[1:]
+
+
+def _change_cells(change: Change, *, several: bool) -> tuple[str, str, str, str, str]:
+    said = "" if change.told_apart else "~"
+    if change.before is None:
+        said = "new"
+    elif change.after is None:
+        said = "gone"
+    # Of `QnnBackend[1]`, what tells it from the others.
+    name = (
+        f"{change.node} {change.delegate[change.delegate.find('[') :]}" if several and change.delegate else change.node
+    )
+    sides = [fmt.NOTHING if row is None else fmt.count(row.p50) for row in (change.before, change.after)]
+    return name, sides[0], sides[1], _ratio(change.ratio), said
+
+
+def _numbered(
+    rows: Iterable[OperatorProfile], *, without_id: bool = False
+) -> dict[tuple[str, str, str, int], OperatorProfile]:
+    seen: dict[tuple[str, str, str], int] = {}
+    found = {}
+    for row in rows:
+        name = (row.delegate, _OP_ID.sub("", row.node) if without_id else row.node, row.unit)
+        seen[name] = seen.get(name, 0) + 1
+        found[*name, seen[name]] = row
+    return found
+
+
+def _by_unit(found: dict[str, float]) -> list[tuple[str, float]]:
+    order = {unit: number for number, unit in enumerate(_UNITS)}
+    return sorted(found.items(), key=lambda one: (order.get(one[0], len(order)), one[0]))
+
+
+def _ratio(value: float | None) -> str:
+    return fmt.NOTHING if value is None or not math.isfinite(value) else f"{value:.2f}"
+
+
+def _aligned(table: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return lines: a name cut to what the other columns leave, a delegate where there is one, and figures."""
+    cells = [[one_line(cell) for cell in row] for row in table]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths[0] = max(12, min(widths[0], width - 2 * len(widths) - sum(widths[1:])))
+    left = 2 if cells[0][1] == "delegate" else 1
+    lines = []
+    for row in cells:
+        shown = [_cut(row[0], widths[0]), *row[1:]]
+        aligned = [
+            cell.ljust(size) if n < left else cell.rjust(size)
+            for n, (cell, size) in enumerate(zip(shown, widths, strict=True))
+        ]
+        lines.append("  ".join(["", *aligned]).rstrip())
+    return lines
+
+
+def _cut(name: str, width: int) -> str:
+    """Return a name with its middle left out: the operator is at its beginning, its number at the end."""
+    if len(name) <= width:
+        return name
+    tail = width // 3
+    return f"{name[: width - tail - 1]}…{name[-tail:]}"

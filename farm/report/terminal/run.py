@@ -1,0 +1,162 @@
+"""RunView -> a few lines for the end of `farm run` in a terminal."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import TYPE_CHECKING
+
+from farm.report.model.cross_target import Worth, elsewhere_line, worths
+from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
+from farm.report.terminal import format as fmt
+from farm.system.text import one_line, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from rich.text import Text
+
+    from farm.store.view import RunView
+
+SHOWN = 10
+"""Jobs of one kind that are told by name; the report has them all."""
+_STYLES = {
+    Tone.PASSED: "bold green",
+    Tone.FAILED: "bold red",
+    Tone.INFRA: "bold yellow",
+    Tone.STALE: "bold red",
+    Tone.UNFINISHED: "bold yellow",
+    Tone.EMPTY: "bold",
+}
+
+
+def render_summary(view: RunView, width: int = 80, *, color: bool = False) -> str:
+    """Return the end of a run as text, no line wider than `width` unless a command to copy is on it.
+
+    Verdict, failures, stale jobs and infra trouble with a one-line reason each, where the failed cases pass, known
+    issues counted by reason, and the slowest builds. `color` adds ANSI colours.
+    """
+    return rendered(summary_lines(view, width), width, color=color)
+
+
+def rendered(lines: Iterable[Text], width: int, *, color: bool) -> str:
+    """Return rich text as it is printed, with ANSI colours where `color`."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    console = Console(
+        file=stream,
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        legacy_windows=False,
+    )
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    return stream.getvalue().rstrip("\n")
+
+
+def summary_lines(view: RunView, width: int = 80) -> list[Text]:
+    """Return the same as rich text, line by line; markup in names and reasons is never interpreted."""
+    from rich.text import Text
+
+    summary = summarize(view)
+    width, found = max(width, 40), worths(summary)
+    lines = _wrapped(summary.verdict_line, width, _STYLES[summary.tone])
+    lines += _virtual(summary, width)
+    lines += _heap(summary, width)
+    kinds = (("FAILED", Outcome.FAILED, "red"), ("STALE", Outcome.STALE, "red"), ("INFRA", Outcome.INFRA, "yellow"))
+    for title, outcome, style in kinds:
+        lines += _named(title, summary.having(outcome), style, width, found)
+    lines += _known(summary, width, found)
+    if summary.recovered:
+        n = len(summary.recovered)
+        lines += _wrapped(f"retried: {n} job{'' if n == 1 else 's'} passed only after another attempt", width, "yellow")
+    slowest = summary.slowest_builds(3)
+    if slowest:
+        text = ", ".join(f"{_short(job)} {fmt.seconds(job.job.build_seconds)} s" for job in slowest)
+        lines += _wrapped(f"slowest builds: {text}", width, "dim")
+    failed = summary.having(Outcome.FAILED, Outcome.INFRA)
+    if failed:
+        lines.append(Text(f"again: {visible(failed[0].rerun)}", style="dim"))
+    return lines
+
+
+def _virtual(summary: RunSummary, width: int) -> list[Text]:
+    virtual = len(summary.virtual_devices)
+    if not virtual:
+        return []
+    text = f"{virtual} of {len(summary.view.devices)} devices" if summary.mixed else "all devices"
+    return _wrapped(
+        f"VIRTUAL: {text} simulated; latency is {summary.host_time}, not comparable with hardware",
+        width,
+        "magenta",
+    )
+
+
+def _heap(summary: RunSummary, width: int) -> list[Text]:
+    """Return what a run for the DSP's heap found, which is all that it was for."""
+    found: dict[str, list[float]] = {"dsp_heap_difference": [], "host_peak_memory": []}
+    for job in summary.jobs:
+        for row in job.attempt.measurements if job.attempt else ():
+            if row.metric in found:
+                found[row.metric] += row.samples
+    lines = []
+    if kept := found["dsp_heap_difference"]:
+        lines += _wrapped(f"DSP heap: {_range(kept, 1)} bytes kept, of {len(kept)} jobs", width, "")
+    if peaks := found["host_peak_memory"]:
+        took = f"the runner itself took {_range(peaks, 1 << 20)} MiB on this machine"
+        lines += _wrapped(f"no DSP heap: the simulator has no DSP; {took}", width, "")
+    return lines
+
+
+def _range(values: list[float], unit: int) -> str:
+    least, greatest = (f"{value / unit:,.0f}" for value in (min(values), max(values)))
+    return least if least == greatest else f"{least} to {greatest}"
+
+
+def _named(title: str, jobs: tuple[JobSummary, ...], style: str, width: int, found: Mapping[int, Worth]) -> list[Text]:
+    from rich.text import Text
+
+    now_ms = time.time_ns() // 1_000_000
+    lines = []
+    for job in jobs[:SHOWN]:
+        lines.append(Text.assemble((f"{title} ", f"bold {style}"), one_line(job.job.id, width - len(title) - 1)))
+        stage = f"{job.attempt.stage.value}: " if job.attempt else ""
+        lines.append(Text("  " + one_line(f"{stage}{job.reason}", width - 2)))
+        if job.index in found and (elsewhere := elsewhere_line(found[job.index], now_ms)):
+            lines.append(Text("  " + one_line(f"elsewhere: {elsewhere}", width - 2), "dim"))
+    if len(jobs) > SHOWN:
+        lines.append(Text(f"  and {len(jobs) - SHOWN} more {title}", style=style))
+    return lines
+
+
+def _known(summary: RunSummary, width: int, found: Mapping[int, Worth]) -> list[Text]:
+    from rich.text import Text
+
+    by_reason: dict[str, list[JobSummary]] = {}
+    for job in summary.having(Outcome.KNOWN):
+        by_reason.setdefault(job.attempt.known_issue if job.attempt else "", []).append(job)
+    lines = []
+    for reason, jobs in list(by_reason.items())[:SHOWN]:
+        lines.append(Text(one_line(f"known issue, {len(jobs)}x: {reason}", width), "cyan"))
+        # Of several jobs only what is true of them all.
+        conclusions = {found[job.index].conclusion for job in jobs}
+        if len(conclusions) == 1 and (conclusion := conclusions.pop()):
+            lines.append(Text("  " + one_line(conclusion, width - 2), "dim"))
+    if len(by_reason) > SHOWN:
+        lines.append(Text(f"and {len(by_reason) - SHOWN} more known issues", "cyan"))
+    return lines
+
+
+def _short(job: JobSummary) -> str:
+    return one_line(f"{job.job.case}[{'-'.join(filter(None, (job.job.soc, job.job.precision)))}]", 44)
+
+
+def _wrapped(text: str, width: int, style: str) -> list[Text]:
+    import textwrap
+
+    from rich.text import Text
+
+    return [Text(line, style=style) for line in textwrap.wrap(one_line(text), width, subsequent_indent="  ")]

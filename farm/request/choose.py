@@ -1,0 +1,166 @@
+"""From what the user asked for to the jobs of a run: suites, pytest's own options, and what the store knows."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.errors import IllegalTargetError, NothingSelectedError, UsageError
+from farm.request.profiling import Profile
+from farm.request.selection import Version, changed, in_shard, total_seconds
+from farm.suites.manifests import find_suites, resolve_suite
+from farm.suites.options import parse_options
+from farm.suites.socs import find_soc
+from farm.suites.suite import Job, OptionSet, plan
+from farm.system.user import user_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from farm.config.settings import Config
+    from farm.request.request import RunRequest
+    from farm.store.store import Store
+
+_PYTEST_USAGE = 4
+# pytest's options that decide what farm decides: how many workers, and which plugins it cannot do without.
+_OURS = ("-n", "--numprocesses", "--dist", "--tx", "--maxprocesses", "--farm-plan", "-c", "--rootdir", "no:", "-pno:")
+# A run that is another one for each of several that begin one after the other.
+_RELATIVE = re.compile(r"latest(~\d+)?")
+
+
+def jobs_of(config: Config, request: RunRequest) -> tuple[Job, ...]:
+    """Return all jobs of the suites that `request` names. Raises UsageError for what cannot be."""
+    socs = list(dict.fromkeys(find_soc(name) for name in request.socs))
+    known = find_suites(config.suite_folders)
+    suites = [resolve_suite(name, known) for name in dict.fromkeys(request.suites)]
+    names = [suite.name for suite in suites]
+    if len(set(names)) < len(names):
+        raise UsageError(f"two suites have the same name: {', '.join(sorted(names))}")
+    _check_measurements(request)
+    return plan(suites, socs, request.backend, request.precisions, _option_sets(request))
+
+
+def _check_measurements(request: RunRequest) -> None:
+    if request.heap and request.backend != "htp":
+        raise IllegalTargetError(f"--heap is for the htp backend: ExecuTorch has no heap profile of {request.backend}")
+    if request.heap and request.profile is not Profile.AUTO:
+        raise UsageError("--heap measures nothing else: leave --profile out")
+    if request.profile is Profile.OPTRACE and request.backend != "htp":
+        raise IllegalTargetError(f"--profile optrace is for the htp backend, not for {request.backend}")
+
+
+def _option_sets(request: RunRequest) -> tuple[OptionSet, ...]:
+    sets = parse_options(request.options, request.backend)
+    if request.profile is not Profile.OPTRACE:
+        return sets
+    # Compiled in, so that it is another bundle, and another series, as it costs time.
+    return tuple(tuple(sorted((*options, ("profile_level", "optrace")))) for options in sets)
+
+
+def select(config: Config, request: RunRequest, jobs: Sequence[Job]) -> tuple[Job, ...]:
+    """Return the jobs that pytest's own options leave.
+
+    Raises UsageError for options that it does not know or may not have, NothingSelectedError.
+    """
+    arguments = (*request.selection, *request.pytest_arguments)
+    if not arguments:
+        return tuple(jobs)
+    for argument in arguments:
+        if argument.startswith(_OURS):
+            raise UsageError(f"{argument} is not for the user to say: farm starts one worker for every device")
+    from farm.request.pytest_session import collected
+
+    with tempfile.TemporaryDirectory(prefix="farm-select-") as folder:
+        status, ids = collected(config, Path(folder), jobs, arguments)
+    if status == _PYTEST_USAGE:
+        raise UsageError(f"pytest does not understand {' '.join(arguments)}")
+    chosen = set(ids)
+    selected = tuple(job for job in jobs if job.id in chosen)
+    if not selected:
+        raise NothingSelectedError(f"none of {len(jobs)} jobs is selected by {' '.join(arguments)}")
+    return selected
+
+
+def check_ready(jobs: Sequence[Job]) -> None:
+    """Raise IllegalTargetError for a `.pte` that was compiled for something else, ConfigError for what is none."""
+    ready = [job for job in jobs if job.case.pte]
+    if ready:
+        from farm.bundles.ready import read_ready
+
+        for job in ready:
+            read_ready(job)
+
+
+def narrow(
+    request: RunRequest,
+    jobs: tuple[Job, ...],
+    store: Store,
+    versions: Callable[[], Mapping[str, str]],
+    note: Callable[[str], None],
+) -> tuple[Job, ...]:
+    """Return those of `jobs` that are left by what the store knows: --changed-since, then --shard, then --lf.
+
+    `versions` are those of the toolchain. What failed is asked last: it changes while other shards run, and what a
+    shard has must not. Raises UsageError for a run that cannot be compared, NothingSelectedError.
+    """
+    kind = request.device_kind
+    if request.changed_since is not None:
+        jobs = _changed_since(request.changed_since, request, jobs, store, versions)
+    if request.shard is not None:
+        ids = [job.id for job in jobs]
+        seconds = store.agree_on_seconds(total_seconds(ids, store.past(ids, kind)), kind)
+        mine = in_shard(seconds, request.shard)
+        if not mine:
+            raise NothingSelectedError(f"--shard {request.shard}: the {len(jobs)} jobs are all in other shards")
+        jobs = tuple(job for job in jobs if job.id in mine)
+    if request.last_failed:
+        failed = store.failed_last([job.id for job in jobs], kind, user_name())
+        if failed:
+            return tuple(job for job in jobs if job.id in failed)
+        if request.shard is not None:
+            # All of them, as without shards, would be too many: another shard may have failures.
+            raise NothingSelectedError(f"--lf: none of the {len(jobs)} jobs of shard {request.shard} failed last time")
+        note(f"nothing failed last time: all {len(jobs)} jobs are run")
+    return jobs
+
+
+def _changed_since(
+    ref: str, request: RunRequest, jobs: tuple[Job, ...], store: Store, versions: Callable[[], Mapping[str, str]]
+) -> tuple[Job, ...]:
+    from farm.bundles.key import bundle_key
+    from farm.store.values import judged_by
+
+    if request.shard is not None and _RELATIVE.fullmatch(ref):
+        raise UsageError(f"--changed-since {ref} is another run for every shard: with --shard, name it by its id")
+    view = store.run_view(store.resolve_run(ref))
+    then_kind = view.fingerprint.get("device_kind", request.device_kind)
+    if then_kind != request.device_kind:
+        raise UsageError(
+            f"--changed-since {ref}: run {view.id} was on {_DEVICES.get(then_kind, then_kind)}, this one "
+            f"is for {_DEVICES[request.device_kind]}: a verdict of one holds for the other no more than its numbers do"
+        )
+    then = {(job.suite, job.soc, job.backend) for job in view.jobs}
+    here = {(job.case.suite, job.target.soc, job.target.backend) for job in jobs}
+    if not then & here:
+        raise UsageError(
+            f"--changed-since {ref}: nothing to compare: run {view.id} was {_told(then)}, this one is {_told(here)}"
+        )
+    toolchain = versions()
+    now = {job.id: Version(bundle_key(job, toolchain), judged_by(job)) for job in jobs}
+    chosen = changed(now, store.verdicts(view.id))
+    if not chosen:
+        raise NothingSelectedError(f"nothing has changed since run {view.id}: it has a verdict of all {len(jobs)} jobs")
+    return tuple(job for job in jobs if job.id in chosen)
+
+
+_DEVICES = {"virtual": "virtual devices", "hardware": "hardware"}
+
+
+def _told(targets: Collection[tuple[str, str, str]]) -> str:
+    """Return suites, SoCs and backends in words."""
+    if not targets:
+        return "of no job"
+    suites, socs, backends = (", ".join(sorted(set(names))) for names in zip(*targets, strict=True))
+    return f"{suites} for {socs} on {backends}"

@@ -1,0 +1,87 @@
+"""What the controller decided before anything runs, as a file that every worker reads."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from farm.config.settings import HealthConfig
+from farm.devices.device import Device
+from farm.execution.optrace import OptraceTools
+from farm.request.profiling import Profile
+from farm.runtime.runtime import Runtime
+from farm.suites.suite import Job
+
+
+class PlannedJob(msgspec.Struct, frozen=True):
+    """One job and the key of its bundle."""
+
+    job: Job
+    key: str
+    cached: bool
+    """The bundle was there when the run began."""
+    failed_before: bool = False
+    """Its newest verdict before this run, on such devices, was failed."""
+
+
+class RunPlan(msgspec.Struct, frozen=True):
+    """One run: jobs in dispatch order, devices, and where things are."""
+
+    run_id: str
+    folder: Path
+    """Of this run: plan, build replies, raw results, logs."""
+    cache_root: Path
+    jobs: tuple[PlannedJob, ...]
+    devices: tuple[Device, ...]
+    runtimes: dict[str, Runtime]
+    """By the device's serial."""
+    iterations: int
+    warm_up: int
+    timeout_s: float
+    artifact_root: Path
+    """Where files of attempts are kept."""
+    profile: Profile = Profile.AUTO
+    heap: bool = False
+    """The DSP's heap is measured, and nothing else."""
+    optrace: OptraceTools | None = None
+    """What makes the SDK's timelines; only for a run that wants them."""
+    canaries: tuple[PlannedJob, ...] = ()
+    """What tells whether a device is fit, one a SoC: see canary.py."""
+    leased: bool = False
+    """Devices are leased; otherwise they are this run's own."""
+    health: HealthConfig = HealthConfig()
+
+    @property
+    def path(self) -> Path:
+        """The file it is kept in."""
+        return self.folder / "plan.json"
+
+    @property
+    def workers(self) -> Path:
+        """A folder with a file for every device, by its number, which its worker touches as long as it goes on."""
+        return self.folder / "workers"
+
+    @property
+    def tried(self) -> Path:
+        """A folder with a file for every job that failed on a device and that another is to try."""
+        return self.folder / "tried"
+
+    def prepare_folder(self) -> None:
+        """Make the folders that everybody writes into, with nothing of an earlier part of the run, and write it."""
+        for name in ("builds", "workers", "tried", "permits"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            (self.folder / name).mkdir(parents=True)
+        for number in range(len(self.devices)):
+            (self.workers / str(number)).touch()
+        self.write()
+
+    def write(self) -> None:
+        """Write it, for workers to read."""
+        self.path.write_bytes(msgspec.json.encode(self, enc_hook=str))
+
+
+def read_plan(path: Path) -> RunPlan:
+    """Return the plan in a file that `RunPlan.write` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=RunPlan, dec_hook=lambda kind, text: kind(text))

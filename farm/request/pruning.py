@@ -1,0 +1,123 @@
+"""What old runs leave on this machine: their folders and their artifacts."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.errors import UsageError
+from farm.request.resume import in_progress
+from farm.store.artifacts import GRACE_S, ArtifactStore
+from farm.system.ids import is_run_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from farm.config.settings import Config
+    from farm.store.pruning import Pruning
+
+
+class Freed(msgspec.Struct):
+    """What is gone, or would be."""
+
+    runs: int = 0
+    folders: int = 0
+    folder_bytes: int = 0
+    artifacts: int = 0
+    artifact_bytes: int = 0
+
+
+class Remains:
+    """The folders of runs and the artifacts under a state directory."""
+
+    def __init__(self, config: Config, pruning: Pruning) -> None:
+        self._config, self._pruning = config, pruning
+        self._artifacts = ArtifactStore(config.state_dir / "artifacts")
+
+    def measure(self, run_ids: Iterable[str], artifacts: Iterable[str], freed: Freed) -> None:
+        """Add what `remove` and `discard` would free."""
+        for run_id in run_ids:
+            folder = self._folder(run_id)
+            if folder is not None:
+                freed.folders += 1
+                freed.folder_bytes += _size(folder)
+        for sha256 in artifacts:
+            size = self._artifacts.size(sha256)
+            if size is not None:
+                freed.artifacts += 1
+                freed.artifact_bytes += size
+
+    def remove(self, run_id: str, freed: Freed) -> None:
+        """Remove a run from the store and what is here of it; nothing while somebody works at it."""
+        folder = self._folder(run_id)
+        if folder is None:
+            self._remove(run_id, freed)
+            return
+        with suppress(UsageError), in_progress(folder):
+            if self._remove(run_id, freed):
+                self._remove_folder(folder, freed)
+
+    def discard(self, artifacts: Iterable[str], freed: Freed) -> None:
+        """Remove artifacts that no attempt names."""
+        for sha256 in artifacts:
+            size = self._artifacts.discard(sha256)
+            if size is not None:
+                freed.artifacts += 1
+                freed.artifact_bytes += size
+
+    def orphans(self) -> tuple[list[str], list[str]]:
+        """Return the folders of runs that the store does not have, by id, and the artifacts that it does not name."""
+        runs = self._config.state_dir / "runs"
+        old = time.time() - GRACE_S
+        names = [one.name for one in runs.iterdir()] if runs.is_dir() else []
+        found = [name for name in names if (folder := self._folder(name)) and folder.stat().st_mtime < old]
+        known = self._pruning.run_ids()
+        artifacts = list(self._artifacts.all())
+        named = self._pruning.named(artifacts)
+        return sorted(set(found) - known), [one for one in artifacts if one not in named]
+
+    def remove_folders(self, run_ids: Iterable[str], freed: Freed) -> None:
+        """Remove folders of runs that the store does not have."""
+        for run_id in run_ids:
+            folder = self._folder(run_id)
+            if folder is None:
+                continue
+            with suppress(UsageError), in_progress(folder):
+                self._remove_folder(folder, freed)
+
+    def _folder(self, run_id: str) -> Path | None:
+        """Return the folder of a run that is here; None also where its id, or a link, leads somewhere else."""
+        if not is_run_id(run_id):
+            return None
+        folder = self._config.run_folder(run_id)
+        is_here = folder.is_dir() and folder.resolve() == folder.parent.resolve() / run_id
+        return folder if is_here else None
+
+    def _remove(self, run_id: str, freed: Freed) -> bool:
+        artifacts = self._pruning.remove(run_id)
+        if artifacts is None:
+            return False
+        freed.runs += 1
+        self.discard(artifacts, freed)
+        return True
+
+    @staticmethod
+    def _remove_folder(folder: Path, freed: Freed) -> None:
+        size = _size(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            freed.folders += 1
+            freed.folder_bytes += size
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.lstat().st_size if not path.is_dir() else 0
+    return total

@@ -1,0 +1,211 @@
+"""The controller's half of a run: devices to workers, jobs to devices, and what the front end is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from xdist.dsession import DSession
+
+from farm.errors import FarmError
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.run.plugin import OUTVOTED_KEY, REPEAT_KEY, REPORT_KEY, RETURNED_KEY, shown
+from farm.run.scheduler import IDLE, DeviceScheduling
+from farm.run.workers import Workers, WorkerSession
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm.pool.custody import Custody
+    from farm.request.plan import RunPlan
+    from farm.run.progress import Front
+    from farm.store.store import Store
+
+# A job whose worker process died is tried once more; dying again, it is not a third worker's turn.
+_WORKER_DEATHS = 2
+_INTERNAL_CHARS = 2000
+# A worker shows that it goes on whenever it waits for something; between that it executes a job, twice where the first
+# time ended the runner, moves files and looks for damage.
+_SILENCE_SECONDS = 900.0
+
+
+class Controller:
+    """A pytest plugin for the controller process only."""
+
+    def __init__(self, plan: RunPlan, front: Front, store: Store, custody: Custody) -> None:
+        self._plan, self._front, self._store, self._custody = plan, front, store, custody
+        self._number = {device.serial: number for number, device in enumerate(plan.devices)}
+        self._told: dict[str, dict[str, Any]] = {}
+        """What is known of jobs that another device is to try."""
+        self._workers = Workers(
+            [device.serial for device in plan.devices],
+            is_wanted=self._is_wanted,
+            retire=custody.retire,
+            note=front.note,
+            sign_of=lambda number: _changed_ns(plan.workers / str(number)),
+            most_silence_s=_SILENCE_SECONDS + 2 * plan.timeout_s,
+        )
+        self._soc_of = {planned.job.id: planned.job.target.soc for planned in plan.jobs}
+        self._deaths: dict[str, int] = {}
+        self._sched: DeviceScheduling | None = None
+        self.interrupted = False
+        """Ctrl-C, or a signal that asks the same; not pytest's own -x."""
+        self.abandoned: set[str] = set()
+        """Jobs for which no device was left."""
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Tell Ctrl-C from pytest's Interrupted, which derives from KeyboardInterrupt."""
+        self.interrupted = self.interrupted or excinfo.type is KeyboardInterrupt
+        if self.interrupted:
+            self._workers.interrupt()
+
+    def pytest_plugin_registered(self, plugin: object, manager: pytest.PytestPluginManager) -> None:
+        """Take the place of xdist's session, which ends with the first worker that does not start."""
+        if isinstance(plugin, DSession) and not isinstance(plugin, WorkerSession):
+            manager.unregister(plugin)
+            session = WorkerSession(plugin.config, self._workers)
+            manager.register(session, "dsession")
+            self._custody.watch_with(lambda: self._workers.watch(session.nodes))
+
+    def _is_wanted(self, number: int) -> bool:
+        """Tell whether a device may need a worker."""
+        return not self._custody.is_retired(number) and (self._sched is None or self._sched.has_work_for(number))
+
+    def pytest_xdist_make_scheduler(self) -> DeviceScheduling:
+        """Hand jobs to devices of their SoC."""
+        self._sched = DeviceScheduling(
+            self._soc_of.__getitem__,
+            self._workers.device_of,
+            [device.soc for device in self._plan.devices],
+            self._give_up,
+        )
+        self._custody.schedule_with(self._sched)
+        return self._sched
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Give a new worker a device that no other has."""
+        node.workerinput["farm_device"] = self._workers.assign(node)
+        node.workerinput["farm_controller"] = os.getpid()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Take the device back."""
+        if error:
+            self._workers.died(node, str(error))
+        else:
+            # There is nothing left to do for it: others may have the device.
+            self._custody.retire(self._workers.ended(node))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: DeviceScheduling) -> None:
+        """Try a job whose worker died once more; the second time it is the farm's fault, with a record."""
+        finished = self._finished(crashitem)
+        if finished is not None:
+            # It died between writing the result down and telling of it.
+            report.outcome = "rerun"  # type: ignore[assignment]
+            self._front.job_ended(shown(finished))
+            return
+        self._deaths[crashitem] = self._deaths.get(crashitem, 0) + 1
+        if self._deaths[crashitem] < _WORKER_DEATHS:
+            report.outcome = "rerun"  # type: ignore[assignment]
+            sched.mark_test_pending(crashitem)
+            return
+        reason = f"the worker process died {_WORKER_DEATHS} times while it ran this job"
+        attempt = Attempt(crashitem, Verdict.INFRA, Stage.EXECUTE, reason, cause=Cause.WORKER)
+        try:
+            self._store.record_attempt(self._plan.run_id, attempt)
+        except FarmError as error:
+            self._front.note(f"{crashitem} has no result: {error}")
+            return
+        self._front.job_ended(shown(attempt))
+
+    def _finished(self, job_id: str) -> Attempt | None:
+        """Return the last attempt of a job that has a verdict about its code."""
+        try:
+            jobs = self._store.run_view(self._plan.run_id).jobs
+        except FarmError:
+            return None
+        last = next((job.attempts[-1] for job in jobs if job.id == job_id and job.attempts), None)
+        return None if last is None or last.verdict is Verdict.INFRA else last
+
+    def pytest_runtest_logstart(self) -> None:
+        """Tell what every device does."""
+        if self._sched is not None:
+            running = {
+                self._plan.devices[self._workers.device_of(node)].serial: job
+                for node in self._sched.nodes
+                if (job := self._sched.running(node)) is not None
+            }
+            self._front.devices(running)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Tell how a job ended, or let another device try it."""
+        properties = dict(report.user_properties)
+        if report.when == "call" and self._sched is not None:
+            returned = properties.get(RETURNED_KEY)
+            if isinstance(returned, dict):
+                self._take_back(report.nodeid, returned)
+                return
+            told = properties.get(REPORT_KEY)
+            if isinstance(told, dict):
+                self._workers.job_done(report.node)
+                outvoted = properties.get(OUTVOTED_KEY)
+                for serial in outvoted if isinstance(outvoted, list) else ():
+                    self._custody.outvote(self._number[serial], report.nodeid)
+                avoid = properties.get(REPEAT_KEY)
+                if isinstance(avoid, list) and not self._custody.stopped:
+                    self._told[report.nodeid] = told
+                    self._front.job_repeated(told)
+                    self._sched.repeat(report.nodeid, [self._number[serial] for serial in avoid])
+                    return
+                self._front.job_ended(told)
+                return
+        if report.failed:
+            # Nothing was recorded: the store refused, or farm itself is wrong.
+            self._front.note(f"{report.nodeid} has no result: {_last_line(report.longreprtext)}")
+
+    def _take_back(self, job_id: str, returned: dict[str, Any]) -> None:
+        number = self._number[returned["device"]]
+        if returned["halt"]:
+            resume = f"'farm run --resume {self._plan.run_id}' does what is missing"
+            self._custody.halt(f"{returned['halt']}; once that is mended, {resume}")
+        elif returned["given_up"]:
+            self._custody.retire(number, returned["given_up"])
+        elif returned["ailing"]:
+            self._custody.ail(number, returned["ailing"])
+        elif returned["mended"]:
+            self._custody.heal(number)
+        elif returned["off"]:
+            self._custody.let_go(number, returned["fence"])
+        if job_id != IDLE and self._sched is not None:
+            self._sched.repeat(job_id)
+
+    def _give_up(self, job_id: str) -> None:
+        """Tell how a job ended that no device is left for, when one tried it."""
+        self.abandoned.add(job_id)
+        told = self._told.pop(job_id, None)
+        if told is not None:
+            self._front.job_ended(told)
+
+    def pytest_internalerror(self, excrepr: object) -> bool:
+        """Say what broke the session, in a line: pytest would print where in its own code that was."""
+        log = self._plan.folder / "session.log"
+        with contextlib.suppress(OSError):
+            log.write_text(str(excrepr))
+        self._front.note(f"the test session broke down: {_last_line(str(excrepr))} (all of it is in {log})")
+        return True
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1][:_INTERNAL_CHARS] if lines else "it did not say why"

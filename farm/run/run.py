@@ -1,0 +1,392 @@
+"""One `farm run`, from names to exit code."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.errors import FarmError, InfraError
+from farm.pool.waiting import Wait
+from farm.request.budget import Budget
+from farm.request.choose import check_ready, jobs_of, narrow, select
+from farm.request.ending import INTERRUPTED, Patience, exit_code_of, heard, write_report
+from farm.request.profiling import Profile
+from farm.request.request import RunOutcome, RunRequest
+from farm.run.compiling import builders
+from farm.suites.options import runtime_flags
+from farm.suites.socs import find_soc
+from farm.suites.suite import Job
+from farm.system.user import user_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from farm.compile.toolchain import Toolchain
+    from farm.config.settings import Config
+    from farm.devices.device import Device
+    from farm.execution.optrace import OptraceTools
+    from farm.pool.custody import LeaseTerms
+    from farm.pool.fleet import Fleet
+    from farm.request.plan import PlannedJob, RunPlan
+    from farm.run.progress import Front
+    from farm.store.records import Past
+    from farm.store.store import Store
+    from farm.system.processes import Supervisor
+
+_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED = 0, 1, 2
+
+
+def collect(config: Config, request: RunRequest, note: Callable[[str], None]) -> list[str]:
+    """Return the ids of the jobs that `request` selects, in the order of the manifests.
+
+    Raises UsageError for what cannot be, NothingSelectedError when nothing is left.
+    """
+    jobs = select(config, request, jobs_of(config, request))
+    if request.asks_the_store:
+        from farm.compile.toolchain import prepare
+        from farm.store.store import open_store
+
+        with open_store(config.store_url) as store:
+            jobs = narrow(
+                request, jobs, store, lambda: prepare(config, note, virtual=request.virtual > 0).versions, note
+            )
+    return [job.id for job in jobs]
+
+
+def check_machine(config: Config, request: RunRequest) -> None:
+    """Raise MissingToolError for what compiling or running would lack: listing jobs needs none of it."""
+    from farm.runtime.runtime import require_backend
+
+    for name in dict.fromkeys(request.socs):
+        require_backend(find_soc(name), request.backend, config.sdk_root)
+    _optrace_tools(config, request)
+
+
+def _optrace_tools(config: Config, request: RunRequest) -> OptraceTools | None:
+    if request.profile is not Profile.OPTRACE:
+        return None
+    from farm.execution.optrace import find_optrace_tools
+
+    return find_optrace_tools(config.sdk_root, "x86_64-linux-clang" if request.virtual else "aarch64-android")
+
+
+def _plan(
+    config: Config,
+    request: RunRequest,
+    run_id: str,
+    folder: Path,
+    jobs: Sequence[PlannedJob],
+    fleet: Fleet | None = None,
+    canaries: Sequence[PlannedJob] = (),
+) -> RunPlan:
+    from farm.request.plan import RunPlan
+
+    return RunPlan(
+        run_id=run_id,
+        folder=folder,
+        cache_root=config.cache_dir,
+        jobs=tuple(jobs),
+        devices=tuple(fleet.devices) if fleet else (),
+        runtimes=fleet.runtimes if fleet else {},
+        iterations=request.iterations,
+        warm_up=request.warm_up,
+        timeout_s=request.timeout_s,
+        artifact_root=config.state_dir / "artifacts",
+        profile=request.profile,
+        heap=request.heap,
+        optrace=_optrace_tools(config, request) if run_id else None,
+        canaries=tuple(canaries),
+        leased=fleet.leased if fleet else False,
+        health=config.health,
+    )
+
+
+def run(
+    config: Config,
+    request: RunRequest,
+    front: Front,
+    *,
+    patience: Patience | None = None,
+    begun: Callable[[str], None] = lambda _: None,
+) -> RunOutcome:
+    """Run what `request` asks for and return how it ended; everything started is ended again.
+
+    `patience` is that of a command of which this is a part; `begun` is told the id of the run as soon as it has one.
+
+    Raises UsageError or NothingSelectedError before anything is changed, InfraError when no job could begin.
+    """
+    from farm.compile.toolchain import prepare
+    from farm.store.store import open_store
+
+    budget = Budget(request.budget_s)
+    jobs = jobs_of(config, request)
+    check_machine(config, request)
+    jobs = select(config, request, jobs)
+    check_ready(jobs)
+    with heard(patience) as hears, open_store(config.store_url) as store:
+        if request.asks_the_store:
+            versions = partial(prepare, config, front.note, virtual=request.virtual > 0)
+            jobs = narrow(request, jobs, store, lambda: versions().versions, front.note)
+        return _Run(config, request, front, store, hears, budget).execute(jobs, begun=begun)
+
+
+def resume(
+    config: Config, ref: str, front: Front, budget_s: float | None = None, *, patience: Patience | None = None
+) -> RunOutcome:
+    """Finish what is missing of a run, `latest` or an id: jobs that have no verdict about the code, stale ones as well.
+
+    The budget of the run begins anew, unless `budget_s` is another one.
+
+    Raises UnknownNameError for a run that is not there, UsageError for one that still runs, or that cannot be continued
+    as what its numbers depend on has changed since.
+    """
+    from farm.request.resume import in_progress, missing_jobs, read_intent
+    from farm.store.store import open_store
+
+    with heard(patience) as hears, open_store(config.store_url) as store:
+        run_id = store.resolve_run(ref)
+        folder = config.run_folder(run_id)
+        request, jobs = read_intent(folder)
+        budget = Budget(request.budget_s if budget_s is None else budget_s)
+        check_machine(config, request)
+        view = store.run_view(run_id)
+        missing = missing_jobs(view, jobs)
+        front.note(f"run {run_id}: {len(jobs) - len(missing)} of {len(jobs)} jobs are finished")
+        if not missing:
+            if view.exit_code is None:
+                with in_progress(folder) as before:
+                    _release_leases(store, before)
+                    store.finish_run(run_id, exit_code_of(view))
+                view = store.run_view(run_id)
+            report = write_report(view, folder / "report.html", store, config.state_dir)
+            return RunOutcome(exit_code_of(view), view, report, request.confirm)
+        return _Run(config, request, front, store, hears, budget).execute(missing, run_id)
+
+
+def _release_leases(store: Store, pid: int) -> None:
+    """Give back at once what a process had that is known to be dead; others have to wait until it expires."""
+    # One that lives is another with the same number.
+    if pid and not Path(f"/proc/{pid}").exists():
+        host, user = socket.gethostname(), user_name()
+        store.leases.release(
+            lease for lease in store.leases.all() if (lease.host, lease.user, lease.pid) == (host, user, pid)
+        )
+
+
+class _Run:
+    """The part of a run that leaves traces: store, run folder, processes."""
+
+    def __init__(
+        self,
+        config: Config,
+        request: RunRequest,
+        front: Front,
+        store: Store,
+        patience: Patience,
+        budget: Budget,
+    ) -> None:
+        self._config, self._request, self._front, self._store = config, request, front, store
+        self._patience, self._budget = patience, budget
+        self._past: dict[str, Past] = {}
+        """What is known of the jobs."""
+        self._first: set[str] = set()
+        """Jobs that are to be first."""
+        self._given_up: frozenset[str] = frozenset()
+        """SoCs of which no device came in time."""
+
+    def execute(
+        self, jobs: tuple[Job, ...], run_id: str = "", begun: Callable[[str], None] = lambda _: None
+    ) -> RunOutcome:
+        """Run `jobs`, in a run whose id `begun` is told or, with `run_id`, in one that was not finished."""
+        from farm.compile.toolchain import prepare
+        from farm.request.resume import in_progress, require_same
+        from farm.system.processes import Supervisor
+        from farm.system.publish import own_folder
+
+        tools = prepare(self._config, self._front.note, virtual=self._request.virtual > 0)
+        fingerprint = tools.fingerprint(virtual=self._request.virtual > 0) | self._profile_fact()
+        if run_id:
+            require_same(self._store.run_view(run_id).fingerprint, fingerprint, run_id)
+        else:
+            run_id = self._begin(jobs, fingerprint)
+            begun(run_id)
+        # Also of a run that was killed before it had done so.
+        self._store.plan_jobs(run_id, jobs)
+        self._look_back(jobs)
+        folder = self._config.run_folder(run_id)
+        exit_code = InfraError.exit_code
+        with in_progress(folder) as before:
+            try:
+                _release_leases(self._store, before)
+                with own_folder(self._config.cache_dir / "virtual", run_id) as storage, Supervisor() as supervisor:
+                    status = self._on_devices(jobs, run_id, folder, storage, tools, supervisor)
+                exit_code = INTERRUPTED if self._patience.was_asked else self._exit_code(run_id, status)
+            except KeyboardInterrupt:
+                exit_code = INTERRUPTED
+            except FarmError as error:
+                exit_code = error.exit_code
+                raise
+            finally:
+                self._store.finish_run(run_id, exit_code)
+        self._judge_numbers(run_id)
+        view = self._store.run_view(run_id)
+        report = write_report(view, folder / "report.html", self._store, self._config.state_dir)
+        return RunOutcome(exit_code, view, report, self._request.confirm)
+
+    def _judge_numbers(self, run_id: str) -> None:
+        from farm.regressions.look_back import record_look_back
+
+        try:
+            looked = record_look_back(self._store, run_id)
+        except FarmError as error:
+            # Verdicts are in the store, and stay.
+            self._front.note(f"the numbers were not compared with those before: {error}")
+            return
+        for line in looked.told(confirm=self._request.confirm):
+            self._front.note(line)
+
+    def _look_back(self, jobs: Sequence[Job]) -> None:
+        ids = [job.id for job in jobs]
+        self._past = self._store.past(ids, self._request.device_kind)
+        if self._request.failed_first:
+            self._first = self._store.failed_last(ids, self._request.device_kind, user_name())
+
+    def _begin(self, jobs: Sequence[Job], fingerprint: dict[str, str]) -> str:
+        from farm.request.resume import leave_intent
+        from farm.store.records import RunRecord
+
+        record = RunRecord(
+            command=self._request.command,
+            user=user_name(),
+            host=socket.gethostname(),
+            fingerprint=fingerprint,
+            priority="nightly" if self._request.nightly else "person",
+        )
+        # A run that anybody can see can be resumed.
+        return self._store.begin_run(
+            record, lambda run_id: leave_intent(self._config.run_folder(run_id), self._request, jobs)
+        )
+
+    def _profile_fact(self) -> dict[str, str]:
+        """Return what the numbers depend on where more, or less, is looked at than usual."""
+        if self._request.heap:
+            return {"heap": "measured"}
+        profile, kind = self._request.profile, "virtual" if self._request.virtual else "hardware"
+        usual = profile.flags(kind) == Profile.AUTO.flags(kind) and profile is not Profile.OPTRACE
+        return {} if usual else {"profile": str(profile)}
+
+    def _on_devices(
+        self, jobs: Sequence[Job], run_id: str, folder: Path, storage: Path, tools: Toolchain, supervisor: Supervisor
+    ) -> int:
+        """Return pytest's exit status."""
+        from farm.device_run.canary import canary_jobs
+        from farm.pool.custody import Custody
+        from farm.request.pytest_session import execute
+        from farm.run.controller import Controller
+
+        wait = Wait(self._request.wait_s, self._front.note)
+        with ThreadPoolExecutor(1) as aside:
+            allocation = aside.submit(self._fleet, jobs, storage, supervisor)
+            planned = self._order(jobs, tools)
+            # A program that stays loaded would be in every number of the heap.
+            canaries = [] if self._request.heap else self._order(canary_jobs(tuple(jobs)), tools)
+            fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
+        for device in fleet.devices:
+            self._store.record_device(run_id, device, fleet.runtimes[device.serial].versions)
+        custody = Custody(fleet.devices, self._store, self._terms() if fleet.leased else None, self._front.note)
+        custody.keep_alive(fleet.revive)
+        try:
+            self._given_up = wait.acquire(custody, {job.target.soc for job in jobs}, self._budget.end_s)
+            planned = [one for one in planned if one.job.target.soc not in self._given_up]
+            planned = self._fit(run_id, planned, custody.held())
+            if not planned:
+                return _PYTEST_OK
+            run_plan = _plan(self._config, self._request, run_id, folder, planned, fleet, canaries)
+            run_plan.prepare_folder()
+            with builders(self._config, run_plan, tools, supervisor, self._front, self._store) as to_build:
+                self._front.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
+                custody.begin(folder)
+                controller = Controller(run_plan, self._front, self._store, custody)
+                stop = custody.finish_running
+                with self._patience.asking(stop), self._budget.watched(stop, self._front.note):
+                    status = execute(run_plan, self._request.pytest_arguments, self._config, controller)
+                if controller.interrupted:
+                    raise KeyboardInterrupt
+                self._leave(run_id, controller.abandoned)
+                return status
+        finally:
+            custody.close()
+
+    def _fit(self, run_id: str, planned: list[PlannedJob], devices: Sequence[Device]) -> list[PlannedJob]:
+        """Return the jobs that there is time for, and note the others."""
+        if not self._budget.is_limited:
+            return planned
+        per_soc = Counter(device.soc for device in devices)
+        width = self._config.builders
+        planned, stale = self._budget.cut(planned, self._past, devices=per_soc, builders=width, first=self._first)
+        # What was stale when the run ended before is not any more.
+        self._store.mark_stale(run_id, {**dict.fromkeys(one.job.id for one in planned), **stale})
+        if stale:
+            self._front.note(f"{len(stale)} of {len(stale) + len(planned)} jobs do not fit into the budget: stale")
+        return planned
+
+    def _leave(self, run_id: str, abandoned: Collection[str]) -> None:
+        """Note what had not begun when the time was over; what is missing for another reason is not stale."""
+        if not self._budget.is_over or self._patience.was_asked:
+            return
+        jobs = self._store.run_view(run_id).jobs
+        due = [job for job in jobs if job.soc not in self._given_up]
+        left = [job.id for job in due if not job.attempts and job.stale is None and job.id not in abandoned]
+        self._store.mark_stale(run_id, self._budget.unbegun(left, self._past))
+
+    def _fleet(self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor, *, partly: bool = False) -> Fleet:
+        from farm.pool.fleet import attached_fleet, virtual_fleet
+
+        config, request = self._config, self._request
+        socs = [find_soc(name) for name in dict.fromkeys(job.target.soc for job in jobs)]
+        if request.virtual:
+            return virtual_fleet(config, socs, request.virtual, request.backend, supervisor, storage)
+        return attached_fleet(config, socs, request.backend, request.choice, supervisor, self._store, partly=partly)
+
+    def _terms(self) -> LeaseTerms:
+        from farm.pool.custody import LeaseTerms
+        from farm.store.leases.rules import Priority
+
+        return LeaseTerms(
+            ttl_s=self._config.leases.ttl_s,
+            priority=Priority.NIGHTLY if self._request.nightly else Priority.PERSON,
+            purpose=self._request.command,
+            most=self._request.most_devices,
+        )
+
+    def _order(self, jobs: Sequence[Job], tools: Toolchain) -> list[PlannedJob]:
+        from farm.bundles.cache import BundleCache
+        from farm.bundles.key import bundle_key
+        from farm.request.plan import PlannedJob
+        from farm.run.scheduler import dispatch_order
+
+        cache = BundleCache(self._config.cache_dir)
+        keys = {job.id: bundle_key(job, tools.versions) for job in jobs}
+        cached = {key: cache.lookup(key) is not None for key in set(keys.values())}
+        by_id = {job.id: job for job in jobs}
+        order = dispatch_order(
+            list(by_id),
+            cached={job_id: cached[key] for job_id, key in keys.items()},
+            expected_seconds={job_id: one.run_seconds for job_id, one in self._past.items()},
+            sessions={job.id: tuple(runtime_flags(job.target).items()) for job in jobs},
+            first=self._first,
+        )
+        red = {job_id for job_id, past in self._past.items() if past.last.outcome == "failed"}
+        return [
+            PlannedJob(by_id[job_id], keys[job_id], cached=cached[keys[job_id]], failed_before=job_id in red)
+            for job_id in order
+        ]
+
+    def _exit_code(self, run_id: str, status: int) -> int:
+        if status not in (_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED):
+            raise InfraError(f"the test session broke down (pytest status {status}); what is said above tells why")
+        return exit_code_of(self._store.run_view(run_id))

@@ -1,0 +1,353 @@
+"""What one worker process does with a job: ask whether it may, wait for the bundle, execute, blame, record."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from farm.device_run.builds import await_reply
+from farm.device_run.device_worker import Station
+from farm.device_run.executor import Executor
+from farm.devices.local.files import local_errors
+from farm.errors import FarmError, LeaseLostError, LocalError, RowRefusedError, StoreError, StoreLostError
+from farm.execution.crash_logs import collect_evidence
+from farm.pool.worker_grant import Permit, read_permit
+from farm.request.pytest_session import STORE_VARIABLE
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.results.blame import Tried, classify, is_open, settle, tried, unfit
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from farm.request.plan import PlannedJob, RunPlan
+    from farm.store.records import ArtifactRecord
+    from farm.store.store import Store
+
+_POLL_SECONDS = 1.0
+# What an attempt leaves, with some to spare: with less the next one fails as well.
+_ROOM_BYTES = 1 << 20
+
+_Answer = TypeVar("_Answer")
+
+
+class Done(NamedTuple):
+    """A job that was tried here."""
+
+    attempt: Attempt
+    avoid: tuple[str, ...] = ()
+    """Serials of the devices that have tried it, when another one should."""
+    outvoted: tuple[str, ...] = ()
+    """Serials of the devices on which it had failed, when it passed here."""
+
+
+class Returned(NamedTuple):
+    """A job that was not begun, as the device may not be used."""
+
+    device: str
+    fence: int = 0
+    """Of the lease that it is about."""
+    off: bool = False
+    """Nothing of ours is on the device any more."""
+    ailing: str = ""
+    """What is wrong with the device: it has to be mended first."""
+    mended: bool = False
+    given_up: str = ""
+    """Why the device is of no use to this run."""
+    halt: str = ""
+    """Why no device of this run is of use now: this machine, or the store, has failed for too long."""
+
+    def shown(self) -> dict[str, str | int | bool]:
+        """Return it for a report."""
+        return self._asdict()
+
+
+class Outfit(NamedTuple):
+    """What a worker works with."""
+
+    store: Store
+    station: Station
+    executor: Executor
+
+
+def outfit_of(plan: RunPlan, number: int, unwanted: Callable[[], bool]) -> Outfit:
+    """Return the real parts for a device of `plan`; `unwanted` tells that nobody waits for it any more.
+
+    Raises StoreError.
+    """
+    # The run is in it: a new one would be of no use.
+    store = open_store(os.environ[STORE_VARIABLE], existing=True)
+    station = Station(plan, number, store, unwanted)
+    return Outfit(store, station, Executor(plan, station))
+
+
+class Worker:
+    """One device, one store connection."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        number: int,
+        controller: int,
+        outfit: Callable[[RunPlan, int, Callable[[], bool]], Outfit] = outfit_of,
+    ) -> None:
+        """`controller` is the id of the process that gives permits: none of them holds when it is gone.
+
+        Raises StoreError for a store that stays away.
+        """
+        self._plan, self._number, self._controller = plan, number, controller
+        self._device = plan.devices[number]
+        self._local_trouble_s: float | None = None
+        """When this machine began to fail, on the monotonic clock; None while it works."""
+        self._store, self._station, self._executor = self._outlasting_the_store(
+            lambda: outfit(plan, number, self._unwanted)
+        )
+        self._permit = Permit(go=False)
+        if self._may_go():
+            # While the first job is on its way.
+            self._station.begin()
+
+    def _outlasting_the_store(self, action: Callable[[], _Answer]) -> _Answer:
+        """Return what `action` does, once the store is there. Raises StoreError when it stays away or is lost."""
+        deadline = time.monotonic() + self._plan.health.store_wait_s
+        while True:
+            try:
+                return action()
+            except (StoreLostError, RowRefusedError):
+                raise
+            except StoreError:
+                if time.monotonic() > deadline or self._is_orphan:
+                    raise
+                # So that the controller sees this process go on.
+                self._read_permit()
+                time.sleep(_POLL_SECONDS)
+
+    def run(self, planned: PlannedJob, following: PlannedJob | None = None) -> Done | Returned:
+        """Run one job, record its attempts, and return the last. `following` is staged while this one runs."""
+        while True:
+            may_go = self._may_go()
+            try:
+                # What has begun is finished, whatever was said since.
+                returned = None if self._executor.has_begun(planned) else self._get_ready(planned, may_go=may_go)
+                return returned or self._run(planned, following if may_go else None)
+            except LeaseLostError:
+                return self._off()
+            except RowRefusedError:
+                # This job has no result; others may have one.
+                raise
+            except StoreError as error:
+                return self._returned(halt=f"the store: {error}")
+            except LocalError as error:
+                attempt = Attempt(planned.job.id, Verdict.INFRA, Stage.EXECUTE, str(error), cause=Cause(error.cause))
+                if not error.is_general:
+                    return self._finish(attempt)
+                if not self._has_recovered():
+                    # Where the store is on the same disk the run alone says why.
+                    with contextlib.suppress(FarmError):
+                        self._store.record_attempt(self._plan.run_id, attempt)
+                    return self._returned(halt=str(error))
+
+    def _get_ready(self, planned: PlannedJob, *, may_go: bool) -> Returned | None:
+        """Wait until a job can begin; or return why it cannot, here and now."""
+        if not may_go:
+            # What is to be mended is mended when no job is kept waiting by it.
+            return self._returned() if self._permit.mend else self._off()
+        self._station.await_canary()
+        built = self._executor.is_built(planned)
+        if not built and await_reply(self._plan.folder, planned.key, self._unwanted) is None:
+            return self._not_begun()
+        problem = self._station.check()
+        if self._unwanted():
+            return self._not_begun()
+        if not problem:
+            return None
+        self._executor.forget()
+        return self._given_up(problem) if self._station.given_up else self._returned(ailing=problem)
+
+    def look(self) -> Returned | None:
+        """Mend the device, or let go of it, where the controller says so, and return what came of it."""
+        if self._may_go():
+            return None
+        if not self._permit.mend:
+            return self._off()
+        try:
+            problem = self._station.mend(outvoted=self._permit.outvoted)
+        except (LocalError, OSError) as error:
+            # While the controller sees the device wait to be mended, it lets this worker look again.
+            return None if self._has_recovered() else self._returned(halt=str(error))
+        self._local_trouble_s = None
+        if self._unwanted():
+            return self._off()
+        return self._given_up(problem) if problem else self._returned(mended=True)
+
+    def close(self) -> None:
+        """Leave the device as it was found."""
+        # What began because of a signal must not be broken off by another.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._executor.shut()
+        self._station.shut()
+        self._store.close()
+
+    def _may_go(self) -> bool:
+        """Read the permit; a session of a former lease is no good under another."""
+        permit = self._read_permit()
+        if permit.fence != self._permit.fence and self._station.is_open:
+            self._let_go()
+        self._permit = permit
+        return self._holds(permit)
+
+    def _read_permit(self) -> Permit:
+        """Return the permit as it is now, and show the controller that this process goes on."""
+        with contextlib.suppress(OSError):
+            os.utime(self._plan.workers / str(self._number))
+        return read_permit(self._plan.folder, self._number)
+
+    def _holds(self, permit: Permit) -> bool:
+        return permit.go and not permit.is_over and not self._is_orphan
+
+    def _may_go_on(self) -> bool:
+        permit = self._read_permit()
+        return self._holds(permit) and permit.fence == self._permit.fence
+
+    def _unwanted(self) -> bool:
+        permit = self._read_permit()
+        return permit.is_over or not (permit.go or permit.mend) or self._is_orphan
+
+    @property
+    def _is_orphan(self) -> bool:
+        return os.getppid() != self._controller
+
+    def _not_begun(self) -> Returned:
+        if self._is_orphan:
+            # Killed: nothing is to be recorded of a job that nobody waits for, and this process ends as well.
+            raise KeyboardInterrupt
+        return self._off()
+
+    def _off(self) -> Returned:
+        self._let_go()
+        return self._returned(off=True)
+
+    def _given_up(self, problem: str) -> Returned:
+        self._let_go()
+        return self._returned(given_up=problem)
+
+    def _returned(self, **facts: Any) -> Returned:
+        return Returned(self._device.serial, self._permit.fence, **facts)
+
+    def _let_go(self) -> None:
+        self._executor.forget()
+        self._station.close()
+
+    def _run(self, planned: PlannedJob, following: PlannedJob | None) -> Done:
+        attempts, artifacts = self._executor.run(planned, following, self._may_go_on)
+        last = attempts[-1]
+        if last.verdict is Verdict.INFRA and self._is_orphan:
+            # The devices went with the controller: that says nothing about this job.
+            raise KeyboardInterrupt
+        verdict = self._blame(planned, last)
+        artifacts = (*artifacts, *self._evidence(verdict.attempt))
+        for attempt in attempts[:-1]:
+            self._record(attempt)
+        self._local_trouble_s = None
+        return self._finish(*verdict, artifacts)
+
+    def _finish(
+        self,
+        attempt: Attempt,
+        avoid: tuple[str, ...] = (),
+        outvoted: tuple[str, ...] = (),
+        artifacts: tuple[ArtifactRecord, ...] = (),
+    ) -> Done:
+        self._record(attempt, artifacts)
+        return Done(attempt, avoid, outvoted)
+
+    def _record(self, attempt: Attempt, artifacts: tuple[ArtifactRecord, ...] = ()) -> None:
+        """Record an attempt, also where the store is away for a while. Raises LeaseLostError, StoreError."""
+        # A lease that ends while the store is away is taken up again, unless somebody else has the device by then.
+        fence = (self._device.id, self._permit.fence) if self._permit.fence else None
+        self._outlasting_the_store(
+            lambda: self._store.record_attempt(self._plan.run_id, attempt, artifacts=artifacts, fence=fence)
+        )
+
+    def _has_recovered(self) -> bool:
+        """Wait until there is room on this machine's disk again; return whether it is worth another try."""
+        self._executor.forget()
+        if self._local_trouble_s is None:
+            self._local_trouble_s = time.monotonic()
+        while time.monotonic() < self._local_trouble_s + self._plan.health.disk_wait_s:
+            time.sleep(_POLL_SECONDS)
+            if self._unwanted() or _has_room(self._plan.folder):
+                return True
+        return False
+
+    def _evidence(self, last: Attempt) -> tuple[ArtifactRecord, ...]:
+        """Keep what the logs say of a job that ended the runner, or after which the device was not the same."""
+        if last.cause not in (Cause.CRASH, Cause.HANG, Cause.GONE):
+            return ()
+        folder = self._plan.folder / "raw" / f"evidence-{self._number}"
+        try:
+            since = last.started_ms / 1000
+            files = collect_evidence(self._station.transport, self._device.os, folder, since=since)
+            return self._executor.keeper.keep_evidence(files)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _blame(self, planned: PlannedJob, last: Attempt) -> Done:
+        """Return the attempt with a verdict that has heard every device that tried the job. Nothing is recorded yet.
+
+        Raises LocalError when what this device has found cannot be left for the next one.
+        """
+        if not last.device:
+            return Done(last)
+        failed_before = planned.failed_before or bool(last.known_issue)
+        if last.cause is Cause.NUMERICS and last.verdict is Verdict.FAILED and not failed_before:
+            # A device may begin to compute wrong numbers after its canary has passed.
+            self._executor.finish()
+            if problem := self._station.check(anew=True):
+                last = unfit(last, problem)
+        earlier = self._tried(last.job_id)
+        history = (*earlier, tried(last))
+        devices = tuple(dict.fromkeys(one.device for one in history))
+        others = len(set(self._permit.others) - set(devices))
+        decision = classify(history, others=others, failed_before=failed_before)
+        settled = settle(last, history, others=others, failed_before=failed_before)
+        if decision.repeat:
+            file = self._tried_file(last.job_id)
+            with local_errors(file):
+                part = file.with_suffix(".part")
+                part.write_bytes(msgspec.json.encode(history))
+                part.rename(file)
+        outvoted = [one for one in earlier if is_open(one.cause)] if settled.verdict is Verdict.PASSED else []
+        self._station.outvote(outvoted)
+        self._station.ended(settled)
+        return Done(settled, devices if decision.repeat else (), tuple(one.device for one in outvoted))
+
+    def _tried(self, job_id: str) -> tuple[Tried, ...]:
+        try:
+            return msgspec.json.decode(self._tried_file(job_id).read_bytes(), type=tuple[Tried, ...])
+        except FileNotFoundError:
+            return ()
+
+    def _tried_file(self, job_id: str) -> Path:
+        return self._plan.tried / f"{hashlib.sha256(job_id.encode()).hexdigest()}.json"
+
+
+def _has_room(folder: Path) -> bool:
+    """Tell whether a file of some size can be written in `folder`."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,173 @@
+"""farm sign: which files an LPAI wants signed, and the way from an unsigned one to a signed one with a record."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from farm.bundles.bundle import sha256_of
+from farm.errors import ConfigError, InfraError, MissingToolError, UsageError
+from farm.runtime.file_lists import direct_sources, lpai_skel
+from farm.runtime.native.elf import HEXAGON, MACHINES, ElfHeader, read_elf
+from farm.runtime.parts import find_fault
+from farm.runtime.places import android_places
+from farm.runtime.qnn_sdk import GET_SDK, get_unsigned, lpai_folder, require_folder
+from farm.runtime.signing.elfsigner import SIGNING_SECONDS, run_elfsigner
+from farm.runtime.signing.record import SignRecord, find_signing_fault, replace_file, write_record
+from farm.suites.socs import Soc, load_socs
+from farm.system.publish import own_folder
+from farm.system.user import user_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.config.settings import Config
+
+
+class Signing(msgspec.Struct, frozen=True):
+    """One file to sign."""
+
+    unsigned: Path
+    signed: Path
+    reason: str
+    """Why it has to be signed: `unsigned`, `foreign`, `outdated` ...; "" when its signature is still good."""
+    adopted: bool = False
+    """The signature that is no longer good is somebody else's, who was vouched for."""
+
+
+def plan_signing(config: Config, lpai: int, direct_arch: int = 0, *, adopting: bool = False) -> tuple[Signing, ...]:
+    """Return what is to be signed for LPAI version `lpai`; with `direct_arch`, a Hexagon's, for direct mode as well.
+
+    Raises UsageError for versions that no SoC has, MissingToolError that names every unsigned file that is not there
+    (unless `adopting`, which can do without), ConfigError for one that is made for something else.
+    """
+    soc = _soc_of(lpai, direct_arch)
+    if config.sdk_root is None:
+        raise MissingToolError(f"signing needs the files of a QNN SDK and QNN_SDK_ROOT is not set: {GET_SDK}")
+    require_folder(config.sdk_root)
+    places = android_places(config)
+    signed = lpai_folder(config.sdk_root, lpai) / "signed"
+    skel = lpai_skel(soc, places.qnn)
+    parts = [msgspec.structs.replace(skel, path=skel.unsigned, signs="", unsigned=None, get=get_unsigned(lpai))]
+    if direct_arch:
+        parts += direct_sources(lpai, direct_arch, places).values()
+    faults = [(part, fault) for part in parts if (fault := find_fault(part)) is not None]
+    missing = [(part, fault) for part, fault in faults if part.path is None or not part.path.is_file()]
+    if missing and not adopting:
+        names = ", ".join(fault.problem for _, fault in missing)
+        raise MissingToolError(f"{names}: {'; '.join(dict.fromkeys(fault.repair for _, fault in missing))}")
+    for part, fault in faults:
+        if (part, fault) not in missing:
+            raise ConfigError(part.path or part.name, "", f"{fault.problem}: {fault.repair}")
+    return tuple(_planned(part.path, signed / part.name) for part in parts if part.path is not None)
+
+
+def sign(
+    config: Config,
+    one: Signing,
+    *,
+    tool: Path,
+    python: Path,
+    show: Callable[[str], None],
+    timeout_s: float = SIGNING_SECONDS,
+) -> SignRecord:
+    """Sign one file and record it; the earlier signed file stays until the new one is known to be good.
+
+    Raises InfraError with what the tool did not do, and leaves nothing of what it wrote.
+    """
+    with own_folder(config.cache_dir / "signing", f"{os.getpid()}-{one.unsigned.name}") as folder:
+        # The tool's intermediate files hold keys.
+        folder.chmod(0o700)
+        source = folder / "input" / one.unsigned.name
+        source.parent.mkdir()
+        # Of a copy, so that the hash is that of what was signed whatever happens to the file meanwhile.
+        shutil.copyfile(one.unsigned, source)
+        made = run_elfsigner(tool, source, folder, python=python, show=show, timeout_s=timeout_s)
+        try:
+            _check_signed(made, read_elf(source))
+        except ConfigError as error:
+            raise InfraError(f"elfsigner ended with exit code 0, but {made.name} {error.problem}") from None
+        record = _record("signed", one.unsigned, source, made, tool)
+        _install(made, one.signed, record)
+        return record
+
+
+def adopt(unsigned: Path, signed: Path) -> SignRecord:
+    """Vouch for a file that somebody else signed, after the same checks, and record it.
+
+    Raises UsageError without that file, ConfigError for one that is not signed or is made for something else.
+    """
+    if not signed.is_file():
+        raise UsageError(f"{signed} is not there: there is nothing to adopt; without --adopt, farm sign makes it")
+    _check_signed(signed, read_elf(unsigned) if unsigned.is_file() else None)
+    record = _record("adopted", unsigned if unsigned.is_file() else None, unsigned, signed, None)
+    write_record(signed, record)
+    return record
+
+
+def _soc_of(lpai: int, direct_arch: int) -> Soc:
+    socs = [soc for soc in load_socs().values() if soc.lpai_version]
+    versions = sorted({soc.lpai_version for soc in socs if soc.lpai_version})
+    able = [soc for soc in socs if soc.lpai_version == lpai]
+    if not able:
+        raise UsageError(f"no SoC has LPAI v{lpai}: known are {', '.join(f'v{version}' for version in versions)}")
+    archs = sorted({soc.htp_arch for soc in able})
+    if direct_arch and direct_arch not in archs:
+        legal = ", ".join(f"v{arch}" for arch in archs)
+        raise UsageError(f"no SoC with LPAI v{lpai} has a Hexagon V{direct_arch}: legal are --htp {legal}")
+    return able[0]
+
+
+def _planned(unsigned: Path, signed: Path) -> Signing:
+    if not signed.is_file():
+        return Signing(unsigned, signed, "missing")
+    try:
+        if not read_elf(signed).signed:
+            return Signing(unsigned, signed, "unsigned")
+    except ConfigError:
+        return Signing(unsigned, signed, "damaged")
+    fault = find_signing_fault(signed, unsigned)
+    return Signing(unsigned, signed, fault.kind, fault.adopted) if fault else Signing(unsigned, signed, "")
+
+
+def _check_signed(made: Path, source: ElfHeader | None) -> None:
+    header = read_elf(made)
+    if header.machine != HEXAGON:
+        raise ConfigError(made, "", f"is made for {header.machine_name}, expected {MACHINES[HEXAGON]}")
+    if not header.signed:
+        raise ConfigError(made, "", "has no segment with a signature: it is not signed")
+    if source is not None and (header.machine, header.flags) != (source.machine, source.flags):
+        problem = f"has e_flags {header.flags:#x}, and what was to be signed has {source.flags:#x}"
+        raise ConfigError(made, "", f"{problem}: it is another file")
+
+
+def _record(
+    how: Literal["signed", "adopted"], unsigned: Path | None, source: Path, made: Path, tool: Path | None
+) -> SignRecord:
+    return SignRecord(
+        how=how,
+        who=user_name(),
+        host=platform.node(),
+        when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        tool=str(tool) if tool else "",
+        tool_sha256=sha256_of(tool) if tool else "",
+        input=str(unsigned) if unsigned else "",
+        input_sha256=sha256_of(source) if unsigned else "",
+        output_sha256=sha256_of(made),
+    )
+
+
+def _install(made: Path, signed: Path, record: SignRecord) -> None:
+    try:
+        signed.parent.mkdir(parents=True, exist_ok=True)
+        # Killed in between, the file is one that no record vouches for: refused, and signed again by the same command.
+        replace_file(signed, made.read_bytes())
+        write_record(signed, record)
+    except OSError as error:
+        raise InfraError(f"cannot write {signed}: {error.strerror or error}") from None

@@ -1,0 +1,236 @@
+"""Leases as rows: processes that wait for devices, get them, keep them alive and give them back.
+
+Who gets what is `farm.store.leases.rules`' decision about what the rows say now. It is made without a lock, and carried
+out in a transaction that no other can overlap, as far as it still can be, so that nobody is kept from writing for long; a
+process that waits or holds writes when it gets something and a few times in its time to live. Looking costs no write.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import update
+
+from farm.errors import LeaseLostError
+from farm.store import schema, values
+from farm.store.clock import clock_ms
+from farm.store.leases import rows as lease_rows
+from farm.store.leases.rules import Lease, Priority
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlalchemy import Connection
+
+    from farm.store.clock import Clock
+    from farm.store.database import Database
+
+# Processes that wait look often. One that died is not waited for as long as one that has a device.
+_WAITER_TTL_MS = 6_000
+# A process that was stopped for less finds its request where it was.
+_FORGOTTEN_MS = 24 * 3600 * 1000
+
+
+class Renewal(msgspec.Struct, frozen=True):
+    """What became of leases."""
+
+    kept: tuple[Lease, ...]
+    """As they are now."""
+    lost: tuple[Lease, ...]
+    """Not ours any more: stop using the device at once."""
+    wanted: frozenset[str]
+    """Ids of devices that others wait for: release them after the running job."""
+
+
+class Leases:
+    """The leases of a store; times are on the database's clock. Every method is one transaction; raises StoreError.
+
+    A lease is its device and fence: one that was released, ended or taken over is left alone by everything here.
+    """
+
+    def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
+        self._database, self._clock = database, clock
+
+    def request(
+        self,
+        devices: Sequence[str],
+        *,
+        count: int,
+        user: str,
+        host: str,
+        pid: int,
+        purpose: str,
+        priority: Priority,
+        ttl_s: float,
+    ) -> str:
+        """Begin to wait for `count` of `devices` (ids, best first), and return the token to poll with."""
+        token = secrets.token_hex(16)
+
+        def insert(connection: Connection) -> str:
+            now_ms = self._clock(connection)
+            connection.execute(lease_rows.FORGET, {"long_ago_ms": now_ms - _FORGOTTEN_MS})
+            row = {
+                "id": token,
+                "devices": lease_rows.encode_devices(devices),
+                "wanted": count,
+                "user_name": values.clean(user, values.NAME_LIMIT),
+                "host": values.clean(host, values.NAME_LIMIT),
+                "pid": pid,
+                "purpose": values.clean(purpose),
+                "priority": int(priority),
+                "since_ms": now_ms,
+                "expires_ms": now_ms + _waiter_ms(ttl_s),
+            }
+            connection.execute(lease_rows.BEGIN, row)
+            return token
+
+        return self._database.write(insert)
+
+    def poll(
+        self, token: str, *, ttl_s: float, devices: Sequence[str] | None = None, count: int | None = None
+    ) -> tuple[Lease, ...]:
+        """Return the new leases that a waiting process gets now, each for `ttl_s`, and keep its place.
+
+        `devices` and `count` replace what it waits for; each lease that it gets makes the count one less. Call it
+        every 0.3 s or so: who is not heard of for 6 s, or `ttl_s` when that is less, does not count until it is.
+        Raises LeaseLostError when the request was withdrawn.
+        """
+        wishes: dict[str, Any] = {}
+        if devices is not None:
+            wishes["devices"] = lease_rows.encode_devices(devices)
+        if count is not None:
+            wishes["wanted"] = count
+        with self._database.reading() as connection:
+            waiter, now_ms = lease_rows.find_waiter(connection, token), self._clock(connection)
+            changes = any(waiter._mapping[name] != wish for name, wish in wishes.items())  # noqa: SLF001 - public in SQLAlchemy
+            # One that is not counted has to be before anybody can tell what it gets.
+            uncounted = changes or waiter.expires_ms <= now_ms
+            given = [] if uncounted else lease_rows.granted_to(connection, waiter, now_ms)
+        if uncounted or (not given and waiter.expires_ms - now_ms <= _waiter_ms(ttl_s) // 2):
+            self._database.write(lambda connection: self._keep_place(connection, token, wishes, ttl_s))
+        if uncounted:
+            with self._database.reading() as connection:
+                waiter = lease_rows.find_waiter(connection, token)
+                given = lease_rows.granted_to(connection, waiter, self._clock(connection))
+        return self._database.write(lambda connection: self._take(connection, token, given, ttl_s)) if given else ()
+
+    def withdraw(self, token: str) -> None:
+        """Stop waiting; what was leased stays leased."""
+        self._database.write(lambda connection: connection.execute(lease_rows.WITHDRAW, {"of": token}))
+
+    def renew(self, leases: Iterable[Lease], *, ttl_s: float) -> Renewal:
+        """Keep leases alive for `ttl_s`, and learn which are lost and which are wanted by others.
+
+        Call it after every job and twice a second or so; a lease that expired and that nobody took is renewed.
+        """
+        ours = tuple(leases)
+        with self._database.reading() as connection:
+            now_ms = self._clock(connection)
+            kept, lost = lease_rows.still_ours(connection, ours)
+            wanted = lease_rows.wanted_of(connection, kept, now_ms)
+        if all(lease.expires_ms - now_ms > _ms(ttl_s) * 2 // 3 for lease in kept):
+            return Renewal(kept, lost, wanted)
+
+        def keep(connection: Connection) -> Renewal:
+            lease_rows.lock(connection)
+            kept, lost = lease_rows.still_ours(connection, ours)
+            expires_ms = self._clock(connection) + _ms(ttl_s)
+            for lease in kept:
+                connection.execute(update(schema.lease).where(lease_rows.is_lease(lease)).values(expires_ms=expires_ms))
+            kept = tuple(msgspec.structs.replace(lease, expires_ms=expires_ms) for lease in kept)
+            return Renewal(kept, lost, wanted & {lease.device for lease in kept})
+
+        return self._database.write(keep)
+
+    def release(self, leases: Iterable[Lease]) -> None:
+        """Give devices back; or, of somebody else, end leases, whose holders find them lost."""
+        ours = sorted(leases, key=lambda lease: lease.device)
+
+        def give_back(connection: Connection) -> None:
+            lease_rows.lock(connection)
+            for lease in ours:
+                connection.execute(lease_rows.GIVE_BACK, {"of": lease.device, "was": lease.fence})
+
+        self._database.write(give_back)
+
+    def reserve(self, device: str, user: str, seconds: float) -> Lease:
+        """Let only processes of `user` lease a device for `seconds`, from now; again, to make it longer or shorter.
+
+        Raises LeaseLostError when another user has leased or reserved it.
+        """
+        device, user = lease_rows.device_key(device), values.clean(user, values.NAME_LIMIT)
+
+        def change(connection: Connection) -> Lease:
+            lease_rows.lock(connection)
+            now_ms = self._clock(connection)
+            lease = lease_rows.lease_row(connection, device)
+            other = lease.reserved_by(now_ms) or (lease.user if lease.is_held(now_ms) else user)
+            if other != user:
+                raise LeaseLostError(f"{device} is {other}'s: it cannot be reserved for {user} now")
+            reserved: dict[str, Any] = {"reserved_for": user, "reserved_until_ms": now_ms + _ms(seconds)}
+            if not lease.is_held(now_ms):
+                # A holder that comes back from a long stop finds it lost.
+                reserved |= {"token": "", "expires_ms": 0}
+            changed = update(schema.lease).where(schema.lease.c.device == device).values(reserved)
+            return lease_rows.lease_of(connection.execute(changed.returning(*schema.lease.c)).one())
+
+        return self._database.write(change)
+
+    def cancel(self, device: str, user: str) -> bool:
+        """End the reservation of a device for `user`, and tell whether there was one; leases are not touched."""
+        row = schema.lease.c
+        key, user = lease_rows.device_key(device), values.clean(user, values.NAME_LIMIT)
+        ours = (row.device == key) & (row.reserved_for == user)
+
+        def change(connection: Connection) -> bool:
+            lease_rows.lock(connection)
+            live = ours & (row.reserved_until_ms > self._clock(connection))
+            over = update(schema.lease).where(live).values(reserved_for="", reserved_until_ms=0)
+            return connection.execute(over).rowcount > 0
+
+        return self._database.write(change)
+
+    def all(self) -> list[Lease]:
+        """Return what is held or reserved now, by device; the `token` of one that is only reserved is empty."""
+        with self._database.reading() as connection:
+            now_ms = self._clock(connection)
+            found = []
+            for lease in lease_rows.leases_now(connection, now_ms):
+                held, reserved_by = lease.is_held(now_ms), lease.reserved_by(now_ms)
+                over: dict[str, Any] = {} if held else {"token": "", "user": "", "purpose": ""}
+                over |= {} if reserved_by else {"reserved_for": "", "reserved_until_ms": 0}
+                found.append(msgspec.structs.replace(lease, **over))
+            return found
+
+    def now_ms(self) -> int:
+        """Return the time on the database's clock; epoch, milliseconds."""
+        with self._database.reading() as connection:
+            return self._clock(connection)
+
+    def _keep_place(self, connection: Connection, token: str, wishes: dict[str, Any], ttl_s: float) -> None:
+        alive = {"of": token, "alive_ms": self._clock(connection) + _waiter_ms(ttl_s)}
+        connection.execute(lease_rows.KEEP_PLACE.values(wishes) if wishes else lease_rows.KEEP_PLACE, alive)
+
+    def _take(self, connection: Connection, token: str, devices: Iterable[str], ttl_s: float) -> tuple[Lease, ...]:
+        """Lease those of `devices` that are still to be had; who gets what was decided without a lock."""
+        lease_rows.lock(connection)
+        now_ms = self._clock(connection)
+        waiter = lease_rows.find_waiter(connection, token)
+        taken = []
+        for device in list(devices)[: waiter.wanted]:
+            before = lease_rows.lease_row(connection, device)
+            if not before.is_held(now_ms) and before.reserved_by(now_ms) in ("", waiter.user_name):
+                taken.append(lease_rows.take(connection, waiter, before, now_ms, _ms(ttl_s)))
+        served = {"of": token, "alive_ms": now_ms + _waiter_ms(ttl_s), "left": waiter.wanted - len(taken)}
+        connection.execute(lease_rows.SERVED, served)
+        return tuple(taken)
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _waiter_ms(ttl_s: float) -> int:
+    return min(_ms(ttl_s), _WAITER_TTL_MS)

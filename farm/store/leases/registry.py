@@ -1,0 +1,277 @@
+"""What the farm knows of devices between runs: when they were seen, whether they may be used, how healthy they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import func, or_, select, update
+
+from farm.devices.adb.names import NAME
+from farm.devices.device import Device
+from farm.devices.status import DeviceStatus
+from farm.devices.text import clean_text
+from farm.errors import UnknownNameError, UsageError
+from farm.store import rows, schema, values
+from farm.store.clock import clock_ms
+from farm.suites.socs import is_soc
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from sqlalchemy import Connection, Row
+
+    from farm.store.clock import Clock
+    from farm.store.database import Database
+
+_HEALTHY = ("healthy", "")
+_LABELS_LIMIT = 32
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A device that answered just now."""
+
+    device: Device
+    state: str
+    """adb's word, `device`, or how else it is reached."""
+    status: DeviceStatus | None
+    """None leaves what was known."""
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """What is known of one device. Its text is safe to show, whoever wrote it into the store."""
+
+    id: str
+    serial: str
+    """Empty, as the facts after it, for one that was never seen."""
+    host: str
+    soc: str
+    kind: str
+    os: str
+    product: str
+    name: str
+    labels: tuple[str, ...]
+    in_service: bool
+    service_note: str
+    """Why it is out of service."""
+    service_user: str
+    """Who said so."""
+    health: str
+    """`healthy`, `suspect` or `quarantined`."""
+    health_reason: str
+    status: DeviceStatus | None
+    state: str
+    last_seen_ms: int
+    """On the database's clock; 0 for one that was never seen."""
+
+
+class HealthEvent(msgspec.Struct, frozen=True):
+    """Something that says how healthy a device is."""
+
+    device: str
+    """Its id."""
+    event: str
+    """What happened: `canary`, a cause of `farm.results.attempt`, a step of recovery."""
+    state: str
+    """Its health from then on."""
+    reason: str
+    detail: dict[str, str | float] = {}
+    latency_ns: tuple[float, ...] = ()
+    """What a canary measured."""
+    time_ms: int = 0
+    """0 is now, on the database's clock."""
+
+
+class Registry:
+    """The devices of a store. Every method is one transaction and raises StoreError when the database refuses."""
+
+    def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
+        self._database, self._clock = database, clock
+
+    def see(self, seen: Sequence[Seen]) -> None:
+        """Record that devices answered, and what they said; a name and labels of farm.toml replace those here."""
+
+        def upsert(connection: Connection) -> None:
+            now_ms = self._clock(connection)
+            # In one order everywhere, so that two writers never wait for each other.
+            for one in sorted(seen, key=lambda one: one.device.id):
+                _change(connection, one.device.id, _seen_row(one, now_ms))
+
+        if seen:
+            self._database.write(upsert)
+
+    def all(self) -> list[Registered]:
+        """Return every device that is known, by id."""
+        with self._database.reading() as connection:
+            query = select(schema.device_state).order_by(schema.device_state.c.id)
+            return [_registered(row) for row in connection.execute(query)]
+
+    def set_service(self, device: str, in_service: bool, note: str, user: str) -> None:
+        """Put a device in or out of service; none gets a new lease while it is out. Raises UnknownNameError."""
+        facts = {
+            "in_service": in_service,
+            "service_note": values.clean(_shown(" ".join(note.split()))),
+            "service_user": values.clean(_shown(user), values.NAME_LIMIT),
+        }
+        self._change_known(device, facts)
+
+    def set_name(self, device: str, name: str | None, labels: Sequence[str] | None) -> None:
+        """Name and label a device; farm.toml wins over it. None leaves what it has, empty ones take it away.
+
+        Raises UnknownNameError, UsageError for what cannot be a name, is an SoC's or is another device's.
+        """
+        facts: dict[str, Any] = {}
+        if name is not None:
+            if name:
+                _check_name("name", name)
+            if is_soc(name):
+                raise UsageError(f"{name!r} is an SoC: choose another name")
+            facts["name"] = name
+        if labels is not None:
+            for label in labels:
+                _check_name("label", label)
+            if len(labels) > _LABELS_LIMIT:
+                raise UsageError(f"a device has at most {_LABELS_LIMIT} labels, these are {len(labels)}")
+            facts["labels"] = list(dict.fromkeys(labels))
+        self._change_known(device, facts, name or "")
+
+    def record_health(self, event: HealthEvent) -> None:
+        """Record what happened to a device, and its health from then on; it need not be known yet."""
+        key = _key(event.device)
+        row = {
+            "device": key,
+            "event": values.clean(event.event, values.SOC_LIMIT),
+            "state": values.clean(event.state, values.KIND_LIMIT),
+            "reason": values.clean(event.reason),
+            "detail": {values.clean(name): _clean(value) for name, value in event.detail.items()},
+            "latency_ns": values.pack_floats(event.latency_ns),
+        }
+
+        def insert(connection: Connection) -> None:
+            _change(connection, key, {"health": row["state"], "health_reason": row["reason"]})
+            time_ms = event.time_ms or self._clock(connection)
+            connection.execute(schema.health_event.insert(), {**row, "time_ms": time_ms})
+
+        self._database.write(insert)
+
+    def health_events(self, device: str, limit: int) -> list[HealthEvent]:
+        """Return the newest events of a device, newest first."""
+        event = schema.health_event.c
+        query = select(schema.health_event).where(event.device == _key(device)).order_by(event.id.desc()).limit(limit)
+        with self._database.reading() as connection:
+            return [
+                HealthEvent(
+                    device=row.device,
+                    event=row.event,
+                    state=row.state,
+                    reason=_shown(row.reason),
+                    detail=row.detail,
+                    latency_ns=values.unpack_floats(row.latency_ns),
+                    time_ms=row.time_ms,
+                )
+                for row in connection.execute(query)
+            ]
+
+    def health(self, devices: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Return state and reason of devices, by id: ("healthy", "") for one that is not known."""
+        row = schema.device_state.c
+        query = select(row.id, row.health, row.health_reason).where(row.id.in_([_key(device) for device in devices]))
+        with self._database.reading() as connection:
+            found = {id_: (state, reason) for id_, state, reason in connection.execute(query)}
+        return {device: found.get(_key(device), _HEALTHY) for device in devices}
+
+    def _change_known(self, device: str, facts: Mapping[str, Any], name: str = "") -> None:
+        row = schema.device_state.c
+
+        def change(connection: Connection) -> None:
+            if name:
+                same = or_(row.name == name, row.serial == name, row.id == name)
+                other = connection.scalar(select(row.id).where(same, row.id != _key(device)))
+                if other is not None:
+                    raise UsageError(f"{other} is called {name!r} already: choose another name")
+                if connection.scalar(select(row.id).where(func.lower(row.soc) == name.lower())) is not None:
+                    raise UsageError(f"{name!r} is an SoC: choose another name")
+            changed = update(schema.device_state).where(row.id == _key(device)).values(facts)
+            if not connection.execute(changed).rowcount:
+                raise UnknownNameError(
+                    "device", device, connection.scalars(select(row.id)), "(farm devices lists them)"
+                )
+
+        self._database.write(change)
+
+
+def _key(device: str) -> str:
+    return values.clean(device, values.NAME_LIMIT)
+
+
+def _clean(value: str | float) -> str | float:
+    # JSON has neither NaN nor infinity.
+    return (
+        value
+        if isinstance(value, int) or (isinstance(value, float) and abs(value) < float("inf"))
+        else values.clean(str(value))
+    )
+
+
+def _check_name(kind: str, said: str) -> None:
+    if not NAME.fullmatch(said):
+        raise UsageError(
+            f"{said!r} cannot be a {kind}: expected at most 64 letters, digits, '.', '_' and '-', "
+            "the first a letter or a digit"
+        )
+
+
+def _shown(said: str) -> str:
+    """Return text without what a terminal would obey."""
+    return clean_text(said, values.REASON_LIMIT, lines=True)
+
+
+def _labels(labels: Sequence[str]) -> list[str]:
+    return [values.clean(label, values.NAME_LIMIT) for label in labels[:_LABELS_LIMIT]]
+
+
+def _seen_row(seen: Seen, now_ms: int) -> dict[str, Any]:
+    device = seen.device
+    row: dict[str, Any] = {
+        "serial": _key(device.serial),
+        "host": values.clean(device.host, values.NAME_LIMIT),
+        "soc": values.clean(device.soc, values.SOC_LIMIT),
+        "kind": values.clean(device.kind, values.KIND_LIMIT),
+        "os": values.clean(device.os, values.KIND_LIMIT),
+        "product": values.clean(device.product, values.NAME_LIMIT),
+        "state": values.clean(seen.state, values.SOC_LIMIT),
+        "last_seen_ms": now_ms,
+    }
+    if device.name:
+        row["name"] = values.clean(device.name, values.NAME_LIMIT)
+    if device.labels:
+        row["labels"] = _labels(device.labels)
+    if seen.status is not None:
+        row["status"] = msgspec.to_builtins(seen.status)
+    return row
+
+
+def _change(connection: Connection, device: str, facts: Mapping[str, Any]) -> None:
+    """Change the row of a device, which is made when it has none."""
+    key = _key(device)
+    texts = ("serial", "host", "soc", "kind", "os", "product", "name", "service_note", "service_user", "state")
+    health, reason = _HEALTHY
+    new = dict.fromkeys((*texts, "health_reason"), reason) | {"id": key, "labels": [], "in_service": True}
+    rows.insert_missing(connection, schema.device_state, [{**new, "health": health, "status": None, "last_seen_ms": 0}])
+    connection.execute(update(schema.device_state).where(schema.device_state.c.id == key).values(dict(facts)))
+
+
+def _registered(row: Row[Any]) -> Registered:
+    facts = dict(row._mapping)  # noqa: SLF001 - public in SQLAlchemy
+    # Rows of other versions may have anything. The id stays as it is: others name it.
+    clean = {name: _shown(said) for name, said in facts.items() if isinstance(said, str) and name != "id"}
+    labels = tuple(_shown(label) for label in row.labels)
+    return Registered(**facts | clean | {"labels": labels, "status": _status(row.status)})
+
+
+def _status(said: Any) -> DeviceStatus | None:
+    try:
+        return None if said is None else msgspec.convert(said, DeviceStatus)
+    except msgspec.ValidationError:
+        # Of another version of farm: it is told anew when the device is seen.
+        return None

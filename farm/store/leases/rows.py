@@ -1,0 +1,206 @@
+"""Rows of leases and of those who wait, as functions of a connection: the steps of `farm.store.leases.leasing`."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import bindparam, delete, func, or_, select, text, update
+
+from farm.errors import LeaseLostError
+from farm.store import schema, values
+from farm.store.leases.rules import Lease, Priority, Request, grant, to_yield
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from sqlalchemy import ColumnElement, Connection, Row
+
+# Any number, as long as every farm takes the same one, and not the one of migrations.
+_LEASE_LOCK = 0x6C656173
+
+_TAKEN_COLUMNS = ("fence", "token", "user_name", "host", "pid", "purpose", "priority", "acquired_ms", "expires_ms")
+
+# Made once: processes that wait ask them three times a second.
+_lease_row, _waiter_row, _state_row = schema.lease.c, schema.waiter.c, schema.device_state.c
+_LEASES = (
+    select(schema.lease)
+    .where(
+        ((_lease_row.token != "") & (_lease_row.expires_ms > bindparam("now_ms")))
+        | (_lease_row.reserved_until_ms > bindparam("now_ms"))
+    )
+    .order_by(_lease_row.device)
+)
+_TAKEN = select(_lease_row.device).where(_lease_row.token != "", _lease_row.expires_ms > bindparam("now_ms"))
+_WAITER = select(schema.waiter).where(_waiter_row.id == bindparam("token"))
+_WAITING = select(
+    _waiter_row.id,
+    _waiter_row.devices,
+    _waiter_row.wanted,
+    _waiter_row.user_name,
+    _waiter_row.priority,
+    _waiter_row.since_ms,
+).where(_waiter_row.expires_ms > bindparam("now_ms"), _waiter_row.wanted > 0)
+_LEASE = select(schema.lease).where(_lease_row.device == bindparam("of"))
+# SQLite has no such clause, nor needs it in a transaction that writes.
+_LIVE = _LEASE.with_for_update(read=True)
+_TAKE = (
+    update(schema.lease)
+    .where(_lease_row.device == bindparam("of"))
+    .values({name: bindparam(f"new_{name}") for name in _TAKEN_COLUMNS})
+)
+GIVE_BACK = (
+    update(schema.lease)
+    .where(_lease_row.device == bindparam("of"), _lease_row.fence == bindparam("was"), _lease_row.token != "")
+    .values(token="", expires_ms=0)
+)
+KEEP_PLACE = update(schema.waiter).where(_waiter_row.id == bindparam("of")).values(expires_ms=bindparam("alive_ms"))
+SERVED = KEEP_PLACE.values(wanted=bindparam("left"))
+WITHDRAW = delete(schema.waiter).where(_waiter_row.id == bindparam("of"))
+FORGET = delete(schema.waiter).where(_waiter_row.expires_ms < bindparam("long_ago_ms"))
+BEGIN = schema.waiter.insert()
+# Who goes before me whatever the others have: the more urgent and the older of my own user, for the same devices.
+_AHEAD = select(func.sum(_waiter_row.wanted)).where(
+    _waiter_row.expires_ms > bindparam("now_ms"),
+    _waiter_row.wanted > 0,
+    _waiter_row.devices == bindparam("devices"),
+    _waiter_row.user_name == bindparam("user_name"),
+    (_waiter_row.priority > bindparam("priority"))
+    | ((_waiter_row.priority == bindparam("priority")) & (_waiter_row.since_ms < bindparam("since_ms"))),
+)
+_UNUSABLE = select(_state_row.id).where(or_(_state_row.in_service.is_(False), _state_row.health == "quarantined"))
+
+
+def lock(connection: Connection) -> None:
+    """Keep every other change of leases waiting until the transaction ends."""
+    # SQLite has one writer at a time. PostgreSQL could lock rows, but a device that was never leased has none.
+    if connection.dialect.name != "sqlite":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LEASE_LOCK})
+
+
+def require_live(connection: Connection, device: str, fence: int, now_ms: int) -> None:
+    """Raise LeaseLostError unless the lease of `device` with `fence` lives; it does then until the transaction ends."""
+    row = connection.execute(_LIVE, {"of": device_key(device)}).first()
+    if row is None or row.fence != fence or not row.token:
+        now_of = f"; it is {row.user_name}'s now" if row is not None and row.token and row.expires_ms > now_ms else ""
+        raise LeaseLostError(f"{device}: the lease {fence} is over{now_of}: what it gave is not recorded")
+    if row.expires_ms <= now_ms:
+        late_s = (now_ms - row.expires_ms) / 1000
+        raise LeaseLostError(f"{device}: the lease {fence} expired {late_s:.1f} s ago: renew it, or ask anew")
+
+
+def device_key(device: str) -> str:
+    """Return the id of a device as its column holds it."""
+    return values.clean(device, values.NAME_LIMIT)
+
+
+def encode_devices(devices: Iterable[str]) -> str:
+    """Return ids as the column of a waiter holds them."""
+    return msgspec.json.encode([device_key(device) for device in devices]).decode()
+
+
+@functools.lru_cache(maxsize=256)
+def _decode(devices: str) -> tuple[str, ...]:
+    return msgspec.json.decode(devices, type=tuple[str, ...])
+
+
+def lease_of(row: Row[Any]) -> Lease:
+    """Return a row as it is."""
+    facts = dict(row._mapping)  # noqa: SLF001 - public in SQLAlchemy
+    return Lease(user=facts.pop("user_name"), priority=Priority(facts.pop("priority")), **facts)
+
+
+def leases_now(connection: Connection, now_ms: int) -> list[Lease]:
+    """Return what is held or reserved."""
+    return [lease_of(row) for row in connection.execute(_LEASES, {"now_ms": now_ms})]
+
+
+def is_lease(lease: Lease) -> ColumnElement[bool]:
+    """Return the condition that a row is this lease, and was not given back."""
+    row = schema.lease.c
+    return (row.device == lease.device) & (row.fence == lease.fence) & (row.token != "")
+
+
+def find_waiter(connection: Connection, token: str) -> Row[Any]:
+    """Return the row of a request. Raises LeaseLostError."""
+    row = connection.execute(_WAITER, {"token": token}).first()
+    if row is None:
+        raise LeaseLostError("this request for devices is not in the store any more: ask anew")
+    return row
+
+
+def _requests(connection: Connection, now_ms: int) -> list[Request]:
+    """Return what is waited for by processes that are alive."""
+    return [
+        Request(token, _decode(devices), wanted, user, Priority(priority), since_ms)
+        for token, devices, wanted, user, priority, since_ms in connection.execute(_WAITING, {"now_ms": now_ms})
+    ]
+
+
+def _usable(connection: Connection, requests: Iterable[Request]) -> Collection[str]:
+    return set().union(*{request.devices for request in requests}).difference(connection.scalars(_UNUSABLE))
+
+
+def _decide(connection: Connection, now_ms: int, decision: Callable[..., Any]) -> Any:
+    requests = _requests(connection, now_ms)
+    if not requests:
+        return ()
+    return decision(requests, _usable(connection, requests), leases_now(connection, now_ms), now_ms)
+
+
+def granted_to(connection: Connection, waiter: Row[Any], now_ms: int) -> list[str]:
+    """Return the devices that a waiter, who has to be counted, may have now."""
+    # The others that wait are many, and only matter when there is something to share that those before leave.
+    taken = connection.scalars(_TAKEN, {"now_ms": now_ms})
+    free = len(set(_decode(waiter.devices)).difference(taken))
+    if waiter.wanted <= 0 or not free:
+        return []
+    ahead = connection.scalar(_AHEAD, {**waiter._mapping, "now_ms": now_ms}) or 0  # noqa: SLF001 - public in SQLAlchemy
+    if ahead >= free:
+        return []
+    return [given.device for given in _decide(connection, now_ms, grant) if given.request == waiter.id]
+
+
+def wanted_of(connection: Connection, kept: Iterable[Lease], now_ms: int) -> frozenset[str]:
+    """Return the devices of `kept` that should be handed over."""
+    return frozenset(_decide(connection, now_ms, to_yield)) & {lease.device for lease in kept}
+
+
+def still_ours(connection: Connection, leases: Sequence[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
+    """Return those that are ours, as they are now, and those that are not."""
+    row = schema.lease.c
+    query = select(schema.lease).where(row.device.in_([lease.device for lease in leases]), row.token != "")
+    now = {(lease.device, lease.fence): lease for lease in map(lease_of, connection.execute(query))}
+    kept = tuple(now[key] for lease in leases if (key := (lease.device, lease.fence)) in now)
+    return kept, tuple(lease for lease in leases if (lease.device, lease.fence) not in now)
+
+
+def lease_row(connection: Connection, device: str) -> Lease:
+    """Return the row of a device, which is made when it has none."""
+    row = connection.execute(_LEASE, {"of": device}).first()
+    if row is None:
+        free = {"device": device, "fence": 0, "token": "", "user_name": "", "host": "", "pid": 0, "purpose": ""}
+        free |= dict.fromkeys(("priority", "acquired_ms", "expires_ms", "reserved_until_ms"), 0) | {"reserved_for": ""}
+        connection.execute(schema.lease.insert(), free)
+        row = connection.execute(_LEASE, {"of": device}).one()
+    return lease_of(row)
+
+
+def take(connection: Connection, waiter: Row[Any], before: Lease, now_ms: int, ttl_ms: int) -> Lease:
+    """Give the device of a free lease to a waiter."""
+    taken = msgspec.structs.replace(
+        before,
+        fence=before.fence + 1,
+        token=waiter.id,
+        user=waiter.user_name,
+        host=waiter.host,
+        pid=waiter.pid,
+        purpose=waiter.purpose,
+        priority=Priority(waiter.priority),
+        acquired_ms=now_ms,
+        expires_ms=now_ms + ttl_ms,
+    )
+    facts = {**msgspec.structs.asdict(taken), "user_name": taken.user, "priority": int(taken.priority)}
+    connection.execute(_TAKE, {"of": taken.device, **{f"new_{name}": facts[name] for name in _TAKEN_COLUMNS}})
+    return taken

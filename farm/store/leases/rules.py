@@ -1,0 +1,199 @@
+"""Who may use a device: which waiting request gets which free one, and which holder should hand one over. Pure.
+
+The rules, with their reasons, are in docs/leases.md; `farm.store.leases.leasing` applies them to rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+
+class Priority(IntEnum):
+    """How urgent a request is; a greater one makes a smaller one hand over."""
+
+    NIGHTLY = 0
+    """Nobody waits for it."""
+    PERSON = 1
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A process that waits for devices."""
+
+    id: str
+    """Its token."""
+    devices: tuple[str, ...]
+    """Ids of those it can use, best first."""
+    count: int
+    """How many more it wants."""
+    user: str
+    priority: Priority
+    since_ms: int
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Who has a device. Times are on the store's clock: epoch, milliseconds."""
+
+    device: str
+    """Its id."""
+    fence: int
+    """Greater with every lease of the device: what carries an older one comes too late."""
+    token: str
+    """Of the process that holds it; empty when it is free."""
+    user: str
+    host: str
+    pid: int
+    purpose: str
+    """For people: what the holder does with it."""
+    priority: Priority
+    acquired_ms: int
+    expires_ms: int
+    reserved_for: str = ""
+    """The only user whose processes may lease it until `reserved_until_ms`."""
+    reserved_until_ms: int = 0
+
+    def is_held(self, now_ms: int) -> bool:
+        """Tell whether a process has it."""
+        return bool(self.token) and self.expires_ms > now_ms
+
+    def reserved_by(self, now_ms: int) -> str:
+        """Return the user that it is reserved for, empty when there is none."""
+        return self.reserved_for if self.reserved_until_ms > now_ms else ""
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """A free device for a request."""
+
+    request: str
+    device: str
+
+
+def grant(
+    requests: Sequence[Request], devices: Collection[str], leases: Iterable[Lease], now_ms: int
+) -> tuple[Grant, ...]:
+    """Return who gets which free device now; `devices` are the ids that may be used at all.
+
+    The order: higher priority, then the user with the fewest devices (held, reserved and granted so far), then who
+    waits longest. A request never goes without because of a later one, and no device stays free that somebody who
+    waits could have: one that can use several gets another than its best, where that serves one more.
+    """
+    world = _World(requests, devices, leases, now_ms)
+    world.fill()
+    return tuple(Grant(request.id, device) for device, request in sorted(world.given.items()))
+
+
+def to_yield(
+    requests: Sequence[Request], devices: Collection[str], leases: Iterable[Lease], now_ms: int
+) -> frozenset[str]:
+    """Return the devices whose holders should hand over as soon as they can, for requests that `grant` leaves waiting.
+
+    One device for each that is wanted: of a holder with a lower priority, the lowest first; else of one with the same
+    priority whose user has at least two devices more than the user who waits. So nobody would want it back.
+    """
+    world = _World(requests, devices, leases, now_ms)
+    world.fill()
+    return world.take_over()
+
+
+class _World:
+    """What the two decisions share: who wants what, who has how many, what is given so far."""
+
+    def __init__(
+        self, requests: Sequence[Request], devices: Collection[str], leases: Iterable[Lease], now_ms: int
+    ) -> None:
+        self.given: dict[str, Request] = {}
+        self._waiting = [request for request in requests if request.count > 0]
+        self._wanted = {request.id: request.count for request in self._waiting}
+        self._holdings: Counter[str] = Counter()
+        self._reserved: dict[str, str] = {}
+        self._held: dict[str, Lease] = {}
+        busy = set()
+        for lease in leases:
+            reserved_by = lease.reserved_by(now_ms)
+            if reserved_by:
+                self._reserved[lease.device] = reserved_by
+            if lease.is_held(now_ms):
+                busy.add(lease.device)
+                self._holdings[lease.user] += 1
+                if lease.device in devices:
+                    self._held[lease.device] = lease
+            elif reserved_by:
+                self._holdings[reserved_by] += 1
+        idle = [device for device in devices if device not in busy]
+        self._free = {device for device in idle if any(self._suits(device, one) for one in self._waiting)}
+
+    def fill(self) -> None:
+        """Give the free devices away."""
+        while len(self.given) < len(self._free):
+            request = next((one for one in self._in_order() if self._place(one, set())), None)
+            if request is None:
+                return
+            self._serve(request)
+
+    def take_over(self) -> frozenset[str]:
+        """Return what holders should hand over, after `fill`."""
+        # Priority first, for all: who gets a device by it may then have no less than the one he would share with.
+        before = self._holdings.copy()
+
+        def has_more(lease: Lease, request: Request) -> bool:
+            # So too if those who are given something never come for it.
+            counts = (before, self._holdings)
+            return lease.priority == request.priority and all(n[lease.user] >= n[request.user] + 2 for n in counts)
+
+        by_priority = self._take_over(lambda lease, request: lease.priority < request.priority)
+        return frozenset(by_priority | self._take_over(has_more))
+
+    def _take_over(self, may_take: Callable[[Lease, Request], bool]) -> set[str]:
+        taken: set[str] = set()
+        while claim := self._first_claim(may_take):
+            request, lease = claim
+            taken.add(lease.device)
+            del self._held[lease.device]
+            self._holdings[lease.user] -= 1
+            self._serve(request)
+        return taken
+
+    def _first_claim(self, may_take: Callable[[Lease, Request], bool]) -> tuple[Request, Lease] | None:
+        # Hundreds may wait, for few users: what a user may take is found out once.
+        known: dict[tuple[str, Priority], list[Lease]] = {}
+        for request in self._in_order():
+            key = request.user, request.priority
+            if key not in known:
+                known[key] = [lease for lease in self._held.values() if may_take(lease, request)]
+            mine = [lease for lease in known[key] if self._suits(lease.device, request)]
+            if mine:
+                return request, min(mine, key=lambda lease: (lease.priority, -self._holdings[lease.user], lease.device))
+        return None
+
+    def _in_order(self) -> list[Request]:
+        return sorted(self._waiting, key=lambda r: (-r.priority, self._holdings[r.user], r.since_ms, r.id))
+
+    def _serve(self, request: Request) -> None:
+        self._holdings[request.user] += 1
+        self._wanted[request.id] -= 1
+        if not self._wanted[request.id]:
+            self._waiting.remove(request)
+
+    def _suits(self, device: str, request: Request) -> bool:
+        return device in request.devices and self._reserved.get(device, request.user) == request.user
+
+    def _place(self, request: Request, seen: set[str]) -> bool:
+        """Give a free device to `request`, moving those that have one already to another where that makes room."""
+        fitting = [d for d in request.devices if d in self._free and d not in seen and self._suits(d, request)]
+        for device in fitting:
+            if device not in self.given:
+                self.given[device] = request
+                return True
+        for device in fitting:
+            if device not in seen:
+                seen.add(device)
+                if self._place(self.given[device], seen):
+                    self.given[device] = request
+                    return True
+        return False

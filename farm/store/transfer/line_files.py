@@ -1,0 +1,195 @@
+"""Files of lines, which nobody trusts -> the runs in them, every line checked before anything is imported."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
+
+from farm.errors import UsageError
+from farm.store.transfer.lines import LINE_LIMIT, AttemptLine, Head, JobLine, RunLine, canonical, decode
+from farm.store.transfer.runs import another_run, digest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import TracebackType
+
+    from farm.store.transfer.lines import Line
+    from farm.store.transfer.runs import Transfer
+
+
+class FoundRun(msgspec.Struct, frozen=True):
+    """A run in a file, every line of which has been checked."""
+
+    file: LineFile
+    offset: int
+    """Where its first line begins, in bytes."""
+    number: int
+    """Of that line, from 1."""
+    run: RunLine
+    digest: str
+    """As `farm.store.transfer.runs.digest_of` has it."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        return f"{self.file.name}:{self.number}"
+
+    def lines(self) -> Iterator[Line]:
+        """Yield its lines again, checked again."""
+        self.file.seek(self.offset, self.number)
+        return self.file.lines_of_run()
+
+
+class LineFile:
+    """A file that `farm export` wrote, or standard input where its name is `-`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = "standard input" if name == "-" else name
+        try:
+            self._file = _spooled(sys.stdin.buffer) if name == "-" else _seekable(Path(name))
+        except OSError as error:
+            raise UsageError(f"{self.name}: cannot be read: {error.strerror}") from None
+        # Of the line that is read next.
+        self._offset, self._number = 0, 1
+
+    def __enter__(self) -> LineFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def seek(self, offset: int, number: int) -> None:
+        """Go to the line of a number, which begins at an offset."""
+        self._file.seek(offset)
+        self._offset, self._number = offset, number
+
+    def runs(self) -> list[FoundRun]:
+        """Return the runs in it. Raises UsageError, with the number of the line, for what is no export."""
+        found: list[FoundRun] = []
+        if not isinstance(self._next(), Head):
+            raise self._wrong("is no export of farm: 'farm export --format jsonl' writes one")
+        while True:
+            offset, number = self._offset, self._number
+            line = self._next()
+            if line is None:
+                return found
+            if isinstance(line, Head):
+                # Two exports, one behind the other.
+                continue
+            if not isinstance(line, RunLine):
+                raise self._wrong("is of no run: a run comes before its jobs and attempts")
+            self.seek(offset, number)
+            digest = digest_of(map(canonical, self.lines_of_run()))
+            found.append(FoundRun(self, offset, number, line, digest))
+
+    def lines_of_run(self) -> Iterator[Line]:
+        """Yield the lines of one run, from where the file stands. Raises UsageError for what does not fit."""
+        run = self._next()
+        if not isinstance(run, RunLine):
+            raise self._wrong("is another line than before: the file was changed meanwhile")
+        known = {(one.serial, one.soc, one.kind, one.build) for one in run.devices}
+        if len(known) < len(run.devices):
+            raise self._wrong("has a device twice")
+        yield run
+        jobs: set[str] = set()
+        for _ in range(run.jobs):
+            job = self._next()
+            if not isinstance(job, JobLine):
+                raise self._wrong(f"{_ended(job)}: run {run.id} has {run.jobs} jobs, and {len(jobs)} are there")
+            if job.id in jobs:
+                raise self._wrong(f"has the job {job.id} twice")
+            jobs.add(job.id)
+            yield job
+        for count in range(run.attempts):
+            attempt = self._next()
+            if not isinstance(attempt, AttemptLine):
+                raise self._wrong(f"{_ended(attempt)}: run {run.id} has {run.attempts} attempts, and {count} are there")
+            if attempt.job not in jobs:
+                raise self._wrong(f"is of {attempt.job!r}, which is no job of run {run.id}")
+            if attempt.device is not None and attempt.device >= len(run.devices):
+                raise self._wrong(f"is on device {attempt.device}, and run {run.id} has {len(run.devices)}")
+            yield attempt
+
+    def _next(self) -> Line | None:
+        """Return what the next line says, None at the end."""
+        data = self._file.readline(LINE_LIMIT + 2)
+        if not data:
+            return None
+        self._offset += len(data)
+        self._number += 1
+        try:
+            return decode(data)
+        except ValueError as error:
+            raise self._wrong(str(error)) from None
+
+    def _wrong(self, problem: str) -> UsageError:
+        """Return the error for the line that was read last."""
+        return UsageError(f"{self.name}:{max(1, self._number - 1)}: {problem}")
+
+
+def runs_in(files: Iterable[LineFile]) -> list[FoundRun]:
+    """Return the runs in files, the oldest first, after looking at every line.
+
+    Raises UsageError, with file and number, for a line that cannot be.
+    """
+    found: dict[str, FoundRun] = {}
+    with _nothing_imported():
+        for file in files:
+            for run in file.runs():
+                if found.setdefault(run.run.id, run).digest != run.digest:
+                    raise UsageError(f"{run.place}: run {run.run.id} is there twice, and not the same")
+    return sorted(found.values(), key=lambda run: (run.run.started_ms, run.run.id))
+
+
+def import_runs(transfer: Transfer, found: Sequence[FoundRun]) -> tuple[list[RunLine], list[RunLine]]:
+    """Import runs; return those that are new to the store, and those that it had.
+
+    Raises UsageError, before the first is imported, for one that is another than the store's of that id.
+    """
+    known = {run.run.id: transfer.digest(run.run.id) for run in found}
+    with _nothing_imported():
+        for run in found:
+            if known[run.run.id] not in {"", run.digest}:
+                raise UsageError(f"{run.place}: {another_run(run.run.id)}")
+    added: list[RunLine] = []
+    present: list[RunLine] = []
+    for run in found:
+        new = not known[run.run.id] and transfer.add(run.lines, run.digest)
+        (added if new else present).append(run.run)
+    return added, present
+
+
+@contextmanager
+def _nothing_imported() -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{error}; nothing was imported") from None
+
+
+def _ended(line: Line | None) -> str:
+    return "is the last line" if line is None else "is another line"
+
+
+def _seekable(path: Path) -> BinaryIO:
+    file = path.open("rb")
+    if file.seekable():
+        return file
+    with file:
+        return _spooled(file)
+
+
+def _spooled(source: BinaryIO) -> BinaryIO:
+    # Read twice: once to check it all, and once to import it.
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the LineFile
+    shutil.copyfileobj(source, file)
+    file.seek(0)
+    return file

@@ -1,0 +1,185 @@
+"""What lines of a run are made of: types whose bounds are those of the store, so that nothing else gets in. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from farm.program.layers import Step
+from farm.results.attempt import Direction, Measurement
+from farm.store import values
+from farm.system.ids import RUN_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_T = TypeVar("_T")
+
+# PostgreSQL has no NUL in text. A log may have had every character spelled out with six.
+_NO_NUL = r"\A[^\0]*\Z"
+Text = Annotated[str, Meta(max_length=values.REASON_LIMIT, pattern=_NO_NUL)]
+LongText = Annotated[str, Meta(max_length=6 * values.LOG_LIMIT + 100, pattern=_NO_NUL)]
+Name = Annotated[str, Meta(max_length=values.NAME_LIMIT)]
+Word = Annotated[str, Meta(max_length=values.SOC_LIMIT)]
+ShortWord = Annotated[str, Meta(max_length=values.UNIT_LIMIT)]
+Kind = Annotated[str, Meta(max_length=values.KIND_LIMIT)]
+Metric = Annotated[str, Meta(max_length=values.METRIC_LIMIT)]
+JobName = Annotated[str, Meta(max_length=values.JOB_LIMIT)]
+RunId = Annotated[str, Meta(pattern=rf"\A{RUN_ID}\Z")]
+Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+# Part of the path of a bundle.
+Key = Annotated[str, Meta(max_length=values.KEY_LIMIT, pattern=r"\A[0-9A-Za-z_-]*\Z")]
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+Code = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+# Far beyond what a program has in operators, and a toolchain in facts.
+FACTS_LIMIT = 10_000
+Counts = Annotated[dict[Text, Count], Meta(max_length=FACTS_LIMIT)]
+Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+# Every calendar has it: the end of the year 9999.
+Time = Annotated[int, Meta(ge=0, lt=253_402_300_800_000)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class NotFinite(StrEnum):
+    """The numbers that JSON has not."""
+
+    INF = "inf"
+    MINUS_INF = "-inf"
+    NAN = "nan"
+
+
+Number = float | NotFinite
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a line: what it has not, no line has."""
+
+
+class DeviceLine(Row, frozen=True):
+    """A device that had a part in a run."""
+
+    serial: Name
+    soc: Word
+    kind: Literal["virtual", "hardware", "unknown"]
+    build: Name
+    runtime: Annotated[dict[Word, Text], Meta(max_length=100)] = {}
+    """What it ran programs with."""
+
+    def __post_init__(self) -> None:
+        require_printable(self.serial, self.soc, self.build, *self.runtime, *self.runtime.values())
+
+
+class StaleLine(Row, frozen=True):
+    """Why a job was left out."""
+
+    reason: Text
+    last_ms: Time
+    last_outcome: Word
+    last_run_id: Word
+
+    def __post_init__(self) -> None:
+        require_printable(self.last_outcome, self.last_run_id)
+
+
+class ComparisonLine(Row, frozen=True):
+    """One output against one reference."""
+
+    output: Count
+    reference: Kind
+    sqnr_db: Number | None
+    cosine: Number | None
+    max_abs: Number | None
+    mismatch: Number | None
+    violations: Annotated[tuple[Text, ...], Meta(max_length=values.NOTES_LIMIT)]
+    peak: Number | None
+    steps: Number | None
+    loss_db: Number | None
+
+    def __post_init__(self) -> None:
+        require_printable(self.reference)
+
+
+class MeasurementLine(Row, frozen=True):
+    """One metric and all its samples."""
+
+    metric: Metric
+    unit: ShortWord
+    direction: Direction
+    samples: tuple[Int64 | float | NotFinite, ...]
+    exact: bool
+
+    def __post_init__(self) -> None:
+        require_printable(self.metric, self.unit)
+
+    @property
+    def measurement(self) -> Measurement:
+        """What is measured: integers where the store would keep integers, floats otherwise."""
+        samples = tuple(number(sample) for sample in self.samples)
+        integers = values.as_integers(samples) if self.exact else None
+        kept = tuple(map(float, samples)) if integers is None else tuple(integers)
+        return Measurement(self.metric, self.unit, self.direction, kept, self.exact)
+
+
+class OperatorLine(Row, frozen=True):
+    """What one node of a program took."""
+
+    node: Name
+    delegate: Name
+    unit: ShortWord
+    n: Count
+    p50: Number
+    least: Number
+    greatest: Number
+    share: Number
+
+    def __post_init__(self) -> None:
+        require_printable(self.node, self.delegate, self.unit)
+
+
+class LayerLine(Row, frozen=True):
+    """One layer, computed in two ways."""
+
+    layer: Name
+    operator: Name
+    step: Step
+    mse: Number | None
+    sqnr_db: Number | None
+    cosine: Number | None
+    diverges: bool
+
+    def __post_init__(self) -> None:
+        require_printable(self.layer, self.operator)
+
+
+class ArtifactLine(Row, frozen=True):
+    """A file that was kept, without its content."""
+
+    sha256: Sha256
+    size: Size
+    kind: Word
+
+    def __post_init__(self) -> None:
+        require_printable(self.kind)
+
+
+def number(value: Any) -> Any:
+    """Return a number, as it is or as JSON spells it; anything else as it is."""
+    return float(value) if isinstance(value, NotFinite) else value
+
+
+def all_of(kind: type[_T], lines: Iterable[msgspec.Struct]) -> tuple[_T, ...]:
+    """Return lines as what they tell of, which has the same fields."""
+    return tuple(
+        kind(**{name: number(value) for name, value in msgspec.structs.asdict(line).items()}) for line in lines
+    )
+
+
+def require_printable(*names: str) -> None:
+    """Raise ValueError for a name that would carry commands for terminals, or be read in another order."""
+    for name in names:
+        if not name.isprintable():
+            raise ValueError(f"{ascii(name)[:80]} has characters that cannot be printed")

@@ -1,0 +1,251 @@
+"""The layout of runs as lines of JSON (docs/exports.md): bytes <-> what a line says. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from farm.results.attempt import (
+    Attempt,
+    Cause,
+    Comparison,
+    LayerComparison,
+    OperatorProfile,
+    Stage,
+    Verdict,
+)
+from farm.results.text import one_line
+from farm.store import values
+from farm.store.records import ArtifactRecord
+from farm.store.transfer.line_parts import (
+    FACTS_LIMIT,
+    ArtifactLine,
+    Code,
+    ComparisonLine,
+    Count,
+    Counts,
+    DeviceLine,
+    JobName,
+    Key,
+    Kind,
+    LayerLine,
+    LongText,
+    MeasurementLine,
+    Name,
+    OperatorLine,
+    Row,
+    RunId,
+    Seconds,
+    Sha256,
+    ShortWord,
+    StaleLine,
+    Text,
+    Time,
+    Word,
+    all_of,
+    require_printable,
+)
+from farm.suites.suite import Case, Job, Target
+from farm.system.text import plain_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LAYOUT = 1
+"""Version of the layout: a greater one is refused."""
+LINE_LIMIT = 2**26
+"""Greatest length of a line in bytes: of an attempt with all that the store keeps of one, and three million samples."""
+_MOST_COMMAS = 2**22
+"""In a line, which bounds its values: one takes up to 40 bytes of memory for each that it has in the file."""
+
+
+class Head(Row, frozen=True, tag_field="kind", tag="farm-export"):
+    """What an export begins with."""
+
+    layout: Annotated[int, Meta(ge=1, le=LAYOUT)]
+    farm: Word
+    """Version of the farm that wrote it."""
+
+
+class RunLine(Row, frozen=True, tag_field="kind", tag="run"):
+    """A run; its jobs follow, then its attempts."""
+
+    id: RunId
+    command: LongText
+    user: Text
+    host: Text
+    priority: Annotated[str, Meta(pattern=r"\A[a-z]{1,16}\Z")]
+    started_ms: Time
+    finished_ms: Time | None
+    exit_code: Code | None
+    fingerprint: Annotated[dict[Text, Text], Meta(max_length=FACTS_LIMIT)]
+    devices: Annotated[tuple[DeviceLine, ...], Meta(max_length=100_000)]
+    jobs: Count
+    """Lines of jobs that follow."""
+    attempts: Count
+    """Lines of attempts that follow those."""
+
+    def __post_init__(self) -> None:
+        require_printable(self.user, self.host)
+        if not self.id.startswith(values.run_id_time(self.started_ms)):
+            raise ValueError(f"the id {self.id} does not name the time at which it began")
+
+
+class JobLine(Row, frozen=True, tag_field="kind", tag="job"):
+    """A job that a run was to do."""
+
+    id: JobName
+    suite: Word
+    case: JobName
+    module: LongText
+    version: Sha256
+    """Of the case."""
+    soc: Word
+    backend: Kind
+    precision: ShortWord
+    options: Annotated[dict[Name, Name], Meta(max_length=FACTS_LIMIT)]
+    position: Count
+    build_seconds: Seconds | None
+    cached: bool | None
+    bundle_key: Key | None
+    fallback_ops: Counts | None
+    operators: Counts | None
+    judged_by: Sha256 | None
+    stale: StaleLine | None
+
+    def __post_init__(self) -> None:
+        require_printable(self.id, self.module, *(self.fallback_ops or ()), *(self.operators or ()))
+        if self.job.id != self.id:
+            raise ValueError(f"suite, case and target make the job {self.job.id!r}, not {self.id!r}")
+
+    @property
+    def job(self) -> Job:
+        """The job, as far as the store knows it."""
+        target = Target(self.soc, self.backend, self.precision, tuple(self.options.items()))
+        return Job(Case(self.suite, self.case, module=self.module, inputs=()), target)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What a row of `run_job` has of it and need not have."""
+        names = ("build_seconds", "cached", "bundle_key", "fallback_ops", "operators", "judged_by")
+        stale = None if self.stale is None else msgspec.to_builtins(self.stale)
+        # A column that is left out is NULL; None in a column of JSON would be JSON's null.
+        row = {**{name: getattr(self, name) for name in names}, "stale": stale}
+        return {name: value for name, value in row.items() if value is not None}
+
+
+class AttemptLine(Row, frozen=True, tag_field="kind", tag="attempt"):
+    """One execution of a job."""
+
+    job: JobName
+    device: Count | None
+    """Place among the devices of the run, from 0."""
+    verdict: Verdict
+    stage: Stage
+    cause: Cause
+    reason: Text
+    started_ms: Time
+    recorded_ms: Time
+    digest: Sha256 | None
+    """By which an attempt that is offered twice is known."""
+    seconds: Seconds
+    bundle_key: Key
+    known_issue: Text
+    notes: Annotated[tuple[Text, ...], Meta(max_length=values.NOTES_LIMIT)]
+    log: LongText
+    comparisons: Annotated[tuple[ComparisonLine, ...], Meta(max_length=100_000)]
+    measurements: Annotated[tuple[MeasurementLine, ...], Meta(max_length=100_000)]
+    operators: Annotated[tuple[OperatorLine, ...], Meta(max_length=values.OPERATORS_LIMIT)]
+    layers: Annotated[tuple[LayerLine, ...], Meta(max_length=values.LAYERS_LIMIT)]
+    artifacts: Annotated[tuple[ArtifactLine, ...], Meta(max_length=100_000)]
+
+    def attempt(self, devices: tuple[DeviceLine, ...]) -> Attempt:
+        """Return the attempt, on one of the devices of its run."""
+        return Attempt(
+            job_id=self.job,
+            verdict=self.verdict,
+            stage=self.stage,
+            reason=self.reason,
+            device="" if self.device is None else devices[self.device].serial,
+            started_ms=self.started_ms,
+            seconds=self.seconds,
+            bundle_key=self.bundle_key,
+            known_issue=self.known_issue,
+            comparisons=all_of(Comparison, self.comparisons),
+            measurements=tuple(line.measurement for line in self.measurements),
+            log=self.log,
+            notes=self.notes,
+            operators=all_of(OperatorProfile, self.operators),
+            layers=all_of(LayerComparison, self.layers),
+            cause=self.cause,
+        )
+
+    @property
+    def kept(self) -> tuple[ArtifactRecord, ...]:
+        """The files that were kept of it."""
+        return all_of(ArtifactRecord, self.artifacts)
+
+
+Line = Head | RunLine | JobLine | AttemptLine
+
+
+def encode(kind: type[msgspec.Struct], facts: Mapping[str, Any]) -> bytes:
+    """Return the line of a kind that tells `facts`, without its end. Floats have as many digits as tell them apart."""
+    told = msgspec.to_builtins({name: facts[name] for name in kind.__struct_fields__})
+    row = {name: _column(value) if name != "measurements" else values.jsonable(value) for name, value in told.items()}
+    if "fingerprint" in row:
+        row["fingerprint"] = dict(sorted(row["fingerprint"].items()))
+    # Somebody may look at it in a terminal.
+    return plain_json(msgspec.json.encode({"kind": kind.__struct_config__.tag, **row}))
+
+
+def decode(data: bytes) -> Line:
+    """Return what a line says. Raises ValueError, in one line, for what is none, or says what cannot be."""
+    if len(data) > LINE_LIMIT:
+        raise ValueError(
+            f"has more than {LINE_LIMIT >> 20} MiB, more than any line of an export: is a line end missing?"
+        )
+    if data.count(b",") > _MOST_COMMAS:
+        raise ValueError(f"has more than {_MOST_COMMAS:,} values, more than any line of an export")
+    try:
+        line: Line = msgspec.json.decode(data, type=Line)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        _refuse_newer(data)
+        raise ValueError(one_line(str(error))) from None
+    return line
+
+
+def canonical(line: Line) -> bytes:
+    """Return a line as an export has it, however it was written."""
+    facts = msgspec.structs.asdict(line)
+    if isinstance(line, AttemptLine):
+        facts["measurements"] = [measured.measurement for measured in line.measurements]
+    return encode(type(line), facts)
+
+
+class _AnyHead(msgspec.Struct, frozen=True, tag_field="kind", tag="farm-export"):
+    layout: int
+
+
+def _refuse_newer(data: bytes) -> None:
+    # A newer head may say more than this one knows.
+    try:
+        layout = msgspec.json.decode(data, type=_AnyHead).layout
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return
+    if layout > LAYOUT:
+        raise ValueError(f"is of a newer farm (layout {layout}, this one knows {LAYOUT}): update farm")
+
+
+def _column(value: Any) -> Any:
+    """Return what columns hold as JSON. SQLite knows one zero, and two stores have to say the same of a run."""
+    if isinstance(value, float):
+        return value + 0.0 if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {name: _column(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_column(item) for item in value]
+    return value

@@ -1,0 +1,249 @@
+"""Runs out of a store and into another, as lines of JSON: `farm.store.transfer.lines` has what they say."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import select
+
+from farm import __version__
+from farm.errors import UsageError
+from farm.store import rows, schema, values
+from farm.store.queries.runs import attempts_of, devices_of
+from farm.store.records import ArtifactRecord
+from farm.store.transfer.lines import LAYOUT, AttemptLine, Head, JobLine, RunLine, encode
+from farm.store.view import Stale
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from sqlalchemy import Connection, Row
+
+    from farm.store.database import Database
+    from farm.store.transfer.lines import Line
+
+
+class ListedRun(msgspec.Struct, frozen=True):
+    """A run, by what tells whether it is wanted."""
+
+    id: str
+    finished: bool
+
+
+class Transfer:
+    """Runs of a store as lines; every method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def runs(self, since_ms: int = 0) -> list[ListedRun]:
+        """Return the runs that began at a time or later (epoch, milliseconds), oldest first."""
+        run = schema.run.c
+        query = select(run.id, run.finished_ms).where(run.started_ms >= since_ms).order_by(run.started_ms, run.id)
+        with self._database.reading() as connection:
+            return [ListedRun(row.id, row.finished_ms is not None) for row in connection.execute(query)]
+
+    def export(self, run_ids: Iterable[str]) -> Iterator[bytes]:
+        """Yield runs as lines with their ends; no more than one run is in memory, and none is being read meanwhile."""
+        yield encode(Head, {"layout": LAYOUT, "farm": __version__}) + b"\n"
+        for run_id in run_ids:
+            # A reader of the lines may be slow, or stop; a transaction must not wait for it.
+            with self._database.reading() as connection:
+                lines = list(_lines(connection, run_id))
+            for line in lines:
+                yield line + b"\n"
+
+    def digest(self, run_id: str) -> str:
+        """Return the digest of the lines of a run; empty where there is no such run."""
+        with self._database.reading() as connection:
+            return digest_of(_lines(connection, run_id))
+
+    def add(self, read: Callable[[], Iterable[Line]], digest: str) -> bool:
+        """Insert the run whose lines `read` gives and whose digest is known; False where it is there already.
+
+        Raises UsageError, and nothing is inserted, when another run of this id is there, or when the store knows a job
+        or a case otherwise than the lines do.
+        """
+
+        def insert(connection: Connection) -> bool:
+            lines = iter(read())
+            run = next(lines)
+            assert isinstance(run, RunLine)  # noqa: S101 - a slip of ours, not of the file
+            if not _insert_run(connection, run):
+                if digest_of(_lines(connection, run.id)) != digest:
+                    raise UsageError(another_run(run.id))
+                return False
+            _insert_lines(connection, run, lines)
+            # Whatever a hostile file says: what the store has of it from now on is what it says, or nothing.
+            if digest_of(_lines(connection, run.id)) != digest:
+                raise UsageError(f"run {run.id}: the store knows one of its jobs or cases otherwise: not imported")
+            return True
+
+        return self._database.write(insert)
+
+
+def another_run(run_id: str) -> str:
+    """Return what is said of a run that cannot be imported because another one has its id."""
+    return f"run {run_id}: the store has another run of this id, or another state of this one: not imported"
+
+
+def digest_of(lines: Iterable[bytes]) -> str:
+    """Return what tells one run from another, by its lines as an export has them; empty where there are none."""
+    digest, found = hashlib.sha256(), False
+    for line in lines:
+        digest.update(line + b"\n")
+        found = True
+    return digest.hexdigest() if found else ""
+
+
+def _lines(connection: Connection, run_id: str) -> Iterator[bytes]:
+    query = select(schema.run, schema.fingerprint.c.facts).join(schema.fingerprint).where(schema.run.c.id == run_id)
+    run = connection.execute(query).first()
+    if run is None:
+        return
+    # First: what an attempt refers to was there before it, also in a database that shows each query a newer state.
+    attempts = _attempt_rows(connection, run_id)
+    devices = devices_of(connection, run_id)
+    jobs = _jobs(connection, run_id)
+    facts = {
+        **run._mapping,  # noqa: SLF001 - public in SQLAlchemy
+        "user": run.user_name,
+        "fingerprint": run.facts,
+        "devices": [
+            {**{name: row._mapping[name] for name in _DEVICE}, "runtime": row.runtime or {}}  # noqa: SLF001 - as above
+            for row in devices
+        ],
+        "jobs": len(jobs),
+        "attempts": len(attempts),
+    }
+    yield encode(RunLine, facts)
+    for job in jobs:
+        stale = msgspec.to_builtins(msgspec.convert(job.stale, Stale | None))
+        yield encode(JobLine, {**job._mapping, "case": values.case_of(job.id), "stale": stale})  # noqa: SLF001 - as above
+    places = {row.id: place for place, row in enumerate(devices)}
+    found = {row_id: iter(of_job) for row_id, of_job in attempts_of(connection, run_id).items()}
+    artifacts = _artifacts(connection, run_id)
+    for row in attempts:
+        attempt = msgspec.structs.asdict(next(found[row.run_job_id]))
+        facts = {
+            **attempt,
+            "job": attempt["job_id"],
+            "device": None if row.device_id is None else places[row.device_id],
+            "recorded_ms": row.recorded_ms,
+            "digest": row.digest,
+            "artifacts": artifacts.get(row.id, ()),
+        }
+        yield encode(AttemptLine, facts)
+
+
+_DEVICE = ("serial", "soc", "kind", "build")
+_RUN_JOB = (
+    "position",
+    "build_seconds",
+    "cached",
+    "bundle_key",
+    "fallback_ops",
+    "operators",
+    "judged_by",
+    "stale",
+)
+
+
+def _jobs(connection: Connection, run_id: str) -> list[Row[Any]]:
+    job, case, run_job = schema.job.c, schema.suite_case.c, schema.run_job.c
+    query = (
+        select(
+            job.name.label("id"),
+            job.suite,
+            case.module,
+            case.version,
+            job.soc,
+            job.backend,
+            job.precision,
+            job.options,
+            *(run_job[name] for name in _RUN_JOB),
+        )
+        .select_from(schema.run_job.join(schema.job).join(schema.suite_case))
+        .where(run_job.run_id == run_id)
+        .order_by(run_job.position, run_job.id)
+    )
+    return list(connection.execute(query))
+
+
+def _attempt_rows(connection: Connection, run_id: str) -> list[Row[Any]]:
+    attempt = schema.attempt.c
+    query = (
+        select(attempt.id, attempt.run_job_id, attempt.device_id, attempt.recorded_ms, attempt.digest)
+        .select_from(schema.attempt.join(schema.run_job))
+        .where(schema.run_job.c.run_id == run_id)
+        .order_by(attempt.id)
+    )
+    return list(connection.execute(query))
+
+
+def _artifacts(connection: Connection, run_id: str) -> dict[int, list[ArtifactRecord]]:
+    artifact = schema.artifact.c
+    query = (
+        select(schema.artifact)
+        .select_from(schema.artifact.join(schema.attempt).join(schema.run_job))
+        .where(schema.run_job.c.run_id == run_id)
+        .order_by(artifact.id)
+    )
+    found: dict[int, list[ArtifactRecord]] = {}
+    for row in connection.execute(query):
+        found.setdefault(row.attempt_id, []).append(ArtifactRecord(row.sha256, row.size, row.kind))
+    return found
+
+
+def _insert_run(connection: Connection, run: RunLine) -> bool:
+    """Insert a run; False where one of its id is there."""
+    facts_hash = values.fingerprint_hash(run.fingerprint)
+    rows.insert_missing(connection, schema.fingerprint, [{"hash": facts_hash, "facts": run.fingerprint}])
+    row = {
+        "id": run.id,
+        "command": run.command,
+        "user_name": run.user,
+        "host": run.host,
+        "fingerprint_hash": facts_hash,
+        "started_ms": run.started_ms,
+        "finished_ms": run.finished_ms,
+        "exit_code": run.exit_code,
+        "priority": run.priority,
+    }
+    return rows.insert_new(connection, schema.run, row) is not None
+
+
+def _insert_lines(connection: Connection, run: RunLine, lines: Iterator[Line]) -> None:
+    devices = [
+        rows.insert_device_row(
+            connection, run.id, {name: getattr(device, name) for name in _DEVICE}, device.runtime or None
+        )
+        for device in run.devices
+    ]
+    row_ids = _insert_jobs(connection, run.id, [next(lines) for _ in range(run.jobs)])
+    for line in lines:
+        assert isinstance(line, AttemptLine)  # noqa: S101 - a slip of ours, not of the file
+        run_job_id, job_row_id = row_ids[line.job]
+        known = {
+            "run_job_id": run_job_id,
+            "digest": line.digest,
+            "device_id": None if line.device is None else devices[line.device],
+            "recorded_ms": line.recorded_ms,
+        }
+        rows.insert_attempt_row(connection, known, job_row_id, line.attempt(run.devices), line.kept)
+
+
+def _insert_jobs(connection: Connection, run_id: str, lines: list[Line]) -> dict[str, tuple[int, int]]:
+    """Insert what a run was to do; return the ids of the rows in `run_job` and `job` by job id."""
+    planned = [line for line in lines if isinstance(line, JobLine)]
+    jobs = [line.job for line in planned]
+    job_ids, case_ids = rows.insert_jobs(connection, jobs, {line.id: line.version for line in planned})
+    for line in planned:
+        row = {"run_id": run_id, "job_id": job_ids[line.id], "case_id": case_ids[line.id], "position": line.position}
+        connection.execute(schema.run_job.insert(), {**row, **line.row})
+    run_job = schema.run_job.c
+    found = connection.execute(select(run_job.job_id, run_job.id).where(run_job.run_id == run_id))
+    by_job = {row.job_id: row.id for row in found}
+    return {line.id: (by_job[job_ids[line.id]], job_ids[line.id]) for line in planned}

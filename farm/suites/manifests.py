@@ -1,0 +1,280 @@
+"""test_suites/*/suite.toml -> Suite and Case: reading manifests, and finding them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from datetime import date, time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farm.errors import ConfigError, UnknownNameError
+from farm.suites.socs import BACKEND_PRECISIONS, CPU_BACKENDS, PRECISIONS, READY, load_socs
+from farm.suites.suite import CPU_PRECISIONS, Case, Expectation, InputSpec, KnownIssue, Metric, Suite, Tolerance
+from farm.system.resources import data_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,63}")
+_FACTORY = re.compile(r"\.{0,2}[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+# Of arguments of a module. JSON, which takes them to the builder, has no more than these whole numbers.
+_MOST_NESTED = 32
+_LEAST_INT, _GREATEST_INT = -(2**63), 2**64 - 1
+
+# What a manifest looks like; the defaults of its [suite] table fill in what a case leaves out.
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class _CaseTable(_Table, frozen=True):
+    inputs: tuple[InputSpec, ...]
+    module: str = ""
+    checkpoint: str = ""
+    program: str = ""
+    pte: str = ""
+    expected: tuple[tuple[str, ...], ...] = ()
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    seed: int = 0
+    samples: int = 1
+    precisions: tuple[str, ...] = ()
+    tolerance: dict[str, Tolerance] = {}
+    known_issues: tuple[KnownIssue, ...] = ()
+    expect: tuple[Expectation, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    deterministic: bool | None = None
+
+
+class _SuiteTable(_Table, frozen=True):
+    name: str
+    description: str
+    backends: tuple[str, ...] = ("htp",)
+    precisions: tuple[str, ...] = ("8a8w",)
+    tolerance: dict[str, Tolerance] = {}
+    expect: Expectation | None = None
+
+
+class _Include(_Table, frozen=True):
+    suite: str
+    cases: tuple[str, ...] = ()
+    """Empty is all of them."""
+    without: dict[str, str] = {}
+    """Cases that are left out, and why."""
+    precisions: tuple[str, ...] = ()
+
+
+class _Manifest(_Table, frozen=True):
+    suite: _SuiteTable
+    case: dict[str, _CaseTable] = {}
+    include: tuple[_Include, ...] = ()
+    """Cases taken from a suite in a sibling folder, under their own names."""
+
+
+def load_suite(manifest: Path, including: tuple[Path, ...] = ()) -> Suite:
+    """Read one suite.toml. Raises ConfigError, naming file and key, for anything it cannot mean.
+
+    `including` are the manifests that brought us here.
+    """
+    try:
+        table = msgspec.toml.decode(manifest.read_bytes(), type=_Manifest)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise ConfigError(manifest, "", str(error)) from None
+    except OSError as error:
+        raise ConfigError(manifest, "", error.strerror or str(error)) from None
+    except RecursionError:
+        problem = f"lists or tables are nested too deeply to be read, expected at most {_MOST_NESTED} in one another"
+        raise ConfigError(manifest, "", problem) from None
+    _check_name(manifest, "suite.name", table.suite.name)
+    folder = manifest.resolve().parent.name
+    if table.suite.name != folder:
+        raise ConfigError(
+            manifest, "suite.name", f"is {table.suite.name!r}, expected {folder!r} as the folder is called"
+        )
+    _check_known(manifest, "suite.precisions", table.suite.precisions, PRECISIONS)
+    _check_known(manifest, "suite.tolerance", table.suite.tolerance, PRECISIONS)
+    _check_known(manifest, "suite.backends", table.suite.backends, BACKEND_PRECISIONS)
+    place = str(manifest.parent.resolve())
+    cases = [_case(manifest, place, table.suite, name, case) for name, case in table.case.items()]
+    for include in table.include:
+        cases += _included(manifest, table.suite, include, including)
+    if not cases:
+        raise ConfigError(manifest, "case", "the suite has no case: add a [case.NAME] table")
+    if twice := [name for name, count in Counter(case.name for case in cases).items() if count > 1]:
+        raise ConfigError(manifest, "include", f"cases come twice: {', '.join(sorted(twice))}")
+    return Suite(table.suite.name, table.suite.description, table.suite.backends, tuple(cases), str(manifest))
+
+
+def _check_name(manifest: Path, key: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(manifest, key, f"{name!r} is not a name: lower-case letters, digits and _, at most 64")
+
+
+def _check_known(manifest: Path, key: str, names: Iterable[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(manifest, key, f"{name!r} is none of {', '.join(known)}")
+
+
+def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _CaseTable) -> Case:
+    key = f"case.{name}"
+    _check_name(manifest, key, name)
+    if table.samples < 1:
+        raise ConfigError(manifest, f"{key}.samples", "is at least 1")
+    _check_source(manifest, key, table)
+    for place, values in ((f"{key}.args", table.args), (f"{key}.kwargs", table.kwargs)):
+        _check_value(manifest, place, values)
+    _check_inputs(manifest, key, table)
+    _check_known(manifest, f"{key}.precisions", table.precisions, PRECISIONS)
+    _check_known(manifest, f"{key}.tolerance", table.tolerance, PRECISIONS)
+    for issue in table.known_issues:
+        _check_known(manifest, f"{key}.known_issues.precisions", issue.precisions, PRECISIONS)
+        _check_known(manifest, f"{key}.known_issues.socs", issue.socs, load_socs())
+        _check_known(manifest, f"{key}.known_issues.backends", issue.backends, BACKEND_PRECISIONS)
+    for expected in table.expect:
+        _check_known(manifest, f"{key}.expect.precisions", expected.precisions, PRECISIONS)
+        _check_known(manifest, f"{key}.expect.socs", expected.socs, load_socs())
+    given = {name: getattr(table, name) for name in _CaseTable.__struct_fields__ if name in Case.__struct_fields__}
+    filled_in = {
+        "precisions": table.precisions or ((READY,) if table.pte else suite.precisions),
+        "tolerances": {**suite.tolerance, **table.tolerance},
+        "known_issues": tuple(_placed(issue, suite.backends) for issue in table.known_issues),
+        "expect": (*table.expect, *([suite.expect] if suite.expect else [])),
+    }
+    case = Case(suite=suite.name, name=name, folder=folder, **{**given, **filled_in})
+    for file in case.files:
+        if not Path(case.folder, file).is_file():
+            raise ConfigError(manifest, key, f"{file!r} is no file; it is looked for in {case.folder}")
+    return case
+
+
+def _check_source(manifest: Path, key: str, table: _CaseTable) -> None:
+    """Raise ConfigError unless it is clear where the program and its references come from."""
+    if table.module and not _FACTORY.fullmatch(table.module):
+        raise ConfigError(manifest, f"{key}.module", f"{table.module!r} is not 'package.module:Class'")
+    if table.module and table.program:
+        raise ConfigError(manifest, f"{key}.program", "there is a module as well: leave one of them out")
+    if not (table.module or table.program or table.pte):
+        raise ConfigError(manifest, key, "says nothing of what to run: give it a module, a program or a pte")
+    if not table.module and (table.checkpoint or table.args or table.kwargs):
+        raise ConfigError(manifest, key, "checkpoint, args and kwargs are for a module, which is missing")
+    if READY in table.precisions and not table.pte:
+        raise ConfigError(manifest, f"{key}.precisions", f"{READY!r} is for a pte alone")
+    if not table.expected:
+        return
+    if not table.pte or table.module or table.program:
+        raise ConfigError(manifest, f"{key}.expected", "is for a pte that has neither module nor program beside it")
+    if len(table.expected) != table.samples:
+        raise ConfigError(
+            manifest, f"{key}.expected", f"is for {len(table.expected)} samples, expected {table.samples}"
+        )
+
+
+def _check_value(manifest: Path, key: str, value: object, depth: int = 0) -> None:
+    """Raise ConfigError unless `value`, an argument of a module, reaches a builder as it is written."""
+    what = ""
+    if depth > _MOST_NESTED:
+        what = f"is nested more than {_MOST_NESTED} deep"
+    elif isinstance(value, (date, time)):  # a datetime is a date
+        what = f"is the date or time {value}"
+    elif isinstance(value, float) and not math.isfinite(value):
+        what = f"is {value}"
+    elif isinstance(value, int) and not _LEAST_INT <= value <= _GREATEST_INT:
+        what = f"is {value:#x}, more than 64 bits"
+    if what:
+        expected = "a string, a finite number, a boolean, or a list or table of these"
+        raise ConfigError(manifest, key, f"{what}, expected {expected}")
+    if isinstance(value, dict):
+        for name, one in value.items():
+            _check_value(manifest, f"{key}.{name}", one, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for index, one in enumerate(value):
+            _check_value(manifest, f"{key}[{index}]", one, depth + 1)
+
+
+def _check_inputs(manifest: Path, key: str, table: _CaseTable) -> None:
+    if not table.inputs:
+        raise ConfigError(manifest, f"{key}.inputs", "at least one input is needed")
+    for spec in table.inputs:
+        if spec.shape is None and not spec.files:
+            raise ConfigError(manifest, f"{key}.inputs", "an input has a shape or files")
+        if any(size < 1 for size in spec.shape or ()):
+            raise ConfigError(manifest, f"{key}.inputs", "every dimension is at least 1")
+        if spec.files and len(spec.files) != table.samples:
+            raise ConfigError(manifest, f"{key}.inputs.files", f"are {len(spec.files)}, expected one a sample")
+        for size in spec.dynamic:
+            if spec.shape is None or not 0 <= size.dim < len(spec.shape):
+                raise ConfigError(manifest, f"{key}.inputs.dynamic", f"the shape has no dimension {size.dim}")
+            if not 1 <= size.least <= spec.shape[size.dim] <= size.greatest:
+                raise ConfigError(
+                    manifest,
+                    f"{key}.inputs.dynamic",
+                    f"dimension {size.dim} is {spec.shape[size.dim]}, expected 1 <= least <= it <= greatest",
+                )
+    if table.pte and any(spec.dynamic for spec in table.inputs):
+        raise ConfigError(manifest, f"{key}.inputs.dynamic", "a pte knows its bounds: leave it out")
+
+
+def _placed(issue: KnownIssue, backends: tuple[str, ...]) -> KnownIssue:
+    if issue.precisions and CPU_PRECISIONS.issuperset(issue.precisions):
+        backends = CPU_BACKENDS
+    return msgspec.structs.replace(issue, backends=issue.backends or backends)
+
+
+def _included(manifest: Path, suite: _SuiteTable, include: _Include, including: tuple[Path, ...]) -> list[Case]:
+    path = manifest.resolve().parent.parent / include.suite / "suite.toml"
+    if path in (*including, manifest.resolve()):
+        raise ConfigError(manifest, "include.suite", f"{include.suite!r} includes this suite: that never ends")
+    source = load_suite(path, (*including, manifest.resolve()))
+    by_name = {case.name: case for case in source.cases}
+    for name in (*include.cases, *include.without):
+        if name not in by_name:
+            raise ConfigError(manifest, "include.cases", str(UnknownNameError("case", name, by_name)))
+    _check_known(manifest, "include.precisions", include.precisions, PRECISIONS)
+    return [
+        msgspec.structs.replace(
+            by_name[name],
+            suite=suite.name,
+            precisions=include.precisions or by_name[name].precisions,
+            tolerances={**suite.tolerance, **by_name[name].tolerances},
+        )
+        for name in include.cases or by_name
+        if name not in include.without
+    ]
+
+
+def find_suites(folders: Sequence[Path] = ()) -> dict[str, Path]:
+    """Return the manifests by folder name: the ones farm ships, then those in `folders`.
+
+    A folder is a suite (it has a suite.toml) or holds suites. Raises ConfigError for one that is neither.
+    """
+    found = {path.parent.name: path for path in sorted(data_folder("test_suites").glob("*/suite.toml"))}
+    for folder in folders:
+        own = folder / "suite.toml"
+        manifests = [own] if own.is_file() else sorted(folder.glob("*/suite.toml"))
+        if not manifests:
+            raise ConfigError(folder, "", "is no suite and holds none: a suite is a folder with a suite.toml")
+        for path in manifests:
+            name = path.parent.resolve().name
+            if name in found and found[name].resolve() != path.resolve():
+                raise ConfigError(
+                    path, "", f"there is a suite {name!r} already, {found[name]}: call this one differently"
+                )
+            found[name] = path
+    return found
+
+
+def resolve_suite(name: str, known: Mapping[str, Path]) -> Suite:
+    """Return the suite called `name`, or the one in the folder or manifest that `name` is a path to."""
+    path = Path(name)
+    if "/" in name or name.endswith(".toml"):
+        return load_suite(path / "suite.toml" if path.is_dir() else path)
+    if name not in known:
+        raise UnknownNameError("suite", name, known, "(farm suites lists them)")
+    return load_suite(known[name])

@@ -1,0 +1,318 @@
+"""Suite, Case, Target and Job; suites x targets -> Jobs. Torch is never imported here, and no file is read."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import date
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from farm.errors import IllegalTargetError, UnknownNameError
+from farm.suites.socs import BACKEND_PRECISIONS, CPU_BACKENDS, PRECISIONS, READY, Soc, check_target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+OptionSet = tuple[tuple[str, str], ...]
+"""Options of one target, name and value, sorted by name: farm/suites/options.py."""
+
+DType = Literal["float32", "int32", "int64", "bool"]
+Distribution = Literal["normal", "uniform", "integers", "arange", "linspace", "constant"]
+
+CPU_PRECISIONS = {precision for backend in CPU_BACKENDS for precision in BACKEND_PRECISIONS[backend]}
+
+
+class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class DynamicSize(_Frozen, frozen=True):
+    """A dimension whose size is not fixed when compiling: the program takes any size from `least` to `greatest`."""
+
+    dim: int
+    greatest: int
+    least: int = 1
+    name: str = ""
+    """Dimensions of one name have one size; empty is a name of its own."""
+
+
+class InputSpec(_Frozen, frozen=True):
+    """One input tensor, made from its seed or read from files: the same on every machine."""
+
+    shape: tuple[int, ...] | None = None
+    """What is executed; None only with `files`, which know theirs."""
+    files: tuple[str, ...] = ()
+    """A `.npy` file for every sample, relative to the folder of the suite; nothing is drawn then."""
+    dynamic: tuple[DynamicSize, ...] = ()
+    dtype: DType = "float32"
+    distribution: Distribution = "normal"
+    low: float = -1.0
+    """Lower bound of `uniform`, `integers` and `linspace`; the value of `constant`; the mean of `normal` is 0."""
+    high: float = 1.0
+    """Upper bound: included by `linspace`, excluded by `uniform` and `integers`."""
+    scale: float = 1.0
+    """Standard deviation of `normal`."""
+    seed: int = 0
+
+
+class Limits(_Frozen, frozen=True):
+    """What one output may differ from one reference. A limit that is None is measured but does not decide."""
+
+    steps: float | None = None
+    """Greatest absolute difference, in quantization steps of the output; only where the output is quantized."""
+    peak: float | None = None
+    """Greatest absolute difference, as a share of the greatest absolute value of the reference."""
+    loss_db: float | None = None
+    """How many dB the SQNR may be below that of the quantized module on the CPU; against the FP32 module alone."""
+
+    sqnr_db: float | None = None
+    """Least signal-to-quantization-noise ratio, in dB."""
+    cosine: float | None = None
+    """Least cosine similarity."""
+    max_abs: float | None = None
+    """Greatest absolute difference, in the unit of the output."""
+    mismatch: float | None = None
+    """Greatest share of elements that are not equal, for integer and boolean outputs."""
+
+
+class Tolerance(_Frozen, frozen=True):
+    """Limits against both references: the FP32 module, and the quantized module on the CPU."""
+
+    fp32: Limits = Limits()
+    quantized: Limits = Limits()
+
+
+# What decides where a manifest says nothing. Two ways of computing in float32 differ by its rounding: docs/suites.md.
+_DEFAULT_TOLERANCES = {"fp32": Tolerance(fp32=Limits(sqnr_db=100.0, mismatch=0.0))}
+
+
+class Expectation(_Frozen, frozen=True):
+    """How much of a case its backend takes: exactly this, or the job fails."""
+
+    partitions: int = 1
+    """Delegated partitions."""
+    fallback_ops: dict[str, int] = {}
+    """Operators left to the CPU, and how often."""
+    precisions: tuple[str, ...] = ()
+    """Where it holds; empty is everywhere."""
+    socs: tuple[str, ...] = ()
+
+
+class Metric(_Frozen, frozen=True):
+    """What tells more of an output than its closeness, from the FP32 reference and the output."""
+
+    name: Literal["top1", "tokens", "psnr_db"]
+    """`top1`, `tokens`: share of positions whose greatest element along the last dimension is the same one.
+    `psnr_db`: peak signal-to-noise ratio, the peak being the range of the reference."""
+    output: int = 0
+    least: float | None = None
+    """What it has to be at least, `top1` and `tokens` over all samples, `psnr_db` in each; None does not decide."""
+
+
+class KnownIssue(_Frozen, frozen=True):
+    """A failure that is understood: it is shown with its evidence and does not turn a run red."""
+
+    reason: str
+    stage: Literal["build", "load", "execute", "numerics"] = "numerics"
+    """How far a job comes with it: a failure at another stage is another failure."""
+    precisions: tuple[str, ...] = ()
+    """Where it shows; empty is everywhere."""
+    socs: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    """Empty is everywhere; a manifest that leaves it out means the backends of its suite."""
+    evidence: str = ""
+    """The figures that show it, and how they were obtained."""
+    owner: str = ""
+    """Who sees to it."""
+    expires: date | None = None
+    """Last day (UTC) on which it counts; None is for good."""
+
+    @property
+    def summary(self) -> str:
+        """Return the reason, with who sees to it and until when."""
+        until = f"until {self.expires}" if self.expires else ""
+        return f"{self.reason} ({', '.join(filter(None, (self.owner, until)))})" if self.owner or until else self.reason
+
+    def has_expired(self, today: date) -> bool:
+        """Tell whether it counts no more: what it covers is red again."""
+        return self.expires is not None and self.expires < today
+
+
+class Case(_Frozen, frozen=True):
+    """One module with inputs, precisions and tolerances, independent of any SoC."""
+
+    suite: str
+    name: str
+    module: str
+    """`package.module:Class`, or `.module:Class` for a file in the folder of the suite, or `..sibling.module:Class` for
+    one in a folder beside it; empty where a program, or a `.pte` file alone, takes its place."""
+    inputs: tuple[InputSpec, ...]
+    checkpoint: str = ""
+    """File with the weights of the module: a state dict, as `.safetensors`, or as torch.save leaves it."""
+    program: str = ""
+    """A `.pt2` file of torch.export, in place of a module."""
+    pte: str = ""
+    """A `.pte` file, compiled already; a module or a program beside it gives its reference."""
+    expected: tuple[tuple[str, ...], ...] = ()
+    """With a `.pte` file: by sample, a `.npy` file for every output, in place of a reference that is computed."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    seed: int = 0
+    """Seeds torch before the module is made: its weights."""
+    samples: int = 1
+    """Inferences per attempt, each with inputs of its own (the seed of sample n is seed + 1000 n)."""
+    precisions: tuple[str, ...] = ()
+    tolerances: dict[str, Tolerance] = {}
+    """By precision."""
+    known_issues: tuple[KnownIssue, ...] = ()
+    expect: tuple[Expectation, ...] = ()
+    """The first that fits a target counts; none does not decide."""
+    metrics: tuple[Metric, ...] = ()
+    deterministic: bool | None = None
+    """Whether the same inputs give the same outputs every time; None is yes, unless the module has a state of its
+    own: farm/results/iterations.py."""
+    folder: str = ""
+    """Folder of the suite, where its files are looked for."""
+
+    @property
+    def definition(self) -> tuple[Any, ...]:
+        """Return what says which program is executed on which inputs, but for the content of its files."""
+        sources = (self.module, self.checkpoint, self.program, self.pte, self.expected)
+        return (*sources, self.args, self.kwargs, self.inputs, self.seed, self.samples)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return the files that it names, but for Python code, relative to its folder."""
+        named = (self.checkpoint, self.program, self.pte)
+        inputs = (file for spec in self.inputs for file in spec.files)
+        return tuple(file for file in (*named, *inputs, *itertools.chain(*self.expected)) if file)
+
+    def tolerance(self, precision: str) -> Tolerance:
+        """Return what decides at `precision`."""
+        return self.tolerances.get(precision) or _DEFAULT_TOLERANCES.get(precision, Tolerance())
+
+    def precisions_on(self, backend: str) -> tuple[str, ...]:
+        """Return what the case runs at on `backend`: what it declares, or on the CPU what the backend has."""
+        if self.pte:
+            legal = (*BACKEND_PRECISIONS[backend], READY)
+            return tuple(precision for precision in self.precisions if precision in legal)
+        if backend in CPU_BACKENDS:
+            return BACKEND_PRECISIONS[backend]
+        return tuple(
+            precision
+            for precision in self.precisions
+            if precision not in CPU_PRECISIONS or precision in BACKEND_PRECISIONS[backend]
+        )
+
+    def expectation(self, target: Target) -> Expectation | None:
+        """Return how much of the case the backend of `target` has to take; None where that does not decide."""
+        if target.backend in CPU_BACKENDS:
+            return None
+        for expected in self.expect:
+            if _covers((expected.precisions, target.precision), (expected.socs, target.soc)):
+                return expected
+        return None
+
+    def known_issue(self, target: Target) -> KnownIssue | None:
+        """Return the known issue that covers the case on `target`."""
+        for issue in self.known_issues:
+            places = ((issue.precisions, target.precision), (issue.socs, target.soc), (issue.backends, target.backend))
+            if _covers(*places):
+                return issue
+        return None
+
+
+def _covers(*places: tuple[tuple[str, ...], str]) -> bool:
+    """Tell whether each name is among those beside it, of which none are all."""
+    return all(not named or one in named for named, one in places)
+
+
+class Suite(_Frozen, frozen=True):
+    """A named list of cases."""
+
+    name: str
+    description: str
+    backends: tuple[str, ...]
+    cases: tuple[Case, ...]
+    path: str
+    """The manifest it was read from."""
+
+
+class Target(_Frozen, frozen=True):
+    """What a case is compiled for."""
+
+    soc: str
+    backend: str
+    precision: str
+    """Empty for a test, which has none that farm knows of."""
+    options: OptionSet = ()
+
+    def __str__(self) -> str:
+        options = "".join(f"-{key}={value}" for key, value in self.options)
+        return f"{'-'.join(filter(None, (self.soc, self.backend, self.precision)))}{options}"
+
+
+class Job(_Frozen, frozen=True):
+    """A case on a target: what is compiled, scheduled and reported."""
+
+    case: Case
+    target: Target
+
+    @property
+    def id(self) -> str:
+        """`suite/case[SoC-backend-precision]`."""
+        return f"{self.case.suite}/{self.case.name}[{self.target}]"
+
+    @property
+    def known_issue(self) -> KnownIssue | None:
+        """Return the known issue that covers this job."""
+        return self.case.known_issue(self.target)
+
+
+def plan(
+    suites: Sequence[Suite],
+    socs: Sequence[Soc],
+    backend: str,
+    precisions: Sequence[str] = (),
+    option_sets: Sequence[OptionSet] = ((),),
+) -> tuple[Job, ...]:
+    """Return suites x targets as jobs, in the order of the manifests. Pure.
+
+    Every one of `option_sets` makes targets of its own, and the jobs of one set stand together: a runner's process has
+    one set.
+
+    `precisions` narrows what the cases run at; none of it is skipped silently: a precision that no case has or
+    that `backend` does not run, or a backend that a suite or an SoC does not have, raises. On a CPU backend every case
+    runs, whatever its manifest declares.
+    """
+    for soc, precision in itertools.product(socs, precisions):
+        if precision in PRECISIONS:
+            check_target(soc, backend, precision)
+    jobs = []
+    for soc, options, suite in itertools.product(socs, option_sets, suites):
+        for case in suite.cases:
+            for precision in case.precisions_on(backend):
+                if not precisions or precision in precisions:
+                    check_target(soc, backend, precision)
+                    jobs.append(Job(case, Target(soc.name, backend, precision, options)))
+    _check_suites(suites, backend)
+    declared = {precision for suite in suites for case in suite.cases for precision in case.precisions_on(backend)}
+    for precision in precisions:
+        if precision not in declared:
+            raise UnknownNameError("precision", precision, declared, "in the chosen suites")
+    return tuple(jobs)
+
+
+def _check_suites(suites: Sequence[Suite], backend: str) -> None:
+    for suite in suites:
+        legal = tuple(dict.fromkeys((*suite.backends, *CPU_BACKENDS)))
+        if backend not in legal:
+            raise IllegalTargetError(
+                f"suite {suite.name} is not made for the {backend} backend: it is for {', '.join(legal)}"
+            )
+        if not any(case.precisions_on(backend) for case in suite.cases):
+            raise IllegalTargetError(
+                f"suite {suite.name} has no precision for the {backend} backend: its cases declare what only "
+                f"{', '.join(CPU_BACKENDS)} runs"
+            )

@@ -1,0 +1,22 @@
+"""Ids of runs and keys of bundles: what they look like, before one that a store names becomes a path."""
+
+from __future__ import annotations
+
+import re
+
+RUN_ID = r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}"
+"""Pattern of what `farm.store.rows.new_run_id` makes; the ids of nights are the same."""
+
+_RUN_ID = re.compile(RUN_ID)
+# A SHA-256: `farm.bundles.key`.
+_BUNDLE_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+def is_run_id(text: str) -> bool:
+    """Tell whether `text` is the id of a run or a night, and so a name that leads nowhere else."""
+    return _RUN_ID.fullmatch(text) is not None
+
+
+def is_bundle_key(text: str) -> bool:
+    """Tell whether `text` is the key of a bundle, and so a name that leads nowhere else."""
+    return _BUNDLE_KEY.fullmatch(text) is not None
