@@ -1,8 +1,8 @@
 """Leases as rows: processes that wait for devices, get them, keep them alive and give them back.
 
 Who gets what is `farm.store.leases.rules`' decision about what the rows say now. It is made without a lock, and carried
-out in a transaction that no other can overlap, as far as it still can be, so that nobody is kept from writing for long; a
-process that waits or holds writes when it gets something and a few times in its time to live. Looking costs no write.
+out in a transaction that no other can overlap, so that nobody is kept from writing for long. A process that waits or
+holds writes when it gets something and a few times in its time to live. Looking costs no write.
 """
 
 from __future__ import annotations
