@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from farm.nightly.record import CellResult, Findings, Night, Told, meaning
-from farm.report.terminal import format as fmt
+from farm.report.model import format as fmt
 from farm.system.text import one_line
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from farm.nightly.context import counted
 from farm.nightly.record import Night, Told, meaning
 from farm.report.formats.github import escaped, table, workflow_commands
-from farm.report.terminal import format as fmt
+from farm.report.model import format as fmt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,7 +14,7 @@ from farm.nightly.harvest import Harvest
 from farm.nightly.look_back import SHARE, look_back
 from farm.nightly.record import NOTHING, CellResult, Findings, Night, cell_code, night_code
 from farm.nightly.state import Nights, new_id
-from farm.report.terminal.format import duration
+from farm.report.model.format import duration
 from farm.request.ending import INTERRUPTED, Patience
 from farm.system.user import user_name
 

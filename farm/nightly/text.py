@@ -9,7 +9,7 @@ import msgspec
 
 from farm.nightly.context import counted
 from farm.nightly.record import Night, Told, meaning
-from farm.report.terminal import format as fmt
+from farm.report.model import format as fmt
 from farm.system.text import one_line
 
 if TYPE_CHECKING:

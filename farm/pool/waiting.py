@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.errors import NoDeviceError
-from farm.report.terminal.format import duration
+from farm.report.model.format import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

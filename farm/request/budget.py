@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from farm.report.terminal.format import duration
+from farm.report.model.format import duration
 from farm.request.selection import Version, by_value, costs, schedule
 from farm.store.values import judged_by
 from farm.store.view import Stale

@@ -9,13 +9,13 @@ import msgspec
 from farm.errors import UsageError
 from farm.pool.inventory import DeviceRow, remembered, resolve_device
 from farm.report.html.page import diff_values
+from farm.report.model import format as fmt
 from farm.report.model.alerts import by_range, change_of, remark_text, word_of
 from farm.report.model.diff import diff_runs
 from farm.report.model.drift import canary_chart, canary_p50, drift_of
 from farm.report.model.history import USUAL, tables
 from farm.report.model.status import TITLES, counts, said_of, unsure_lines
 from farm.report.model.status_query import how_things_stand, records_of, steps_of
-from farm.report.terminal import format as fmt
 from farm.store.queries.browse import STATES, Progress, RunFilter
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from farm.report.html.chart import HEIGHT, WIDTH, ChartPoint, chart
+from farm.report.model.chart import HEIGHT, WIDTH, ChartPoint, chart
 from farm.report.model.drift import canary_chart, drift_of
 from farm.report.model.history import tables
 from farm.store.leases.registry import HealthEvent

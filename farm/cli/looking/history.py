@@ -13,9 +13,9 @@ import click
 from farm.cli.options import config_option
 from farm.cli.output import echo, print_json, wrapped
 from farm.config.settings import load_config
+from farm.report.model import format as fmt
 from farm.report.model.alerts import change_of, word_of
 from farm.report.model.history import USUAL, what_changed
-from farm.report.terminal import format as fmt
 from farm.report.terminal.plot import sparkline
 from farm.system.text import one_line
 

@@ -13,7 +13,7 @@ from farm.cli.options import config_option, duration, pairs_options
 from farm.cli.output import as_called, count, echo, print_json, wrapped
 from farm.config.settings import load_config
 from farm.errors import NoDeviceError, UsageError
-from farm.report.terminal import format as fmt
+from farm.report.model import format as fmt
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farm.config.settings import Config
     from farm.regressions.confirm_job import ConfirmOutcome, PairsRequest
     from farm.regressions.confirming import Compared
-    from farm.replay.stored_result import Past
+    from farm.replay.stored_result import StoredResult
 
 REGRESSION = 3
 """Exit code: a regression is confirmed."""
@@ -149,7 +149,7 @@ def say(text: str) -> None:
     echo(f"farm: {one_line(text)}", err=True)
 
 
-def which(name: str, past: Past) -> str:
+def which(name: str, past: StoredResult) -> str:
     """Return which result it is, in one line."""
     return one_line(f"{name}: run {past.run.id}, bundle {past.attempt.bundle_key[:12]}, on {past.attempt.device}")
 
@@ -165,7 +165,7 @@ def change(scale: Scale, one: Confirmation) -> str:
     return f"{change_text(scale, round(one.change, 6) + 0.0)} ({low} to {high})"
 
 
-def what_differs(good: Past, new: Past, facts: dict[str, tuple[str, str]]) -> list[str]:
+def what_differs(good: StoredResult, new: StoredResult, facts: dict[str, tuple[str, str]]) -> list[str]:
     """Return what is not the same in both results, a line each."""
     rows = {name: values for name, values in facts.items() if name != "repro"}
     own = {
@@ -270,7 +270,7 @@ def _attribution_data(outcome: ConfirmOutcome) -> dict[str, object]:
     }
 
 
-def result_data(past: Past) -> dict[str, object]:
+def result_data(past: StoredResult) -> dict[str, object]:
     """Return which result it is, for JSON."""
     return {"run": past.run.id, "bundle": past.attempt.bundle_key, "device": past.attempt.device, "kind": past.kind}
 

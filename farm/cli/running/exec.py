@@ -13,7 +13,7 @@ from farm.cli.options import config_option, one_off_options
 from farm.cli.output import as_called, echo, print_json
 from farm.config.settings import load_config
 from farm.errors import UsageError
-from farm.report.terminal import format as fmt
+from farm.report.model import format as fmt
 
 if TYPE_CHECKING:
     from farm.replay.ready_program import ReadyProgram

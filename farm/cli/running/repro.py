@@ -11,11 +11,11 @@ from farm.cli.options import config_option, one_off_options
 from farm.cli.output import as_called, echo, print_json
 from farm.config.settings import load_config
 from farm.errors import UsageError
-from farm.report.terminal import format as fmt
+from farm.report.model import format as fmt
 
 if TYPE_CHECKING:
     from farm.replay.repro import ReproOutcome
-    from farm.replay.stored_result import Past
+    from farm.replay.stored_result import StoredResult
 
 
 @click.command("repro")
@@ -50,7 +50,7 @@ def command(
     is gone; 4 no device or infrastructure; 130 interrupted.
     """
     from farm.replay.repro import ReproRequest, repro
-    from farm.replay.stored_result import find_past
+    from farm.replay.stored_result import find_stored_result
     from farm.store.store import open_store
 
     if virtual and device:
@@ -59,7 +59,7 @@ def command(
         raise UsageError("--script runs nothing: leave --device and --json out")
     config = load_config(config_file)
     with open_store(config.store_url, readonly=script is not None, existing=True) as store:
-        past = find_past(store, job, ref)
+        past = find_stored_result(store, job, ref)
         _say(past.told)
         if script is not None:
             from farm.replay.repro_script import write_script
@@ -122,7 +122,7 @@ def _text(outcome: ReproOutcome) -> list[str]:
     return [*lines, f"report: {outcome.now.report}"]
 
 
-def _verdict(past: Past) -> str:
+def _verdict(past: StoredResult) -> str:
     return "known issue" if past.attempt.known_issue else past.attempt.verdict
 
 

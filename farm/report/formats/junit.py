@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ET
 import msgspec
 
 from farm.report.model.clean import cut_log, xml_text
+from farm.report.model.format import local_time
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, summarize
-from farm.report.terminal.format import local_time
 from farm.store.view import RunView
 from farm.system.text import one_line
 

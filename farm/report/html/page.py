@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.report.html.chart import HEIGHT, WIDTH
 from farm.report.html.page_of_run import SCRIPTS, STYLES, assets, render_page
+from farm.report.model.chart import HEIGHT, WIDTH
 from farm.report.model.status import ago
 from farm.report.terminal.diff import in_all, parts
 

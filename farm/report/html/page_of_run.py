@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from farm import __version__
 from farm.program.layers import Step
 from farm.report.html.packing import packed
+from farm.report.model import format as fmt
 from farm.report.model.clean import cut_log
 from farm.report.model.context import ReportContext, files_of
 from farm.report.model.cross_target import worths
@@ -34,7 +35,6 @@ from farm.report.model.summary import (
 )
 from farm.report.model.trends import SHOWN_STEPS, trends_of
 from farm.report.model.triage import alert_change, is_confirmed, triage
-from farm.report.terminal import format as fmt
 from farm.results.profile.event_names import is_whole_call
 from farm.system.resources import data_folder
 from farm.system.text import one_line, visible

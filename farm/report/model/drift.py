@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.report.html.chart import Chart, ChartPoint, chart
-from farm.report.terminal.format import milliseconds
+from farm.report.model.chart import Chart, ChartPoint, chart
+from farm.report.model.format import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

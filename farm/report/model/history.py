@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.analysis.history import fact_text
-from farm.report.html.chart import Chart, ChartPoint, chart
-from farm.report.terminal.format import quantity
+from farm.report.model.chart import Chart, ChartPoint, chart
+from farm.report.model.format import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.report.terminal.format import duration
+from farm.report.model.format import duration
 
 if TYPE_CHECKING:
     from farm.store.view import Stale

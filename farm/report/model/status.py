@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.analysis.flakiness import Record, Reliability
+from farm.report.model import format as fmt
 from farm.report.model.alerts import alert_lines, remark_text
-from farm.report.terminal import format as fmt
 from farm.store.records import AlertRecord, AlertState, JobStatus, Remark, RunStatus, UnfinishedRun
 from farm.system.text import one_line
 

@@ -13,7 +13,7 @@ import msgspec
 from farm.analysis.change_points import LEAST_LEVEL, change_points
 from farm.analysis.history import Point, split
 from farm.analysis.scale import GATES, Scale, change_text, scale_of, scaled
-from farm.report.terminal import format as fmt
+from farm.report.model import format as fmt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

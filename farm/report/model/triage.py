@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.analysis.scale import change_text, scale_of
+from farm.report.model import format as fmt
 from farm.report.model.status import Standing, standing
 from farm.report.model.summary import JobSummary, Outcome, RunSummary
-from farm.report.terminal import format as fmt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

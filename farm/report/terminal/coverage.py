@@ -6,8 +6,8 @@ import re
 import textwrap
 from typing import TYPE_CHECKING
 
+from farm.report.model import format as fmt
 from farm.report.model.coverage import Cell, Coverage, Item, Row, State
-from farm.report.terminal import format as fmt
 from farm.system.text import one_line
 
 if TYPE_CHECKING:

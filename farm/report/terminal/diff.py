@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from farm.report.model import format as fmt
 from farm.report.model.diff import Group
-from farm.report.terminal import format as fmt
 from farm.system.text import one_line
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.report.terminal import format as fmt
+from farm.report.model import format as fmt
 from farm.results.profile.event_names import is_whole_call, sums
 from farm.system.text import one_line
 

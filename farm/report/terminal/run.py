@@ -6,9 +6,9 @@ import io
 import time
 from typing import TYPE_CHECKING
 
+from farm.report.model import format as fmt
 from farm.report.model.cross_target import Worth, elsewhere_line, worths
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
-from farm.report.terminal import format as fmt
 from farm.system.text import one_line, visible
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.report.terminal import format as fmt
+from farm.report.model import format as fmt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
