@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from farm.analysis.confirmation import Pair
     from farm.config.settings import Config
-    from farm.replay.stored_result import Past
+    from farm.replay.stored_result import StoredResult
     from farm.store.store import Store
 
 DAY = 86_400_000
@@ -123,7 +123,7 @@ class World:
     def _bench(self, *_: object) -> Iterator[World]:
         yield self
 
-    def side(self, past: Past) -> SideStub:
+    def side(self, past: StoredResult) -> SideStub:
         return SideStub(past.view.id, self.bundles[past.attempt.bundle_key])
 
     def measure(

@@ -211,7 +211,7 @@ class Process:
 
 
 class ScriptedDevice:
-    """Station and executor of a worker: the device does what the script says."""
+    """DeviceWorker and executor of a worker: the device does what the script says."""
 
     is_open = given_up = False
 

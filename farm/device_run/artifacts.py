@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from farm.results.attempt import Attempt
 
 
-class Keeper:
+class AttemptArtifacts:
     """What one worker does with the files of its executions."""
 
     def __init__(self, plan: RunPlan, session: Callable[[], DeviceSession]) -> None:
@@ -60,7 +60,7 @@ class Keeper:
                 attempt = _noted(attempt, f"no optrace: {error}")
         return attempt, tuple(kept)
 
-    def keep_evidence(self, files: Mapping[str, Path]) -> tuple[ArtifactRecord, ...]:
+    def keep_crash_logs(self, files: Mapping[str, Path]) -> tuple[ArtifactRecord, ...]:
         """Keep what a device's logs say of a crash, by kind; what cannot be kept is left out."""
         kept = []
         for kind, path in files.items():

@@ -48,7 +48,7 @@ _STATUS_SECONDS = 15.0
 _MARKS = 20
 
 
-class Station:
+class DeviceWorker:
     """Belongs to one thread; what it stages is staged in another."""
 
     def __init__(self, plan: RunPlan, number: int, store: Store, stop: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from farm.bundles.bundle import load_bundle
 from farm.bundles.cache import BundleCache
-from farm.device_run.artifacts import Keeper
+from farm.device_run.artifacts import AttemptArtifacts
 from farm.device_run.builds import builds_folder, has_reply, read_reply
 from farm.devices.local.files import local_error
 from farm.errors import BundleError, FarmError, LocalError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from farm.device_run.device_worker import Station
+    from farm.device_run.device_worker import DeviceWorker
     from farm.execution.raw import RawResult
     from farm.execution.session import DeviceSession
     from farm.execution.workspace import Workspace
@@ -42,11 +42,11 @@ _LOG_BYTES = 64 * 1024
 class Executor:
     """Runs jobs on the device of a station. Belongs to one thread, and has one of its own for what runs there."""
 
-    def __init__(self, plan: RunPlan, station: Station) -> None:
+    def __init__(self, plan: RunPlan, station: DeviceWorker) -> None:
         self._plan, self._station = plan, station
         self._device = station.device
         self._cache = BundleCache(plan.cache_root)
-        self.keeper = Keeper(plan, lambda: station.session)
+        self.keeper = AttemptArtifacts(plan, lambda: station.session)
         self._staged: dict[str, Future[Workspace]] = {}
         self._begun: dict[str, Future[_Ran]] = {}
         self._thread = ThreadPoolExecutor(1, "run")

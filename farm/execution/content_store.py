@@ -85,7 +85,7 @@ class _Object(msgspec.Struct):
     """Epoch of the device's clock, seconds."""
 
 
-class ObjectStore:
+class ContentStore:
     """The objects of one device, as one session sees them. Several threads may use it."""
 
     def __init__(self, transport: Transport, folder: PurePosixPath, release: Callable[[], None] = lambda: None) -> None:

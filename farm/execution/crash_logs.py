@@ -54,7 +54,7 @@ _SOURCES: Mapping[str, Mapping[str, _Source]] = {
 }
 
 
-def collect_evidence(
+def collect_crash_logs(
     transport: Transport,
     os: Literal["android", "linux"],
     folder: Path,

@@ -17,7 +17,7 @@ _ASK_SECONDS = 15.0
 _ANSWER_BYTES = 4096
 
 
-class Presence:
+class Liveness:
     """The presence of one device. Several threads may use it."""
 
     def __init__(self, transport: Transport) -> None:

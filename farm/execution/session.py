@@ -16,9 +16,9 @@ from farm.bundles.bundle import MODEL
 from farm.devices.recovery import TELL_BOOT
 from farm.errors import DeviceError, DeviceSpaceError
 from farm.execution.collect import DEBUG_BYTES, collect, collect_heap
-from farm.execution.content_store import SESSION_PREFIX, ObjectStore
+from farm.execution.content_store import SESSION_PREFIX, ContentStore
 from farm.execution.integrity import differing, expected_content, hashes_of
-from farm.execution.liveness import Presence
+from farm.execution.liveness import Liveness
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE
 from farm.execution.result import Execution
 from farm.execution.runner_process import RunnerProcess
@@ -113,8 +113,8 @@ class DeviceSession:
         # With the process id, as a worker that replaces one that died must not meet what that left.
         self._folder = transport.storage / f"{SESSION_PREFIX}{run_id}-{os.getpid()}"
         self._runtime_folder = self._folder / "runtime"
-        self._objects = ObjectStore(transport, self._folder, self._sweep)
-        self._presence = Presence(transport)
+        self._objects = ContentStore(transport, self._folder, self._sweep)
+        self._presence = Liveness(transport)
         self._takeover = takeover
         self._last: Execution | None = None
         self._staging = threading.Lock()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _NO_DEVICE = "'--virtual 2'"
 
 
-class Place(NamedTuple):
+class AcquiredDevice(NamedTuple):
     """Something to run on."""
 
     device: Device
@@ -34,7 +34,7 @@ class Place(NamedTuple):
     """Id of the device, and its lease's fence; None where nobody else can use it."""
 
 
-def attached_place(
+def acquire_attached(
     config: Config,
     store: Store,
     target: Target,
@@ -46,7 +46,7 @@ def attached_place(
     purpose: str,
     otherwise: str,
     until_s: float = math.inf,
-) -> Place:
+) -> AcquiredDevice:
     """Return an attached device that is leased until `leases` is closed; waits for one that somebody else has.
 
     It waits until `until_s` on the clock of `time.monotonic`. `otherwise` is what to use where there is none, for the
@@ -71,14 +71,14 @@ def attached_place(
     for lease in store.leases.all():
         if lease.device in held:
             device = held[lease.device]
-            return Place(device, fleet.runtimes[device.serial], (device.id, lease.fence))
+            return AcquiredDevice(device, fleet.runtimes[device.serial], (device.id, lease.fence))
     raise LeaseLostError(f"the lease of {', '.join(held) or 'the device'} was lost before anything ran: try again")
 
 
-def virtual_place(config: Config, target: Target, supervisor: Supervisor, storage: Path) -> Place:
+def acquire_virtual(config: Config, target: Target, supervisor: Supervisor, storage: Path) -> AcquiredDevice:
     """Boot a virtual device that nobody else knows of, with its files in `storage`."""
     from farm.pool.fleet import virtual_fleet
 
     fleet = virtual_fleet(config, [find_soc(target.soc)], 1, target.backend, supervisor, storage)
     [device] = fleet.devices
-    return Place(device, fleet.runtimes[device.serial])
+    return AcquiredDevice(device, fleet.runtimes[device.serial])

@@ -15,7 +15,7 @@ from farm.devices.device import LOOPBACK, AdbAddress
 from farm.devices.recovery import recover
 from farm.errors import DeviceError, DeviceGoneError, InfraError, LeaseLostError, ProgramError
 from farm.execution.content_store import SESSION_PREFIX
-from farm.execution.liveness import Presence
+from farm.execution.liveness import Liveness
 from farm.execution.session import DeviceSession
 from farm.execution.takeover import take_over
 from farm.execution.trouble import cause_of
@@ -64,7 +64,7 @@ class Worker:
         self.device = LeasedDevice(
             self.info, self.transport, self.transport.storage / f"{self._name}-files", self._note
         )
-        self._presence = Presence(self.transport)
+        self._presence = Liveness(self.transport)
         self._session: DeviceSession | None = None
         self._sessions = 0
         self._permit: Permit | None = None
@@ -217,7 +217,7 @@ class Worker:
             return
         self._doubt = ""
         # It may have started anew: what it is now is what counts.
-        self._presence = Presence(self.transport)
+        self._presence = Liveness(self.transport)
         self._presence.demand()
         self._make_folder()
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from farm.config.settings import Config
     from farm.regressions.confirm_job import PairsRequest
-    from farm.regressions.interleaved_ab import PairBench
-    from farm.replay.stored_result import Past
+    from farm.regressions.interleaved_ab import InterleavedBench
+    from farm.replay.stored_result import StoredResult
     from farm.store.store import Store
 
 
-class Benches:
+class BenchPool:
     """A device for each SoC, backend and kind, kept warm."""
 
     def __init__(
@@ -37,12 +37,12 @@ class Benches:
         """`end_s`, on the clock of `time.monotonic`: until then a device is waited for that somebody has."""
         self._config, self._store, self._request, self._say, self._stack = config, store, request, say, stack
         self._end_s = end_s
-        self._open: dict[tuple[str, str, str], PairBench] = {}
+        self._open: dict[tuple[str, str, str], InterleavedBench] = {}
         self.broken: dict[tuple[str, str, str], str] = {}
         self.wait_s = math.inf
         """And for so long at most."""
 
-    def of(self, past: Past) -> PairBench:
+    def of(self, past: StoredResult) -> InterleavedBench:
         """Return the bench that a result is measured on.
 
         Raises NoDeviceError, also where there was none before, and UsageError for a result whose job is gone.
@@ -62,11 +62,11 @@ class Benches:
                 raise NoDeviceError(self.broken[key]) from None
         return self._open[key]
 
-    def give_up(self, past: Past, why: str) -> None:
+    def give_up(self, past: StoredResult, why: str) -> None:
         """Let nothing be measured there any more."""
         self.broken[self.key(past)] = why
 
     @staticmethod
-    def key(past: Past) -> tuple[str, str, str]:
+    def key(past: StoredResult) -> tuple[str, str, str]:
         """Return what a device has to be."""
         return past.view.soc, past.view.backend, past.kind

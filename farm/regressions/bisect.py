@@ -14,7 +14,7 @@ from farm.errors import UsageError
 from farm.regressions.confirm_job import bench_for, require_bundles, require_comparable
 from farm.regressions.confirming import Compared, Probe, compare, first_bad, series_of, worse
 from farm.replay.repro import differences
-from farm.replay.stored_result import Past, find_past, results_before
+from farm.replay.stored_result import StoredResult, find_stored_result, results_before
 from farm.request.ending import Patience
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class BisectOutcome(msgspec.Struct, frozen=True):
     """Where a step is."""
 
-    runs: tuple[Past, ...]
+    runs: tuple[StoredResult, ...]
     """The comparable ones, oldest first: the first is the good one, the last the bad one."""
     values: tuple[float, ...]
     """What each had measured; NaN where it had not."""
@@ -51,12 +51,12 @@ class BisectOutcome(msgspec.Struct, frozen=True):
         return self.whole.confirmation.answer is Answer.CONFIRMED
 
     @property
-    def last_good(self) -> Past:
+    def last_good(self) -> StoredResult:
         """The newest run that is known to be good."""
         return self.runs[self.bracket.good]
 
     @property
-    def first_bad(self) -> Past:
+    def first_bad(self) -> StoredResult:
         """The oldest run that is known to be bad."""
         return self.runs[self.bracket.bad]
 
@@ -77,10 +77,10 @@ class BisectOutcome(msgspec.Struct, frozen=True):
         return "; ".join(unknown)
 
 
-def find_ends(store: Store, pattern: str, good: str, bad: str) -> tuple[Past, Past]:
+def find_ends(store: Store, pattern: str, good: str, bad: str) -> tuple[StoredResult, StoredResult]:
     """Return the results of the two runs. Raises UnknownNameError, UsageError where they cannot be compared."""
-    new = find_past(store, pattern, bad)
-    old = find_past(store, new.view.id, good)
+    new = find_stored_result(store, pattern, bad)
+    old = find_stored_result(store, new.view.id, good)
     require_comparable(old, new)
     if old.run.id == new.run.id:
         raise UsageError(f"run {old.run.id} is both ends: name a good run that is older than the bad one")
@@ -90,12 +90,12 @@ def find_ends(store: Store, pattern: str, good: str, bad: str) -> tuple[Past, Pa
 def bisect(
     config: Config,
     store: Store,
-    good: Past,
-    bad: Past,
+    good: StoredResult,
+    bad: StoredResult,
     request: PairsRequest,
     say: Callable[[str], None],
     metric: str = "",
-    told: Callable[[Past, Probe], None] = lambda _past, _probe: None,
+    told: Callable[[StoredResult, Probe], None] = lambda _past, _probe: None,
 ) -> BisectOutcome:
     """Confirm the step from `good` to `bad`, and find the first bad run between them. `told` hears of each probe.
 
@@ -136,9 +136,9 @@ def bisect(
         )
 
 
-def _between(store: Store, good: Past, bad: Past) -> Sequence[Past]:
+def _between(store: Store, good: StoredResult, bad: StoredResult) -> Sequence[StoredResult]:
     """Return the results of the job in runs between two, oldest first."""
-    found: list[Past] = []
+    found: list[StoredResult] = []
     for one in results_before(store, bad):
         if (one.run.started_ms, one.run.id) <= (good.run.started_ms, good.run.id):
             break
@@ -146,6 +146,6 @@ def _between(store: Store, good: Past, bad: Past) -> Sequence[Past]:
     return found[::-1]
 
 
-def _value(past: Past, series: Series) -> float:
+def _value(past: StoredResult, series: Series) -> float:
     samples = next((one.samples for one in past.attempt.measurements if one.metric == series.metric), ())
     return statistics.median(samples) if samples else math.nan

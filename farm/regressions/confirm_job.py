@@ -13,9 +13,9 @@ from farm.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.pool.fleet import Choice
 from farm.regressions.confirming import Compared, compare, series_of, worse
 from farm.regressions.factor_swap import Attribution, plan_swaps, swap_axes
-from farm.regressions.interleaved_ab import PairBench
+from farm.regressions.interleaved_ab import InterleavedBench
 from farm.replay.repro import differences
-from farm.replay.stored_result import Past, cached_bundle, find_job, find_past, results_before
+from farm.replay.stored_result import StoredResult, cached_bundle, find_job, find_stored_result, results_before
 from farm.request.ending import Patience
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class PairsRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ConfirmOutcome(msgspec.Struct, frozen=True):
     """What pairs of two results' bundles say."""
 
-    good: Past
-    new: Past
+    good: StoredResult
+    new: StoredResult
     device: str
     """Serial."""
     kind: str
@@ -71,17 +71,17 @@ class ConfirmOutcome(msgspec.Struct, frozen=True):
         return whole or any(one.confirmation.answer is Answer.CONFIRMED for one in self.compared)
 
 
-def choose_results(store: Store, pattern: str, good: str | None, bad: str | None) -> tuple[Past, Past]:
+def choose_results(store: Store, pattern: str, good: str | None, bad: str | None) -> tuple[StoredResult, StoredResult]:
     """Return the results to compare: of the runs that are named, else the newest and the last of another bundle.
 
     Raises UnknownNameError, and UsageError where there are no two that can be compared, with the reason.
     """
-    new = find_past(store, pattern, bad)
+    new = find_stored_result(store, pattern, bad)
     if good is not None:
-        old = find_past(store, new.view.id, good)
+        old = find_stored_result(store, new.view.id, good)
         require_comparable(old, new)
         return old, new
-    nearest: Past | None = None
+    nearest: StoredResult | None = None
     for number, one in enumerate(results_before(store, new)):
         if number == _MOST_BACK or one.view.case_version != new.view.case_version:
             break
@@ -98,7 +98,7 @@ def choose_results(store: Store, pattern: str, good: str | None, bad: str | None
     return nearest, new
 
 
-def require_comparable(good: Past, new: Past) -> None:
+def require_comparable(good: StoredResult, new: StoredResult) -> None:
     """Raise UsageError unless `good` is the older one and both are numbers of the same test on the same kind."""
     if (good.run.started_ms, good.run.id) > (new.run.started_ms, new.run.id):
         raise UsageError(f"run {good.run.id} is newer than run {new.run.id}: the good run is the older one, swap them")
@@ -118,12 +118,12 @@ def require_comparable(good: Past, new: Past) -> None:
 def bench_for(
     config: Config,
     store: Store,
-    past: Past,
+    past: StoredResult,
     request: PairsRequest,
     say: Callable[[str], None],
     until_s: float = math.inf,
-) -> Iterator[PairBench]:
-    """Yield a bench on a device of the SoC and the kind that a result is of; `until_s` as in `PairBench`.
+) -> Iterator[InterleavedBench]:
+    """Yield a bench on a device of the SoC and the kind that a result is of; `until_s` as in `InterleavedBench`.
 
     Raises NoDeviceError, UnknownNameError, and UsageError for a device of another kind.
     """
@@ -137,7 +137,7 @@ def bench_for(
     with ExitStack() as stack:
         for wish in wishes:
             choice = Choice((wish,)) if wish and not virtual else None
-            bench = PairBench(
+            bench = InterleavedBench(
                 config, store, job.target, say,
                 virtual=virtual, choice=choice, purpose=request.command, until_s=until_s,
             )  # fmt: skip
@@ -156,7 +156,7 @@ def bench_for(
         yield bench
 
 
-def require_bundles(config: Config, store: Store, bench: PairBench, pasts: Sequence[Past]) -> None:
+def require_bundles(config: Config, store: Store, bench: InterleavedBench, pasts: Sequence[StoredResult]) -> None:
     """Raise UsageError for a bundle that is gone and cannot be made again, with the nearest run that has one."""
     for past in pasts:
         try:
@@ -168,7 +168,7 @@ def require_bundles(config: Config, store: Store, bench: PairBench, pasts: Seque
             raise UsageError(f"{error}{hint}") from None
 
 
-def _nearest(config: Config, store: Store, newest: Past, past: Past) -> Past | None:
+def _nearest(config: Config, store: Store, newest: StoredResult, past: StoredResult) -> StoredResult | None:
     found = [
         one
         for one in results_before(store, newest)
@@ -180,8 +180,8 @@ def _nearest(config: Config, store: Store, newest: Past, past: Past) -> Past | N
 def confirm_job(
     config: Config,
     store: Store,
-    good: Past,
-    new: Past,
+    good: StoredResult,
+    new: StoredResult,
     request: PairsRequest,
     say: Callable[[str], None],
     metrics: Sequence[str] = (),

@@ -13,7 +13,7 @@ import msgspec
 from farm.analysis.candidates import Finding
 from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, control, pairs_needed
 from farm.analysis.nights import is_the_programs
-from farm.regressions.bench_pool import Benches
+from farm.regressions.bench_pool import BenchPool
 from farm.regressions.changed_programs import changed_programs
 from farm.regressions.confirm_job import PairsRequest
 from farm.regressions.confirming import worse
@@ -117,7 +117,7 @@ class _ConfirmRun:
     ) -> None:
         self._config, self._store, self._run_id, self._request, self._say = config, store, run_id, request, say
         self._end_s = math.inf if budget_s is None else time.monotonic() + budget_s
-        self._benches = Benches(config, store, request, say, stack, self._end_s)
+        self._benches = BenchPool(config, store, request, say, stack, self._end_s)
         self._asking = Asking(config, store, request, self._benches, say)
         self._asked: list[Asked] = []
 

@@ -12,7 +12,7 @@ from farm.analysis.confirmation import INFERENCES, P_CONFIRMED, PAIRS, Answer, C
 from farm.analysis.first_bad import MOST_PROBES, narrowed, next_probe, suspicion
 from farm.analysis.scale import GATES, Series
 from farm.errors import FarmError, UnknownNameError, UsageError
-from farm.replay.stored_result import Past
+from farm.replay.stored_result import StoredResult
 from farm.results.attempt import Direction
 from farm.results.text import one_line
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from farm.analysis.confirmation import Pair
     from farm.analysis.first_bad import Bracket
-    from farm.regressions.interleaved_ab import PairBench, Side
+    from farm.regressions.interleaved_ab import InterleavedBench, Side
 
 TIMES = ("htp_cycles", "latency")
 """Metrics of how long a program takes, the one that says most first."""
@@ -55,7 +55,7 @@ class Probe(msgspec.Struct, frozen=True):
     """One line."""
 
 
-def series_of(good: Past, new: Past, metrics: Sequence[str] = ()) -> list[Series]:
+def series_of(good: StoredResult, new: StoredResult, metrics: Sequence[str] = ()) -> list[Series]:
     """Return series that both results have: those named, or the time that says most.
 
     Raises UnknownNameError, UsageError for what is not measured in pairs.
@@ -87,10 +87,10 @@ def worse(series: Series) -> Claim:
 
 
 def confirm_change(
-    bench: PairBench,
+    bench: InterleavedBench,
     series: Series,
-    good: Past | Side,
-    new: Past | Side,
+    good: StoredResult | Side,
+    new: StoredResult | Side,
     up: bool,
     pairs: int = PAIRS,
     inferences: int = INFERENCES,
@@ -102,10 +102,10 @@ def confirm_change(
 
 
 def compare(
-    bench: PairBench,
+    bench: InterleavedBench,
     claims: Sequence[Claim],
-    good: Past | Side,
-    new: Past | Side,
+    good: StoredResult | Side,
+    new: StoredResult | Side,
     pairs: int = PAIRS,
     inferences: int = INFERENCES,
     *,
@@ -118,7 +118,7 @@ def compare(
     are wrong is the reason of an unknown. Raises InfraError for the farm's and the device's trouble, UsageError for a
     bundle that is gone.
     """
-    was, now = (bench.side(one) if isinstance(one, Past) else one for one in (good, new))
+    was, now = (bench.side(one) if isinstance(one, StoredResult) else one for one in (good, new))
     numerics = any(_is_of_outputs(series) for series, _ in claims)
     since = len(bench.turns)
     found: dict[str, list[Pair]] = {}
@@ -134,9 +134,9 @@ def compare(
 
 
 def first_bad(
-    bench: PairBench,
+    bench: InterleavedBench,
     series: Series,
-    runs: Sequence[Past | None],
+    runs: Sequence[StoredResult | None],
     values: Sequence[float],
     bracket: Bracket,
     change: float,
@@ -178,7 +178,7 @@ def first_bad(
     return bracket
 
 
-def _known(number: int, past: Past | None, answers: dict[str, Answer]) -> Probe | None:
+def _known(number: int, past: StoredResult | None, answers: dict[str, Answer]) -> Probe | None:
     """Return what is known of a run without measuring."""
     if past is None:
         return Probe(number, None, Answer.UNKNOWN, "its bundle is gone")
@@ -187,11 +187,11 @@ def _known(number: int, past: Past | None, answers: dict[str, Answer]) -> Probe 
 
 
 def _probe(
-    bench: PairBench,
+    bench: InterleavedBench,
     claim: Claim,
-    good: Past,
+    good: StoredResult,
     number: int,
-    past: Past | None,
+    past: StoredResult | None,
     gate: float,
     pairs: int,
     inferences: int,

@@ -17,8 +17,8 @@ from farm.suites.socs import find_soc
 if TYPE_CHECKING:
     from farm.analysis.scale import Series
     from farm.regressions.confirming import Compared
-    from farm.regressions.interleaved_ab import PairBench, Side
-    from farm.replay.stored_result import Past
+    from farm.regressions.interleaved_ab import InterleavedBench, Side
+    from farm.replay.stored_result import StoredResult
     from farm.runtime.runtime import Runtime
 
 FACTS = {Axis.RUNTIME: "native_runner", Axis.SDK: "qnn"}
@@ -55,7 +55,7 @@ class Swaps(msgspec.Struct, frozen=True):
         return tuple(axis for axis in Axis if axis in self.alone or axis in self.not_swapped)
 
 
-def plan_swaps(bench: PairBench, good: Past, new: Past) -> Swaps:
+def plan_swaps(bench: InterleavedBench, good: StoredResult, new: StoredResult) -> Swaps:
     """Return what can be swapped; another device is leased for it. Raises UsageError for a bundle that is gone."""
     old, now = bench.side(good), bench.side(new)
     alone: dict[Axis, Side] = {}
@@ -89,10 +89,10 @@ def plan_swaps(bench: PairBench, good: Past, new: Past) -> Swaps:
 
 
 def swap_axes(
-    bench: PairBench,
+    bench: InterleavedBench,
     series: Series,
-    good: Past,
-    new: Past,
+    good: StoredResult,
+    new: StoredResult,
     up: bool,
     pairs: int = PAIRS,
     inferences: int = INFERENCES,
@@ -122,16 +122,16 @@ def swap_axes(
 
 
 def _confirm(
-    bench: PairBench, series: Series, old: Side, new: Side, pairs: int, inferences: int, *, up: bool
+    bench: InterleavedBench, series: Series, old: Side, new: Side, pairs: int, inferences: int, *, up: bool
 ) -> Confirmation:
     return compare(bench, [Claim(series, up)], old, new, pairs, inferences)[0].confirmation
 
 
-def _fact(past: Past, axis: Axis) -> str:
+def _fact(past: StoredResult, axis: Axis) -> str:
     return past.run.fingerprint.get(FACTS[axis], "")
 
 
-def _problem(bench: PairBench, good: Past, new: Past, axis: Axis) -> str:
+def _problem(bench: InterleavedBench, good: StoredResult, new: StoredResult, axis: Axis) -> str:
     """Return why the runner or the SDK of these runs cannot be swapped here, empty when they can."""
     if bench.runtime.kind != "simulator":
         return "farm keeps none of those that devices had: only of virtual devices can it be swapped"
@@ -140,7 +140,7 @@ def _problem(bench: PairBench, good: Past, new: Past, axis: Axis) -> str:
     return _gone(bench, good, axis) or _gone(bench, new, axis)
 
 
-def _gone(bench: PairBench, past: Past, axis: Axis) -> str:
+def _gone(bench: InterleavedBench, past: StoredResult, axis: Axis) -> str:
     """Return why the runner or the SDK of a run cannot be had any more, empty when it can."""
     cache, versions, value = bench.config.cache_dir, bench.tools.versions, _fact(past, axis)
     then = past.run.fingerprint.get("executorch", "")
@@ -155,7 +155,7 @@ def _gone(bench: PairBench, past: Past, axis: Axis) -> str:
     return ""
 
 
-def _runtime(bench: PairBench, past: Past, facts: dict[Axis, str]) -> Runtime:
+def _runtime(bench: InterleavedBench, past: StoredResult, facts: dict[Axis, str]) -> Runtime:
     """Return the runtime of the bench with another runner, other QNN libraries or both."""
     cache, config = bench.config.cache_dir, bench.config
     return simulator_runtime(
@@ -168,18 +168,18 @@ def _runtime(bench: PairBench, past: Past, facts: dict[Axis, str]) -> Runtime:
     )
 
 
-def _devices(bench: PairBench, good: Past, new: Past) -> tuple[str, str] | None:
+def _devices(bench: InterleavedBench, good: StoredResult, new: StoredResult) -> tuple[str, str] | None:
     """Return the serials of the devices where the runs had two; a virtual one of a run's own is like any other."""
     was, now = _device(good), _device(new)
     return None if bench.virtual or was == now else (was[0], now[0])
 
 
-def _device(past: Past) -> tuple[str, str]:
+def _device(past: StoredResult) -> tuple[str, str]:
     serial = past.attempt.device
     return serial, next((one.build for one in past.run.devices if one.serial == serial), "")
 
 
-def _other_device(bench: PairBench, good: Past, new: Past) -> str:
+def _other_device(bench: InterleavedBench, good: StoredResult, new: StoredResult) -> str:
     """Lease what is lacking of both runs' devices, and return why that cannot be, empty when it could."""
     was, now = _device(good), _device(new)
     if was[0] == now[0]:

@@ -13,7 +13,7 @@ import msgspec
 
 from farm.analysis.confirmation import INFERENCES, PAIRS
 from farm.errors import InfraError, LeaseLostError, NoDeviceError
-from farm.pool.acquire import attached_place, virtual_place
+from farm.pool.acquire import acquire_attached, acquire_virtual
 from farm.pool.fleet import Choice
 from farm.replay.stored_result import find_bundle, find_job
 from farm.request.profiling import Profile
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.execution.raw import RawResult
     from farm.execution.session import DeviceSession, RunnerOptions
-    from farm.pool.acquire import Place
-    from farm.replay.stored_result import Past
+    from farm.pool.acquire import AcquiredDevice
+    from farm.replay.stored_result import StoredResult
     from farm.results.attempt import Measurement
     from farm.runtime.runtime import Runtime
     from farm.store.store import Store
@@ -97,7 +97,7 @@ class Turn(msgspec.Struct, frozen=True):
     """Why it is in no pair: it crashed, or its numbers are wrong."""
 
 
-class PairBench:
+class InterleavedBench:
     """One device of an SoC and kind, and what is compared on it. Use it as a context manager, in one thread."""
 
     def __init__(
@@ -123,14 +123,14 @@ class PairBench:
         self._virtual, self._choice, self._purpose = virtual, choice or Choice(), purpose
         self._warm_up, self._timeout_s, self._until_s = warm_up, timeout_s, until_s
         self._stack = ExitStack()
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, AcquiredDevice] = {}
         self._sessions: dict[tuple[str, str], DeviceSession] = {}
         self._proven: dict[tuple[str, ...], str] = {}
         self._count = 0
         self.turns: list[Turn] = []
         """All that was measured so far, with every sample."""
 
-    def __enter__(self) -> PairBench:
+    def __enter__(self) -> InterleavedBench:
         """Raises NoDeviceError, UnknownNameError, MissingToolError."""
         from farm.compile.toolchain import prepare
         from farm.system.processes import Supervisor
@@ -147,7 +147,7 @@ class PairBench:
             self._leases = stack.enter_context(ExitStack())
             stack.callback(self._close_sessions)
             if self._virtual:
-                place = virtual_place(config, self._target, self._supervisor, self._folder / "device")
+                place = acquire_virtual(config, self._target, self._supervisor, self._folder / "device")
             else:
                 place = self._attached(self._choice)
             self._place = place
@@ -187,7 +187,7 @@ class PairBench:
         """Where its cache is."""
         return self._config
 
-    def side(self, past: Past) -> Side:
+    def side(self, past: StoredResult) -> Side:
         """Return what a past result ran. Raises UsageError where its bundle is gone and cannot be made again."""
         job = find_job(self._config, past)
         bundle = find_bundle(self._config, past, job, self.tools, self._supervisor, self._say)
@@ -213,8 +213,8 @@ class PairBench:
 
     def measure(
         self,
-        good: Past | Side,
-        new: Past | Side,
+        good: StoredResult | Side,
+        new: StoredResult | Side,
         pairs: int = PAIRS,
         inferences: int = INFERENCES,
         *,
@@ -284,7 +284,7 @@ class PairBench:
         self.turns.append(turn)
         return turn
 
-    def _mend(self, place: Place, runtime: Runtime, error: InfraError) -> None:
+    def _mend(self, place: AcquiredDevice, runtime: Runtime, error: InfraError) -> None:
         """Begin anew on a device that may have been away: that is no reason to measure all again. Raises `error`."""
         from farm.devices.recovery import Step, recover
 
@@ -296,7 +296,7 @@ class PairBench:
         self._say(f"once more: {error}")
 
     def _run(
-        self, side: Side, place: Place, runtime: Runtime, inferences: int, *, full: bool, fresh: bool
+        self, side: Side, place: AcquiredDevice, runtime: Runtime, inferences: int, *, full: bool, fresh: bool
     ) -> tuple[int, tuple[Measurement, ...], str]:
         """Return when a turn began, what it measured, and why it failed. Raises InfraError."""
         self._count += 1
@@ -320,7 +320,7 @@ class PairBench:
             outputs=full,
         )
 
-    def _session(self, place: Place, runtime: Runtime) -> DeviceSession:
+    def _session(self, place: AcquiredDevice, runtime: Runtime) -> DeviceSession:
         """Return what runs programs with `runtime`, which stays up: a runner each."""
         from farm.devices.connect import open_transport
         from farm.execution.session import DeviceSession
@@ -346,8 +346,8 @@ class PairBench:
             for session in self._sessions.values():
                 closing.callback(session.close)
 
-    def _attached(self, choice: Choice) -> Place:
-        return attached_place(
+    def _attached(self, choice: Choice) -> AcquiredDevice:
+        return acquire_attached(
             self._config, self._store, self._target, self._supervisor, self._leases, self._say,
             choice=choice, purpose=self._purpose, otherwise="--virtual", until_s=self._until_s,
         )  # fmt: skip

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from farm.analysis.confirmation import Pair
     from farm.analysis.history import Point
     from farm.config.settings import Config
-    from farm.regressions.bench_pool import Benches
+    from farm.regressions.bench_pool import BenchPool
     from farm.regressions.confirm_job import PairsRequest
-    from farm.regressions.interleaved_ab import PairBench
+    from farm.regressions.interleaved_ab import InterleavedBench
     from farm.regressions.look_back import Seen
-    from farm.replay.stored_result import Past
+    from farm.replay.stored_result import StoredResult
     from farm.store.records import AlertRecord
     from farm.store.store import Store
 
@@ -62,7 +62,7 @@ class Asking:
     """Asks pairs, on the devices of `benches`."""
 
     def __init__(
-        self, config: Config, store: Store, request: PairsRequest, benches: Benches, say: Callable[[str], None]
+        self, config: Config, store: Store, request: PairsRequest, benches: BenchPool, say: Callable[[str], None]
     ) -> None:
         self._request, self._benches, self._say = request, benches, say
         self._results = Results(store)
@@ -123,11 +123,11 @@ class Asking:
         short = math.ceil(_TURN_NS / latencies[0]) if latencies and latencies[0] > 0 else 0
         return max(self._request.inferences, min(short, _MOST_INFERENCES))
 
-    def _attribute(self, seen: Seen, bench: PairBench, asked: Asked) -> None:
+    def _attribute(self, seen: Seen, bench: InterleavedBench, asked: Asked) -> None:
         """Name the first bad run, and what is to blame."""
         series, change = seen.series.series, asked.confirmation.change
         bracket = Bracket(asked.good, asked.bad)
-        runs: list[Past | None] = [None] * len(seen.points)
+        runs: list[StoredResult | None] = [None] * len(seen.points)
         for index in range(asked.good, asked.bad + 1):
             if index in (asked.good, asked.bad) or self._cache.lookup(seen.points[index].bundle) is not None:
                 runs[index] = self._results.of(seen.past.job_id, seen.points[index].run_id)

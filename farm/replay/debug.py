@@ -15,7 +15,7 @@ import msgspec
 from farm.compile.debug.protocol import BUNDLE, CompareRequest, CompileRequest, Written
 from farm.errors import FarmError, InfraError, UsageError
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE
-from farm.pool.acquire import attached_place, virtual_place
+from farm.pool.acquire import acquire_attached, acquire_virtual
 from farm.pool.fleet import Choice
 from farm.program.layers import Gap, Layer, Step
 from farm.request.ending import INTERRUPTED, Patience, exit_code_of, write_report
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from farm.compile.toolchain import Toolchain
     from farm.config.settings import Config
     from farm.execution.raw import RawResult
-    from farm.pool.acquire import Place
+    from farm.pool.acquire import AcquiredDevice
     from farm.store.store import Store
     from farm.suites.suite import Job
     from farm.system.processes import Supervisor
@@ -127,7 +127,7 @@ class _Debug:
         self._job = request.job
         self._started_ms = time.time_ns() // 1_000_000
         self._layers: tuple[DebuggedLayer, ...] = ()
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, AcquiredDevice] = {}
 
     def execute(self, say: Callable[[str], None]) -> DebugOutcome:
         from farm.compile.toolchain import prepare
@@ -143,7 +143,7 @@ class _Debug:
             ExitStack() as leases,
         ):
             if not self._request.virtual:
-                self._places[_DEVICE] = attached_place(
+                self._places[_DEVICE] = acquire_attached(
                     self._config,
                     self._store,
                     self._job.target,
@@ -211,7 +211,7 @@ class _Debug:
         process = DebugProcess(supervisor, tools.env, log, storage / "compiler")
         process.send(CompileRequest(self._job, tools.versions, self._request.sample, str(scratch)))
         with self._clock.step("virtual device"):
-            simulator = virtual_place(self._config, self._job.target, supervisor, storage)
+            simulator = acquire_virtual(self._config, self._job.target, supervisor, storage)
             self._places = {_SIMULATOR: simulator, **self._places}
         for place in self._places.values():
             self._store.record_device(run_id, place.device)
@@ -322,7 +322,7 @@ def describe(divergence: Divergence) -> str:
     )
 
 
-def _execute(place: Place, job: Job, run_id: str, scratch: Path, timeout_s: float, part: str) -> RawResult:
+def _execute(place: AcquiredDevice, job: Job, run_id: str, scratch: Path, timeout_s: float, part: str) -> RawResult:
     from farm.bundles.bundle import load_bundle
     from farm.devices.connect import open_transport
     from farm.execution.session import DeviceSession, RunnerOptions

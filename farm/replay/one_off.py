@@ -16,7 +16,7 @@ import msgspec
 
 from farm.errors import FarmError, InfraError
 from farm.execution.raw import ETDUMP_FILE
-from farm.pool.acquire import attached_place, virtual_place
+from farm.pool.acquire import acquire_attached, acquire_virtual
 from farm.pool.fleet import Choice
 from farm.request.ending import INTERRUPTED, Patience, exit_code_of, write_report
 from farm.request.profiling import Profile
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.execution.raw import RawResult
     from farm.execution.session import RunnerOptions
-    from farm.pool.acquire import Place
+    from farm.pool.acquire import AcquiredDevice
     from farm.store.store import Store
     from farm.system.processes import Supervisor
 
@@ -125,15 +125,15 @@ class _OneOff:
         ):
             bundle = find_bundle(tools, supervisor)
             if request.virtual:
-                place = virtual_place(config, self._job.target, supervisor, storage)
+                place = acquire_virtual(config, self._job.target, supervisor, storage)
             else:
-                place = attached_place(
+                place = acquire_attached(
                     config, self._store, self._job.target, supervisor, leases, self._say,
                     choice=request.choice, purpose=request.command, otherwise=request.otherwise,
                 )  # fmt: skip
             return self._recorded(tools, bundle, place, look)
 
-    def _recorded(self, tools: Toolchain, bundle: Bundle, place: Place, look: Look) -> OneOffOutcome:
+    def _recorded(self, tools: Toolchain, bundle: Bundle, place: AcquiredDevice, look: Look) -> OneOffOutcome:
         run_id = self._begin(tools, bundle, place)
         folder = self._config.run_folder(run_id)
         attempt: Attempt | None = None
@@ -163,7 +163,7 @@ class _OneOff:
             write_report(self._store.run_view(run_id), folder / "report.html", self._store, self._config.state_dir),
         )
 
-    def _begin(self, tools: Toolchain, bundle: Bundle, place: Place) -> str:
+    def _begin(self, tools: Toolchain, bundle: Bundle, place: AcquiredDevice) -> str:
         from farm.request.resume import leave_intent
         from farm.store.records import RunRecord
 
@@ -184,7 +184,7 @@ class _OneOff:
         )
         return run_id
 
-    def _execute(self, bundle: Bundle, place: Place, run_id: str, folder: Path) -> tuple[RawResult, Attempt]:
+    def _execute(self, bundle: Bundle, place: AcquiredDevice, run_id: str, folder: Path) -> tuple[RawResult, Attempt]:
         from farm.devices.connect import open_transport
         from farm.execution.session import DeviceSession
 

@@ -9,7 +9,7 @@ import msgspec
 
 from farm.pool.fleet import Choice
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
-from farm.replay.stored_result import Past, find_bundle, find_job
+from farm.replay.stored_result import StoredResult, find_bundle, find_job
 from farm.request.profiling import Profile
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Row(msgspec.Struct, frozen=True):
 class ReproOutcome(msgspec.Struct, frozen=True):
     """Both results."""
 
-    past: Past
+    past: StoredResult
     now: OneOffOutcome
     rows: tuple[Row, ...]
     outputs: str
@@ -58,7 +58,9 @@ class ReproOutcome(msgspec.Struct, frozen=True):
     """What both depend on and is not the same, then and now; "" for what one has not."""
 
 
-def repro(config: Config, store: Store, past: Past, request: ReproRequest, say: Callable[[str], None]) -> ReproOutcome:
+def repro(
+    config: Config, store: Store, past: StoredResult, request: ReproRequest, say: Callable[[str], None]
+) -> ReproOutcome:
     """Run a past result again, judge it by the limits of its case, record it, and return both.
 
     Raises UsageError where its bundle is gone and cannot be made again, NoDeviceError.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from farm.bundles.bundle import Bundle
     from farm.config.settings import Config
-    from farm.replay.stored_result import Past
+    from farm.replay.stored_result import StoredResult
     from farm.runtime.runtime import Runtime
 
 DEVICE = "device"
@@ -157,7 +157,7 @@ exit "$wrong"
 
 def write_script(
     config: Config,
-    past: Past,
+    past: StoredResult,
     folder: Path,
     say: Callable[[str], None],
     *,
@@ -202,7 +202,7 @@ def write_script(
     return told
 
 
-def _runtime(config: Config, past: Past, *, virtual: bool) -> Runtime:
+def _runtime(config: Config, past: StoredResult, *, virtual: bool) -> Runtime:
     from farm.runtime.attached import staged_runtime
     from farm.runtime.native.targets import ANDROID, TARGETS
     from farm.runtime.runtime import simulator_runtime
@@ -213,7 +213,7 @@ def _runtime(config: Config, past: Past, *, virtual: bool) -> Runtime:
     return staged_runtime(config, soc, backend, TARGETS[ANDROID])
 
 
-def _bundle(config: Config, past: Past, say: Callable[[str], None], *, virtual: bool) -> Bundle:
+def _bundle(config: Config, past: StoredResult, say: Callable[[str], None], *, virtual: bool) -> Bundle:
     bundle = cached_bundle(config, past)
     if bundle is not None:
         return bundle
@@ -242,7 +242,7 @@ def _publish(folder: Path, fill: Callable[[Path], None]) -> None:
 def _fill(
     folder: Path,
     config: Config,
-    past: Past,
+    past: StoredResult,
     bundle: Bundle,
     runtime: Runtime,
     flags: Mapping[str, str],
@@ -284,7 +284,7 @@ def _fill(
     script.chmod(0o755)
 
 
-def _write_outputs_of_then(config: Config, past: Past, folder: Path) -> None:
+def _write_outputs_of_then(config: Config, past: StoredResult, folder: Path) -> None:
     from farm.store.artifacts import ArtifactStore
 
     store = ArtifactStore(config.state_dir / "artifacts")
@@ -295,7 +295,7 @@ def _write_outputs_of_then(config: Config, past: Past, folder: Path) -> None:
             shutil.copyfile(path, folder / name)
 
 
-def _script(past: Past, bundle: Bundle, runtime: Runtime, *, virtual: bool) -> str:
+def _script(past: StoredResult, bundle: Bundle, runtime: Runtime, *, virtual: bool) -> str:
     manifest = bundle.manifest
     checks = [
         f"check output_{sample}_{index}.raw {spec.nbytes}"

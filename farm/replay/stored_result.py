@@ -37,7 +37,7 @@ _ALL = 1_000_000
 _MOST_RUNS = 32
 
 
-class Past(msgspec.Struct, frozen=True):
+class StoredResult(msgspec.Struct, frozen=True):
     """One result: the last attempt of a job in a run that had a bundle and a device."""
 
     run: RunView
@@ -57,7 +57,7 @@ class Past(msgspec.Struct, frozen=True):
         return f"{self.view.id}: run {self.run.id}, {attempt}, on {self.attempt.device} ({self.kind})"
 
 
-def find_past(store: Store, pattern: str, ref: str | None) -> Past:
+def find_stored_result(store: Store, pattern: str, ref: str | None) -> StoredResult:
     """Return the result that `pattern`, a job's id or a pattern that only one matches, has in run `ref`, or newest.
 
     Raises UnknownNameError, UsageError where several jobs match or none was executed.
@@ -81,7 +81,7 @@ def find_past(store: Store, pattern: str, ref: str | None) -> Past:
     return _result(store, run, names[0])
 
 
-def results_before(store: Store, past: Past) -> Iterator[Past]:
+def results_before(store: Store, past: StoredResult) -> Iterator[StoredResult]:
     """Yield the results of the same job on the same kind of device in runs before that of `past`, newest first."""
     seen = set()
     points = store.history(past.view.id, None, None, _ALL)
@@ -103,23 +103,23 @@ class Results:
         self._store = store
         self._run = lru_cache(_MOST_RUNS)(store.run_view)
 
-    def of(self, job_id: str, run_id: str) -> Past:
+    def of(self, job_id: str, run_id: str) -> StoredResult:
         """Return the result of a job in a run. Raises UsageError where it was not executed there."""
         return _result(self._store, self._run(run_id), job_id)
 
 
-def _result(store: Store, run: RunView, job_id: str) -> Past:
+def _result(store: Store, run: RunView, job_id: str) -> StoredResult:
     [view] = [view for view in run.jobs if view.id == job_id]
     kinds = {device.serial: device.kind for device in run.devices}
     for number, attempt in reversed(list(enumerate(view.attempts, start=1))):
         if attempt.bundle_key and attempt.device in kinds:
             outputs = kept_outputs(store.artifacts(run.id, job_id))
-            return Past(run, view, attempt, number, kinds[attempt.device], outputs)
+            return StoredResult(run, view, attempt, number, kinds[attempt.device], outputs)
     last = view.attempts[-1].reason if view.attempts else "it was not begun"
     raise UsageError(f"{job_id} was not executed in run {run.id}, so that nothing can be run again: {last}")
 
 
-def find_job(config: Config, past: Past) -> Job:
+def find_job(config: Config, past: StoredResult) -> Job:
     """Return the job of a result: as this user planned it, or as the suite of its name has it here today.
 
     A store says neither where code is nor what it is: another user's run is one of a suite that farm finds by itself.
@@ -147,7 +147,7 @@ def _without_lost_files(job: Job) -> Job:
     return msgspec.structs.replace(job, case=case)
 
 
-def _todays_job(config: Config, past: Past) -> Job:
+def _todays_job(config: Config, past: StoredResult) -> Job:
     from farm.suites.manifests import find_suites, load_suite
 
     view, known = past.view, find_suites(config.suite_folders)
@@ -168,13 +168,13 @@ def target_of(view: JobView) -> Target:
     return target
 
 
-def cached_bundle(config: Config, past: Past) -> Bundle | None:
+def cached_bundle(config: Config, past: StoredResult) -> Bundle | None:
     """Return the bundle of a result if it is in the cache. Raises UntrustedError."""
     return BundleCache(config.cache_dir).lookup(past.attempt.bundle_key)
 
 
 def find_bundle(
-    config: Config, past: Past, job: Job, tools: Toolchain, supervisor: Supervisor, say: Callable[[str], None]
+    config: Config, past: StoredResult, job: Job, tools: Toolchain, supervisor: Supervisor, say: Callable[[str], None]
 ) -> Bundle:
     """Return the bundle of a result: from the cache, or built again where that gives the same one.
 
@@ -200,7 +200,7 @@ def find_bundle(
     return bundle
 
 
-def _changes(config: Config, past: Past, job: Job, tools: Toolchain) -> str:
+def _changes(config: Config, past: StoredResult, job: Job, tools: Toolchain) -> str:
     """Return why the bundle that would be built now is another one; empty when it is the same."""
     if not _can_build(job):
         return f"it was made by '{past.run.command}', of files that farm does not keep"

@@ -56,7 +56,7 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, 
         measured = ending.measurements
     elif ending.verdict is not Verdict.INFRA:
         measured = (*measured, *bundle_measurements(bundle.manifest))
-    return _with_known_issue(
+    return with_known_issue(
         job,
         Attempt(
             job_id=job.id,
@@ -91,7 +91,7 @@ def build_failure(
 
     `infra`: the builder is at fault (killed, disk full), not the module or the compiler.
     """
-    return _with_known_issue(
+    return with_known_issue(
         job,
         Attempt(
             job_id=job.id,
@@ -162,7 +162,8 @@ def _ended_as(ending: Ending, other: Ending) -> Ending:
     )
 
 
-def _with_known_issue(job: Job, attempt: Attempt) -> Attempt:
+def with_known_issue(job: Job, attempt: Attempt) -> Attempt:
+    """Return `attempt` with the known issue that covers it, or a note on one that has expired or no longer shows."""
     issue = job.known_issue
     if issue is None:
         return attempt

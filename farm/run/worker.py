@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from farm.device_run.builds import await_reply
-from farm.device_run.device_worker import Station
+from farm.device_run.device_worker import DeviceWorker
 from farm.device_run.executor import Executor
 from farm.devices.local.files import local_errors
 from farm.errors import FarmError, LeaseLostError, LocalError, RowRefusedError, StoreError, StoreLostError
-from farm.execution.crash_logs import collect_evidence
+from farm.execution.crash_logs import collect_crash_logs
 from farm.pool.worker_grant import Permit, read_permit
 from farm.request.pytest_session import STORE_VARIABLE
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
@@ -75,7 +75,7 @@ class Outfit(NamedTuple):
     """What a worker works with."""
 
     store: Store
-    station: Station
+    device_worker: DeviceWorker
     executor: Executor
 
 
@@ -86,8 +86,8 @@ def outfit_of(plan: RunPlan, number: int, unwanted: Callable[[], bool]) -> Outfi
     """
     # The run is in it: a new one would be of no use.
     store = open_store(os.environ[STORE_VARIABLE], existing=True)
-    station = Station(plan, number, store, unwanted)
-    return Outfit(store, station, Executor(plan, station))
+    device_worker = DeviceWorker(plan, number, store, unwanted)
+    return Outfit(store, device_worker, Executor(plan, device_worker))
 
 
 class Worker:
@@ -108,13 +108,13 @@ class Worker:
         self._device = plan.devices[number]
         self._local_trouble_s: float | None = None
         """When this machine began to fail, on the monotonic clock; None while it works."""
-        self._store, self._station, self._executor = self._outlasting_the_store(
+        self._store, self._device_worker, self._executor = self._outlasting_the_store(
             lambda: outfit(plan, number, self._unwanted)
         )
         self._permit = Permit(go=False)
         if self._may_go():
             # While the first job is on its way.
-            self._station.begin()
+            self._device_worker.begin()
 
     def _outlasting_the_store(self, action: Callable[[], _Answer]) -> _Answer:
         """Return what `action` does, once the store is there. Raises StoreError when it stays away or is lost."""
@@ -161,17 +161,17 @@ class Worker:
         if not may_go:
             # What is to be mended is mended when no job is kept waiting by it.
             return self._returned() if self._permit.mend else self._off()
-        self._station.await_canary()
+        self._device_worker.await_canary()
         built = self._executor.is_built(planned)
         if not built and await_reply(self._plan.folder, planned.key, self._unwanted) is None:
             return self._not_begun()
-        problem = self._station.check()
+        problem = self._device_worker.check()
         if self._unwanted():
             return self._not_begun()
         if not problem:
             return None
         self._executor.forget()
-        return self._given_up(problem) if self._station.given_up else self._returned(ailing=problem)
+        return self._given_up(problem) if self._device_worker.given_up else self._returned(ailing=problem)
 
     def look(self) -> Returned | None:
         """Mend the device, or let go of it, where the controller says so, and return what came of it."""
@@ -180,7 +180,7 @@ class Worker:
         if not self._permit.mend:
             return self._off()
         try:
-            problem = self._station.mend(outvoted=self._permit.outvoted)
+            problem = self._device_worker.mend(outvoted=self._permit.outvoted)
         except (LocalError, OSError) as error:
             # While the controller sees the device wait to be mended, it lets this worker look again.
             return None if self._has_recovered() else self._returned(halt=str(error))
@@ -194,13 +194,13 @@ class Worker:
         # What began because of a signal must not be broken off by another.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._executor.shut()
-        self._station.shut()
+        self._device_worker.shut()
         self._store.close()
 
     def _may_go(self) -> bool:
         """Read the permit; a session of a former lease is no good under another."""
         permit = self._read_permit()
-        if permit.fence != self._permit.fence and self._station.is_open:
+        if permit.fence != self._permit.fence and self._device_worker.is_open:
             self._let_go()
         self._permit = permit
         return self._holds(permit)
@@ -245,7 +245,7 @@ class Worker:
 
     def _let_go(self) -> None:
         self._executor.forget()
-        self._station.close()
+        self._device_worker.close()
 
     def _run(self, planned: PlannedJob, following: PlannedJob | None) -> Done:
         attempts, artifacts = self._executor.run(planned, following, self._may_go_on)
@@ -296,8 +296,8 @@ class Worker:
         folder = self._plan.folder / "raw" / f"evidence-{self._number}"
         try:
             since = last.started_ms / 1000
-            files = collect_evidence(self._station.transport, self._device.os, folder, since=since)
-            return self._executor.keeper.keep_evidence(files)
+            files = collect_crash_logs(self._device_worker.transport, self._device.os, folder, since=since)
+            return self._executor.keeper.keep_crash_logs(files)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -312,7 +312,7 @@ class Worker:
         if last.cause is Cause.NUMERICS and last.verdict is Verdict.FAILED and not failed_before:
             # A device may begin to compute wrong numbers after its canary has passed.
             self._executor.finish()
-            if problem := self._station.check(anew=True):
+            if problem := self._device_worker.check(anew=True):
                 last = unfit(last, problem)
         earlier = self._tried(last.job_id)
         history = (*earlier, tried(last))
@@ -327,8 +327,8 @@ class Worker:
                 part.write_bytes(msgspec.json.encode(history))
                 part.rename(file)
         outvoted = [one for one in earlier if is_open(one.cause)] if settled.verdict is Verdict.PASSED else []
-        self._station.outvote(outvoted)
-        self._station.ended(settled)
+        self._device_worker.outvote(outvoted)
+        self._device_worker.ended(settled)
         return Done(settled, devices if decision.repeat else (), tuple(one.device for one in outvoted))
 
     def _tried(self, job_id: str) -> tuple[Tried, ...]:

@@ -17,13 +17,13 @@ from farm.errors import UnknownNameError, UsageError
 from farm.regressions.confirm_job import require_comparable
 from farm.regressions.confirming import Claim, Probe, compare, confirm_change, first_bad, series_of, worse
 from farm.regressions.factor_swap import Swaps, swap_axes
-from farm.replay.stored_result import Past
+from farm.replay.stored_result import StoredResult
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.view import JobView, RunView
 
 if TYPE_CHECKING:
     from farm.analysis.confirmation import Pair
-    from farm.regressions.interleaved_ab import PairBench, Side
+    from farm.regressions.interleaved_ab import InterleavedBench, Side
 
 JOB = "suite/case[SM8650-htp-8a8w]"
 CYCLES = Series(JOB, "htp_cycles", "cycles", Direction.LOWER)
@@ -46,7 +46,7 @@ class StubBench:
         self.measured: list[tuple[StubSide, StubSide]] = []
         self._random = np.random.default_rng(seed)
 
-    def side(self, past: Past) -> StubSide:
+    def side(self, past: StoredResult) -> StubSide:
         key = past.attempt.bundle_key
         if key not in self.bundles:
             raise UsageError(f"the bundle {key} is not in the cache any more")
@@ -71,13 +71,13 @@ class StubBench:
         return tuple(1e6 * side.factor * np.exp(self.noise * self._random.standard_normal(count)))
 
 
-def bench_of(stub: StubBench) -> PairBench:
-    return cast("PairBench", stub)
+def bench_of(stub: StubBench) -> InterleavedBench:
+    return cast("InterleavedBench", stub)
 
 
 def past(
     number: int, key: str, *, kind: str = "virtual", version: str = "v1", facts: dict[str, str] | None = None
-) -> Past:
+) -> StoredResult:
     """The result of run `number`."""
     attempt = Attempt(
         JOB, Verdict.PASSED, Stage.DONE, "", device="d", bundle_key=key,
@@ -89,7 +89,7 @@ def past(
     )  # fmt: skip
     view = JobView(JOB, "suite", "case", "SM8650", "htp", "8a8w", (attempt,), case_version=version)
     run = RunView(f"run-{number:02}", "farm run", number, None, None, "", "", facts or {}, (), (view,))
-    return Past(run, view, attempt, 1, kind, {})
+    return StoredResult(run, view, attempt, 1, kind, {})
 
 
 def confirm_keys(stub: StubBench, good: str, new: str, **more: Any) -> Confirmation:
@@ -124,7 +124,7 @@ class TestFirstBad:
     FACTORS: ClassVar = {"a": 1.0, "b": 1.001, "c": 1.002, "d": 1.081, "e": 1.08}
 
     def find(
-        self, runs: list[Past | None], stub: StubBench, values: list[float] | None = None
+        self, runs: list[StoredResult | None], stub: StubBench, values: list[float] | None = None
     ) -> tuple[Bracket, list[Probe]]:
         told: list[Probe] = []
         values = values or [1e6] * 4 + [1.08e6] * (len(runs) - 4)

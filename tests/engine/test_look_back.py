@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from farm.replay.stored_result import Past
+    from farm.replay.stored_result import StoredResult
     from farm.store.records import AlertRecord
     from farm.store.store import Store
 
@@ -270,7 +270,7 @@ def test_a_job_that_is_gone_does_not_keep_others_from_being_measured(
 
     gone: list[str] = []
 
-    def find(_: object, past: Past) -> None:
+    def find(_: object, past: StoredResult) -> None:
         if past.view.id in (gone or [past.view.id]):
             gone.append(past.view.id)
             raise UsageError("its suite is not here")

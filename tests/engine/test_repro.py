@@ -25,7 +25,7 @@ from farm.devices.adb.names import adb_target
 from farm.errors import MissingToolError, UnknownNameError, UsageError
 from farm.replay.repro import differences, outputs_told, rows
 from farm.replay.repro_script import write_script
-from farm.replay.stored_result import Past, find_bundle, find_job, find_past
+from farm.replay.stored_result import StoredResult, find_bundle, find_job, find_stored_result
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.store import Store, open_store
 from farm.system.processes import Supervisor
@@ -121,24 +121,24 @@ def test_a_result_that_is_not_there_is_told(done: FarmHome, store: Store) -> Non
     ran = done.farm("repro", "smoke/conv2d", "--script", ".")
     assert (ran.returncode, ". is there already: name another folder" in ran.stderr) == (2, True), ran.stderr
     with pytest.raises(UnknownNameError, match="did you mean 'smoke/conv2d'"):
-        find_past(store, "smoke/conv3d", None)
+        find_stored_result(store, "smoke/conv3d", None)
     with pytest.raises(UnknownNameError, match="unknown run 'nonsense'"):
-        find_past(store, "smoke/conv2d", "nonsense")
+        find_stored_result(store, "smoke/conv2d", "nonsense")
 
 
 class TestWithoutItsBundle:
     @pytest.fixture
-    def past(self, store: Store) -> Past:
-        return find_past(store, JOB, None)
+    def past(self, store: Store) -> StoredResult:
+        return find_stored_result(store, JOB, None)
 
     @staticmethod
-    def look(past: Past, cache: Path, versions: dict[str, str]) -> str:
+    def look(past: StoredResult, cache: Path, versions: dict[str, str]) -> str:
         config = msgspec.structs.replace(load_config(), cache_dir=cache)
         with Supervisor() as supervisor, pytest.raises(UsageError) as caught:
             find_bundle(config, past, find_job(config, past), Toolchain(versions, {}, ""), supervisor, lambda _: None)
         return str(caught.value)
 
-    def test_another_version_is_named(self, past: Past, tmp_path: Path) -> None:
+    def test_another_version_is_named(self, past: StoredResult, tmp_path: Path) -> None:
         facts = past.run.fingerprint
         versions = {name: facts[name] for name in ("executorch", "torch", "torchao", "qnn")}
         said = self.look(past, tmp_path, {**versions, "executorch": "9.9"})
@@ -146,7 +146,7 @@ class TestWithoutItsBundle:
         assert f"executorch was {facts['executorch']} and is 9.9" in said
         assert said.count(" was ") == 1
 
-    def test_changed_code_is_named(self, past: Past, tmp_path: Path) -> None:
+    def test_changed_code_is_named(self, past: StoredResult, tmp_path: Path) -> None:
         config = load_config()
         job = find_job(config, past)
         (tmp_path / "layers.py").write_text("changed = True\n")
@@ -162,7 +162,9 @@ class TestWithoutItsBundle:
             )  # fmt: skip
 
     @pytest.mark.whole
-    def test_it_is_built_again_where_that_gives_the_same(self, done: FarmHome, past: Past, tmp_path: Path) -> None:
+    def test_it_is_built_again_where_that_gives_the_same(
+        self, done: FarmHome, past: StoredResult, tmp_path: Path
+    ) -> None:
         cache = tmp_path / "cache"
         cache.mkdir()
         for part in done.cache.iterdir():
@@ -263,7 +265,7 @@ class TestScript:
             time.sleep(0.05)
 
     def test_a_phone_gets_no_files_of_another_machine(self, store: Store, tmp_path: Path) -> None:
-        past = msgspec.structs.replace(find_past(store, JOB, None), kind="hardware")
+        past = msgspec.structs.replace(find_stored_result(store, JOB, None), kind="hardware")
         with pytest.raises(MissingToolError, match=r"SM8650 htp needs .*farm_runner.*libQnnHtp"):
             write_script(
                 load_config(), past, tmp_path / "out", lambda _: None,

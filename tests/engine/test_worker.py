@@ -34,7 +34,7 @@ def worker(folder: Path, error: StoreError, monkeypatch: pytest.MonkeyPatch) -> 
         process: Any = world.session.nodemanager.setup_node(None, None)
         real = process._outfit(world.plan, 0, lambda: False)
         store: Any = Refusing(error)
-        return Outfit(store, real.station, real.executor)
+        return Outfit(store, real.device_worker, real.executor)
 
     return world, Worker(world.plan, 0, os.getppid(), outfit)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.execution.crash_logs import collect_evidence
+from farm.execution.crash_logs import collect_crash_logs
 from farm.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def test_there_is_what_the_device_has_made_fit_to_read(
 ) -> None:
     tools("logcat", LOGCAT)
     tools("dmesg", "#!/bin/sh\nprintf '[1.0] adsprpc: restart \\377\\n'\n")
-    found = collect_evidence(transport, "android", tmp_path / "evidence", since=time.time() - 90)
+    found = collect_crash_logs(transport, "android", tmp_path / "evidence", since=time.time() - 90)
     assert set(found) == {"logcat", "dmesg"}
     text = found["logcat"].read_text()
     assert "signal 11 (SIGSEGV)" in text
@@ -59,7 +59,7 @@ def test_a_logcat_that_takes_no_time_is_asked_for_its_last_lines(
 ) -> None:
     tools("logcat", '#!/bin/sh\n[ "$5" = 3000 ] || exit 1\necho the last lines\n')
     tools("dmesg", "#!/bin/sh\necho 'dmesg: klogctl: Operation not permitted' >&2; exit 1\n")
-    found = collect_evidence(transport, "android", tmp_path, since=time.time())
+    found = collect_crash_logs(transport, "android", tmp_path, since=time.time())
     assert {kind: path.read_text() for kind, path in found.items()} == {"logcat": "the last lines"}
 
 
@@ -68,7 +68,7 @@ def test_all_of_it_together_is_bounded(transport: Watched, tools: Callable[[str,
     flood = "#!/bin/sh\nhead -c 3000000 /dev/zero | tr '\\0' '\\377'\n"
     for name in ("logcat", "dmesg"):
         tools(name, flood)
-    found = collect_evidence(transport, "android", tmp_path, since=time.time(), max_bytes=100_000)
+    found = collect_crash_logs(transport, "android", tmp_path, since=time.time(), max_bytes=100_000)
     assert set(found) == {"logcat", "dmesg"}
     assert sum(path.stat().st_size for path in found.values()) <= 100_000
 
@@ -76,7 +76,7 @@ def test_all_of_it_together_is_bounded(transport: Watched, tools: Callable[[str,
 def test_a_linux_device_has_other_logs(transport: Watched, tools: Callable[[str, str], None], tmp_path: Path) -> None:
     tools("dmesg", "#!/bin/sh\necho from the kernel\n")
     tools("journalctl", '#!/bin/sh\necho "asked: $*"\n')
-    found = collect_evidence(transport, "linux", tmp_path, since=time.time() - 9)
+    found = collect_crash_logs(transport, "linux", tmp_path, since=time.time() - 9)
     assert found["dmesg"].read_text() == "from the kernel"
     assert found["journal"].read_text() == "asked: -k -n 1000 --no-pager --since -10 seconds"
 
@@ -86,11 +86,11 @@ def test_it_never_raises(transport: Watched, storage: Path, tools: Callable[[str
     tools("logcat", LOGCAT)
     tools("dmesg", "#!/bin/sh\necho from the kernel\n")
     inject(root, Fault(FaultKind.ENDLESS_OUTPUT, match="logcat", times=1, text="again and "))
-    found = collect_evidence(transport, "android", tmp_path / "a", since=time.time())
+    found = collect_crash_logs(transport, "android", tmp_path / "a", since=time.time())
     assert set(found) == {"dmesg"}, "what says too much is left out, the rest is there"
     clear(root)
     (tmp_path / "file").write_text("in the way")
-    assert collect_evidence(transport, "android", tmp_path / "file", since=time.time()) == {}
+    assert collect_crash_logs(transport, "android", tmp_path / "file", since=time.time()) == {}
     gone = type(transport)("virtual-none", 1)
-    assert collect_evidence(gone, "android", tmp_path / "b", since=time.time()) == {}
+    assert collect_crash_logs(gone, "android", tmp_path / "b", since=time.time()) == {}
     assert not (tmp_path / "b").exists()

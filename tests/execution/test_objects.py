@@ -16,7 +16,7 @@ from watched_transport import Watched
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.errors import DeviceError
-from farm.execution.content_store import ObjectStore
+from farm.execution.content_store import ContentStore
 from farm.execution.session import DeviceSession, RunnerOptions
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
@@ -162,7 +162,7 @@ def test_an_interrupted_push_is_never_taken_for_complete(
 def test_a_file_that_changes_on_its_way_is_told_and_not_kept(transport: Watched, storage: Path, tmp_path: Path) -> None:
     [(sha256, path)] = local(tmp_path, "changing.bin", unique(1000)).items()
     path.write_bytes(b"something else")
-    store = ObjectStore(transport, transport.storage / "run-changing")
+    store = ContentStore(transport, transport.storage / "run-changing")
     with pytest.raises(DeviceError, match=r"changing\.bin arrives damaged, twice"):
         store.ensure({sha256: path})
     assert not (storage / "objects" / sha256).exists()
@@ -175,7 +175,7 @@ def test_what_killed_sessions_left_goes_after_a_day(transport: Watched, storage:
         (folder / "1").mkdir(parents=True)
     two_days_ago = time.time() - 2 * 86400
     os.utime(old, (two_days_ago, two_days_ago))
-    ObjectStore(transport, transport.storage / "run-now").survey()
+    ContentStore(transport, transport.storage / "run-now").survey()
     assert not old.exists()
     assert young.exists()
 
@@ -184,7 +184,7 @@ def test_strange_files_among_the_objects_are_no_objects(transport: Watched, stor
     (storage / "objects").mkdir(parents=True, exist_ok=True)
     for name in ("objects", "a b", "x" * 64, "-rf", "new\nline"):
         (storage / "objects" / name).write_bytes(b"strange")
-    store = ObjectStore(transport, transport.storage / "run-strange")
+    store = ContentStore(transport, transport.storage / "run-strange")
     wanted = local(tmp_path, "wanted", unique(10))
     assert store.ensure(wanted) == 10
     assert store.verify(list(wanted))
@@ -218,13 +218,13 @@ def test_the_least_recently_used_objects_make_room(
     files = [local(tmp_path, f"model{n}", unique(6 * MIB)) for n in range(4)]
     names = [next(iter(file)) for file in files]
     for number in range(3):
-        ObjectStore(transport, transport.storage / "run-a").ensure(files[number])
+        ContentStore(transport, transport.storage / "run-a").ensure(files[number])
     now = time.time()
     for name, hours in zip(names[:3], (3, 5, 1), strict=True):
         os.utime(storage / "objects" / name, (now - hours * 3600,) * 2)
     # The oldest is wanted again, which makes it the youngest; of the others one is linked by a running session.
-    ObjectStore(transport, transport.storage / "run-b").survey([names[1]])
-    ObjectStore(transport, transport.storage / "run-c").ensure(files[3])
+    ContentStore(transport, transport.storage / "run-b").survey([names[1]])
+    ContentStore(transport, transport.storage / "run-c").ensure(files[3])
     kept = {path.name for path in (storage / "objects").iterdir()}
     assert kept == {names[1], names[2], names[3]}
 
@@ -236,12 +236,12 @@ def test_what_a_session_links_to_stays(
     transport, storage = small_disk
     files = [local(tmp_path, f"model{n}", unique(8 * MIB)) for n in range(3)]
     names = [next(iter(file)) for file in files]
-    ObjectStore(transport, transport.storage / "run-a").ensure({**files[0], **files[1]})
+    ContentStore(transport, transport.storage / "run-a").ensure({**files[0], **files[1]})
     workspace = storage / "run-live-1/1"
     workspace.mkdir(parents=True)
     (workspace / "model.pte").symlink_to(f"../../objects/{names[0]}")
     os.utime(storage / "objects" / names[0], (0, 0))
-    ObjectStore(transport, transport.storage / "run-b").ensure(files[2])
+    ContentStore(transport, transport.storage / "run-b").ensure(files[2])
     assert {path.name for path in (storage / "objects").iterdir()} == {names[0], names[2]}
 
 
@@ -251,7 +251,7 @@ def test_a_device_without_room_is_told_before_anything_is_pushed(
     monkeypatch.setattr("farm.execution.content_store.RESERVE_BYTES", MIB)
     transport, storage = small_disk
     with pytest.raises(DeviceError, match="has no room: 30 MiB and a reserve of 1 MiB are needed, . MiB are lacking"):
-        ObjectStore(transport, transport.storage / "run-a").ensure(local(tmp_path, "huge", bytes(30 * MIB)))
+        ContentStore(transport, transport.storage / "run-a").ensure(local(tmp_path, "huge", bytes(30 * MIB)))
     assert transport.pushed == {}
     assert list((storage / "objects").iterdir()) == []
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from farm.regressions.bisect import BisectOutcome
     from farm.regressions.confirming import Probe
-    from farm.replay.stored_result import Past
+    from farm.replay.stored_result import StoredResult
 
 _WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
 
@@ -71,7 +71,7 @@ def command(
     request = pairs_request(virtual=virtual, device=device, pairs=pairs, inferences=inferences)
     config = load_config(config_file)
 
-    def told(past: Past, probe: Probe) -> None:
+    def told(past: StoredResult, probe: Probe) -> None:
         line = f"{past.run.id}  {_WORDS[probe.answer]}: {probe.reason}"
         echo("\n".join(wrapped(line)), err=as_json)
 
