@@ -222,7 +222,7 @@ class Round:
     def _look_at_quarantine(self, lab: Lab | None) -> None:
         """Count devices in quarantine, and release them, as a person does who has looked at them."""
         with contextlib.suppress(FarmError), open_store(self._store.url, readonly=True) as store:
-            for one in store.registry.all():
+            for one in store.devices.all():
                 if one.health == Health.QUARANTINED:
                     self._tally.quarantined += 1
                     self._log(f"{one.serial} is quarantined: {one.health_reason}")
@@ -252,7 +252,7 @@ class Round:
 
     def _view(self) -> RunView | None:
         with contextlib.suppress(FarmError), open_store(self._store.url, readonly=True) as store:
-            return store.run_view(store.resolve_run("latest"))
+            return store.runs.view(store.runs.resolve("latest"))
         return None
 
     def _judge(self, view: RunView | None) -> None:

@@ -171,16 +171,16 @@ def main() -> None:
         run_id = fill(state, count, runs)
         with open_store(state / "farm.db") as store:
             kept = ArtifactStore(state / "artifacts")
-            for file in store.artifacts(run_id):
+            for file in store.runs.artifacts(run_id):
                 path = kept.path(file.sha256)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch()
             page = state / "runs" / run_id / "report.html"
             started = time.perf_counter()
-            write_report(store.run_view(run_id), page, store, state)
+            write_report(store.runs.view(run_id), page, store, state)
             written = time.perf_counter() - started
             started = time.perf_counter()
-            store.background(run_id)
+            store.history.background(run_id)
             background = time.perf_counter() - started
         if arguments.keep:
             shutil.copy(page, arguments.keep)

@@ -171,14 +171,14 @@ def full_scans(address: str, job_id: str, job_ids: list[str], run_id: str) -> li
     with database.reading() as connection:
         engine = connection.engine
         event.listen(engine, "before_cursor_execute", remember)
-        Store(database).history(job_id)
-        Store(database).run_to_show()
-        Store(database).run_status(run_id)
-        Store(database).reliability([job_id], "hardware")
-        Store(database).reliability(job_ids, "hardware", run_id, failed_of_late=True)
-        Store(database).unfinished_runs()
+        Store(database).history.points(job_id)
+        Store(database).status.run_to_show()
+        Store(database).status.of_run(run_id)
+        Store(database).history.reliability([job_id], "hardware")
+        Store(database).history.reliability(job_ids, "hardware", run_id, failed_of_late=True)
+        Store(database).status.unfinished_runs()
         # What every run ends with.
-        pasts = Store(database).job_pasts(run_id)
+        pasts = Store(database).history.pasts_of_run(run_id)
         Store(database).alerts.of_jobs(past.job_id for past in pasts)
         Store(database).alerts.of_run(run_id)
         Store(database).alerts.open()
@@ -210,7 +210,7 @@ def main() -> None:
         address = arguments.store or str(Path(folder, "farm.db"))
         now_ms = time.time_ns() // 1_000_000
         with open_store(address) as store:
-            if store.latest_run_id():
+            if store.runs.latest_id():
                 sys.exit(f"{address} is not empty")
             pattern = record_run(store, jobs, now_ms - nights * DAY_MS, draw)
             database = Database(address)

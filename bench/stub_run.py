@@ -118,7 +118,7 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float, every: int 
         finally:
             custody.close()
         store.finish_run(run_id, status)
-        return StubRun(store.run_view(run_id), status, store.leases.all(), front)
+        return StubRun(store.runs.view(run_id), status, store.leases.all(), front)
 
 
 def judge(view: RunView, behaviours: Mapping[str, str]) -> dict[str, list[str]]:

@@ -271,6 +271,7 @@ class Records:
 
     def __init__(self, world: World, process: Process | None = None) -> None:
         self._world, self._process = world, process
+        self.runs = SimpleNamespace(view=self._view)
 
     def record_attempt(self, run_id: str, attempt: Attempt, **_: Any) -> None:
         if self._process is not None:
@@ -279,7 +280,7 @@ class Records:
         if self._process is not None:
             self._world.point(self._process)
 
-    def run_view(self, run_id: str) -> Any:
+    def _view(self, run_id: str) -> Any:
         jobs = [SimpleNamespace(id=job, attempts=attempts) for job, attempts in self._world.recorded.items()]
         return SimpleNamespace(jobs=jobs)
 

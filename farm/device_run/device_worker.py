@@ -283,7 +283,7 @@ class DeviceWorker:
         if not self._plan.leased:
             return
         with contextlib.suppress(FarmError):
-            self._store.registry.record_health(
+            self._store.devices.record_health(
                 HealthEvent(device, event, str(state), reason, {"run": self._plan.run_id}, latency_ns)
             )
 

@@ -41,7 +41,7 @@ def _row(config: Config, cell: Cell, jobs: tuple[Job, ...], store: Store | None)
     expected = None
     if store is not None:
         ids = [job.id for job in jobs]
-        past = store.past(ids, request.device_kind)
+        past = store.selection.expected(ids, request.device_kind)
         if past:
             seconds = total_seconds(ids, past)
             per_soc: dict[str, float] = {}

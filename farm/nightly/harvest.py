@@ -9,7 +9,7 @@ import msgspec
 from farm.errors import InfraError
 from farm.nightly.record import CellResult, Told
 from farm.nightly.state import write_whole
-from farm.report.formats.exports import SUFFIXES, rendered
+from farm.report.formats import export_formats
 from farm.report.html.page_of_run import render_html
 from farm.report.model.status import Standing, standing
 from farm.report.model.summary import summarize
@@ -52,8 +52,8 @@ class Harvest:
 
         page, artifacts = self.folder / f"{cell.name}.html", ArtifactStore(self._config.state_dir / "artifacts")
         with open_store(self._config.store_url, readonly=True) as store:
-            view = store.run_view(cell.run_id)
-            jobs = store.run_status(cell.run_id).jobs
+            view = store.runs.view(cell.run_id)
+            jobs = store.status.of_run(cell.run_id).jobs
             exports = self._export(cell.name, store, view)
             context = report_context(store, cell.run_id, lambda known: artifact_links(known, artifacts, page))
         write_whole(page, render_html(view, context).encode())
@@ -79,14 +79,14 @@ class Harvest:
         found = []
         if self._plan.export_dir is not None:
             for form in self._plan.formats:
-                data = b"".join(store.transfer.export([view.id])) if form == "jsonl" else rendered(view, form)
+                data = b"".join(export_formats()[form].write(store, [view.id], view))
                 write_whole(self._export_file(name, form), data)
                 found.append(str(self._export_file(name, form)))
         return tuple(found)
 
     def _export_file(self, name: str, form: str) -> Path:
         assert self._plan.export_dir is not None  # noqa: S101 - asked before
-        return self._plan.export_dir / f"{name}.{SUFFIXES[form]}"
+        return self._plan.export_dir / f"{name}.{export_formats()[form].suffix}"
 
 
 def _left_out(view: RunView) -> str:

@@ -339,7 +339,7 @@ class Custody:
             lacking = {self._devices[n].id: n for n in range(len(self._devices)) if n not in self._leases}
         if not lacking:
             return
-        for known in self._store.registry.all():
+        for known in self._store.devices.all():
             if known.id in lacking and not known.in_service:
                 self.retire(lacking[known.id], f"it was put out of service: {known.service_note or 'without a note'}")
             elif known.id in lacking and known.health == Health.QUARANTINED:

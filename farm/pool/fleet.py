@@ -87,8 +87,8 @@ def attached_fleet(
     from farm.store.leases.registry import Seen
 
     scan = scan_all(config, supervisor)
-    store.registry.see([Seen(device, "device", None) for device in scan.devices])
-    registered = {one.id: one for one in store.registry.all()}
+    store.devices.see([Seen(device, "device", None) for device in scan.devices])
+    registered = {one.id: one for one in store.devices.all()}
     _require_known(scan, registered, choice)
     devices, refused = choose(scan, registered, [soc.name for soc in socs], choice)
     names = [soc.name for soc in socs]

@@ -69,8 +69,8 @@ def survey(config: Config, store: Store, supervisor: Supervisor) -> list[DeviceR
     scan = scan_all(config, supervisor)
     with ThreadPoolExecutor(max_workers=max(1, min(16, len(scan.devices)))) as pool:
         answers = dict(zip((d.id for d in scan.devices), pool.map(_ask, scan.devices), strict=True))
-    store.registry.see([Seen(d, "device", s) for d in scan.devices if not isinstance(s := answers[d.id], str)])
-    known = {one.id: one for one in store.registry.all()}
+    store.devices.see([Seen(d, "device", s) for d in scan.devices if not isinstance(s := answers[d.id], str)])
+    known = {one.id: one for one in store.devices.all()}
     leases = {lease.device: lease for lease in store.leases.all()}
     return rows(scan, answers, known, leases)
 
@@ -129,7 +129,7 @@ def remembered(known: Registered, lease: Lease | None) -> DeviceRow:
 
 def resolve_device(store: Store, name: str) -> Registered:
     """Return the known device that is called `name`: its name, serial or id. Raises UnknownNameError."""
-    known = store.registry.all()
+    known = store.devices.all()
     for one in known:
         if name in (one.id, one.serial) or (name and name == one.name):
             return one

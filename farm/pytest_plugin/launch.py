@@ -123,7 +123,7 @@ def _attached_soc(config: Config, choice: Choice, supervisor: Supervisor, store:
     from farm.devices.discovery import scan_all
     from farm.pool.fleet import choose
 
-    registered = {one.id: one for one in store.registry.all()}
+    registered = {one.id: one for one in store.devices.all()}
     devices, refused = choose(scan_all(config, supervisor), registered, list(load_socs()), choice)
     names = sorted({device.soc for device in devices})
     if not names:
@@ -273,7 +273,7 @@ class _Launch:
             exit_code = INTERRUPTED if interrupted else self._exit_code(run_id, status)
         finally:
             self._store.finish_run(run_id, exit_code)
-        view = self._store.run_view(run_id)
+        view = self._store.runs.view(run_id)
         folder = self._config.run_folder(run_id)
         folder.mkdir(parents=True, exist_ok=True)
         report = write_report(view, folder / "report.html", self._store, self._config.state_dir)
@@ -283,7 +283,7 @@ class _Launch:
         if status == _PYTEST_INTERNAL or status < 0:
             self._note(f"pytest broke down ({ending(status)}): what it says above tells why")
             return InfraError.exit_code
-        found = exit_code_of(self._store.run_view(run_id))
+        found = exit_code_of(self._store.runs.view(run_id))
         # Other plugins have demands of their own, as for coverage.
         return found or (1 if status else 0)
 

@@ -116,7 +116,7 @@ def accept(
 def _pasts(
     store: Store, pattern: str, soc: str | None
 ) -> list[tuple[JobPast, dict[tuple[int, str], list[AlertRecord]]]]:
-    pasts = store.pasts_of(pattern, soc)
+    pasts = store.history.pasts_of_jobs(pattern, soc)
     known: dict[tuple[int, str], list[AlertRecord]] = {}
     for alert in store.alerts.of_jobs(past.job_id for past in pasts):
         known.setdefault((alert.series_id, alert.device_kind), []).append(alert)
@@ -127,8 +127,7 @@ def _step(
     past: JobPast, one: SeriesPast, until: str, known: Mapping[tuple[int, str], Sequence[AlertRecord]]
 ) -> NewAlert | None:
     """Return the step that a number makes in a run, however small; None where it has no value then, or none before."""
-    from farm.analysis.alerts import levelled
-    from farm.analysis.candidates import BASELINE, way
+    from farm.analysis.candidates import BASELINE, levelled, way
     from farm.analysis.robust import difference, median
     from farm.analysis.scale import scaled
 

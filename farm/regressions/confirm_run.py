@@ -12,7 +12,7 @@ import msgspec
 
 from farm.analysis.candidates import Finding
 from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, control, pairs_needed
-from farm.analysis.nights import is_the_programs
+from farm.analysis.nights import programs_are_cause
 from farm.regressions.bench_pool import BenchPool
 from farm.regressions.changed_programs import changed_programs
 from farm.regressions.confirm_job import PairsRequest
@@ -152,7 +152,7 @@ class _ConfirmRun:
         """Write the report of the run anew, where there is one."""
         path = self._config.run_folder(self._run_id) / "report.html"
         if path.is_file():
-            write_report(self._store.run_view(self._run_id), path, self._store, self._config.state_dir)
+            write_report(self._store.runs.view(self._run_id), path, self._store, self._config.state_dir)
 
     def _programs(self, looked: LookBack) -> set[tuple[str, str]]:
         """Return the devices and metrics that are off as a whole because of the programs."""
@@ -164,7 +164,7 @@ class _ConfirmRun:
                 if time.monotonic() < self._end_s
                 and (asked := self._asking.ask(looked.seen[index], pairs, up=shift.change > 0, attribute=False))
             ]
-            if answers and is_the_programs(answers):
+            if answers and programs_are_cause(answers):
                 found.add((shift.device, shift.metric))
         return found
 

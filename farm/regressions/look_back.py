@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from farm.analysis.history import Point
-    from farm.analysis.nights import Night
+    from farm.analysis.nights import NightJudgement
     from farm.store.queries.points import JobPast, SeriesPast
     from farm.store.records import AlertRecord
     from farm.store.store import Store
@@ -35,7 +35,7 @@ class Seen(msgspec.Struct, frozen=True):
     @property
     def first(self) -> int:
         """Return the index of the oldest run of the level: the good one of a confirmation."""
-        from farm.analysis.alerts import reference
+        from farm.analysis.candidates import reference
 
         before = len(self.points) - 1
         return reference(before, [step for step in self.steps if step < before])
@@ -45,7 +45,7 @@ class LookBack(msgspec.Struct, frozen=True):
     """All numbers of a run, and what stands out among them."""
 
     seen: tuple[Seen, ...]
-    night: Night
+    night: NightJudgement
     """Its indices are those of `seen`."""
     insufficient: int
     """Numbers that have too few runs to compare with."""
@@ -70,8 +70,8 @@ def is_judged(past: JobPast, one: SeriesPast) -> bool:
 
 
 def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]] = ()) -> LookBack:
-    """Judge every number of a run against the runs before it. Nothing is written; `programs` as in `nights.look`."""
-    pasts = store.job_pasts(run_id)
+    """Judge every number of a run against the runs before it. Nothing is written; `programs` as in `judge_night`."""
+    pasts = store.history.pasts_of_run(run_id)
     known: dict[tuple[int, str], list[AlertRecord]] = {}
     for alert in store.alerts.of_jobs(past.job_id for past in pasts):
         # Also what newer runs gave: a run is looked at again when it is resumed, or came late from another machine.
@@ -87,10 +87,10 @@ def judge_pasts(
 ) -> LookBack:
     """Judge the newest run of every job; `known` has by series and device kind what stood out before. Pure."""
     from farm.analysis.candidates import Finding
-    from farm.analysis.nights import Observation, look
+    from farm.analysis.nights import Observation, judge_night
 
     seen = [one for past in pasts for one in seen_of(past, known)]
-    night = look(
+    night = judge_night(
         [Observation(one.series.series, one.past.device, _levelled(one), one.values[-1]) for one in seen],
         programs=programs,
     )
@@ -152,7 +152,7 @@ def _told(run_id: str, alerts: Iterable[AlertRecord]) -> frozenset[str]:
 
 
 def _levelled(one: Seen) -> list[float]:
-    from farm.analysis.alerts import levelled
+    from farm.analysis.candidates import levelled
 
     # A step that came with this very run is taken out of all before it.
     return levelled(one.series.series.scale, one.values[:-1], one.steps)

@@ -167,7 +167,7 @@ class _Debug:
             attempt = self._attempt(run_id, tools, storage, folder, supervisor)
             self._store.record_attempt(run_id, attempt)
             refused = attempt.reason if attempt.verdict is Verdict.SKIPPED else ""
-            exit_code = _REFUSED if refused else exit_code_of(self._store.run_view(run_id))
+            exit_code = _REFUSED if refused else exit_code_of(self._store.runs.view(run_id))
         except KeyboardInterrupt:
             exit_code = INTERRUPTED
         except FarmError as error:
@@ -177,7 +177,9 @@ class _Debug:
             self._store.finish_run(run_id, exit_code)
         if refused:
             raise UsageError(f"{self._job.id}: {refused}")
-        report = write_report(self._store.run_view(run_id), folder / "report.html", self._store, self._config.state_dir)
+        report = write_report(
+            self._store.runs.view(run_id), folder / "report.html", self._store, self._config.state_dir
+        )
         return DebugOutcome(
             job_id=self._job.id,
             run_id=run_id,

@@ -145,7 +145,7 @@ class _OneOff:
             attempt = look(raw, attempt)
             attempt, kept = self._keep(raw, attempt)
             self._store.record_attempt(run_id, attempt, artifacts=kept, fence=place.fence)
-            exit_code = exit_code_of(self._store.run_view(run_id))
+            exit_code = exit_code_of(self._store.runs.view(run_id))
         except KeyboardInterrupt:
             attempt, exit_code = None, INTERRUPTED
         except FarmError as error:
@@ -160,7 +160,7 @@ class _OneOff:
             attempt,
             place.device.kind,
             kept_outputs(kept),
-            write_report(self._store.run_view(run_id), folder / "report.html", self._store, self._config.state_dir),
+            write_report(self._store.runs.view(run_id), folder / "report.html", self._store, self._config.state_dir),
         )
 
     def _begin(self, tools: Toolchain, bundle: Bundle, place: AcquiredDevice) -> str:

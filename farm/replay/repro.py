@@ -88,7 +88,7 @@ def repro(
         lambda tools, supervisor: find_bundle(config, past, job, tools, supervisor, say),
         say,
     )
-    facts = store.run_view(now.run_id).fingerprint
+    facts = store.runs.view(now.run_id).fingerprint
     return ReproOutcome(
         past=past,
         now=now,

@@ -62,10 +62,10 @@ def find_stored_result(store: Store, pattern: str, ref: str | None) -> StoredRes
 
     Raises UnknownNameError, UsageError where several jobs match or none was executed.
     """
-    newest = sorted(store.history(pattern, None, None, 1), key=lambda point: (point.time_ms, point.run_id))
+    newest = sorted(store.history.points(pattern, None, None, 1), key=lambda point: (point.time_ms, point.run_id))
     names = list(dict.fromkeys(point.job_id for point in newest))
     if ref is not None:
-        run = store.run_view(store.resolve_run(ref))
+        run = store.runs.view(store.runs.resolve(ref))
         names = [view.id for view in run.jobs if view.id in names]
         if not names:
             raise UsageError(f"run {run.id} has no result of {pattern}: 'farm history {pattern}' shows which runs have")
@@ -77,19 +77,19 @@ def find_stored_result(store: Store, pattern: str, ref: str | None) -> StoredRes
     if not names:
         raise UsageError(f"{pattern} has no result yet: no attempt, or of 'farm debug' alone")
     if ref is None:
-        run = store.run_view(newest[-1].run_id)
+        run = store.runs.view(newest[-1].run_id)
     return _result(store, run, names[0])
 
 
 def results_before(store: Store, past: StoredResult) -> Iterator[StoredResult]:
     """Yield the results of the same job on the same kind of device in runs before that of `past`, newest first."""
     seen = set()
-    points = store.history(past.view.id, None, None, _ALL)
+    points = store.history.points(past.view.id, None, None, _ALL)
     for point in sorted(points, key=lambda point: (point.time_ms, point.run_id), reverse=True):
         if point.run_id in seen or point.device_kind != past.kind:
             continue
         seen.add(point.run_id)
-        run = store.run_view(point.run_id)
+        run = store.runs.view(point.run_id)
         if (run.started_ms, run.id) >= (past.run.started_ms, past.run.id):
             continue
         with contextlib.suppress(UsageError):
@@ -101,7 +101,7 @@ class Results:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._run = lru_cache(_MOST_RUNS)(store.run_view)
+        self._run = lru_cache(_MOST_RUNS)(store.runs.view)
 
     def of(self, job_id: str, run_id: str) -> StoredResult:
         """Return the result of a job in a run. Raises UsageError where it was not executed there."""
@@ -113,7 +113,7 @@ def _result(store: Store, run: RunView, job_id: str) -> StoredResult:
     kinds = {device.serial: device.kind for device in run.devices}
     for number, attempt in reversed(list(enumerate(view.attempts, start=1))):
         if attempt.bundle_key and attempt.device in kinds:
-            outputs = kept_outputs(store.artifacts(run.id, job_id))
+            outputs = kept_outputs(store.runs.artifacts(run.id, job_id))
             return StoredResult(run, view, attempt, number, kinds[attempt.device], outputs)
     last = view.attempts[-1].reason if view.attempts else "it was not begun"
     raise UsageError(f"{job_id} was not executed in run {run.id}, so that nothing can be run again: {last}")

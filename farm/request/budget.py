@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from farm.request.plan import PlannedJob
-    from farm.store.records import Past
+    from farm.store.records import ExpectedJob
 
 
 class Budget:
@@ -35,7 +35,7 @@ class Budget:
     def cut(
         self,
         planned: Sequence[PlannedJob],
-        past: Mapping[str, Past],
+        past: Mapping[str, ExpectedJob],
         *,
         devices: Mapping[str, int],
         builders: int,
@@ -66,7 +66,7 @@ class Budget:
             stale[job_id] = _stale(reason, past.get(job_id))
         return fitting, stale
 
-    def unbegun(self, job_ids: Iterable[str], past: Mapping[str, Past]) -> dict[str, Stale]:
+    def unbegun(self, job_ids: Iterable[str], past: Mapping[str, ExpectedJob]) -> dict[str, Stale]:
         """Return why jobs had not begun at the end."""
         return {job_id: _stale(f"had not begun when {self._words} was over", past.get(job_id)) for job_id in job_ids}
 
@@ -91,7 +91,7 @@ class Budget:
             timer.cancel()
 
 
-def _stale(reason: str, past: Past | None) -> Stale:
+def _stale(reason: str, past: ExpectedJob | None) -> Stale:
     """Return why a job is left out, with what was known of it."""
     if past is None:
         return Stale(reason)

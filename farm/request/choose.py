@@ -110,13 +110,13 @@ def narrow(
         jobs = _changed_since(request.changed_since, request, jobs, store, versions)
     if request.shard is not None:
         ids = [job.id for job in jobs]
-        seconds = store.agree_on_seconds(total_seconds(ids, store.past(ids, kind)), kind)
+        seconds = store.selection.agree_on_seconds(total_seconds(ids, store.selection.expected(ids, kind)), kind)
         mine = in_shard(seconds, request.shard)
         if not mine:
             raise NothingSelectedError(f"--shard {request.shard}: the {len(jobs)} jobs are all in other shards")
         jobs = tuple(job for job in jobs if job.id in mine)
     if request.last_failed:
-        failed = store.failed_last([job.id for job in jobs], kind, user_name())
+        failed = store.selection.failed_last([job.id for job in jobs], kind, user_name())
         if failed:
             return tuple(job for job in jobs if job.id in failed)
         if request.shard is not None:
@@ -134,7 +134,7 @@ def _changed_since(
 
     if request.shard is not None and _RELATIVE.fullmatch(ref):
         raise UsageError(f"--changed-since {ref} is another run for every shard: with --shard, name it by its id")
-    view = store.run_view(store.resolve_run(ref))
+    view = store.runs.view(store.runs.resolve(ref))
     then_kind = view.fingerprint.get("device_kind", request.device_kind)
     if then_kind != request.device_kind:
         raise UsageError(
@@ -149,7 +149,7 @@ def _changed_since(
         )
     toolchain = versions()
     now = {job.id: Version(bundle_key(job, toolchain), judged_by(job)) for job in jobs}
-    chosen = changed(now, store.verdicts(view.id))
+    chosen = changed(now, store.runs.verdicts(view.id))
     if not chosen:
         raise NothingSelectedError(f"nothing has changed since run {view.id}: it has a verdict of all {len(jobs)} jobs")
     return tuple(job for job in jobs if job.id in chosen)

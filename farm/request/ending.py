@@ -39,9 +39,9 @@ def report_context(store: Store, run_id: str, links: Callable[[Background], dict
     """Return what the store knows beyond a run; `links` says where its artifacts are, by hash."""
     from farm.report.model.context import ReportContext
 
-    background = store.background(run_id)
+    background = store.history.background(run_id)
     return ReportContext(
-        status=store.run_status(run_id),
+        status=store.status.of_run(run_id),
         # None recorded may mean that nobody has looked, so that nothing is said of it.
         alerts=tuple(store.alerts.of_run(run_id)) or None,
         background=background,

@@ -14,7 +14,7 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from farm.store.records import LastVerdict, Past
+    from farm.store.records import ExpectedJob, LastVerdict
 
 _SHARD = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 
@@ -68,7 +68,7 @@ def _holds(version: Version, verdict: LastVerdict | None) -> bool:
     return verdict is not None and version == Version(verdict.bundle_key, verdict.judged_by)
 
 
-def total_seconds(job_ids: Iterable[str], past: Mapping[str, Past]) -> dict[str, float]:
+def total_seconds(job_ids: Iterable[str], past: Mapping[str, ExpectedJob]) -> dict[str, float]:
     """Return what each job takes as a whole; one that was never judged, the median of the others."""
     known = {job_id: past[job_id].total_seconds if job_id in past else None for job_id in job_ids}
     usual = _median([seconds for seconds in known.values() if seconds is not None])
@@ -90,7 +90,7 @@ def in_shard(seconds: Mapping[str, float], shard: Shard) -> set[str]:
     return found
 
 
-def by_value(now: Mapping[str, Version], past: Mapping[str, Past], first: Collection[str] = ()) -> list[str]:
+def by_value(now: Mapping[str, Version], past: Mapping[str, ExpectedJob], first: Collection[str] = ()) -> list[str]:
     """Return jobs, the most valuable first: new or changed ones, then those that failed, then the longest not run.
 
     `first` come before all others; equals stay in their order.
@@ -107,7 +107,7 @@ def by_value(now: Mapping[str, Version], past: Mapping[str, Past], first: Collec
 
 
 def costs(
-    jobs: Sequence[tuple[str, str, str]], past: Mapping[str, Past], cached: Mapping[str, bool]
+    jobs: Sequence[tuple[str, str, str]], past: Mapping[str, ExpectedJob], cached: Mapping[str, bool]
 ) -> tuple[Cost, ...]:
     """Return what jobs are expected to take; `jobs` has id, SoC and bundle of each, `cached` is by bundle.
 

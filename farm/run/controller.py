@@ -125,7 +125,7 @@ class Controller:
     def _finished(self, job_id: str) -> Attempt | None:
         """Return the last attempt of a job that has a verdict about its code."""
         try:
-            jobs = self._store.run_view(self._plan.run_id).jobs
+            jobs = self._store.runs.view(self._plan.run_id).jobs
         except FarmError:
             return None
         last = next((job.attempts[-1] for job in jobs if job.id == job_id and job.attempts), None)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from farm.pool.fleet import Fleet
     from farm.request.plan import PlannedJob, RunPlan
     from farm.run.progress import Front
-    from farm.store.records import Past
+    from farm.store.records import ExpectedJob
     from farm.store.store import Store
     from farm.system.processes import Supervisor
 
@@ -148,12 +148,12 @@ def resume(
     from farm.store.store import open_store
 
     with heard(patience) as hears, open_store(config.store_url) as store:
-        run_id = store.resolve_run(ref)
+        run_id = store.runs.resolve(ref)
         folder = config.run_folder(run_id)
         request, jobs = read_intent(folder)
         budget = Budget(request.budget_s if budget_s is None else budget_s)
         check_machine(config, request)
-        view = store.run_view(run_id)
+        view = store.runs.view(run_id)
         missing = missing_jobs(view, jobs)
         front.note(f"run {run_id}: {len(jobs) - len(missing)} of {len(jobs)} jobs are finished")
         if not missing:
@@ -161,7 +161,7 @@ def resume(
                 with in_progress(folder) as before:
                     _release_leases(store, before)
                     store.finish_run(run_id, exit_code_of(view))
-                view = store.run_view(run_id)
+                view = store.runs.view(run_id)
             report = write_report(view, folder / "report.html", store, config.state_dir)
             return RunOutcome(exit_code_of(view), view, report, request.confirm)
         return _Run(config, request, front, store, hears, budget).execute(missing, run_id)
@@ -191,7 +191,7 @@ class _Run:
     ) -> None:
         self._config, self._request, self._front, self._store = config, request, front, store
         self._patience, self._budget = patience, budget
-        self._past: dict[str, Past] = {}
+        self._past: dict[str, ExpectedJob] = {}
         """What is known of the jobs."""
         self._first: set[str] = set()
         """Jobs that are to be first."""
@@ -210,7 +210,7 @@ class _Run:
         tools = prepare(self._config, self._front.note, virtual=self._request.virtual > 0)
         fingerprint = tools.fingerprint(virtual=self._request.virtual > 0) | self._profile_fact()
         if run_id:
-            require_same(self._store.run_view(run_id).fingerprint, fingerprint, run_id)
+            require_same(self._store.runs.view(run_id).fingerprint, fingerprint, run_id)
         else:
             run_id = self._begin(jobs, fingerprint)
             begun(run_id)
@@ -233,7 +233,7 @@ class _Run:
             finally:
                 self._store.finish_run(run_id, exit_code)
         self._judge_numbers(run_id)
-        view = self._store.run_view(run_id)
+        view = self._store.runs.view(run_id)
         report = write_report(view, folder / "report.html", self._store, self._config.state_dir)
         return RunOutcome(exit_code, view, report, self._request.confirm)
 
@@ -251,9 +251,9 @@ class _Run:
 
     def _look_back(self, jobs: Sequence[Job]) -> None:
         ids = [job.id for job in jobs]
-        self._past = self._store.past(ids, self._request.device_kind)
+        self._past = self._store.selection.expected(ids, self._request.device_kind)
         if self._request.failed_first:
-            self._first = self._store.failed_last(ids, self._request.device_kind, user_name())
+            self._first = self._store.selection.failed_last(ids, self._request.device_kind, user_name())
 
     def _begin(self, jobs: Sequence[Job], fingerprint: dict[str, str]) -> str:
         from farm.request.resume import leave_intent
@@ -338,7 +338,7 @@ class _Run:
         """Note what had not begun when the time was over; what is missing for another reason is not stale."""
         if not self._budget.is_over or self._patience.was_asked:
             return
-        jobs = self._store.run_view(run_id).jobs
+        jobs = self._store.runs.view(run_id).jobs
         due = [job for job in jobs if job.soc not in self._given_up]
         left = [job.id for job in due if not job.attempts and job.stale is None and job.id not in abandoned]
         self._store.mark_stale(run_id, self._budget.unbegun(left, self._past))
@@ -389,4 +389,4 @@ class _Run:
     def _exit_code(self, run_id: str, status: int) -> int:
         if status not in (_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED):
             raise InfraError(f"the test session broke down (pytest status {status}); what is said above tells why")
-        return exit_code_of(self._store.run_view(run_id))
+        return exit_code_of(self._store.runs.view(run_id))

@@ -116,7 +116,7 @@ class _App:
 
     def _run_id(self, ref: str) -> str:
         with self._store.opened() as store:
-            return store.resolve_run(ref)
+            return store.runs.resolve(ref)
 
     def _version(self) -> object:
         with self._store.opened() as store:
@@ -125,12 +125,12 @@ class _App:
 
     def _run_json(self, run_id: str) -> Content:
         with self._store.opened() as store:
-            view = store.run_view(run_id)
+            view = store.runs.view(run_id)
         return Content(hashed(msgspec.msgpack.encode(view)), lambda: render_json(view).encode(), lambda: True)
 
     def _run_page(self, run_id: str) -> Content:
         with self._store.opened() as store:
-            view = store.run_view(run_id)
+            view = store.runs.view(run_id)
             context = report_context(store, run_id, lambda known: self._links(_hashes(known)))
         # What is remembered of a page does not keep all that is in it.
         hashes, links = _hashes(context.background), context.links

@@ -72,7 +72,7 @@ def status_page(store: Store, address: Address) -> Page:
         "change_of": change_of,
         "progress": {one.run_id: one for one in store.browse.progress()},
         "told": told,
-        "known": len(store.registry.all()),
+        "known": len(store.devices.all()),
     }
     return Page("status.html.j2", values, lambda: {"status": status})
 
@@ -105,7 +105,7 @@ def runs_page(store: Store, address: Address) -> Page:
 def files_page(store: Store, address: Address, run: str) -> Page:
     """The artifacts of a run."""
     del address
-    run_id = store.resolve_run(run)
+    run_id = store.runs.resolve(run)
     files = store.browse.files(run_id, _MOST_FILES)
     return Page("files.html.j2", {"run_id": run_id, "files": files}, lambda: {"files": files})
 
@@ -114,7 +114,7 @@ def diff_page(store: Store, address: Address) -> Page:
     """Two runs, as `farm diff`."""
     names = address.text("a", "latest~1"), address.text("b", "latest")
     limit = address.number("limit", 50, 1, 1000)
-    views = [store.run_view(store.resolve_run(name)) for name in names]
+    views = [store.runs.view(store.runs.resolve(name)) for name in names]
     diff = diff_runs(*views)
     virtual = any(device.kind == "virtual" for view in views for device in view.devices)
     values = diff_values(diff, virtual=virtual)
@@ -150,7 +150,7 @@ def devices_page(store: Store, address: Address) -> Page:
 def device_page(store: Store, address: Address, device: str) -> Page:
     """One device, as `farm device show`, what ran on it of late, and how it drifts."""
     known = resolve_device(store, device)
-    events = store.registry.health_events(known.id, _EVENTS)
+    events = store.devices.health_events(known.id, _EVENTS)
     lease = next((lease for lease in store.leases.all() if lease.device == known.id), None)
     row = remembered(known, lease)
     attempts = store.browse.on_device(known.serial, known.kind, _ATTEMPTS) if known.serial else []
@@ -199,13 +199,13 @@ def history_page(store: Store, address: Address) -> Page:
         if len(names) > _MOST_JOBS:
             raise UsageError(f"{len(names)} jobs match {pattern!r}, at most {_MOST_JOBS} are told as JSON: name fewer")
         asked: tuple[str | None, ...] = metrics or (None,)
-        points = [point for one in asked for point in store.history(pattern, one, soc or None, limit)]
+        points = [point for one in asked for point in store.history.points(pattern, one, soc or None, limit)]
         records = records_of(store, points).items()
         listed = [{"job_id": job, "device_kind": kind, "record": one} for (job, kind), one in records]
         return {"points": points, "reliability": listed, "alerts": steps_of(store, points, metrics)}
 
-    found = [point for name in shown for point in store.history(name, None, None, limit)]
-    facts = store.fingerprints(point.fingerprint for point in found)
+    found = [point for name in shown for point in store.history.points(name, None, None, limit)]
+    facts = store.history.fingerprints(point.fingerprint for point in found)
     values |= {"tables": tables(found, metrics or USUAL, facts), "jobs": len(names)}
     values |= {"records": records_of(store, found), "record_text": fmt.record}
     values |= {"steps": steps_of(store, found, metrics), "change_of": change_of, "word_of": word_of}
@@ -234,7 +234,7 @@ def progress_answer(store: Store) -> dict[str, Any]:
 def device_rows(store: Store) -> list[DeviceRow]:
     """Return every device that the store knows, by name."""
     leases: dict[str, Lease] = {lease.device: lease for lease in store.leases.all()}
-    rows = [remembered(one, leases.get(one.id)) for one in store.registry.all()]
+    rows = [remembered(one, leases.get(one.id)) for one in store.devices.all()]
     return sorted(rows, key=lambda row: (row.name or row.serial or row.id, row.id))
 
 

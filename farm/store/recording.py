@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from farm.store.clock import Clock
     from farm.store.database import Database
     from farm.store.records import ArtifactRecord, RunRecord
+    from farm.store.view import Stale
     from farm.suites.suite import Job
 
 
@@ -139,6 +140,12 @@ class Recording:
             rows.insert_attempt(connection, run_id, attempt, device, artifacts)
 
         self._database.write(insert)
+
+    def mark_stale(self, run_id: str, stale: Mapping[str, Stale | None]) -> None:
+        """Record why planned jobs of a run are left out, by their ids; None for one that is not, after all."""
+        from farm.store.queries import selection
+
+        self._database.write(lambda connection: selection.mark_stale(connection, run_id, stale))
 
     def finish_run(self, run_id: str, exit_code: int) -> None:
         """Record that a run ended, and how."""

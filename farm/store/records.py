@@ -125,7 +125,7 @@ class LastVerdict(msgspec.Struct, frozen=True):
     """Hash of its limits then (`farm.store.values.judged_by`); empty in runs of older farms."""
 
 
-class Past(msgspec.Struct, frozen=True):
+class ExpectedJob(msgspec.Struct, frozen=True):
     """What the recent runs of a job on one kind of device tell: medians, and the newest verdict."""
 
     last: LastVerdict

@@ -50,8 +50,8 @@ def test_two_inferences_on_the_simulator_are_shown_compared_saved_and_recorded(h
     assert any("convolution" in row["node"] for row in told["attempt"]["operators"])
 
     with open_store(f"sqlite:///{home.state / 'farm.db'}", readonly=True) as store:
-        view = store.run_view(told["run"])
-        kept = {one.kind for one in store.artifacts(told["run"])}
+        view = store.runs.view(told["run"])
+        kept = {one.kind for one in store.runs.artifacts(told["run"])}
     assert (view.exit_code, [job.id for job in view.jobs]) == (0, [told["job"]])
     assert kept == {"etdump", "output:output_0_0.raw", "output:output_1_0.raw"}
     assert "exec/conv" in home.farm("history", "exec/conv").stdout

@@ -207,7 +207,7 @@ def test_firmware_skel_and_a_changed_case_are_events_and_known_steps_are_told(ho
         changed = Job(msgspec.structs.replace(JOB.case, seed=7), JOB.target)
         nights = [night(0, "b1", "s1"), night(1, "b2", "s1"), night(2, "b2", "s2"), night(3, "b2", "s2", ms=3.0)]
         night(4, "b2", "s2", changed)
-        [past] = store.pasts_of(JOB.id)
+        [past] = store.history.pasts_of_jobs(JOB.id)
         step = NewAlert(
             series_id=past.series[0].id, device_kind="hardware", finding="regression", state="confirmed",
             last_good=nights[2], first_bad=nights[3], change=math.log(1.5), low=0.4, high=0.41, p_value=0.0, reason="",

@@ -172,10 +172,10 @@ def test_what_cannot_be_leased_is_refused_with_what_to_do(ada: User, store: Stor
     done = ada.farm("lease", "SM8650", "--for", "soon")
     assert done.returncode == 2
     assert "such as 90s, 10m, 1h30m or 2d" in done.stderr
-    store.registry.set_service(FIRST, False, "cracked screen", "bob")
+    store.devices.set_service(FIRST, False, "cracked screen", "bob")
     said = ada.is_refused("lease", FIRST, code=4)
     assert f"{FIRST} is out of service (cracked screen): 'farm device in {FIRST}' puts it back" in said
-    store.registry.record_health(HealthEvent(SECOND, "canary", "quarantined", "3 crashes in a row"))
+    store.devices.record_health(HealthEvent(SECOND, "canary", "quarantined", "3 crashes in a row"))
     said = ada.is_refused("lease", "SM8650", code=4)
     assert f"{SECOND} is quarantined (3 crashes in a row): 'farm device show {SECOND}'" in said
     assert "cracked screen" in said

@@ -61,7 +61,7 @@ def store(planted: Planted, good: str) -> Iterator[Store]:
 def test_a_slower_compiler_is_confirmed_and_its_program_blamed(
     planted: Planted, again: str, twice: str, store: Store
 ) -> None:
-    before = store.history(JOB)
+    before = store.history.points(JOB)
     told = planted.json("confirm", "planted/*", code=3)
     assert (told["job"], told["good"]["run"], told["new"]["run"]) == (JOB, again, twice)
     assert told["differences"] == {"torchao": ["0.18.0", "0.18.12"]}
@@ -75,7 +75,7 @@ def test_a_slower_compiler_is_confirmed_and_its_program_blamed(
     assert (told["attribution"]["guilt"], told["attribution"]["axes"]) == ("axis", ["program"])
     roles = [turn["role"] for turn in told["turns"] if turn["pair"] >= 0]
     assert roles[:8] == ["good", "new", "new", "good"] * 2
-    assert store.history(JOB) == before
+    assert store.history.points(JOB) == before
     assert store.leases.all() == []
     assert wait_for_no_process(planted.home) == {}
 

@@ -67,7 +67,7 @@ def test_a_job_is_tried_once_more_and_is_the_farms_fault_after_that(store: Store
     ear = Ear()
     die(store, run_id, ear, times=2)
     assert ear.pending == [JOB.id]
-    [attempt] = store.run_view(run_id).jobs[0].attempts
+    [attempt] = store.runs.view(run_id).jobs[0].attempts
     assert (attempt.verdict, attempt.cause) == (Verdict.INFRA, Cause.WORKER)
     assert [shown["verdict"] for shown in ear.ended] == ["infra"]
 
@@ -79,7 +79,7 @@ def test_what_was_written_down_before_it_died_counts(store: Store, run_id: str, 
     die(store, run_id, ear)
     assert ear.pending == []
     assert [shown["verdict"] for shown in ear.ended] == [str(verdict)]
-    assert len(store.run_view(run_id).jobs[0].attempts) == 1
+    assert len(store.runs.view(run_id).jobs[0].attempts) == 1
 
 
 def test_a_store_that_refuses_is_told_of(store: Store, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:

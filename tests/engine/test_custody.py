@@ -106,7 +106,7 @@ def custody(world: World, store: Store) -> Iterator[Callable[..., Custody]]:
 
 
 def see(store: Store) -> None:
-    store.registry.see([Seen(device, "device", None) for device in (FIRST, SECOND)])
+    store.devices.see([Seen(device, "device", None) for device in (FIRST, SECOND)])
 
 
 def test_a_worker_that_knows_first_that_a_lease_is_lost_does_not_go_on(
@@ -169,8 +169,8 @@ def test_devices_that_nobody_is_given_any_more_are_not_waited_for(
     see(store)
     world.take(FIRST)
     world.take(SECOND)
-    store.registry.set_service(FIRST.id, False, "its screen is broken", "ann")
-    store.registry.set_service(SECOND.id, False, "", "ann")
+    store.devices.set_service(FIRST.id, False, "its screen is broken", "ann")
+    store.devices.set_service(SECOND.id, False, "", "ann")
     with pytest.raises(NoDeviceError, match=r"no SM8650 is left to wait for: A: .*its screen is broken; B: "):
         custody().acquire()
 

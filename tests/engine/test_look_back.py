@@ -391,7 +391,7 @@ def test_what_was_measured_before_it_stood_out_is_seen_when_it_does(
     for _ in range(2):
         world.night(keys={0: "old"}, noise=0.0)
     slow = world.night({0: 1.3}, keys={0: "slow"}, noise=0.0)
-    [series] = [one.id for past in store.job_pasts(slow) for one in past.series]
+    [series] = [one.id for past in store.history.pasts_of_run(slow) for one in past.series]
     hidden = NewAlert(
         series_id=series, device_kind="hardware", finding="unchanged", state=AlertState.UNKNOWN,
         last_good=world.nights[0], first_bad=slow, change=0.1, low=0.0, high=0.2, p_value=0.02, reason="measured",

@@ -24,7 +24,7 @@ from farm.request.selection import (
     schedule,
     total_seconds,
 )
-from farm.store.records import LastVerdict, Past
+from farm.store.records import ExpectedJob, LastVerdict
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ drawn = settings(deadline=None, max_examples=50)
 weights = st.dictionaries(st.text("abcdef", min_size=1), st.floats(0, 1e4), max_size=40)
 
 
-def past(time_ms: int = 1, outcome: str = "passed", key: str = "k", **seconds: float | None) -> Past:
+def past(time_ms: int = 1, outcome: str = "passed", key: str = "k", **seconds: float | None) -> ExpectedJob:
     took = {"build_seconds": 2.0, "run_seconds": 1.0, "total_seconds": 3.0, **seconds}
-    return Past(last=LastVerdict("run", time_ms, outcome, key, "limits"), **took)  # type: ignore[arg-type]
+    return ExpectedJob(last=LastVerdict("run", time_ms, outcome, key, "limits"), **took)  # type: ignore[arg-type]
 
 
 def same(*job_ids: str) -> dict[str, Version]:

@@ -208,7 +208,7 @@ def test_nothing_is_recorded_without_a_test(home: FarmHome, arguments: list[str]
 
     assert (done.returncode, done.stderr.splitlines()[-1][: len(f"farm: {said}")]) == (code, f"farm: {said}")
     with open_store(home.state / "farm.db") as store:
-        assert store.latest_run_id() is None
+        assert store.runs.latest_id() is None
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def lay_out(folder: Path, suite: str) -> None:
 
 def latest(home: FarmHome) -> RunView:
     with open_store(home.state / "farm.db") as store:
-        run_id = store.latest_run_id()
+        run_id = store.runs.latest_id()
         assert run_id is not None
-        return store.run_view(run_id)
+        return store.runs.view(run_id)
 
 
 def job(run: RunView, name: str) -> JobView:

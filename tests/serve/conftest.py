@@ -90,13 +90,13 @@ def fill(store: Store, artifacts: ArtifactStore) -> Filled:
     filled.sha256 = artifacts.put(b"an etdump")
     sick, out = make_device("R5CX2"), make_device("R5CX3", "SM8750", "bench-8750")
     status = DeviceStatus(False, 80, 31.5, 20 * 10**9, "b", 1e4, 0)
-    store.registry.see([Seen(one, "device", status) for one in (filled.device, sick, out)])
+    store.devices.see([Seen(one, "device", status) for one in (filled.device, sick, out)])
     for number in range(6):
         latency_ns = 1.5e6 * (1.2 if number == 5 else 1)
         event = HealthEvent(filled.device.id, "canary_ok", "healthy", "", {}, (latency_ns,) * 3, now_ms() - HOUR)
-        store.registry.record_health(event)
-    store.registry.record_health(HealthEvent(sick.id, "gave_up", "quarantined", f"does not answer {EVIL}"))
-    store.registry.set_service(out.id, in_service=False, note="lent to the camera team", user="ada")
+        store.devices.record_health(event)
+    store.devices.record_health(HealthEvent(sick.id, "gave_up", "quarantined", f"does not answer {EVIL}"))
+    store.devices.set_service(out.id, in_service=False, note="lent to the camera team", user="ada")
     for number in range(4):
         began = now_ms() - (4 - number) * HOUR
         facts = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "hardware"}

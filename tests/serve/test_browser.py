@@ -117,7 +117,7 @@ def test_devices_change_hands_while_somebody_looks(browser: WebDriver, server: S
     filled.store.leases.poll(token, ttl_s=300)
     wait(browser, lambda b: find(b, f"{row} .js-state").text == "leased")
     assert find(browser, f"{row} .js-held").text == "ada, farm run"
-    filled.store.registry.record_health(HealthEvent("R5CX1", "infra", "suspect", "cable"))
+    filled.store.devices.record_health(HealthEvent("R5CX1", "infra", "suspect", "cable"))
     wait(browser, lambda b: "R5CX1 is suspect" in find(b, "#live").text)
     assert find(browser, f"{row} .js-health").text == "△ suspect"
 
@@ -167,7 +167,7 @@ def test_two_runs_in_one_file_ask_for_nothing(browser: WebDriver, filled: Filled
     from farm.report.html.page import render_diff
     from farm.report.model.diff import diff_runs
 
-    views = [filled.store.run_view(run) for run in filled.runs[2:]]
+    views = [filled.store.runs.view(run) for run in filled.runs[2:]]
     file = tmp_path / "diff.html"
     file.write_text(render_diff(diff_runs(*views), virtual=False), encoding="utf-8")
     show(browser, file.as_uri())

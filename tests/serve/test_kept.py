@@ -136,7 +136,7 @@ def test_another_store_in_its_place_is_another_page(
         assert server.get(f"/runs/{run_id}").status == 200
         filled.store.close()
         with open_store(tmp_path / "new.db") as store:
-            assert store.latest_run_id() is None
+            assert store.runs.latest_id() is None
         place = config.state_dir / "farm.db"
         for suffix in ("-wal", "-shm"):
             Path(f"{place}{suffix}").unlink(missing_ok=True)

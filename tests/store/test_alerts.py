@@ -125,10 +125,10 @@ def test_another_skel_on_the_device_is_an_event_and_the_runner_is_that_of_the_de
         # The machine's own build is another one each time: devices do not run it.
         run(store, make, day, job, latency(1e6), runtime=signed, native_runner=f"host-{day}")
     other = run(store, make, 3, job, latency(1e6), runtime={**signed, "skel": "s2"})
-    [past] = store.pasts_of(job.id)
+    [past] = store.history.pasts_of_jobs(job.id)
     history = split(past.runs)
     assert [(event.text, event.run_id, event.parts) for event in history.events] == [("skel changed", other, True)]
-    assert store.run_view(other).devices[0].runtime == {**signed, "skel": "s2"}
+    assert store.runs.view(other).devices[0].runtime == {**signed, "skel": "s2"}
 
 
 def test_times_of_a_simulated_device_are_not_judged_and_its_cycles_are(store: Store, make: Make) -> None:

@@ -71,7 +71,7 @@ def test_sqlite(tmp_path: Path, step: int) -> None:
         path = tmp_path / f"{number}.db"
         _is_none_or_whole(str(path))
         with open_store(path) as store:
-            assert store.latest_run_id() is None
+            assert store.runs.latest_id() is None
         assert revision(str(path)) == REVISION
 
 
@@ -87,7 +87,7 @@ def test_postgresql(postgresql_cluster: str, step: int) -> None:
     assert len(_killed_at(address, step)) > 5
     _is_none_or_whole(address)
     with open_store(address) as store:
-        assert store.latest_run_id() is None
+        assert store.runs.latest_id() is None
     assert revision(address) == REVISION
 
 
@@ -95,7 +95,7 @@ def _is_none_or_whole(address: str) -> None:
     said = ""
     try:
         with open_store(address, readonly=True) as store:
-            assert store.latest_run_id() is None
+            assert store.runs.latest_id() is None
     except StoreError as error:
         said = str(error)
     assert not said or "there is no store yet: 'farm run' makes one" in said

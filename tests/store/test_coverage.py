@@ -44,7 +44,7 @@ def test_it_is_the_newest_that_was_tried_and_no_debugging(store: Store, make: ty
     second = _run(store, make, 1, (relu, Verdict.FAILED), (conv, None))
     _run(store, make, 2, (relu, Verdict.PASSED), debug="intermediate outputs")
 
-    found = {row.result.job_id: row for row in store.job_results([relu.id, conv.id, make.job("never").id])}
+    found = {row.result.job_id: row for row in store.status.job_results([relu.id, conv.id, make.job("never").id])}
     assert found.keys() == {relu.id, conv.id}
     newest = found[relu.id]
     assert (newest.result.run_id, newest.result.attempt.verdict) == (second, Verdict.FAILED)
@@ -53,9 +53,9 @@ def test_it_is_the_newest_that_was_tried_and_no_debugging(store: Store, make: ty
     assert (newest.result.kind, newest.result.time_ms) == ("virtual", _NIGHT + _DAY)
     assert (found[conv.id].result.run_id, found[conv.id].newer_run) == (first, second)
 
-    (of_first,) = store.job_results([relu.id], [first])
+    (of_first,) = store.status.job_results([relu.id], [first])
     assert (of_first.result.attempt.verdict, of_first.operators) == (Verdict.PASSED, {"aten.relu.default": 2})
-    assert store.job_results([conv.id], [second]) == []
+    assert store.status.job_results([conv.id], [second]) == []
 
 
 def test_trouble_of_the_farm_takes_no_verdict_back_and_figures_are_there(store: Store, make: type[Make]) -> None:
@@ -65,7 +65,7 @@ def test_trouble_of_the_farm_takes_no_verdict_back_and_figures_are_there(store: 
     for verdict, comparisons in ((Verdict.FAILED, figures), (Verdict.INFRA, ())):
         store.record_attempt(run_id, _attempt(make, job, verdict, comparisons=comparisons, log="long"), make.device())
 
-    (found,) = store.job_results([job.id])
+    (found,) = store.status.job_results([job.id])
     attempt = found.result.attempt
     assert attempt.verdict is Verdict.FAILED
     assert [str(c.sqnr_db) for c in attempt.comparisons] == ["nan", "inf"]
@@ -83,7 +83,7 @@ def test_a_failure_comes_with_other_socs_and_other_precisions_and_nothing_else(s
     _run(store, make, 0, *((job, Verdict.PASSED) for job in jobs))
     run_id = _run(store, make, 1, (red, Verdict.FAILED), (green, Verdict.PASSED))
 
-    view = store.run_view(run_id)
+    view = store.runs.view(run_id)
     assert [found.job_id for found in view.jobs[0].elsewhere] == [there.id, here.id, shared.id]
     assert view.jobs[0].elsewhere[0].case_version == view.jobs[0].case_version
     assert view.jobs[1].elsewhere == ()
@@ -98,17 +98,17 @@ def test_of_suites_that_share_a_case_its_own_goes_before(store: Store, make: typ
     _run(store, make, 1, (smoke, Verdict.PASSED), (elsewhere, Verdict.PASSED), (same_target, Verdict.PASSED))
     run_id = _run(store, make, 2, (red, Verdict.FAILED))
 
-    assert [found.job_id for found in store.run_view(run_id).jobs[0].elsewhere] == [own.id, elsewhere.id]
+    assert [found.job_id for found in store.runs.view(run_id).jobs[0].elsewhere] == [own.id, elsewhere.id]
 
 
 def test_planned_jobs_are_those_of_one_soc_in_the_order_of_the_run(store: Store, make: type[Make]) -> None:
     jobs = [make.job("b"), make.job("a"), make.job("a", soc="SM8450")]
     first = _run(store, make, 0, *((job, None) for job in jobs))
     second = _run(store, make, 1, (make.job("c"), None), (jobs[0], None))
-    found = store.planned_jobs([first, second], "SM8650", "htp")
+    found = store.runs.planned_jobs([first, second], "SM8650", "htp")
     assert [job.job_id for job in found] == [jobs[0].id, jobs[1].id, make.job("c").id]
     assert (found[1].module, found[1].case, found[1].precision) == ("torch.nn:ReLU", "a", "8a8w")
-    assert store.planned_jobs([first], "SM8650", "gpu") == []
+    assert store.runs.planned_jobs([first], "SM8650", "gpu") == []
 
 
 def test_no_step_goes_over_a_whole_table(sqlite_store: Store, make: type[Make]) -> None:
@@ -118,15 +118,15 @@ def test_no_step_goes_over_a_whole_table(sqlite_store: Store, make: type[Make]) 
     for day in range(3):
         run_id = _run(sqlite_store, make, day, *((job, Verdict.FAILED) for job in jobs))
     engine = sqlite_store._database._engine
-    view = sqlite_store.run_view(run_id)
+    view = sqlite_store.runs.view(run_id)
     asked: list[tuple[str, Any]] = []
 
     def listen(_: object, __: object, statement: str, parameters: Any, *___: object) -> None:
         asked.append((statement, parameters))
 
     event.listen(engine, "before_cursor_execute", listen)
-    assert len(sqlite_store.job_results([job.id for job in jobs])) == len(jobs)
-    assert sqlite_store.run_view(run_id) == view
+    assert len(sqlite_store.status.job_results([job.id for job in jobs])) == len(jobs)
+    assert sqlite_store.runs.view(run_id) == view
     event.remove(engine, "before_cursor_execute", listen)
     newest = [(statement, parameters) for statement, parameters in asked if "AS tried" in statement]
     assert len(newest) == 2

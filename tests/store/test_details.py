@@ -47,7 +47,7 @@ def test_profiles_and_layers_come_back_in_their_order(store: Store, make: type[M
     attempt = make.attempt(job, operators=OPERATORS, layers=LAYERS)
     store.record_attempt(run_id, attempt)
     store.record_attempt(run_id, make.attempt(plain))
-    with_inside, without = store.run_view(run_id).jobs
+    with_inside, without = store.runs.view(run_id).jobs
     assert with_inside.attempts == (attempt,)
     assert (without.attempts[0].operators, without.attempts[0].layers) == ((), ())
 
@@ -66,7 +66,7 @@ def test_figures_that_are_no_numbers_come_back(store: Store, make: type[Make]) -
     )
     store.record_attempt(run_id, attempt)
     # NaN is not equal to itself; its text is.
-    assert str(store.run_view(run_id).jobs[0].attempts[0]) == str(attempt)
+    assert str(store.runs.view(run_id).jobs[0].attempts[0]) == str(attempt)
 
 
 def test_hostile_names_and_numbers_of_rows_are_bounded(
@@ -81,7 +81,7 @@ def test_hostile_names_and_numbers_of_rows_are_bounded(
     operator = OperatorProfile(evil, evil, evil, 1, 1.0, 1.0, 1.0, 1.0)
     layer = LayerComparison(evil, evil, Step.COMPILER, 1.0, 1.0, 1.0)
     store.record_attempt(run_id, make.attempt(job, operators=(operator,) * 25, layers=(layer,) * 35))
-    (back,) = store.run_view(run_id).jobs[0].attempts
+    (back,) = store.runs.view(run_id).jobs[0].attempts
     assert (len(back.operators), len(back.layers)) == (20, 30)
     assert back.operators[0].node.startswith("a␀\\udcffx")
     assert {len(back.operators[0].node), len(back.layers[0].layer), len(back.layers[0].operator)} == {256}
@@ -99,17 +99,17 @@ def test_the_newest_attempt_with_a_profile_is_found(store: Store, make: type[Mak
     third = make.begin(store, job, started_ms=1_000_000_200_000)
     store.record_attempt(third, make.attempt(job, started_ms=4))
 
-    qhas, newest = store.profiles("quantized_ops")
+    qhas, newest = store.profiles.newest("quantized_ops")
     assert (newest.job_id, newest.run_id, newest.operators, newest.artifacts) == (job.id, second, OPERATORS, ())
     assert (newest.device, newest.device_kind, newest.verdict) == ("virtual-1", "virtual", "passed")
     assert (newest.facts, len(newest.case_version)) == ({"executorch": "1.5.1"}, 64)
     assert (qhas.job_id, qhas.operators, [file.kind for file in qhas.artifacts]) == (other.id, (), ["qhas:x.json"])
-    (older,) = store.profiles("quantized_ops/relu", first)
+    (older,) = store.profiles.newest("quantized_ops/relu", first)
     assert (older.operators, older.artifacts) == (OPERATORS[:1], (ETDUMP,))
     with pytest.raises(UsageError, match=f"run {third} has no profile of quantized_ops/relu: 'farm run --profile"):
-        store.profiles("quantized_ops/relu", third)
+        store.profiles.newest("quantized_ops/relu", third)
     with pytest.raises(UnknownNameError, match="did you mean 'quantized_ops/relu'"):
-        store.profiles("quantized_ops/rellu")
+        store.profiles.newest("quantized_ops/rellu")
 
 
 @pytest.mark.parametrize("revision", ["0001", "0002"])
@@ -143,16 +143,16 @@ def test_a_store_of_an_older_revision_is_brought_up_to_date(address: str, make: 
     with pytest.raises(StoreError, match="older farm"):
         open_store(address, readonly=True)
     with open_store(address) as store:
-        view = store.run_view("old")
+        view = store.runs.view("old")
         assert view.jobs[0].attempts == (attempt,)
         assert (view.priority, view.jobs[0].options, store.leases.all()) == ("person", {}, [])
         again = store.begin_run(RunRecord("farm run", "u", "h", {}))
         store.plan_jobs(again, [job])
         later = msgspec.structs.replace(attempt, operators=OPERATORS, layers=LAYERS)
         store.record_attempt(again, later)
-        assert store.run_view(again).jobs[0].attempts == (later,)
-        assert [profile.run_id for profile in store.profiles(job.id)] == [again]
+        assert store.runs.view(again).jobs[0].attempts == (later,)
+        assert [profile.run_id for profile in store.profiles.newest(job.id)] == [again]
     with open_store(address, readonly=True) as store, engine.connect() as connection:
-        assert store.latest_run_id() == again
+        assert store.runs.latest_id() == again
         assert len(connection.execute(select(schema.layer)).all()) == len(LAYERS)
     engine.dispose()

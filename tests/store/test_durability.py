@@ -54,7 +54,7 @@ def _writer(address: str, run_id: str, name: str, attempt: Attempt, count: int =
 
 
 def _recorded(store: Store, run_id: str) -> list[str]:
-    return [attempt.reason for job in store.run_view(run_id).jobs for attempt in job.attempts]
+    return [attempt.reason for job in store.runs.view(run_id).jobs for attempt in job.attempts]
 
 
 def test_writers_at_once_lose_nothing(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_writers_at_once_lose_nothing(sqlite_store: Store, make: type[Make], tmp
     assert [writer.returncode for writer in writers] == [0] * 4
     assert [len(lines) for lines in said] == [200] * 4
     assert sorted(_recorded(sqlite_store, run_id)) == sorted(itertools.chain(*said))
-    numbers = [m for job in sqlite_store.run_view(run_id).jobs for a in job.attempts for m in a.measurements]
+    numbers = [m for job in sqlite_store.runs.view(run_id).jobs for a in job.attempts for m in a.measurements]
     assert numbers == [make.latency(1.0, 2.0, 3.0)] * 800
 
 
@@ -92,7 +92,7 @@ def test_a_killed_writer_loses_nothing_that_it_said_was_recorded(
         assert set(map(str.strip, said)) <= set(recorded)
         # At most the one whose commit it did not live to tell.
         assert len(recorded) <= len(said) + len({line.split()[0] for line in said})
-    view = sqlite_store.run_view(run_id)
+    view = sqlite_store.runs.view(run_id)
     assert (view.finished_ms, view.exit_code) == (None, None)
     assert all(attempt.measurements for attempt in view.jobs[0].attempts)
     connection = sqlite3.connect(tmp_path / "farm.db")
@@ -106,7 +106,7 @@ def test_an_interrupted_run_shows_what_is_missing(sqlite_store: Store, make: typ
     run_id = make.begin(sqlite_store, done, missing)
     sqlite_store.record_attempt(run_id, make.attempt(done))
 
-    view = sqlite_store.run_view(run_id)
+    view = sqlite_store.runs.view(run_id)
 
     assert view.finished_ms is None
     assert [(job.case, len(job.attempts)) for job in view.jobs] == [("done", 1), ("missing", 0)]
@@ -115,7 +115,7 @@ def test_an_interrupted_run_shows_what_is_missing(sqlite_store: Store, make: typ
 def test_processes_that_make_the_same_store_at_once_all_get_it(address: str) -> None:
     code = (
         "import sys; from farm.store.store import open_store; print('ready', flush=True); sys.stdin.read();"
-        "store = open_store(sys.argv[1]); print(store.latest_run_id())"
+        "store = open_store(sys.argv[1]); print(store.runs.latest_id())"
     )
     processes = [
         subprocess.Popen(

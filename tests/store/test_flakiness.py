@@ -46,14 +46,14 @@ def test_verdicts_of_the_same_code_that_disagree_are_flaky(store: Store, make: t
     run(store, make, 9, (a, "p"), (b, "p"), (c, "p"))
     slipped = run(store, make, 8, (a, "f"), (b, "if"), (c, "p"), bundle_key="b" * 64)
     last = run(store, make, 7, (a, "p"), (b, "f"), (c, "ip"))
-    found = store.reliability([a.id, b.id, c.id], "virtual")
+    found = store.history.reliability([a.id, b.id, c.id], "virtual")
     assert {job: (one.reliability, one.passed, one.tries, one.since) for job, one in found.items()} == {
         a.id: (Reliability.NEWLY_FLAKY, 2, 3, slipped),
         b.id: (Reliability.NEWLY_FLAKY, 1, 3, slipped),
         c.id: (Reliability.STEADY, 3, 3, ""),
     }
-    assert set(store.reliability([a.id, b.id, c.id], "virtual", last, failed_of_late=True)) == {a.id, b.id}
-    assert store.reliability([a.id, c.id], "virtual", slipped)[a.id].tries == 2
+    assert set(store.history.reliability([a.id, b.id, c.id], "virtual", last, failed_of_late=True)) == {a.id, b.id}
+    assert store.history.reliability([a.id, c.id], "virtual", slipped)[a.id].tries == 2
 
 
 def test_other_code_kinds_and_the_debugger_are_not_mixed_in(store: Store, make: type[Make]) -> None:
@@ -63,16 +63,16 @@ def test_other_code_kinds_and_the_debugger_are_not_mixed_in(store: Store, make: 
     run(store, make, 7, (a, "f"), bundle_key="c" * 64)
     run(store, make, 6, (a, "f"), kind="hardware")
     run(store, make, 5, (a, "ff"), debug="intermediate outputs")
-    found = store.reliability([a.id], "virtual")[a.id]
+    found = store.history.reliability([a.id], "virtual")[a.id]
     assert (found.reliability, found.passed, found.tries) == (Reliability.STEADY, 1, 3)
-    assert store.reliability([a.id], "hardware")[a.id].tries == 1
-    assert store.reliability([a.id, "no/such[job]"], "unknown") == {}
+    assert store.history.reliability([a.id], "hardware")[a.id].tries == 1
+    assert store.history.reliability([a.id, "no/such[job]"], "unknown") == {}
 
 
 def test_a_retry_tells_as_well_and_trouble_tells_nothing(store: Store, make: type[Make]) -> None:
     a, b = make.job("a"), make.job("b")
     run_id = run(store, make, 9, (a, "fp"), (b, "iip"), bundle_key="")
-    found = store.reliability([a.id, b.id], "virtual")
+    found = store.history.reliability([a.id, b.id], "virtual")
     assert (found[a.id].reliability, found[a.id].since) == (Reliability.NEWLY_FLAKY, run_id)
     assert (found[b.id].reliability, found[b.id].tries) == (Reliability.STEADY, 1)
 
@@ -80,7 +80,7 @@ def test_a_retry_tells_as_well_and_trouble_tells_nothing(store: Store, make: typ
 def test_a_known_issue_is_a_failure(store: Store, make: type[Make]) -> None:
     a = make.job("a")
     run(store, make, 9, (a, "f"), known="yes")
-    assert store.reliability([a.id], "virtual", failed_of_late=True)[a.id].passed == 0
+    assert store.history.reliability([a.id], "virtual", failed_of_late=True)[a.id].passed == 0
 
 
 def test_only_the_last_runs_of_a_job_are_looked_at_along_indices(sqlite_store: Store, make: type[Make]) -> None:
@@ -97,8 +97,8 @@ def test_only_the_last_runs_of_a_job_are_looked_at_along_indices(sqlite_store: S
 
     engine = store._database._engine
     event.listen(engine, "before_cursor_execute", listen)
-    assert store.reliability([a.id, b.id], "virtual", last, failed_of_late=True) == {}
-    assert store.reliability([a.id], "virtual")[a.id].reliability is Reliability.STEADY
+    assert store.history.reliability([a.id, b.id], "virtual", last, failed_of_late=True) == {}
+    assert store.history.reliability([a.id], "virtual")[a.id].reliability is Reliability.STEADY
     event.remove(engine, "before_cursor_execute", listen)
     with engine.connect() as connection:
         for statement, parameters in asked:

@@ -272,7 +272,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(device=st.sampled_from(DEVICES), state=st.sampled_from(["healthy", "suspect", "quarantined"]))
     def gets_well_or_ill(self, device: str, state: str) -> None:
-        self.store.registry.record_health(HealthEvent(device, "canary", state, "because"))
+        self.store.devices.record_health(HealthEvent(device, "canary", state, "because"))
         self.out = self.out - {device} | ({device} if state == "quarantined" else set())
 
     @invariant()
@@ -412,11 +412,11 @@ def test_a_reservation_ends_a_lease_that_had_expired(store: Store, clock: SetClo
 
 
 def test_a_device_out_of_service_is_given_to_nobody(store: Store, make: type[Make]) -> None:
-    store.registry.see([Seen(make.device("d1"), "device", None)])
-    store.registry.set_service("d1", False, "cracked screen", "ada")
+    store.devices.see([Seen(make.device("d1"), "device", None)])
+    store.devices.set_service("d1", False, "cracked screen", "ada")
     token = ask(store.leases, "d1")
     assert store.leases.poll(token, ttl_s=TTL_S) == ()
-    store.registry.set_service("d1", True, "", "ada")
+    store.devices.set_service("d1", True, "", "ada")
     assert len(store.leases.poll(token, ttl_s=TTL_S)) == 1
 
 
@@ -433,7 +433,7 @@ def test_an_attempt_is_recorded_with_a_live_lease_only(store: Store, clock: SetC
         store.record_attempt(run_id, make.attempt(job, started_ms=3), fence=("d1", lease.fence))
     with pytest.raises(LeaseLostError, match="d7: the lease 1 is over: what"):
         store.record_attempt(run_id, make.attempt(job, started_ms=4), fence=("d7", 1))
-    assert [attempt.started_ms for attempt in store.run_view(run_id).jobs[0].attempts] == [1]
+    assert [attempt.started_ms for attempt in store.runs.view(run_id).jobs[0].attempts] == [1]
 
 
 def test_a_request_that_was_withdrawn_is_over(store: Store) -> None:

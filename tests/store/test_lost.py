@@ -125,16 +125,16 @@ def test_a_loss_within_a_transaction_is_noticed_as_well(path: Path, recorder: Re
 def test_reading_a_lost_store_says_so_and_makes_no_file(path: Path, recorder: Recorder) -> None:
     path.unlink()
     with pytest.raises(StoreLostError, match="was deleted"):
-        recorder._store.run_view(recorder.run_id)
+        recorder._store.runs.view(recorder.run_id)
     assert not path.exists()
 
 
 def test_a_reader_notices_that_its_store_is_another(path: Path, recorder: Recorder) -> None:
     with open_store(path, readonly=True) as reader:
-        assert reader.latest_run_id() == recorder.run_id
+        assert reader.runs.latest_id() == recorder.run_id
         _replace(path)
         with pytest.raises(StoreLostError, match="was replaced"):
-            reader.latest_run_id()
+            reader.runs.latest_id()
 
 
 def test_what_is_put_back_goes_on(path: Path, recorder: Recorder) -> None:
@@ -160,7 +160,7 @@ def test_what_others_do_to_a_store_is_no_loss(path: Path, recorder: Recorder) ->
     shutil.copy(path, path.with_name("backup.db"))
     recorder.record()
     with open_store(path, readonly=True) as reader:
-        assert sum(len(job.attempts) for job in reader.run_view(recorder.run_id).jobs) == 156
+        assert sum(len(job.attempts) for job in reader.runs.view(recorder.run_id).jobs) == 156
 
 
 def test_a_checkpoint_that_was_killed_is_no_loss(path: Path, recorder: Recorder) -> None:
@@ -251,7 +251,7 @@ def test_two_stores_of_one_process_do_not_unlock_each_other(path: Path, recorder
     recorder.record()
     _checkpoint(path)
     with open_store(path) as other:
-        other.latest_run_id()
+        other.runs.latest_id()
     recorder.record()
     # As long as somebody has it open, the last to leave is another: the log stays.
     code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM run').fetchall(); c.close()"

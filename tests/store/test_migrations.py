@@ -44,8 +44,8 @@ def test_what_an_old_store_holds_is_read_as_of_today(address: str) -> None:
     make_old_store(address)
     rows = old_rows()
     with open_store(address) as store:
-        assert [store.resolve_run(f"latest~{n}") for n in range(3)] == list(reversed(RUNS))
-        view = store.run_view(RUNS[2])
+        assert [store.runs.resolve(f"latest~{n}") for n in range(3)] == list(reversed(RUNS))
+        view = store.runs.view(RUNS[2])
         assert (view.finished_ms, view.exit_code, view.priority, view.user) == (None, None, "person", "ada ü")
         assert len(view.jobs) == JOBS
         of_run = {row["id"]: row for row in rows["run_job"] if row["run_id"] == RUNS[2]}
@@ -66,12 +66,12 @@ def test_what_an_old_store_holds_is_read_as_of_today(address: str) -> None:
             assert comparison.sqnr_db == comparisons[number]["sqnr_db"]
             assert math.isnan(comparison.cosine or 0) if nan else comparison.cosine == comparisons[number]["cosine"]
             assert comparison.steps is None
-        points = store.history("quantized_ops/case_2", "latency", limit=100)
+        points = store.history.points("quantized_ops/case_2", "latency", limit=100)
         medians = [row["p50"] for row in rows["measurement"] if row["series_id"] == 6]
         assert sorted(repr(point.p50) for point in points) == sorted(map(repr, medians))
-        exact = [point.p50 for point in store.history("quantized_ops/*", "pte_size", limit=100)]
+        exact = [point.p50 for point in store.history.points("quantized_ops/*", "pte_size", limit=100)]
         assert {2**63 - 1, -(2**63), 2**53 + 1} <= set(exact) <= set(INTEGERS)
-        assert INF in [point.p50 for point in store.history("quantized_ops/*", "sqnr", limit=100)]
+        assert INF in [point.p50 for point in store.history.points("quantized_ops/*", "sqnr", limit=100)]
 
 
 def test_an_old_store_goes_on(address: str, make: type[Make]) -> None:
@@ -80,8 +80,8 @@ def test_an_old_store_goes_on(address: str, make: type[Make]) -> None:
     with open_store(address) as store:
         run_id = make.begin(store, job)
         store.record_attempt(run_id, make.attempt(job))
-        assert store.run_status(run_id).jobs[0].job_id == job.id
-        assert len({point.run_id for point in store.history("quantized_ops/case_2", "latency")}) == len(RUNS) + 1
+        assert store.status.of_run(run_id).jobs[0].job_id == job.id
+        assert len({point.run_id for point in store.history.points("quantized_ops/case_2", "latency")}) == len(RUNS) + 1
 
 
 # Kills itself before its nth statement that changes something, or before it commits (0).
@@ -204,7 +204,7 @@ print("ready", flush=True)
 sys.stdin.read()
 store = open_store(sys.argv[1])
 store.begin_run(RunRecord("farm run", "bob", "bench", {}, 1_790_000_000_000))
-print(len(store.history("quantized_ops/*", "latency", limit=100)))
+print(len(store.history.points("quantized_ops/*", "latency", limit=100)))
 """
 
 
@@ -225,7 +225,7 @@ def test_processes_that_open_an_old_store_at_once_all_work(address: str) -> None
     assert said == [f"{len(old_rows()['attempt'])}\n"] * 3
     assert revision(address) == REVISION
     with open_store(address, readonly=True) as store:
-        assert sum(store.run_view(store.resolve_run(f"latest~{n}")).user == "bob" for n in range(6)) == 3
+        assert sum(store.runs.view(store.runs.resolve(f"latest~{n}")).user == "bob" for n in range(6)) == 3
     del old["run"]
     del old["fingerprint"]
     assert snapshot(address, like=old) == old

@@ -44,7 +44,7 @@ def test_a_store_is_made_where_none_is_and_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "folder to be made" / "with 100% ?#" / "farm.db"
     for _ in range(2):
         with open_store(path) as store:
-            assert store.latest_run_id() is None
+            assert store.runs.latest_id() is None
 
 
 def test_the_newest_revision_is_the_one_the_program_knows() -> None:
@@ -54,9 +54,9 @@ def test_the_newest_revision_is_the_one_the_program_knows() -> None:
 
 
 def test_an_up_to_date_store_opens_without_alembic_and_numpy(sqlite_store: Store, tmp_path: Path) -> None:
-    assert sqlite_store.latest_run_id() is None
+    assert sqlite_store.runs.latest_id() is None
     code = (
-        "import sys; from farm.store.store import open_store; open_store(sys.argv[1]).latest_run_id();"
+        "import sys; from farm.store.store import open_store; open_store(sys.argv[1]).runs.latest_id();"
         "print(sorted({'alembic', 'numpy', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -214,8 +214,8 @@ def test_reading_writes_nothing(sqlite_store: Store, make: type[Make], tmp_path:
     before = path.read_bytes(), path.stat().st_mtime_ns
 
     with open_store(path, readonly=True) as store:
-        assert store.resolve_run("latest") == run_id
-        assert len(store.run_view(run_id).jobs[0].attempts) == 1
+        assert store.runs.resolve("latest") == run_id
+        assert len(store.runs.view(run_id).jobs[0].attempts) == 1
         with pytest.raises(StoreError, match="read only"):
             store.finish_run(run_id, 0)
 
@@ -226,9 +226,9 @@ def test_a_reader_sees_what_a_living_writer_recorded(sqlite_store: Store, make: 
     job = make.job()
     run_id = make.begin(sqlite_store, job)
     with open_store(tmp_path / "farm.db", readonly=True) as reader:
-        assert reader.run_view(run_id).jobs[0].attempts == ()
+        assert reader.runs.view(run_id).jobs[0].attempts == ()
         sqlite_store.record_attempt(run_id, make.attempt(job))
-        assert len(reader.run_view(run_id).jobs[0].attempts) == 1
+        assert len(reader.runs.view(run_id).jobs[0].attempts) == 1
 
 
 def test_reading_a_store_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ try:
         recorded += 1
 except StoreError as error:
     print(error)
-view = store.run_view(run_id)
+view = store.runs.view(run_id)
 print(recorded == len(view.jobs[0].attempts), recorded > 0)
 """
 

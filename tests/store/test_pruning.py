@@ -90,7 +90,7 @@ def test_a_run_goes_with_all_its_rows_and_what_others_share_stays(store: Store, 
         "artifact": 2, "attempt": 1, "comparison": 1, "device": 1, "fingerprint": 1, "job": 1, "layer": 1,
         "measurement": 1, "op_profile": 1, "run": 1, "run_device": 1, "run_job": 1, "series": 1, "suite_case": 1,
     }  # fmt: skip
-    assert [job.id for job in store.run_view(second).jobs] == [a.id]
+    assert [job.id for job in store.runs.view(second).jobs] == [a.id]
     assert store.pruning.remove(first) is None
     assert store.pruning.sweep() == 0
     assert store.pruning.remove(second) == sorted([ETDUMP.sha256, own(second)])
@@ -138,7 +138,7 @@ def test_what_is_written_to_stays(store: Store, make: type[Make]) -> None:
     # Somebody goes on with it after it was decided.
     store.record_attempt(ended, make.attempt(a, reason="again"))
     assert [store.pruning.remove(one) for one in (ended, resumed, begun, killed)] == [None, None, None, []]
-    assert {point.run_id for point in store.history(a.id)} >= {ended, resumed}
+    assert {point.run_id for point in store.history.points(a.id)} >= {ended, resumed}
 
 
 _KILLED = """
@@ -220,7 +220,7 @@ def test_two_at_once_and_a_run_that_begins_meanwhile(store: Store, make: type[Ma
     writer.join()
     assert failed == []
     for run_id in written:
-        [job] = store.run_view(run_id).jobs
+        [job] = store.runs.view(run_id).jobs
         assert [attempt.measurements for attempt in job.attempts] == [(make.latency(1.0, 2.0, 3.0),)]
 
 
@@ -235,7 +235,7 @@ def test_an_sqlite_file_shrinks_when_nobody_writes(sqlite_store: Store, make: ty
     sqlite_store.finish_run(other, 0)
     assert sqlite_store.pruning.shrink() == ""
     assert (tmp_path / "farm.db").stat().st_size < size
-    assert sqlite_store.run_view(other).exit_code == 0
+    assert sqlite_store.runs.view(other).exit_code == 0
 
 
 def test_an_artifact_goes_when_it_is_old_and_not_when_it_was_put_again(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_an_artifact_goes_when_it_is_old_and_not_when_it_was_put_again(tmp_path:
 def test_runs_of_an_open_alert_stay_and_what_came_to_nothing_goes_with_its_run(store: Store, make: type[Make]) -> None:
     job = make.job("conv")
     first, second, third, fourth = (run(store, make, days, job) for days in (400, 399, 398, 397))
-    [series] = store.pasts_of(job.id)[0].series
+    [series] = store.history.pasts_of_jobs(job.id)[0].series
     for state, good, bad in (("exact", first, second), ("refuted", second, third)):
         found = NewAlert(
             series_id=series.id, device_kind="virtual", finding="regression", state=state, last_good=good,

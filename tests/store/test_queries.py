@@ -36,32 +36,32 @@ def test_a_run_id_says_when_and_is_given_once(store: Store) -> None:
 def test_runs_are_found_by_what_people_write(store: Store) -> None:
     first, second, third = (_begin(store, _MORNING + day * 86_400_000) for day in range(3))
 
-    assert store.latest_run_id() == third
-    assert store.resolve_run("latest") == third
-    assert store.resolve_run("latest~0") == third
-    assert store.resolve_run("latest~2") == first
-    assert store.resolve_run(second) == second
-    assert store.resolve_run("20261122") == second
+    assert store.runs.latest_id() == third
+    assert store.runs.resolve("latest") == third
+    assert store.runs.resolve("latest~0") == third
+    assert store.runs.resolve("latest~2") == first
+    assert store.runs.resolve(second) == second
+    assert store.runs.resolve("20261122") == second
     with pytest.raises(UsageError, match=f"several runs begin with '202611': {third}, {second}, {first}"):
-        store.resolve_run("202611")
+        store.runs.resolve("202611")
     with pytest.raises(UsageError, match="latest~3: the store has 3 runs"):
-        store.resolve_run("latest~3")
+        store.runs.resolve("latest~3")
     with pytest.raises(UnknownNameError, match=f"unknown run '{second[:-1]}x': did you mean '{second}'"):
-        store.resolve_run(f"{second[:-1]}x")
+        store.runs.resolve(f"{second[:-1]}x")
     for nonsense in ("", "%", "2026_121", "latest~", "latest~-1", "no\0such", "\udcff"):
         with pytest.raises(UnknownNameError):
-            store.resolve_run(nonsense)
+            store.runs.resolve(nonsense)
     with pytest.raises(UnknownNameError):
-        store.run_view("20990101-000000-abcdef")
+        store.runs.view("20990101-000000-abcdef")
 
 
 def test_an_empty_store_says_how_to_fill_it(sqlite_store: Store) -> None:
-    assert sqlite_store.latest_run_id() is None
+    assert sqlite_store.runs.latest_id() is None
     for ref in ("latest", "2026"):
         with pytest.raises(UsageError, match="'farm run' makes one"):
-            sqlite_store.resolve_run(ref)
+            sqlite_store.runs.resolve(ref)
     with pytest.raises(UnknownNameError, match="'farm run' makes some"):
-        sqlite_store.history("quantized_ops")
+        sqlite_store.history.points("quantized_ops")
 
 
 def test_what_was_not_announced_is_refused(sqlite_store: Store, make: type[Make]) -> None:
@@ -79,7 +79,7 @@ def test_an_attempt_on_a_device_nobody_announced_is_kept_apart(sqlite_store: Sto
     job = make.job()
     run_id = make.begin(sqlite_store, job)
     sqlite_store.record_attempt(run_id, make.attempt(job, device="stranger"))
-    assert [point.device_kind for point in sqlite_store.history(job.id)] == ["unknown"]
+    assert [point.device_kind for point in sqlite_store.history.points(job.id)] == ["unknown"]
 
 
 def test_history_never_mixes_virtual_and_hardware(store: Store, make: type[Make]) -> None:
@@ -91,7 +91,7 @@ def test_history_never_mixes_virtual_and_hardware(store: Store, make: type[Make]
         )
         store.record_attempt(run_id, attempt)
 
-    points = store.history("quantized_ops/relu", "latency", limit=2)
+    points = store.history.points("quantized_ops/relu", "latency", limit=2)
 
     assert [(point.device_kind, point.p50) for point in points] == [
         ("hardware", 3.0),
@@ -112,7 +112,7 @@ def test_history_shows_attempts_that_measured_nothing(store: Store, make: type[M
     )
     store.record_attempt(run_id, failed)
 
-    good, bad = store.history(job.id, "latency")
+    good, bad = store.history.points(job.id, "latency")
 
     assert (good.verdict, good.p50, good.n, good.device) == ("passed", 2.0, 3, "virtual-1")
     # It needed no device, and is part of the history of the only kind that its run had.
@@ -140,8 +140,8 @@ def test_a_run_is_looked_at_before_jobs_are_too_many(
         run_id, make.attempt(jobs[0], operators=(OperatorProfile("n", "", "ns", 1, 1.0, 1.0, 1.0, 1.0),))
     )
     with pytest.raises(UsageError, match="3 jobs match"):
-        sqlite_store.profiles("*")
-    assert [record.job_id for record in sqlite_store.profiles("*", run_id)] == [jobs[0].id]
+        sqlite_store.profiles.newest("*")
+    assert [record.job_id for record in sqlite_store.profiles.newest("*", run_id)] == [jobs[0].id]
 
 
 def test_runs_of_farm_debug_are_no_history_and_no_expectation(store: Store, make: type[Make]) -> None:
@@ -155,11 +155,11 @@ def test_runs_of_farm_debug_are_no_history_and_no_expectation(store: Store, make
     store.plan_jobs(debugged, [job])
     store.record_attempt(debugged, make.attempt(job, seconds=90.0, started_ms=1), make.device())
 
-    (point,) = store.history(job.id)
+    (point,) = store.history.points(job.id)
 
     assert point.run_id == run_id
-    assert store.past([job.id], "virtual")[job.id].run_seconds == 2.0
-    assert store.fingerprints([point.fingerprint]) == {point.fingerprint: known}
+    assert store.selection.expected([job.id], "virtual")[job.id].run_seconds == 2.0
+    assert store.history.fingerprints([point.fingerprint]) == {point.fingerprint: known}
 
 
 def test_jobs_are_found_by_case_suite_id_and_wildcard(store: Store, make: type[Make]) -> None:
@@ -169,7 +169,7 @@ def test_jobs_are_found_by_case_suite_id_and_wildcard(store: Store, make: type[M
         store.record_attempt(run_id, make.attempt(job))
 
     def found(pattern: str, soc: str | None = None) -> set[str]:
-        return {point.job_id for point in store.history(pattern, soc=soc)}
+        return {point.job_id for point in store.history.points(pattern, soc=soc)}
 
     relu, relu6, wide, other_soc = (job.id for job in jobs)
     assert found("quantized_ops/relu") == {relu, wide, other_soc}
@@ -179,16 +179,16 @@ def test_jobs_are_found_by_case_suite_id_and_wildcard(store: Store, make: type[M
     assert found("*/relu?") == {relu6}
     assert found("quantized_ops/relu[*-16a16w]") == {wide}
     with pytest.raises(UnknownNameError, match="did you mean 'quantized_ops/relu'"):
-        store.history("quantized_ops/rellu")
+        store.history.points("quantized_ops/rellu")
     with pytest.raises(UnknownNameError, match=re.escape(f"did you mean {relu!r}")):
-        store.history("quantized_ops/relu[SM8650-htp-8a8]")
+        store.history.points("quantized_ops/relu[SM8650-htp-8a8]")
     with pytest.raises(UnknownNameError, match="did you mean 'latency'"):
-        store.history("quantized_ops/relu", "latencies")
+        store.history.points("quantized_ops/relu", "latencies")
     with pytest.raises(UnknownNameError, match="unknown SoC 'SM8850'"):
-        store.history("quantized_ops/relu", soc="SM8850")
+        store.history.points("quantized_ops/relu", soc="SM8850")
     for hostile in ("\0", "\udcff", "*" * 10_000, "[", "(", "%"):
         try:
-            store.history(hostile)
+            store.history.points(hostile)
         except UnknownNameError:
             continue
 

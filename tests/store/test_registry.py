@@ -31,10 +31,8 @@ STATUS = DeviceStatus(
 
 def test_a_device_is_known_with_all_that_it_said(store: Store, make: type[Make]) -> None:
     before_ms = time.time_ns() // 1_000_000
-    store.registry.see(
-        [Seen(make.device("phone-2", "hardware"), "device", STATUS), Seen(make.device(), "device", None)]
-    )
-    phone, virtual = store.registry.all()
+    store.devices.see([Seen(make.device("phone-2", "hardware"), "device", STATUS), Seen(make.device(), "device", None)])
+    phone, virtual = store.devices.all()
     assert (phone.id, phone.serial, phone.soc, phone.kind, phone.os) == (
         "phone-2",
         "phone-2",
@@ -49,31 +47,31 @@ def test_a_device_is_known_with_all_that_it_said(store: Store, make: type[Make])
 
 def test_what_is_not_told_again_stays(store: Store, make: type[Make]) -> None:
     device = make.device("phone-1", "hardware")
-    store.registry.see([Seen(device, "device", STATUS)])
-    store.registry.set_name("phone-1", "left", ["rack-1", "rooted"])
-    store.registry.set_service("phone-1", False, "cracked screen", "ada")
-    store.registry.record_health(HealthEvent("phone-1", "gone", "suspect", "it was not there"))
-    store.registry.see([Seen(device, "offline", None)])
-    (known,) = store.registry.all()
+    store.devices.see([Seen(device, "device", STATUS)])
+    store.devices.set_name("phone-1", "left", ["rack-1", "rooted"])
+    store.devices.set_service("phone-1", False, "cracked screen", "ada")
+    store.devices.record_health(HealthEvent("phone-1", "gone", "suspect", "it was not there"))
+    store.devices.see([Seen(device, "offline", None)])
+    (known,) = store.devices.all()
     assert (known.name, known.labels, known.status, known.state) == ("left", ("rack-1", "rooted"), STATUS, "offline")
     assert (known.in_service, known.service_note, known.service_user) == (False, "cracked screen", "ada")
     assert (known.health, known.health_reason) == ("suspect", "it was not there")
     # farm.toml wins.
-    store.registry.see([Seen(msgspec.structs.replace(device, name="right", labels=("a",)), "device", None)])
-    (known,) = store.registry.all()
+    store.devices.see([Seen(msgspec.structs.replace(device, name="right", labels=("a",)), "device", None)])
+    (known,) = store.devices.all()
     assert (known.name, known.labels) == ("right", ("a",))
 
 
 def test_names_are_told_apart(store: Store, make: type[Make]) -> None:
-    store.registry.see([Seen(make.device("phone-1"), "device", None), Seen(make.device("phone-2"), "device", None)])
-    store.registry.set_name("phone-1", "left", [])
+    store.devices.see([Seen(make.device("phone-1"), "device", None), Seen(make.device("phone-2"), "device", None)])
+    store.devices.set_name("phone-1", "left", [])
     with pytest.raises(UsageError, match="phone-1 is called 'left' already"):
-        store.registry.set_name("phone-2", "left", [])
-    store.registry.set_name("phone-1", "left", ["again"])
+        store.devices.set_name("phone-2", "left", [])
+    store.devices.set_name("phone-1", "left", ["again"])
     with pytest.raises(UnknownNameError, match="did you mean 'phone-2'"):
-        store.registry.set_name("phone-22", "x", [])
+        store.devices.set_name("phone-22", "x", [])
     with pytest.raises(UnknownNameError, match="unknown device"):
-        store.registry.set_service("nothing", True, "", "ada")
+        store.devices.set_service("nothing", True, "", "ada")
 
 
 @pytest.mark.parametrize(
@@ -94,21 +92,21 @@ def test_a_name_is_one_and_means_one_device(
     store: Store, make: type[Make], name: str, labels: list[str], said: str
 ) -> None:
     second = msgspec.structs.replace(make.device("phone-2"), soc="SM9999")
-    store.registry.see([Seen(make.device("phone-1"), "device", None), Seen(second, "device", None)])
+    store.devices.see([Seen(make.device("phone-1"), "device", None), Seen(second, "device", None)])
     with pytest.raises(UsageError, match=said):
-        store.registry.set_name("phone-1", name, labels)
-    assert [one.name for one in store.registry.all()] == ["", ""]
-    store.registry.set_name("phone-1", "phone-1", ["a", "a"])
-    assert store.registry.all()[0].labels == ("a",)
+        store.devices.set_name("phone-1", name, labels)
+    assert [one.name for one in store.devices.all()] == ["", ""]
+    store.devices.set_name("phone-1", "phone-1", ["a", "a"])
+    assert store.devices.all()[0].labels == ("a",)
 
 
 def test_what_people_wrote_is_safe_to_show(store: Store, make: type[Make]) -> None:
     """What is in a store may have been written by another version."""
-    store.registry.see([Seen(msgspec.structs.replace(make.device("p"), name="\x1b[2J", labels=("\x07",)), "x", None)])
-    store.registry.set_service("p", False, "\x1b[31m cracked\nscreen", "\x1b]0;ada")
-    store.registry.record_health(HealthEvent("p", "crash", "suspect", "\x9b31m bad"))
-    (known,) = store.registry.all()
-    (event,) = store.registry.health_events("p", 1)
+    store.devices.see([Seen(msgspec.structs.replace(make.device("p"), name="\x1b[2J", labels=("\x07",)), "x", None)])
+    store.devices.set_service("p", False, "\x1b[31m cracked\nscreen", "\x1b]0;ada")
+    store.devices.record_health(HealthEvent("p", "crash", "suspect", "\x9b31m bad"))
+    (known,) = store.devices.all()
+    (event,) = store.devices.health_events("p", 1)
     shown = (known.name, *known.labels, known.service_note, known.service_user, known.health_reason, event.reason)
     assert all(text and text.isprintable() for text in shown), shown
     assert known.service_note.endswith("cracked screen")
@@ -116,9 +114,9 @@ def test_what_people_wrote_is_safe_to_show(store: Store, make: type[Make]) -> No
 
 def test_health_is_a_history_and_a_state(store: Store) -> None:
     canary = HealthEvent("d", "canary", "healthy", "", {"temperature_c": 31.5, "build": "b"}, (1.5e6, 2e6), 5)
-    store.registry.record_health(canary)
-    store.registry.record_health(HealthEvent("d", "crash", "quarantined", "3 in a row", {"nan": math.nan}))
-    newest, oldest = store.registry.health_events("d", 9)
+    store.devices.record_health(canary)
+    store.devices.record_health(HealthEvent("d", "crash", "quarantined", "3 in a row", {"nan": math.nan}))
+    newest, oldest = store.devices.health_events("d", 9)
     assert oldest == canary
     assert (newest.event, newest.state, newest.detail, newest.latency_ns) == (
         "crash",
@@ -127,18 +125,18 @@ def test_health_is_a_history_and_a_state(store: Store) -> None:
         (),
     )
     assert newest.time_ms > 1_790_000_000_000
-    assert len(store.registry.health_events("d", 1)) == 1
-    assert store.registry.health(["d", "e"]) == {"d": ("quarantined", "3 in a row"), "e": ("healthy", "")}
-    (known,) = store.registry.all()
+    assert len(store.devices.health_events("d", 1)) == 1
+    assert store.devices.health(["d", "e"]) == {"d": ("quarantined", "3 in a row"), "e": ("healthy", "")}
+    (known,) = store.devices.all()
     assert (known.id, known.serial, known.last_seen_ms) == ("d", "", 0)
 
 
 def test_what_a_device_says_is_bounded(store: Store, make: type[Make]) -> None:
     hostile = "x\0\udcff" * 5_000
     device = msgspec.structs.replace(make.device(hostile), product=hostile, soc=hostile, labels=(hostile,) * 100)
-    store.registry.see([Seen(device, hostile, None)])
-    store.registry.record_health(HealthEvent(device.id, hostile, hostile, hostile, {hostile: hostile}))
-    (known,) = store.registry.all()
+    store.devices.see([Seen(device, hostile, None)])
+    store.devices.record_health(HealthEvent(device.id, hostile, hostile, hostile, {hostile: hostile}))
+    (known,) = store.devices.all()
     assert max(map(len, (known.id, known.serial, known.product, *known.labels))) == 256
     assert (len(known.soc), len(known.health), len(known.health_reason), len(known.labels)) == (64, 16, 4_000, 32)
-    assert store.registry.health([device.id])[device.id][0] == known.health
+    assert store.devices.health([device.id])[device.id][0] == known.health

@@ -65,7 +65,7 @@ def test_every_field_of_a_run_comes_back(store: Store, make: type[Make]) -> None
         store.record_attempt(run_id, attempt)
     store.finish_run(run_id, 1)
 
-    view = store.run_view(run_id)
+    view = store.runs.view(run_id)
 
     assert (view.command, view.user, view.host) == ("farm run --soc SM8650", "ada", "bench")
     assert (view.started_ms, view.exit_code, view.fingerprint) == (1_790_000_000_001, 1, fingerprint)
@@ -104,11 +104,11 @@ def test_numbers_that_are_not_finite_come_back(store: Store, make: type[Make]) -
     )
     store.record_attempt(run_id, attempt)
 
-    (back,) = store.run_view(run_id).jobs[0].attempts
+    (back,) = store.runs.view(run_id).jobs[0].attempts
 
     # NaN is not equal to itself; its text is.
     assert str(back) == str(attempt)
-    p50 = {point.metric: point.p50 for point in store.history("quantized_ops/relu")}
+    p50 = {point.metric: point.p50 for point in store.history.points("quantized_ops/relu")}
     assert p50 == {"latency": None, "all_inf": inf, "both_ways": None, "none": None, "exact": None}
 
 
@@ -120,8 +120,8 @@ def test_counts_keep_their_last_digit(store: Store, make: type[Make]) -> None:
     cycles = Measurement("cycles", "cycles", Direction.LOWER, samples, exact=True)
     store.record_attempt(run_id, make.attempt(job, measurements=(cycles,)))
 
-    (measured,) = store.run_view(run_id).jobs[0].attempts[0].measurements
-    (point,) = store.history(job.id, "cycles")
+    (measured,) = store.runs.view(run_id).jobs[0].attempts[0].measurements
+    (point,) = store.history.points(job.id, "cycles")
 
     assert measured.samples == samples
     assert (point.p50, point.n, point.exact) == (great - 2, 5, True)
@@ -144,7 +144,7 @@ def test_hostile_text_is_kept_readable_and_bounded(store: Store, make: type[Make
     )
     store.record_attempt(run_id, attempt)
 
-    view = store.run_view(run_id)
+    view = store.runs.view(run_id)
     (back,) = view.jobs[0].attempts
 
     assert view.command == "farm ␀run \\udcff"
@@ -157,7 +157,7 @@ def test_hostile_text_is_kept_readable_and_bounded(store: Store, make: type[Make
 
 
 def test_the_schema_of_the_revisions_is_that_of_the_tables(store: Store, address: str) -> None:
-    assert store.latest_run_id() is None
+    assert store.runs.latest_id() is None
     url = address.replace("postgresql://", "postgresql+psycopg://") if "://" in address else f"sqlite:///{address}"
     engine = create_engine(url)
     with engine.connect() as connection:
@@ -175,13 +175,13 @@ def test_an_attempt_offered_twice_is_recorded_once(store: Store, make: type[Make
         store.record_attempt(run_id, timed, artifacts=[ArtifactRecord("a" * 64, 5, "etdump")])
         store.record_attempt(run_id, untimed)
 
-    verdicts = [attempt.verdict for attempt in store.run_view(run_id).jobs[0].attempts]
+    verdicts = [attempt.verdict for attempt in store.runs.view(run_id).jobs[0].attempts]
 
     # Without a time there is no telling that two are one.
     assert verdicts == ["passed", "infra", "infra"]
-    assert store.artifacts(run_id) == [ArtifactRecord("a" * 64, 5, "etdump")]
-    assert store.artifacts(run_id, job.id) == store.artifacts(run_id)
-    assert store.artifacts(run_id, "another") == []
+    assert store.runs.artifacts(run_id) == [ArtifactRecord("a" * 64, 5, "etdump")]
+    assert store.runs.artifacts(run_id, job.id) == store.runs.artifacts(run_id)
+    assert store.runs.artifacts(run_id, "another") == []
 
 
 def test_two_runs_never_have_one_id(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_a_device_is_known_by_its_build_too(store: Store, make: type[Make]) -> N
     for build in ("before update", "after update"):
         run_id = make.begin(store, job)
         store.record_attempt(run_id, make.attempt(job, device="phone"), make.device("phone", "hardware", build))
-        assert [d.build for d in store.run_view(run_id).devices if d.serial == "phone"] == [build]
+        assert [d.build for d in store.runs.view(run_id).devices if d.serial == "phone"] == [build]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +209,6 @@ def test_a_changed_test_has_another_version(
         run_id = make.begin(store, job)
         store.record_attempt(run_id, make.attempt(job))
 
-    before, after = store.history("quantized_ops/relu")
+    before, after = store.history.points("quantized_ops/relu")
 
     assert (before.case_version == after.case_version) is continues

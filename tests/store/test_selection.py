@@ -46,11 +46,11 @@ def test_what_a_job_takes_is_the_median_of_its_recent_runs(store: Store, make: t
     run(store, make, job, I, seconds=500.0)
     run(store, make, job, P, seconds=500.0, kind="hardware")
 
-    [past] = store.past([job.id, never.id, "unknown"], "virtual").values()
+    [past] = store.selection.expected([job.id, never.id, "unknown"], "virtual").values()
 
     assert (past.build_seconds, past.run_seconds, past.total_seconds) == (20.0, 2.0, 11.0)
-    assert store.past([], "virtual") == {}
-    assert store.past([job.id], "hardware")[job.id].build_seconds is None
+    assert store.selection.expected([], "virtual") == {}
+    assert store.selection.expected([job.id], "hardware")[job.id].build_seconds is None
 
 
 def test_the_newest_verdict_tells_what_it_is_about(store: Store, make: type[Make]) -> None:
@@ -63,11 +63,11 @@ def test_the_newest_verdict_tells_what_it_is_about(store: Store, make: type[Make
     store.record_build(first, job.id, seconds=1.0, cached=False, bundle_key="key")
     newest = run(store, make, job, I)
 
-    last = store.past([job.id], "virtual")[job.id].last
+    last = store.selection.expected([job.id], "virtual")[job.id].last
     assert (last.run_id, last.outcome, last.bundle_key) == (first, "passed", "key")
     assert last.judged_by == judged_by(stricter)
-    assert store.verdicts(first) == {job.id: last}
-    assert store.verdicts(newest) == {}
+    assert store.runs.verdicts(first) == {job.id: last}
+    assert store.runs.verdicts(newest) == {}
 
 
 @pytest.mark.parametrize(
@@ -86,16 +86,16 @@ def test_what_failed_last_is_the_final_attempt_of_the_newest_run(
     run(store, make, job, *((P,) if failed else (F,)), user="bob")
     run(store, make, job, *((P,) if failed else (F,)), kind="hardware")
 
-    assert store.failed_last([job.id], "virtual", "ada") == ({job.id} if failed else set())
-    assert store.failed_last([job.id], "virtual", "bob") == (set() if failed else {job.id})
+    assert store.selection.failed_last([job.id], "virtual", "ada") == ({job.id} if failed else set())
+    assert store.selection.failed_last([job.id], "virtual", "bob") == (set() if failed else {job.id})
 
 
 def test_a_known_issue_has_not_failed(store: Store, make: type[Make]) -> None:
     job = make.job()
     run_id = begin(store, job)
     store.record_attempt(run_id, make.attempt(job, verdict=F, known_issue="understood"), make.device())
-    assert store.failed_last([job.id], "virtual", "ada") == set()
-    assert store.past([job.id], "virtual")[job.id].last.outcome == "known issue"
+    assert store.selection.failed_last([job.id], "virtual", "ada") == set()
+    assert store.selection.expected([job.id], "virtual")[job.id].last.outcome == "known issue"
 
 
 def test_shards_agree_on_what_the_first_of_them_knew(address: str) -> None:
@@ -104,18 +104,18 @@ def test_shards_agree_on_what_the_first_of_them_knew(address: str) -> None:
 
     now = [1_000_000_000_000]
     with Store(Database(address), lambda _: now[0]) as first, Store(Database(address), lambda _: now[0]) as second:
-        assert first.agree_on_seconds({"b": 2.0, "a": 1.0}, "virtual") == {"a": 1.0, "b": 2.0}
-        assert second.agree_on_seconds({"a": 5.0, "b": 5.0}, "virtual") == {"a": 1.0, "b": 2.0}
-        assert second.agree_on_seconds({"a": 5.0, "b": 5.0}, "hardware") == {"a": 5.0, "b": 5.0}
-        assert second.agree_on_seconds({"a": 5.0}, "virtual") == {"a": 5.0}
+        assert first.selection.agree_on_seconds({"b": 2.0, "a": 1.0}, "virtual") == {"a": 1.0, "b": 2.0}
+        assert second.selection.agree_on_seconds({"a": 5.0, "b": 5.0}, "virtual") == {"a": 1.0, "b": 2.0}
+        assert second.selection.agree_on_seconds({"a": 5.0, "b": 5.0}, "hardware") == {"a": 5.0, "b": 5.0}
+        assert second.selection.agree_on_seconds({"a": 5.0}, "virtual") == {"a": 5.0}
         for _ in range(3):
             # As long as somebody asks now and then, it holds.
             now[0] += 11 * 3_600_000
-            assert first.agree_on_seconds({"a": 7.0, "b": 7.0}, "virtual") == {"a": 1.0, "b": 2.0}
+            assert first.selection.agree_on_seconds({"a": 7.0, "b": 7.0}, "virtual") == {"a": 1.0, "b": 2.0}
         now[0] += 13 * 3_600_000
-        assert second.agree_on_seconds({"a": 8.0, "b": 8.0}, "virtual") == {"a": 8.0, "b": 8.0}
+        assert second.selection.agree_on_seconds({"a": 8.0, "b": 8.0}, "virtual") == {"a": 8.0, "b": 8.0}
         now[0] += 31 * 86_400_000
-        first.agree_on_seconds({"c": 1.0}, "virtual")
+        first.selection.agree_on_seconds({"c": 1.0}, "virtual")
         with first._database.reading() as connection:
             assert len(connection.execute(schema.shard_weights.select()).all()) == 1
 
@@ -126,8 +126,8 @@ def test_what_was_left_out_is_told_until_it_is_not(store: Store, make: type[Make
     why = Stale("no time", 1_790_000_000_000, "passed", "an earlier run")
 
     store.mark_stale(run_id, {job.id: why, other.id: None})
-    assert [one.stale for one in store.run_view(run_id).jobs] == [why, None]
+    assert [one.stale for one in store.runs.view(run_id).jobs] == [why, None]
 
     store.mark_stale(run_id, {job.id: None})
     store.mark_stale(run_id, {})
-    assert [one.stale for one in store.run_view(run_id).jobs] == [None, None]
+    assert [one.stale for one in store.runs.view(run_id).jobs] == [None, None]

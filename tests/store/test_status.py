@@ -37,7 +37,7 @@ def run(store: Store, make: Make, hours_ago: int, *verdicts: tuple[Job, Verdict 
 
 
 def by_case(store: Store, run_id: str) -> dict[str, JobStatus]:
-    return {job.job_id.split("/")[1].split("[")[0]: job for job in store.run_status(run_id).jobs}
+    return {job.job_id.split("/")[1].split("[")[0]: job for job in store.status.of_run(run_id).jobs}
 
 
 def test_each_job_has_its_last_verdict_before_the_run(store: Store, make: Make) -> None:
@@ -80,17 +80,17 @@ def test_a_job_that_was_left_out_says_why(store: Store, make: Make) -> None:
 
 def test_the_run_to_show_is_the_newest_nightly_one_of_late_or_the_newest(store: Store, make: Make) -> None:
     a = make.job("a")
-    assert store.run_to_show() is None
+    assert store.status.run_to_show() is None
     run(store, make, 24 * 30, (a, Verdict.PASSED), priority="nightly")
     newest = run(store, make, 20, (a, Verdict.PASSED))
-    assert store.run_to_show() == newest
+    assert store.status.run_to_show() == newest
     nightly = run(store, make, 24, (a, Verdict.PASSED), priority="nightly")
     run(store, make, 1, (a, Verdict.PASSED), debug="intermediate outputs")
-    assert store.run_to_show() == nightly
+    assert store.status.run_to_show() == nightly
 
 
 def test_runs_of_today_without_an_end_are_unfinished(store: Store) -> None:
     for hours_ago in (100, 2):
         store.begin_run(RunRecord("farm run", "ada", "bench", {}, now_ms() - hours_ago * HOUR))
-    (one,) = store.unfinished_runs()
+    (one,) = store.status.unfinished_runs()
     assert (one.user, one.host) == ("ada", "bench")

@@ -66,7 +66,7 @@ def imported(store: Store, tmp_path: Path, *exports: bytes) -> tuple[list[RunLin
 
 def said(store: Store, run_id: str) -> bytes:
     # NaN is not equal to itself; its text is. SQLite has one zero in a column.
-    view = jsonable(msgspec.to_builtins(store.run_view(run_id)))
+    view = jsonable(msgspec.to_builtins(store.runs.view(run_id)))
     return msgspec.json.encode(view, order="sorted").replace(b"-0.0", b"0.0")
 
 
@@ -139,12 +139,15 @@ def test_runs_are_the_same_in_another_store(
     assert ([run.id for run in added], present) == (run_ids, [])
     for run_id in run_ids:
         assert said(target, run_id) == said(source, run_id)
-        assert target.artifacts(run_id) == source.artifacts(run_id)
-        assert target.verdicts(run_id) == source.verdicts(run_id)
-    assert str(target.history("*")) == str(source.history("*"))
-    assert target.profiles("quantized_ops/relu")[0].artifacts == source.profiles("quantized_ops/relu")[0].artifacts
-    hashes = [point.fingerprint for point in source.history("*")]
-    assert target.fingerprints(hashes) == source.fingerprints(hashes)
+        assert target.runs.artifacts(run_id) == source.runs.artifacts(run_id)
+        assert target.runs.verdicts(run_id) == source.runs.verdicts(run_id)
+    assert str(target.history.points("*")) == str(source.history.points("*"))
+    assert (
+        target.profiles.newest("quantized_ops/relu")[0].artifacts
+        == source.profiles.newest("quantized_ops/relu")[0].artifacts
+    )
+    hashes = [point.fingerprint for point in source.history.points("*")]
+    assert target.history.fingerprints(hashes) == source.history.fingerprints(hashes)
     assert exported(target) == data
 
 
@@ -180,7 +183,7 @@ def test_an_import_twice_adds_nothing(store: Store, other: Store, make: type[Mak
     assert exported(store, first) == before
     again = imported(store, tmp_path, exported(other) + exported(other))
     assert ([], [first, second]) == (again[0], [run.id for run in again[1]])
-    assert len(store.run_view(first).jobs[1].attempts) == 3
+    assert len(store.runs.view(first).jobs[1].attempts) == 3
 
 
 def test_how_the_lines_are_written_does_not_matter(
@@ -222,7 +225,7 @@ def test_an_unfinished_run_goes_over_as_it_stands(store: Store, other: Store, ma
     job = make.job()
     run_id = make.begin(other, job)
     imported(store, tmp_path, exported(other))
-    assert (store.run_view(run_id).finished_ms, store.run_view(run_id).jobs[0].attempts) == (None, ())
+    assert (store.runs.view(run_id).finished_ms, store.runs.view(run_id).jobs[0].attempts) == (None, ())
     other.record_attempt(run_id, make.attempt(job))
     with pytest.raises(UsageError, match="or another state of this one: not imported"):
         imported(store, tmp_path, exported(other))
@@ -245,11 +248,11 @@ def test_the_newest_result_is_that_of_the_newest_run_not_of_the_last_import(
 
     imported(store, tmp_path, exported(other))
 
-    assert store.latest_run_id() == newer
-    assert [point.run_id for point in store.history(job.id)] == [older, newer]
-    assert [found.result.run_id for found in store.job_results([job.id])] == [newer]
-    assert store.failed_last([job.id], "virtual", "ada") == set()
-    assert store.past([job.id], "virtual")[job.id].last.run_id == newer
+    assert store.runs.latest_id() == newer
+    assert [point.run_id for point in store.history.points(job.id)] == [older, newer]
+    assert [found.result.run_id for found in store.status.job_results([job.id])] == [newer]
+    assert store.selection.failed_last([job.id], "virtual", "ada") == set()
+    assert store.selection.expected([job.id], "virtual")[job.id].last.run_id == newer
 
 
 def lines_of(store: Store, make: type[Make]) -> list[dict[str, Any]]:
@@ -438,7 +441,7 @@ def test_every_number_comes_over_to_its_last_bit(
     ]
     other.record_attempt(run_id, make.attempt(job, measurements=(make.latency(*samples),), seconds=samples[4]))
     imported(sqlite_store, tmp_path, exported(other))
-    (attempt,) = sqlite_store.run_view(run_id).jobs[0].attempts
+    (attempt,) = sqlite_store.runs.view(run_id).jobs[0].attempts
     assert attempt.measurements[0].samples == tuple(samples)
     assert attempt.seconds == samples[4]
-    assert msgspec.json.encode(sqlite_store.history("*")) == msgspec.json.encode(other.history("*"))
+    assert msgspec.json.encode(sqlite_store.history.points("*")) == msgspec.json.encode(other.history.points("*"))

@@ -41,7 +41,7 @@ def run(store: Store, make: Make, hours_ago: int, *found: tuple[Job, Verdict, fl
 
 
 def latencies(store: Store, run_id: str, job: Job, runs: int = 30) -> list[float | None]:
-    series = {one.metric: one for one in store.background(run_id, runs).trends.get(job.id, ())}
+    series = {one.metric: one for one in store.history.background(run_id, runs).trends.get(job.id, ())}
     return [point.value for point in series["latency"].points] if "latency" in series else []
 
 
@@ -51,7 +51,7 @@ def test_medians_are_of_the_newest_runs_up_to_this_one_oldest_first(store: Store
     assert latencies(store, ids[2], a) == [10, 11, 12]
     assert latencies(store, ids[3], a, runs=2) == [12, 13]
     assert latencies(store, ids[3], b, runs=2) == [22, 23]
-    found = store.background(ids[3])
+    found = store.history.background(ids[3])
     (cycles, latency) = found.trends[a.id]
     assert (cycles.metric, cycles.unit, cycles.direction) == ("htp_cycles", "cycles", "lower")
     assert [point.value for point in cycles.points] == [100, 110, 120, 130]
@@ -89,8 +89,8 @@ def test_files_are_told_by_job_and_a_run_that_is_not_there_has_nothing(store: St
     run_id = run(store, make, 5, (a, Verdict.PASSED, 1), (b, Verdict.PASSED, 1))
     kept = ArtifactRecord("ab" * 32, 12, "etdump")
     store.record_attempt(run_id, make.attempt(b, started_ms=7), artifacts=(kept,))
-    assert store.background(run_id).artifacts == {b.id: (kept,)}
-    nothing = store.background("20200101-000000-000000")
+    assert store.history.background(run_id).artifacts == {b.id: (kept,)}
+    nothing = store.history.background("20200101-000000-000000")
     assert (nothing.trends, nothing.facts, nothing.artifacts) == ({}, {}, {})
 
 
@@ -101,7 +101,7 @@ def test_no_step_goes_over_a_whole_table(sqlite_store: Store, make: Make) -> Non
     statements: list[tuple[str, Any]] = []
     with sqlite_store._database.reading() as connection:
         event.listen(connection.engine, "before_cursor_execute", lambda *call: statements.append((call[2], call[3])))
-    assert sqlite_store.background(run_id).trends
+    assert sqlite_store.history.background(run_id).trends
     with sqlite_store._database.reading() as connection:
         plans = [
             "\n".join(str(row[-1]) for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", parameters))

@@ -35,7 +35,7 @@ def command() -> None:
 def name_command(*, device: str, name: str, config_file: Path | None) -> None:
     """Give a device a name; an empty one takes it away. One in farm.toml wins."""
     with _device(config_file, device) as (store, known):
-        store.registry.set_name(known.id, name, None)
+        store.devices.set_name(known.id, name, None)
         echo(f"{known.id} is called {name!r}" if name else f"{known.id} has no name")
 
 
@@ -46,7 +46,7 @@ def name_command(*, device: str, name: str, config_file: Path | None) -> None:
 def label_command(*, device: str, labels: tuple[str, ...], config_file: Path | None) -> None:
     """Replace the labels of a device; without any, they are taken away."""
     with _device(config_file, device) as (store, known):
-        store.registry.set_name(known.id, None, labels)
+        store.devices.set_name(known.id, None, labels)
         echo(f"{known.id} has the labels {', '.join(labels)}" if labels else f"{known.id} has no labels")
 
 
@@ -80,7 +80,7 @@ def release_command(*, device: str, config_file: Path | None) -> None:
             echo(f"{known.id} is not in quarantine: it is {known.health}")
             return
         state, reason = next_health(Health(known.health), (), HealthMark(Event.RELEASED))
-        store.registry.record_health(HealthEvent(known.id, str(Event.RELEASED), str(state), reason))
+        store.devices.record_health(HealthEvent(known.id, str(Event.RELEASED), str(state), reason))
         echo(f"{known.id} is {state}: {reason}")
 
 
@@ -96,7 +96,7 @@ def show_command(*, device: str, limit: int, as_json: bool, config_file: Path | 
     drift of the device.
     """
     with _device(config_file, device) as (store, known):
-        events = store.registry.health_events(known.id, limit)
+        events = store.devices.health_events(known.id, limit)
         if as_json:
             from farm.cli.output import print_json
 
@@ -134,7 +134,7 @@ def _set_service(config_file: Path | None, device: str, note: str, *, in_service
     from farm.system.user import user_name
 
     with _device(config_file, device) as (store, known):
-        store.registry.set_service(known.id, in_service, note, user_name())
+        store.devices.set_service(known.id, in_service, note, user_name())
         echo(f"{known.id} is {'in' if in_service else 'out of'} service")
 
 

@@ -38,8 +38,8 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
     from farm.suites.socs import load_socs
 
     scan = scan_all(config, supervisor)
-    store.registry.see([Seen(device, "device", None) for device in scan.devices])
-    known = {one.id: one for one in store.registry.all()}
+    store.devices.see([Seen(device, "device", None) for device in scan.devices])
+    known = {one.id: one for one in store.devices.all()}
     named = [device for device in scan.devices if wanted in _names(device, known[device.id])]
     if not named:
         _refuse_unusable(scan, known.values(), wanted)

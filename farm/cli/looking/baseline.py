@@ -89,7 +89,7 @@ def accept(
     if not note.strip():
         raise UsageError("--note says why the level is right: somebody will ask")
     with open_store(load_config(config_file).store_url, existing=True) as store:
-        run_id = None if ref is None else store.resolve_run(ref)
+        run_id = None if ref is None else store.runs.resolve(ref)
         done = baseline.accept(store, job, soc, metrics, run_id, user=user_name(), note=note)
     if as_json:
         print_json({"accepted": done})

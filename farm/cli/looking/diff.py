@@ -31,7 +31,7 @@ def command(before: str, after: str, limit: int, html: Path | None, config_file:
     from farm.store.store import open_store
 
     with open_store(load_config(config_file).store_url, readonly=True) as store:
-        views = [store.run_view(store.resolve_run(run)) for run in (before, after)]
+        views = [store.runs.view(store.runs.resolve(run)) for run in (before, after)]
     diff = diff_runs(*views)
     virtual = any(device.kind == "virtual" for view in views for device in view.devices)
     if html is not None:

@@ -68,8 +68,8 @@ def command(
         if everything or since:
             chosen = _chosen(store, since_ms, unfinished=unfinished)
         else:
-            chosen = list(dict.fromkeys(store.resolve_run(run) for run in runs or ("latest",)))
-        data = store.transfer.export(chosen) if form == _LINES else [rendered(store.run_view(chosen[0]), form)]
+            chosen = list(dict.fromkeys(store.runs.resolve(run) for run in runs or ("latest",)))
+        data = store.transfer.export(chosen) if form == _LINES else [rendered(store.runs.view(chosen[0]), form)]
         _write(data, output)
     if output is not None:
         echo(f"export: {output}", err=True)

@@ -51,10 +51,10 @@ def command(
 
     with open_store(load_config(config_file).store_url, readonly=True) as store:
         if metrics:
-            points = [point for metric in metrics for point in store.history(job, metric, soc, limit)]
+            points = [point for metric in metrics for point in store.history.points(job, metric, soc, limit)]
         else:
-            points = store.history(job, None, soc, limit)
-        facts = store.fingerprints(point.fingerprint for point in points)
+            points = store.history.points(job, None, soc, limit)
+        facts = store.history.fingerprints(point.fingerprint for point in points)
         records = records_of(store, points)
         alerts = steps_of(store, points, metrics)
     if as_json:

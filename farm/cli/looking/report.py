@@ -24,7 +24,7 @@ def command(run: str, html: Path | None, junitxml: Path | None, config_file: Pat
 
     config = load_config(config_file)
     with open_store(config.store_url, readonly=True) as store:
-        view = store.run_view(store.resolve_run(run))
+        view = store.runs.view(store.runs.resolve(run))
         folder = html.parent if html else config.run_folder(view.id)
         folder.mkdir(parents=True, exist_ok=True)
         report = write_report(view, html or folder / "report.html", store, config.state_dir)

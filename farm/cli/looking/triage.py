@@ -91,7 +91,7 @@ def _subject(store: Store, subject: str) -> tuple[str, str]:
             raise UnknownNameError("alert", number[:18] + "…", [])
         alert = store.alerts.get(int(number))
         return f"alert:{alert.id}", f"#{alert.id} {alert.job_id}: {alert.metric} {word_of(alert)}, {change_of(alert)}"
-    names = store.job_names(subject)
+    names = store.history.job_names(subject)
     if len(names) > 1:
         raise UsageError(f"{subject} means {len(names)} jobs, such as {names[0]} and {names[1]}: name one")
     return f"job:{names[0]}", names[0]
@@ -121,8 +121,8 @@ def _list(store: Store, limit: int, *, as_json: bool) -> None:
     from farm.report.model.status import Standing, standing
 
     alerts = store.alerts.open()
-    run_id = store.run_to_show()
-    status = store.run_status(run_id) if run_id else None
+    run_id = store.status.run_to_show()
+    status = store.status.of_run(run_id) if run_id else None
     wanted = (Standing.NEW_FAILURE, Standing.STILL_FAILING)
     red = [job for job in (status.jobs if status else ()) if standing(job) in wanted]
     remarks = store.alerts.remarks([f"job:{job.job_id}" for job in red])

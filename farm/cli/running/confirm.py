@@ -68,7 +68,7 @@ def command(
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. A change is confirmed when
     pairs show it beyond 2 % (p < 0.01), refuted when all of its interval is less, else unknown. While it is unknown, as
-    many pairs are measured once more. Of a confirmed one the guilty axis is named. Of a JOB nothing is recorded.
+    many pairs are measured once more. Of a confirmed one the attributed cause is named. Of a JOB nothing is recorded.
 
     \b
     Exit codes: 0 nothing confirmed; 3 it got worse; 2 usage, or a
@@ -104,7 +104,7 @@ def _confirm_run(
     from farm.store.store import open_store
 
     with open_store(config.store_url, existing=True) as store:
-        run_id = store.resolve_run(run_ref) if run_ref else store.run_to_show()
+        run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show()
         if run_id is None:
             raise UsageError("the store has no run yet: 'farm run' makes one")
         with Patience():
@@ -194,23 +194,23 @@ def _text(outcome: ConfirmOutcome) -> list[str]:
     for failed in dict.fromkeys(f"{turn.role}: {turn.failure}" for turn in outcome.turns if turn.failure):
         lines += wrapped(f"a turn failed: {failed}")
     lines += what_differs(good, new, outcome.differences)
-    lines += list(_guilt(outcome))
+    lines += list(_attribution(outcome))
     if outcome.kind == "virtual":
         lines.append("VIRTUAL: times and cycles are of a simulator, not comparable with hardware")
     return lines
 
 
-def _guilt(outcome: ConfirmOutcome) -> Iterator[str]:
+def _attribution(outcome: ConfirmOutcome) -> Iterator[str]:
     said = outcome.attribution
     if said is None:
         return
     explanation = said.explanation
-    who = f"guilty: {' and '.join(explanation.axes)}" if explanation.axes else "no axis is guilty"
+    who = f"attributed cause: {' and '.join(explanation.causes)}" if explanation.causes else "no attributed cause"
     # What it says first again: `program: program +7.7 % ...`.
-    reason = explanation.reason.removeprefix(f"{' and '.join(explanation.axes)}: ")
+    reason = explanation.reason.removeprefix(f"{' and '.join(explanation.causes)}: ")
     yield from wrapped(f"{who}, by {said.metric}: {reason}")
-    for axis, reason in said.not_swapped.items():
-        yield from wrapped(f"{axis} differs and was not swapped: {reason}")
+    for factor, reason in said.not_swapped.items():
+        yield from wrapped(f"{factor} differs and was not swapped: {reason}")
 
 
 def table(compared: Sequence[Compared]) -> list[str]:
@@ -260,8 +260,8 @@ def _attribution_data(outcome: ConfirmOutcome) -> dict[str, object]:
     assert said is not None  # noqa: S101 - for the type
     return {
         "metric": said.metric,
-        "guilt": said.explanation.guilt,
-        "axes": said.explanation.axes,
+        "guilt": said.explanation.kind,
+        "axes": said.explanation.causes,
         "reason": said.explanation.reason,
         "whole": said.whole,
         "alone": said.alone,

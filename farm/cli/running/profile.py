@@ -77,15 +77,15 @@ def _profiles(config: Config, job: str, run: str | None) -> list[ProfileRecord]:
     from farm.store.store import open_store
 
     with open_store(config.store_url, readonly=True) as store:
-        return store.profiles(job, store.resolve_run(run) if run else None)
+        return store.profiles.newest(job, store.runs.resolve(run) if run else None)
 
 
 def _both_profiles(config: Config, job: str, runs: tuple[str, str]) -> tuple[list[ProfileRecord], list[ProfileRecord]]:
     from farm.store.store import open_store
 
     with open_store(config.store_url, readonly=True) as store:
-        before, after = map(store.resolve_run, runs)
-        return store.profiles(job, before), store.profiles(job, after)
+        before, after = map(store.runs.resolve, runs)
+        return store.profiles.newest(job, before), store.profiles.newest(job, after)
 
 
 def _shown(record: ProfileRecord, limit: int) -> list[str]:

@@ -1,0 +1,62 @@
+"""The formats that `farm export` and `farm nightly` write: each module here that registers one (`docs/exports.md`)."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from farm.store.store import Store
+    from farm.store.view import RunView
+
+_Render = TypeVar("_Render", bound="Callable[..., Any]")
+
+DEFAULT = "jsonl"
+
+
+class ExportFormat(msgspec.Struct, frozen=True):
+    """One value of `farm export --format`."""
+
+    name: str
+    suffix: str
+    """What the name of a file in this format ends with."""
+    about: str
+    """What `farm export --help` and docs/exports.md say it is."""
+    render: Callable[..., Any]
+    several_runs: bool
+    """`render` takes the store and ids of runs and yields bytes; otherwise it takes a RunView and returns text."""
+
+    def write(self, store: Store, run_ids: Sequence[str], view: RunView | None = None) -> Iterable[bytes]:
+        """Return the runs in this format; `view` is that of the only run, where the caller has it already."""
+        if self.several_runs:
+            found: Iterable[bytes] = self.render(store, run_ids)
+            return found
+        text: str = self.render(view or store.runs.view(run_ids[0]))
+        return [text.encode() if text.endswith("\n") else f"{text}\n".encode()]
+
+
+_registered: dict[str, ExportFormat] = {}
+
+
+def export_format(name: str, *, suffix: str, about: str, several_runs: bool = False) -> Callable[[_Render], _Render]:
+    """Return the decorator that registers a function as the format `name`."""
+
+    def register(render: _Render) -> _Render:
+        _registered[name] = ExportFormat(name, suffix, about, render, several_runs)
+        return render
+
+    return register
+
+
+@functools.cache
+def export_formats() -> Mapping[str, ExportFormat]:
+    """Return every format by its name, the default first."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return {name: _registered[name] for name in sorted(_registered, key=lambda name: (name != DEFAULT, name))}

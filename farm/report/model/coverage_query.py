@@ -41,8 +41,8 @@ def read_coverage(
         if backend not in BACKEND_PRECISIONS:
             raise UnknownNameError("backend", backend, BACKEND_PRECISIONS)
         raise IllegalTargetError(f"{soc.name} has no {backend} backend: legal are {', '.join(soc.backends)}")
-    run_ids = [store.resolve_run(ref) for ref in refs] or None
-    planned = store.planned_jobs(run_ids, soc.name, backend) if run_ids else []
+    run_ids = [store.runs.resolve(ref) for ref in refs] or None
+    planned = store.runs.planned_jobs(run_ids, soc.name, backend) if run_ids else []
     if run_ids and not planned:
         raise UsageError(f"{', '.join(refs)}: no job for {soc.name} and {backend}: name another run, SoC or backend")
     suites = _suites(folders, names, backend, planned)
@@ -50,8 +50,8 @@ def read_coverage(
         planned = [job for job in planned if _suite_of(job) in {suite.name for suite in suites}]
     jobs: tuple[Job, ...] = plan(suites, [soc], backend) if suites else ()
     shown = {job.job_id: job for job in (*map(listed, jobs), *planned)}
-    results = {found.result.job_id: found for found in store.job_results(shown, run_ids)}
-    tools = store.fingerprints(found.fingerprint for found in results.values())
+    results = {found.result.job_id: found for found in store.status.job_results(shown, run_ids)}
+    tools = store.history.fingerprints(found.fingerprint for found in results.values())
     declared: dict[tuple[str, str], tuple[str, ...]] = {}
     without: dict[str, str] = {}
     for folder in dict.fromkeys(job.case.folder for job in jobs):

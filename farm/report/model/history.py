@@ -51,7 +51,7 @@ class HistoryTable(msgspec.Struct, frozen=True):
 def tables(
     points: Sequence[HistoryPoint], wanted: Sequence[str], facts: Mapping[str, Mapping[str, str]]
 ) -> list[HistoryTable]:
-    """Return the tables of what `Store.history` told; `facts` are fingerprints by their hash."""
+    """Return the tables of what `Store.history.points` told; `facts` are fingerprints by their hash."""
     found = []
     ordered = sorted(points, key=lambda point: (point.job_id, point.device_kind, point.time_ms, point.run_id))
     for (job_id, kind), group in groupby(ordered, key=lambda point: (point.job_id, point.device_kind)):

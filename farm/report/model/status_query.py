@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def how_things_stand(store: Store, ref: str | None = None) -> Status:
-    """Return how things stand in run `ref`, or in the one that `Store.run_to_show` means. Raises UnknownNameError."""
+    """Return how things stand in run `ref`, else in `StatusReader.run_to_show`. Raises UnknownNameError."""
     from farm.report.model.status import status_of
 
-    run_id = store.resolve_run(ref) if ref else store.run_to_show()
-    run = store.run_status(run_id) if run_id else None
+    run_id = store.runs.resolve(ref) if ref else store.status.run_to_show()
+    run = store.status.of_run(run_id) if run_id else None
     jobs = [job.job_id for job in run.jobs] if run else []
     return status_of(
         run,
         _sick(store),
-        store.unfinished_runs(),
-        store.reliability(jobs, run.device_kind, run.run_id, failed_of_late=True) if run else None,
+        store.status.unfinished_runs(),
+        store.history.reliability(jobs, run.device_kind, run.run_id, failed_of_late=True) if run else None,
         regressions=store.alerts.open(),
         found=store.alerts.of_run(run.run_id) if run else (),
         remarks=store.alerts.remarks_of_jobs(jobs),
@@ -38,7 +38,7 @@ def records_of(store: Store, points: Sequence[HistoryPoint]) -> dict[tuple[str, 
     found: dict[tuple[str, str], Record] = {}
     for kind in sorted({point.device_kind for point in points}):
         jobs = {point.job_id for point in points if point.device_kind == kind}
-        found |= {(job, kind): one for job, one in store.reliability(jobs, kind).items()}
+        found |= {(job, kind): one for job, one in store.history.reliability(jobs, kind).items()}
     return found
 
 
@@ -52,7 +52,7 @@ def _sick(store: Store) -> list[SickDevice]:
     from farm.report.model.status import SickDevice
 
     found = []
-    for device in store.registry.all():
+    for device in store.devices.all():
         name = device.name or device.id
         if not device.in_service:
             found.append(SickDevice(name, "out of service", device.service_note))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import func, or_, select, update
 
-from farm.devices.adb.names import NAME
 from farm.devices.device import Device
 from farm.devices.status import DeviceStatus
 from farm.devices.text import clean_text
@@ -15,6 +14,7 @@ from farm.errors import UnknownNameError, UsageError
 from farm.store import rows, schema, values
 from farm.store.clock import clock_ms
 from farm.suites.socs import is_soc
+from farm.system.ids import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

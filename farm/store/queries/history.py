@@ -13,9 +13,14 @@ from farm.store.records import HistoryPoint
 from farm.store.rows import chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from sqlalchemy import ColumnElement, Connection, Row, Subquery
+
+    from farm.analysis.flakiness import Record
+    from farm.store.database import Database
+    from farm.store.queries.points import JobPast
+    from farm.store.records import Background
 
 _NOTHING = "(the store has no job yet: 'farm run' makes some)"
 # Ids in one statement; nobody reads the history of more.
@@ -204,3 +209,79 @@ def _point(row: Row[Any], figure: _Figure) -> HistoryPoint:
         device_facts=device_facts(row.build, row.runtime),
         **figure._asdict(),
     )
+
+
+class HistoryReader:
+    """What jobs did, run by run; runs of `farm debug` are left out.
+
+    Every method is one transaction and raises StoreError when the database refuses. A job pattern is a job's id,
+    `suite/case`, a suite, or any of these with `*` and `?`; for a job, metric or SoC that the store has never seen,
+    UnknownNameError is raised with the nearest name.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def points(
+        self, job_pattern: str, metric: str | None = None, soc: str | None = None, limit: int = 20
+    ) -> list[HistoryPoint]:
+        """Return what jobs measured, grouped by job, device kind and metric, oldest first in each group.
+
+        None as `metric` is every metric. `limit` counts the newest attempts of a job on a device kind.
+        """
+        with self._database.reading() as connection:
+            return history(connection, job_pattern, metric, soc, limit)
+
+    def job_names(self, job_pattern: str, soc: str | None = None) -> list[str]:
+        """Return the ids of the jobs that a pattern means."""
+        with self._database.reading() as connection:
+            found = matching_jobs(connection, values.clean(job_pattern), soc and values.clean(soc))
+        return list(found.values())
+
+    def pasts_of_run(self, run_id: str) -> list[JobPast]:
+        """Return what the jobs that a run judged measured, then and in the runs before it, for each kind of device.
+
+        Raises UnknownNameError.
+        """
+        from farm.store.queries import points
+        from farm.store.queries.runs import resolve_run
+
+        with self._database.reading() as connection:
+            jobs = points.jobs_of_run(connection, resolve_run(connection, run_id))
+            return list(points.job_pasts(connection, jobs, run_id))
+
+    def pasts_of_jobs(self, job_pattern: str, soc: str | None = None, most: int = 60) -> list[JobPast]:
+        """Return what the newest `most` runs of jobs measured."""
+        from farm.store.queries import points
+
+        with self._database.reading() as connection:
+            jobs = matching_jobs(connection, values.clean(job_pattern), soc and values.clean(soc))
+            return list(points.job_pasts(connection, jobs, None, most=most))
+
+    def reliability(
+        self, job_ids: Collection[str], kind: str, until: str = "", *, failed_of_late: bool = False
+    ) -> dict[str, Record]:
+        """Return how jobs did in their last 40 runs on devices of a kind, up to run `until`: pass rate, flakiness.
+
+        Jobs without a verdict about their code are left out; with `failed_of_late` those, too, that did not fail in
+        these runs.
+        """
+        from farm.store.queries import flakiness
+
+        with self._database.reading() as connection:
+            return flakiness.reliability(connection, job_ids, kind, until, failed_of_late=failed_of_late)
+
+    def fingerprints(self, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return the facts of fingerprints, name to value, by their hash."""
+        with self._database.reading() as connection:
+            return fingerprints(connection, hashes)
+
+    def background(self, run_id: str, runs: int = 30) -> Background:
+        """Return what the jobs of a run measured in their newest `runs` up to it, on its kind of device, and its files.
+
+        Nothing is there for a run that is not.
+        """
+        from farm.store.queries import trends
+
+        with self._database.reading() as connection:
+            return trends.background(connection, run_id, runs)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row
 
+    from farm.store.database import Database
+
 # Attempts of a statement: each of them may have thousands of rows.
 _PART = 500
 
@@ -104,3 +106,18 @@ def _records(connection: Connection, attempts: Sequence[Row[Any]]) -> list[Profi
         )
         for row in attempts
     ]
+
+
+class ProfileReader:
+    """Profiles of jobs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def newest(self, job_pattern: str, run_id: str | None = None) -> list[ProfileRecord]:
+        """Return the newest profile of each job that a pattern means (`HistoryReader`), of `run_id` where given.
+
+        Raises UnknownNameError for a job that the store has never seen, UsageError where none has a profile.
+        """
+        with self._database.reading() as connection:
+            return profiles(connection, job_pattern, run_id)

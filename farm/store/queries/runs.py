@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Row, Select, Table
 
+    from farm.store.database import Database
+    from farm.store.records import LastVerdict, ListedJob
+
 
 _LATEST = re.compile(r"latest(?:~(\d{1,9}))?")
 
@@ -242,3 +245,49 @@ def _measurements(connection: Connection, run_id: str) -> dict[int, dict[int, Me
                 row.metric, row.unit, Direction(row.direction), unpack(row.samples), exact=row.exact
             )
     return found
+
+
+class RunReader:
+    """Runs and what is in them. Every method is one transaction and raises StoreError when the database refuses."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def latest_id(self) -> str | None:
+        """Return the id of the run that began last, None when there is none."""
+        with self._database.reading() as connection:
+            return latest_run_id(connection)
+
+    def resolve(self, ref: str) -> str:
+        """Return the run id that `latest`, `latest~1` (the one before), an id or its unique beginning means.
+
+        Raises UnknownNameError with the nearest id, UsageError where several ids begin so or none is that far back.
+        """
+        with self._database.reading() as connection:
+            return resolve_run(connection, ref)
+
+    def view(self, run_id: str) -> RunView:
+        """Return all that is known of a run, and what its failed cases did elsewhere. Raises UnknownNameError."""
+        from farm.store.queries import coverage
+
+        with self._database.reading() as connection:
+            return coverage.with_elsewhere(connection, run_view(connection, run_id))
+
+    def artifacts(self, run_id: str, job_id: str | None = None) -> list[ArtifactRecord]:
+        """Return the artifacts of a run, or of one of its jobs, oldest first."""
+        with self._database.reading() as connection:
+            return artifacts(connection, run_id, job_id)
+
+    def planned_jobs(self, run_ids: Iterable[str], soc: str, backend: str) -> list[ListedJob]:
+        """Return the jobs for a SoC and backend that runs were to do, in the order of the first run."""
+        from farm.store.queries import coverage
+
+        with self._database.reading() as connection:
+            return coverage.planned_jobs(connection, run_ids, soc, backend)
+
+    def verdicts(self, run_id: str) -> dict[str, LastVerdict]:
+        """Return how the jobs of a run ended, by their ids, without those that have no verdict about their code."""
+        from farm.store.queries import selection
+
+        with self._database.reading() as connection:
+            return selection.verdicts(connection, run_id)

@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, case, delete, func, select, update
 from farm.results.attempt import Verdict
 from farm.store import schema, values
 from farm.store.queries.history import not_debugged
-from farm.store.records import LastVerdict, Past
+from farm.store.records import ExpectedJob, LastVerdict
 from farm.store.rows import chunks, find_planned, insert_missing
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import ColumnElement, Connection, Row
 
+    from farm.store.clock import Clock
+    from farm.store.database import Database
     from farm.store.view import Stale
 
 # Enough for a median that one slow attempt does not move, few enough that the newest toolchain is heard.
@@ -29,13 +31,13 @@ _AGREED_MS = 12 * 3_600_000
 _FORGOTTEN_MS = 30 * 86_400_000
 
 
-def past(connection: Connection, job_ids: Sequence[str], kind: str) -> dict[str, Past]:
+def expected(connection: Connection, job_ids: Sequence[str], kind: str) -> dict[str, ExpectedJob]:
     """Return what is known of jobs that have a verdict."""
     recent: dict[str, list[Row[Any]]] = {}
     for part in chunks(job_ids):
         for row in _recent(connection, part, kind):
             recent.setdefault(row.name, []).append(row)
-    return {name: _past(found) for name, found in recent.items()}
+    return {name: _expected(found) for name, found in recent.items()}
 
 
 def failed_last(connection: Connection, job_ids: Sequence[str], kind: str, user: str) -> set[str]:
@@ -145,11 +147,11 @@ def _recent(connection: Connection, job_ids: Sequence[str], kind: str) -> Iterab
     return connection.execute(select(ranked).where(ranked.c.age <= _RECENT_RUNS).order_by(ranked.c.age))
 
 
-def _past(recent: Sequence[Row[Any]]) -> Past:
+def _expected(recent: Sequence[Row[Any]]) -> ExpectedJob:
     import statistics
 
     built = [row.build_seconds for row in recent if row.build_seconds and not row.cached]
-    return Past(
+    return ExpectedJob(
         last=_verdict(recent[0]),
         build_seconds=statistics.median(built) if built else None,
         run_seconds=statistics.median(row.seconds for row in recent),
@@ -168,3 +170,40 @@ def _verdict(row: Row[Any]) -> LastVerdict:
         bundle_key=row.bundle_key or "",
         judged_by=row.judged_by or "",
     )
+
+
+class SelectionReader:
+    """What earlier runs say of the jobs of a new one; runs of `farm debug` are left out.
+
+    A kind of device is `virtual` or `hardware`. Every method is one transaction and raises StoreError when the database
+    refuses.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+
+    def expected(self, job_ids: Sequence[str], kind: str) -> dict[str, ExpectedJob]:
+        """Return what recent runs on devices of a kind let expect of jobs that have a verdict."""
+        with self._database.reading() as connection:
+            return expected(connection, job_ids, kind)
+
+    def failed_last(self, job_ids: Sequence[str], kind: str, user: str) -> set[str]:
+        """Return those of the jobs that did not pass when `user` last ran them on devices of this kind.
+
+        That is failures that are no known issues, and jobs that the farm could not judge.
+        """
+        with self._database.reading() as connection:
+            return failed_last(connection, job_ids, kind, user)
+
+    def agree_on_seconds(self, seconds: Mapping[str, float], kind: str) -> dict[str, float]:
+        """Return the seconds of jobs that whoever asked first for the same jobs and kind has given; else `seconds`.
+
+        So all shards divide by the same numbers, although the first of them change what the store knows. It holds until
+        nobody has asked for twelve hours.
+        """
+        names = sorted(seconds)
+        key = values.selection_hash([kind, *names])
+        agreed = self._database.write(
+            lambda connection: agree(connection, key, [seconds[name] for name in names], self._clock(connection))
+        )
+        return dict(zip(names, agreed, strict=True))

@@ -11,10 +11,15 @@ from farm.store import schema
 from farm.store.queries.history import not_debugged
 from farm.store.queries.runs import resolve_run
 from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
-from farm.store.rows import FEW, chunks
+from farm.store.rows import FEW, chunks, now_ms
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from sqlalchemy import Connection, Row, ScalarSelect
+
+    from farm.store.database import Database
+    from farm.store.records import JobResult
 
 _ABOUT_THE_CODE = (Verdict.PASSED, Verdict.FAILED)
 _NIGHTLY = "nightly"
@@ -24,20 +29,20 @@ _FRESH_MS = 8 * 86_400_000
 _RUNNING_MS = 86_400_000
 
 
-def run_to_show(connection: Connection, now_ms: int) -> str | None:
+def run_to_show(connection: Connection, time_ms: int) -> str | None:
     """Return the newest nightly run of late, or else the newest run; None where there is none."""
     run = schema.run.c
     newest = select(run.id).where(not_debugged()).order_by(run.started_ms.desc(), run.id.desc()).limit(1)
-    nightly = newest.where(run.priority == _NIGHTLY, run.started_ms > now_ms - _FRESH_MS)
+    nightly = newest.where(run.priority == _NIGHTLY, run.started_ms > time_ms - _FRESH_MS)
     return connection.scalar(nightly) or connection.scalar(newest)
 
 
-def unfinished(connection: Connection, now_ms: int) -> list[UnfinishedRun]:
+def unfinished(connection: Connection, time_ms: int) -> list[UnfinishedRun]:
     """Return the runs of the last day that have no end, newest first: they run, or were killed."""
     run = schema.run.c
     query = (
         select(run.id, run.user_name, run.host, run.command, run.started_ms)
-        .where(run.started_ms > now_ms - _RUNNING_MS, run.finished_ms.is_(None))
+        .where(run.started_ms > time_ms - _RUNNING_MS, run.finished_ms.is_(None))
         .order_by(run.started_ms.desc())
     )
     return [
@@ -143,3 +148,38 @@ def _newest_before(kind: str) -> ScalarSelect[int]:
         .correlate(schema.run_job)
         .scalar_subquery()
     )  # fmt: skip
+
+
+class StatusReader:
+    """How things stand. Every method is one transaction and raises StoreError when the database refuses."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def run_to_show(self) -> str | None:
+        """Return the newest nightly run of the last eight days, or else the newest run; None where there is none.
+
+        Runs of `farm debug` are left out.
+        """
+        with self._database.reading() as connection:
+            return run_to_show(connection, now_ms())
+
+    def of_run(self, run_id: str) -> RunStatus:
+        """Return how the jobs of a run ended, and how each did before it, without numbers. Raises UnknownNameError."""
+        with self._database.reading() as connection:
+            return run_status(connection, run_id)
+
+    def unfinished_runs(self) -> list[UnfinishedRun]:
+        """Return the runs of the last day that have no end, newest first: they run, or were killed."""
+        with self._database.reading() as connection:
+            return unfinished(connection, now_ms())
+
+    def job_results(self, job_ids: Collection[str], run_ids: Collection[str] | None = None) -> list[JobResult]:
+        """Return the newest result of each job that has one, of `run_ids` alone where given.
+
+        Runs of `farm debug` are left out.
+        """
+        from farm.store.queries import coverage
+
+        with self._database.reading() as connection:
+            return coverage.job_results(connection, job_ids, run_ids)
