@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from step_alerts import Alert, RunRange, grouped, new_alerts
 
-from farm.analysis.alerts import Alert, RunRange, grouped, levelled, new_alerts, reference
-from farm.analysis.candidates import LEAST_BASELINE, may_hide_regression, way
+from farm.analysis.candidates import LEAST_BASELINE, levelled, may_hide_regression, reference, way
 from farm.analysis.change_points import LEAST_LEVEL, change_points
 from farm.analysis.confirmation import (
     INFERENCES,
@@ -43,7 +43,7 @@ from farm.analysis.confirmation import (
     pairs_needed,
 )
 from farm.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, suspicion
-from farm.analysis.nights import Observation, is_the_programs, look
+from farm.analysis.nights import Observation, judge_night, programs_are_cause
 from farm.analysis.robust import discoveries
 from farm.analysis.scale import GATES, Gates, Scale, Series
 from farm.results.attempt import Direction
@@ -51,8 +51,9 @@ from farm.results.attempt import Direction
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.analysis.alerts import AlertGroup
-    from farm.analysis.nights import Night
+    from step_alerts import AlertGroup
+
+    from farm.analysis.nights import NightJudgement
 
 DEVICES = 6
 BETWEEN_NIGHTS, WITHIN_RUN = 0.02, 0.03
@@ -144,16 +145,16 @@ class Farm:
         observations = [self._observation(series, night) for series in range(self.world.series)]
         usual = GATES[Scale.RATIO]
         gates = {**GATES, Scale.RATIO: Gates(usual.change, self.sigmas, usual.confirmed)}
-        seen = look(observations, gates=gates)
+        seen = judge_night(observations, gates=gates)
         programs = set()
         for shift in seen.shifts:
             answers = [self._compare(one, night, up=shift.change > 0) for one in shift.representatives]
-            programs |= {(shift.device, shift.metric)} if is_the_programs(answers) else set()
+            programs |= {(shift.device, shift.metric)} if programs_are_cause(answers) else set()
             truly = (int(shift.device), night) in self.world.hot
             self.spent["hot nights told" if truly else "hot nights told wrongly"] += 1
         if programs:
             self.spent["devices whose programs were blamed"] += len(programs)
-            seen = look(observations, programs=programs, gates=gates)
+            seen = judge_night(observations, programs=programs, gates=gates)
         candidates = seen.candidates
         if self.screen is not None:
             kept = discoveries([judgement.p_value for judgement in seen.judgements], self.screen)
@@ -174,7 +175,7 @@ class Farm:
         new = new_alerts(found, [alert for told in self.alerts.values() for alert in told])
         return grouped(new)
 
-    def _others(self, seen: Night) -> list[int]:
+    def _others(self, seen: NightJudgement) -> list[int]:
         return [
             one for one, judgement in enumerate(seen.judgements) if may_hide_regression(self.series[one], judgement)
         ]

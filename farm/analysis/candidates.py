@@ -1,4 +1,4 @@
-"""Step 1: does a run look different from those before it? Pure: docs/regressions.md."""
+"""Step 1: is a run's number a candidate against the runs before it? Pure: docs/regressions.md."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from farm.analysis.scale import GATES, Gates, Scale, Series, change_text, scaled
 from farm.results.attempt import Direction
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 BASELINE = 21
-"""A run is compared with so many before it, at most."""
+"""Most runs that a run is compared with."""
 LEAST_BASELINE = 8
-"""And with so many at least."""
+"""Fewest runs that a run is compared with."""
 
-# So many sigmas a run is seldom too good by chance: once in forty.
-_LUCK = 2.0
+# A run is that many sigmas too good by chance once in forty times.
+_LUCK_SIGMAS = 2.0
 
 
 class Finding(StrEnum):
-    """What a run's number is against those before it."""
+    """A run's number compared with those before it."""
 
     INSUFFICIENT_DATA = "insufficient_data"
     UNCHANGED = "unchanged"
@@ -35,16 +35,15 @@ class Finding(StrEnum):
     CHANGED = "changed"
     """Of a metric of which neither way is better."""
     UNDEFINED = "undefined"
-    """It is no number that can be compared."""
+    """The number cannot be compared."""
 
 
 CANDIDATES = frozenset({Finding.REGRESSION, Finding.IMPROVEMENT, Finding.CHANGED})
-"""Findings that are worth a confirmation; of an exact metric they need none."""
-_NOT_STANDING_OUT = (Finding.UNCHANGED, Finding.INSUFFICIENT_DATA)
+"""Findings to confirm by an interleaved A/B comparison; those of exact metrics need none."""
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """One run against those before it."""
+    """A run's number compared with those before it."""
 
     finding: Finding
     reason: str
@@ -68,7 +67,8 @@ def judge(
 ) -> Judgement:
     """Compare `value` with the values of comparable runs before it, oldest first.
 
-    `shift` is what the whole night was off by, on the scale of the series (`farm.analysis.nights`): it is taken out.
+    `shift`, on the scale of the series, is subtracted from the change: what the whole night was off by
+    (`farm.analysis.nights`).
     """
     if series.exact:
         return _judge_exact(series, history, value)
@@ -103,25 +103,51 @@ def judge(
 
 
 def may_hide_regression(series: Series, judgement: Judgement) -> bool:
-    """Tell whether a number may have got worse by what makes a candidate, with luck having kept it from being one.
+    """Return whether a number that is no candidate may be a regression hidden by noise, two sigmas too good by chance.
 
-    That is worth a confirmation where it is known that something changed. With too few runs everything may be.
+    With too few runs every number may be. Worth a confirmation where the program is known to have changed.
     """
-    if series.direction is None or judgement.finding not in _NOT_STANDING_OUT:
+    if series.direction is None or judgement.finding not in (Finding.UNCHANGED, Finding.INSUFFICIENT_DATA):
         return False
     if judgement.finding is Finding.INSUFFICIENT_DATA:
         return True
     worse = judgement.change if series.direction is Direction.LOWER else -judgement.change
-    return worse + _LUCK * judgement.sigma > GATES[series.scale].change
+    return worse + _LUCK_SIGMAS * judgement.sigma > GATES[series.scale].change
 
 
 def way(direction: Direction | None, change: float) -> Finding:
-    """Return what a change is, up where it is positive: for the worse, for the better, or just a change."""
+    """Return what a change, positive where the value rose, is for a metric whose better values lie in `direction`."""
     if direction is Direction.LOWER:
         return Finding.REGRESSION if change > 0 else Finding.IMPROVEMENT
     if direction is Direction.HIGHER:
         return Finding.IMPROVEMENT if change > 0 else Finding.REGRESSION
     return Finding.CHANGED
+
+
+def levelled(scale: Scale, values: Sequence[float], steps: Mapping[int, float]) -> list[float]:
+    """Return `values`, oldest first, with known steps taken out, so that all are on the level of the last one.
+
+    `steps` has the confirmed change, on `scale`, by the index of the first value of the new level. What is before a
+    step that is not finite (outputs that were equal, and are not any more) is NaN.
+    """
+    if not steps:
+        return list(values)
+    off = np.zeros(len(values))
+    for index, change in steps.items():
+        off[:index] += change if math.isfinite(change) else math.nan
+    numbers = scaled(scale, values) + off
+    # What is on the level stays what it is, to the last digit.
+    return [
+        unscaled(scale, float(number)) if by else value for value, number, by in zip(values, numbers, off, strict=True)
+    ]
+
+
+def reference(runs: int, steps: Iterable[int]) -> int:
+    """Return the index of the run to confirm a candidate against, among the `runs` before the new one.
+
+    It is the oldest of the baseline on its level: newer ones may have the step already. `steps` as in `levelled`.
+    """
+    return max(0, runs - BASELINE, *steps)
 
 
 def _judge_exact(series: Series, history: Sequence[float], value: float) -> Judgement:

@@ -1,4 +1,4 @@
-"""All series of one night: what stands out, and what is off as a whole. Pure: docs/regressions.md."""
+"""All series of one night: candidates, and devices that are off as a whole. Pure: docs/regressions.md."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 LEAST_SERIES = 8
-"""So many series of a device and metric can tell that it is the device."""
+"""Fewest series of a device and metric from which a shift of the device is told."""
 REPRESENTATIVES = 3
-"""Of a device that is off: series of which pairs tell whether it is the night or the programs."""
+"""Series of a shifted device that are confirmed, to tell the night from the programs."""
 
-# The median of a device's series has to be off by so many times what chance moves it by.
+# The median of a device's series has to be off by that many times what chance moves it by.
 _SHIFT_SIGMAS = 4.0
 
 
@@ -31,7 +31,7 @@ class Observation(msgspec.Struct, frozen=True):
     series: Series
     device: str
     history: Sequence[float]
-    """Values of the comparable runs before, oldest first, with known steps taken out (`farm.analysis.alerts`)."""
+    """Values of the comparable runs before, oldest first, with known steps taken out (`levelled`)."""
     value: float
 
 
@@ -45,34 +45,33 @@ class DeviceShift(msgspec.Struct, frozen=True):
     count: int
     """Series that it was found in."""
     representatives: tuple[int, ...]
-    """Observations that are off by the most usual amount: compare them in pairs, and ask `is_the_programs`."""
+    """Observations with the most usual change: what to confirm for `programs_are_cause`."""
     reason: str
     """One line."""
 
 
-class Night(msgspec.Struct, frozen=True):
-    """What there is to do after a night."""
+class NightJudgement(msgspec.Struct, frozen=True):
+    """What is to be done after a night. Numbers are indices of observations."""
 
     judgements: tuple[Judgement, ...]
-    """One for each observation; where its device is off, without what it is off by."""
+    """One for each observation; where its device is shifted, without the shift."""
     shifts: tuple[DeviceShift, ...]
     candidates: tuple[int, ...]
-    """Observations that are to be confirmed, the least probable first."""
+    """To be confirmed, the least probable first."""
     exact: tuple[int, ...]
-    """Observations of exact metrics that changed: they need no confirmation."""
+    """Exact metrics that changed: they need no confirmation."""
 
 
-def look(
+def judge_night(
     observations: Sequence[Observation],
     *,
     programs: Collection[tuple[str, str]] = (),
     gates: Mapping[Scale, Gates] = GATES,
-) -> Night:
+) -> NightJudgement:
     """Judge all series of a night.
 
-    A device on which everything is slower has not got hundreds of regressions: what its series share is one shift, and
-    each is judged by what it is off beyond that. `programs` are devices and metrics of which pairs have shown that
-    it is the programs after all: their series are judged as they are.
+    What the series of a device share is one shift, and each is judged by its change beyond that. `programs` are devices
+    and metrics whose shift was confirmed to be the programs': their series are judged as they are.
     """
 
     def judged(one: Observation, shift: float = 0.0) -> Judgement:
@@ -93,14 +92,11 @@ def look(
     exact = tuple(index for index in found if observations[index].series.exact)
     noisy = [index for index in found if not observations[index].series.exact]
     noisy.sort(key=lambda index: (judgements[index].p_value, observations[index].series.id))
-    return Night(tuple(judgements), tuple(shifts), tuple(noisy), exact)
+    return NightJudgement(tuple(judgements), tuple(shifts), tuple(noisy), exact)
 
 
-def is_the_programs(confirmations: Iterable[Confirmation]) -> bool:
-    """Tell from pairs of a shift's representatives whether the programs are to blame: most of them are confirmed.
-
-    Pairs are measured in turns on one device, so a hot night is in both sides and cancels.
-    """
+def programs_are_cause(confirmations: Iterable[Confirmation]) -> bool:
+    """Return whether most representatives of a shift are confirmed, so that the programs cause it and not the night."""
     answers = [one.answer for one in confirmations]
     return 2 * answers.count(Answer.CONFIRMED) > len(answers)
 
@@ -108,11 +104,9 @@ def is_the_programs(confirmations: Iterable[Confirmation]) -> bool:
 def _shift(key: tuple[str, str], members: Sequence[int], judgements: Sequence[Judgement]) -> DeviceShift | None:
     if len(members) < LEAST_SERIES:
         return None
-    changes = np.array([judgements[index].change for index in members])
-    sigmas = np.array([judgements[index].sigmas for index in members])
-    middle, mad = median_and_mad(changes)
+    middle, mad = median_and_mad(np.array([judgements[index].change for index in members]))
     # A few changes are close to each other by luck; what their histories vary by is known better.
-    own = median(np.divide(changes, sigmas, out=np.zeros(len(members)), where=sigmas != 0.0))
+    own = median(np.array([judgements[index].sigma for index in members]))
     by_chance = max(NORMAL * mad, own) * math.sqrt(math.pi / 2.0 / len(members))
     if abs(middle) <= max(GATES[Scale.RATIO].confirmed, _SHIFT_SIGMAS * by_chance):
         return None

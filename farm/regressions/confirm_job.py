@@ -1,4 +1,4 @@
-"""Two results of one job, compared on one device: which two, where, and what is to blame."""
+"""Two results of one job, compared on one device: which two, where, and what the change is attributed to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farm.analysis.confirmation import INFERENCES, PAIRS, Answer
 from farm.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.pool.fleet import Choice
 from farm.regressions.confirming import Compared, compare, series_of, worse
-from farm.regressions.factor_swap import Attribution, plan_swaps, swap_axes
+from farm.regressions.factor_swap import Attribution, plan_swaps, swap_factors
 from farm.regressions.interleaved_ab import InterleavedBench
 from farm.replay.repro import differences
 from farm.replay.stored_result import StoredResult, cached_bundle, find_job, find_stored_result, results_before
@@ -186,7 +186,7 @@ def confirm_job(
     say: Callable[[str], None],
     metrics: Sequence[str] = (),
 ) -> ConfirmOutcome:
-    """Compare two results' bundles in turns on one device, and name the axis that is to blame for what got worse.
+    """Compare two results' bundles in turns on one device, and name the factor that causes what got worse.
 
     Nothing is recorded. Raises NoDeviceError, InfraError, UsageError where a bundle is gone, UnknownNameError.
     """
@@ -198,13 +198,13 @@ def confirm_job(
             say("both runs have the same program: only runtime, SDK, device or the night can be to blame")
         say(f"measuring {request.pairs} pairs on {bench.device.serial} ({bench.device.kind})")
         compared = compare(bench, [worse(one) for one in series], good, new, request.pairs, request.inferences)
-        guilty = next((one for one in compared if one.confirmation.answer is Answer.CONFIRMED), None)
+        worst = next((one for one in compared if one.confirmation.answer is Answer.CONFIRMED), None)
         attribution = None
         # What the bundles do not show, another runner or SDK may.
-        if guilty is not None or swaps.alone.keys() - {"program"}:
-            one = guilty or compared[0]
+        if worst is not None or swaps.alone.keys() - {"program"}:
+            one = worst or compared[0]
             say("swapping what differs, one at a time")
-            attribution = swap_axes(
+            attribution = swap_factors(
                 bench, one.series, good, new, worse(one.series).up, request.pairs, request.inferences,
                 swaps=swaps, program=one,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which part of a change is the program's, the runner's, the SDK's or the device's: each is swapped by itself."""
+"""Factors swapped one at a time: is a change the program's, the runner's, the SDK's or the device's?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.analysis.confirmation import INFERENCES, PAIRS, Confirmation
-from farm.analysis.factors import Axis, Explanation, explain
+from farm.analysis.factors import Explanation, Factor, explain
 from farm.errors import FarmError
 from farm.regressions.confirming import Claim, compare
 from farm.runtime.older import older_runner, older_sdk
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from farm.replay.stored_result import StoredResult
     from farm.runtime.runtime import Runtime
 
-FACTS = {Axis.RUNTIME: "native_runner", Axis.SDK: "qnn"}
-"""Which fact of a run tells of an axis."""
+FACTS = {Factor.RUNTIME: "native_runner", Factor.SDK: "qnn"}
+"""Which fact of a run tells of an factor."""
 
 
 class Attribution(msgspec.Struct, frozen=True):
-    """What of a change is to blame, and all that says so."""
+    """What a change is attributed to, and the measurements it rests on."""
 
     metric: str
     explanation: Explanation
     whole: Confirmation
     """All old against all new."""
-    alone: dict[Axis, Confirmation]
+    alone: dict[Factor, Confirmation]
     """All old against all old but one."""
-    differing: tuple[Axis, ...]
-    not_swapped: dict[Axis, str]
-    """Axes that are not the same in both runs and could not be swapped here, and why."""
+    differing: tuple[Factor, ...]
+    not_swapped: dict[Factor, str]
+    """Factors that are not the same in both runs and could not be swapped here, and why."""
 
 
 class Swaps(msgspec.Struct, frozen=True):
@@ -45,50 +45,50 @@ class Swaps(msgspec.Struct, frozen=True):
     old: Side
     new: Side
     """All that can be had, as in the new run."""
-    alone: dict[Axis, Side]
-    """All old but for one axis."""
-    not_swapped: dict[Axis, str]
+    alone: dict[Factor, Side]
+    """All old but for one factor."""
+    not_swapped: dict[Factor, str]
 
     @property
-    def differing(self) -> tuple[Axis, ...]:
+    def differing(self) -> tuple[Factor, ...]:
         """What is not the same in both runs."""
-        return tuple(axis for axis in Axis if axis in self.alone or axis in self.not_swapped)
+        return tuple(factor for factor in Factor if factor in self.alone or factor in self.not_swapped)
 
 
 def plan_swaps(bench: InterleavedBench, good: StoredResult, new: StoredResult) -> Swaps:
     """Return what can be swapped; another device is leased for it. Raises UsageError for a bundle that is gone."""
     old, now = bench.side(good), bench.side(new)
-    alone: dict[Axis, Side] = {}
-    refused: dict[Axis, str] = {}
-    parts = [axis for axis in FACTS if _fact(good, axis) != _fact(new, axis)]
-    for axis in parts:
-        if problem := _problem(bench, good, new, axis):
-            refused[axis] = problem
-    parts = [axis for axis in parts if axis not in refused]
+    alone: dict[Factor, Side] = {}
+    refused: dict[Factor, str] = {}
+    parts = [factor for factor in FACTS if _fact(good, factor) != _fact(new, factor)]
+    for factor in parts:
+        if problem := _problem(bench, good, new, factor):
+            refused[factor] = problem
+    parts = [factor for factor in parts if factor not in refused]
     if parts:
-        was = {axis: _fact(good, axis) for axis in parts}
-        became = {axis: _fact(new, axis) for axis in parts}
+        was = {factor: _fact(good, factor) for factor in parts}
+        became = {factor: _fact(new, factor) for factor in parts}
         old = msgspec.structs.replace(old, runtime=_runtime(bench, good, was))
         now = msgspec.structs.replace(now, runtime=_runtime(bench, new, became))
-        for axis in parts:
-            runtime = _runtime(bench, good, was | {axis: became[axis]})
-            alone[axis] = msgspec.structs.replace(old, runtime=runtime)
+        for factor in parts:
+            runtime = _runtime(bench, good, was | {factor: became[factor]})
+            alone[factor] = msgspec.structs.replace(old, runtime=runtime)
     if good.attempt.bundle_key != new.attempt.bundle_key:
-        alone[Axis.PROGRAM] = msgspec.structs.replace(old, bundle=now.bundle, job=now.job)
+        alone[Factor.PROGRAM] = msgspec.structs.replace(old, bundle=now.bundle, job=now.job)
     if devices := _devices(bench, good, new):
         problem = _other_device(bench, good, new)
         if problem:
-            refused[Axis.DEVICE] = problem
+            refused[Factor.DEVICE] = problem
         else:
             old, now = (
                 msgspec.structs.replace(one, device=serial) for one, serial in zip((old, now), devices, strict=True)
             )
-            alone = {axis: msgspec.structs.replace(side, device=devices[0]) for axis, side in alone.items()}
-            alone[Axis.DEVICE] = msgspec.structs.replace(old, device=devices[1])
+            alone = {factor: msgspec.structs.replace(side, device=devices[0]) for factor, side in alone.items()}
+            alone[Factor.DEVICE] = msgspec.structs.replace(old, device=devices[1])
     return Swaps(old, now, alone, refused)
 
 
-def swap_axes(
+def swap_factors(
     bench: InterleavedBench,
     series: Series,
     good: StoredResult,
@@ -100,22 +100,22 @@ def swap_axes(
     swaps: Swaps | None = None,
     program: Compared | None = None,
 ) -> Attribution:
-    """Swap each axis that differs by itself, and name those that explain the change of `series`.
+    """Swap each factor that differs by itself, and name those that explain the change of `series`.
 
     `program` is what the two bundles gave already, on the runtime of the bench: where nothing else can be swapped, that
     is all there is, and nothing is measured again. Raises as `compare`.
     """
     swaps = swaps or plan_swaps(bench, good, new)
-    if program is not None and swaps.alone.keys() <= {Axis.PROGRAM}:
+    if program is not None and swaps.alone.keys() <= {Factor.PROGRAM}:
         whole = program.confirmation
         alone = dict.fromkeys(swaps.alone, whole)
     else:
         whole = _confirm(bench, series, swaps.old, swaps.new, pairs, inferences, up=up)
-        # With one axis, all new is all old but that one.
+        # With one factor, all new is all old but that one.
         single = len(swaps.alone) == 1
         alone = {
-            axis: whole if single else _confirm(bench, series, swaps.old, side, pairs, inferences, up=up)
-            for axis, side in swaps.alone.items()
+            factor: whole if single else _confirm(bench, series, swaps.old, side, pairs, inferences, up=up)
+            for factor, side in swaps.alone.items()
         }
     explanation = explain(series.scale, whole, alone, swaps.differing)
     return Attribution(series.metric, explanation, whole, alone, swaps.differing, swaps.not_swapped)
@@ -127,35 +127,35 @@ def _confirm(
     return compare(bench, [Claim(series, up)], old, new, pairs, inferences)[0].confirmation
 
 
-def _fact(past: StoredResult, axis: Axis) -> str:
-    return past.run.fingerprint.get(FACTS[axis], "")
+def _fact(past: StoredResult, factor: Factor) -> str:
+    return past.run.fingerprint.get(FACTS[factor], "")
 
 
-def _problem(bench: InterleavedBench, good: StoredResult, new: StoredResult, axis: Axis) -> str:
+def _problem(bench: InterleavedBench, good: StoredResult, new: StoredResult, factor: Factor) -> str:
     """Return why the runner or the SDK of these runs cannot be swapped here, empty when they can."""
     if bench.runtime.kind != "simulator":
         return "farm keeps none of those that devices had: only of virtual devices can it be swapped"
-    if good.view.backend != "htp" and axis is Axis.SDK:
+    if good.view.backend != "htp" and factor is Factor.SDK:
         return "only that of the HTP simulator can be swapped"
-    return _gone(bench, good, axis) or _gone(bench, new, axis)
+    return _gone(bench, good, factor) or _gone(bench, new, factor)
 
 
-def _gone(bench: InterleavedBench, past: StoredResult, axis: Axis) -> str:
+def _gone(bench: InterleavedBench, past: StoredResult, factor: Factor) -> str:
     """Return why the runner or the SDK of a run cannot be had any more, empty when it can."""
-    cache, versions, value = bench.config.cache_dir, bench.tools.versions, _fact(past, axis)
+    cache, versions, value = bench.config.cache_dir, bench.tools.versions, _fact(past, factor)
     then = past.run.fingerprint.get("executorch", "")
     if not value:
         return f"run {past.run.id} does not say which it had"
-    if axis is Axis.SDK and value != versions["qnn"] and older_sdk(cache, value) is None:
+    if factor is Factor.SDK and value != versions["qnn"] and older_sdk(cache, value) is None:
         return f"QNN {value} of run {past.run.id} is not in the cache any more"
-    if axis is Axis.RUNTIME and then != versions["executorch"]:
+    if factor is Factor.RUNTIME and then != versions["executorch"]:
         return f"that of run {past.run.id} is of ExecuTorch {then}, whose libraries are not here"
-    if axis is Axis.RUNTIME and older_runner(cache, value) is None:
+    if factor is Factor.RUNTIME and older_runner(cache, value) is None:
         return f"the runner {value} of run {past.run.id} is not in the cache any more"
     return ""
 
 
-def _runtime(bench: InterleavedBench, past: StoredResult, facts: dict[Axis, str]) -> Runtime:
+def _runtime(bench: InterleavedBench, past: StoredResult, facts: dict[Factor, str]) -> Runtime:
     """Return the runtime of the bench with another runner, other QNN libraries or both."""
     cache, config = bench.config.cache_dir, bench.config
     return simulator_runtime(
@@ -163,8 +163,8 @@ def _runtime(bench: InterleavedBench, past: StoredResult, facts: dict[Axis, str]
         find_soc(past.view.soc),
         past.view.backend,
         sdk_root=config.sdk_root,
-        runner=older_runner(cache, facts[Axis.RUNTIME]) if Axis.RUNTIME in facts else None,
-        sdk=older_sdk(cache, facts[Axis.SDK]) if Axis.SDK in facts else None,
+        runner=older_runner(cache, facts[Factor.RUNTIME]) if Factor.RUNTIME in facts else None,
+        sdk=older_sdk(cache, facts[Factor.SDK]) if Factor.SDK in facts else None,
     )
 
 

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from farm.analysis.alerts import levelled
+from farm.analysis.candidates import levelled
 from farm.analysis.confirmation import P_CONFIRMED, Answer, Confirmation
-from farm.analysis.factors import Axis
+from farm.analysis.factors import Factor
 from farm.analysis.first_bad import Bracket
 from farm.bundles.cache import BundleCache
 from farm.errors import FarmError, InfraError, NoDeviceError, UsageError
 from farm.regressions.confirming import Claim, compare, first_bad
-from farm.regressions.factor_swap import plan_swaps, swap_axes
+from farm.regressions.factor_swap import plan_swaps, swap_factors
 from farm.replay.repro import differences
 from farm.replay.stored_result import Results
 from farm.results.text import one_line
@@ -141,8 +141,8 @@ class Asking:
         told = differences(good.run.fingerprint, bad.run.fingerprint)
         facts = ", ".join(f"{name} {was or 'none'} -> {now or 'none'}" for name, (was, now) in told.items())
         asked.guilt = f"the program{f' ({facts})' if facts else ''}"
-        if swaps.alone.keys() - {Axis.PROGRAM}:
-            attribution = swap_axes(
+        if swaps.alone.keys() - {Factor.PROGRAM}:
+            attribution = swap_factors(
                 bench, series, good, bad, change > 0, self._request.pairs, self._inferences(seen), swaps=swaps
             )
             asked.guilt = attribution.explanation.reason

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from step_alerts import Alert, RunRange, grouped, new_alerts
 
-from farm.analysis.alerts import Alert, RunRange, grouped, levelled, new_alerts, reference
-from farm.analysis.candidates import Finding, judge
+from farm.analysis.candidates import Finding, judge, levelled, reference
 from farm.analysis.scale import Scale
 
 from .conftest import LATENCY, noisy

@@ -9,7 +9,7 @@ import pytest
 
 from farm.analysis.candidates import Finding
 from farm.analysis.confirmation import confirm
-from farm.analysis.nights import Night, Observation, is_the_programs, look
+from farm.analysis.nights import NightJudgement, Observation, judge_night, programs_are_cause
 from farm.analysis.scale import GATES, Gates, Scale
 
 from .conftest import FALLBACK, LATENCY, SQNR, in_turns, noisy
@@ -28,13 +28,13 @@ def night(*, hot: float = 1.0, regressed: dict[int, float] | None = None, device
     return found
 
 
-def alarming(seen: Night, night: list[Observation]) -> set[str]:
+def alarming(seen: NightJudgement, night: list[Observation]) -> set[str]:
     return {night[one].series.id for one in seen.candidates}
 
 
 def test_a_regression_stands_out_of_a_quiet_night() -> None:
     quiet = night(regressed={7: 1.2})
-    seen = look(quiet)
+    seen = judge_night(quiet)
     assert seen.shifts == ()
     assert quiet[seen.candidates[0]].series.id == "series 7", "the least probable comes first"
     assert len(seen.candidates) < 10
@@ -42,44 +42,44 @@ def test_a_regression_stands_out_of_a_quiet_night() -> None:
 
 def test_a_hot_night_is_one_thing_and_not_twenty() -> None:
     hot = night(hot=1.1)
-    seen = look(hot)
+    seen = judge_night(hot)
     [shift] = seen.shifts
     assert (shift.device, shift.metric, shift.count) == ("device-0", "latency", 20)
     assert math.exp(shift.change) == pytest.approx(1.1, abs=0.02)
     assert shift.reason.startswith("latency of all 20 series of device-0 is off by +")
-    assert alarming(seen, hot) == alarming(look(night()), night()), "nothing else is told of it"
+    assert alarming(seen, hot) == alarming(judge_night(night()), night()), "nothing else is told of it"
 
 
 def test_a_regression_in_a_hot_night_is_still_found() -> None:
     hot = night(hot=1.1, regressed={4: 1.2, 7: 1.2})
-    seen = look(hot)
+    seen = judge_night(hot)
     assert alarming(seen, hot) >= {"series 4", "series 7"}
     assert math.exp(seen.judgements[4].change) == pytest.approx(1.2, abs=0.05)
 
 
 def test_a_few_series_do_not_tell_a_hot_night() -> None:
     few = night(hot=1.1, devices=8)
-    assert look(few).shifts == ()
-    assert len(look(few).candidates) >= 5
+    assert judge_night(few).shifts == ()
+    assert len(judge_night(few).candidates) >= 5
 
 
 def test_half_of_the_series_of_a_device_are_not_the_device() -> None:
-    seen = look(night(regressed=dict.fromkeys(range(0, SERIES, 4), 1.15)))
+    seen = judge_night(night(regressed=dict.fromkeys(range(0, SERIES, 4), 1.15)))
     assert seen.shifts == ()
     assert len(seen.candidates) >= 10
 
 
 def test_pairs_tell_a_hot_night_from_a_change_that_slows_everything() -> None:
     everything = night(hot=1.1)
-    seen = look(everything)
+    seen = judge_night(everything)
     assert len(seen.shifts[0].representatives) == 3
     slower = [confirm(Scale.RATIO, in_turns(1.1, seed=seed), up=True) for seed in range(3)]
     as_fast = [confirm(Scale.RATIO, in_turns(1.0, seed=seed), up=True) for seed in range(3)]
-    assert is_the_programs(slower)
-    assert not is_the_programs(as_fast)
-    assert not is_the_programs([slower[0], as_fast[0], as_fast[1]])
-    assert not is_the_programs([])
-    again = look(everything, programs={("device-0", "latency")})
+    assert programs_are_cause(slower)
+    assert not programs_are_cause(as_fast)
+    assert not programs_are_cause([slower[0], as_fast[0], as_fast[1]])
+    assert not programs_are_cause([])
+    again = judge_night(everything, programs={("device-0", "latency")})
     assert again.shifts == ()
     assert len(again.candidates) >= 18, "each is a candidate, to be confirmed and grouped"
 
@@ -88,7 +88,7 @@ def test_exact_metrics_and_figures_are_no_part_of_a_hot_night() -> None:
     hot = night(hot=1.1)
     exact = Observation(FALLBACK, "device-0", [0.0], 2.0)
     figure = Observation(SQNR, "device-0", [41.0] * 12, 39.0)
-    seen = look([*hot, exact, figure])
+    seen = judge_night([*hot, exact, figure])
     assert seen.shifts[0].count == 20
     assert seen.exact == (SERIES,)
     assert SERIES + 1 in seen.candidates
@@ -97,14 +97,14 @@ def test_exact_metrics_and_figures_are_no_part_of_a_hot_night() -> None:
 
 def test_gates_can_be_set() -> None:
     strict = {**GATES, Scale.RATIO: Gates(math.log(1.5), 6.0, math.log(1.02))}
-    assert look(night(regressed={7: 1.2}), gates=strict).candidates == ()
+    assert judge_night(night(regressed={7: 1.2}), gates=strict).candidates == ()
 
 
 def test_an_empty_night_has_nothing() -> None:
-    assert look([]) == Night((), (), (), ())
+    assert judge_night([]) == NightJudgement((), (), (), ())
 
 
 def test_new_series_are_said_to_be_too_young() -> None:
     young = [msgspec.structs.replace(one, history=one.history[:3]) for one in night(hot=1.3)]
-    assert {one.finding for one in look(young).judgements} == {Finding.INSUFFICIENT_DATA}
-    assert look(young).shifts == ()
+    assert {one.finding for one in judge_night(young).judgements} == {Finding.INSUFFICIENT_DATA}
+    assert judge_night(young).shifts == ()

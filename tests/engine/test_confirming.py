@@ -1,4 +1,4 @@
-"""How long pairs are measured, which old runs are run again, and which axes are swapped: without a device."""
+"""How long pairs are measured, which old runs are run again, and which factors are swapped: without a device."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from farm.analysis.confirmation import Answer, Confirmation
-from farm.analysis.factors import Axis, Guilt
+from farm.analysis.factors import AttributionKind, Factor
 from farm.analysis.first_bad import MOST_PROBES, Bracket
 from farm.analysis.scale import Series
 from farm.errors import UnknownNameError, UsageError
 from farm.regressions.confirm_job import require_comparable
 from farm.regressions.confirming import Claim, Probe, compare, confirm_change, first_bad, series_of, worse
-from farm.regressions.factor_swap import Swaps, swap_axes
+from farm.regressions.factor_swap import Swaps, swap_factors
 from farm.replay.stored_result import StoredResult
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.view import JobView, RunView
@@ -173,33 +173,33 @@ class TestFirstBad:
             self.find([None, past(1, "a")], StubBench({}), [1.0, 1.0])
 
 
-class TestAxes:
-    def swap(self, whole: float, alone: dict[Axis, float], refused: dict[Axis, str] | None = None) -> Any:
+class TestFactors:
+    def swap(self, whole: float, alone: dict[Factor, float], refused: dict[Factor, str] | None = None) -> Any:
         swaps = Swaps(
             cast("Side", StubSide(1.0)),
             cast("Side", StubSide(whole)),
-            {axis: cast("Side", StubSide(factor)) for axis, factor in alone.items()},
+            {factor: cast("Side", StubSide(level)) for factor, level in alone.items()},
             refused or {},
         )
         stub = StubBench({})
-        said = swap_axes(bench_of(stub), CYCLES, past(0, "a"), past(1, "b"), True, swaps=swaps)
+        said = swap_factors(bench_of(stub), CYCLES, past(0, "a"), past(1, "b"), True, swaps=swaps)
         return said, stub
 
-    def test_the_guilty_axis_is_named_with_its_size(self) -> None:
-        said, stub = self.swap(1.1, {Axis.PROGRAM: 1.0, Axis.RUNTIME: 1.1})
-        assert (said.explanation.guilt, said.explanation.axes) == (Guilt.AXIS, (Axis.RUNTIME,))
-        assert said.alone[Axis.RUNTIME].low < math.log(1.1) < said.alone[Axis.RUNTIME].high
+    def test_the_cause_is_named_with_its_size(self) -> None:
+        said, stub = self.swap(1.1, {Factor.PROGRAM: 1.0, Factor.RUNTIME: 1.1})
+        assert (said.explanation.kind, said.explanation.causes) == (AttributionKind.FACTOR, (Factor.RUNTIME,))
+        assert said.alone[Factor.RUNTIME].low < math.log(1.1) < said.alone[Factor.RUNTIME].high
         assert len(stub.measured) == 3
 
-    def test_one_axis_alone_is_the_whole_and_measured_once(self) -> None:
-        said, stub = self.swap(1.1, {Axis.SDK: 1.1})
-        assert (said.explanation.axes, len(stub.measured)) == ((Axis.SDK,), 1)
+    def test_one_factor_alone_is_the_whole_and_measured_once(self) -> None:
+        said, stub = self.swap(1.1, {Factor.SDK: 1.1})
+        assert (said.explanation.causes, len(stub.measured)) == ((Factor.SDK,), 1)
 
     def test_what_could_not_be_swapped_may_be_to_blame(self) -> None:
-        said, _ = self.swap(1.1, {Axis.PROGRAM: 1.0, Axis.RUNTIME: 1.0}, {Axis.SDK: "it is gone"})
-        assert said.explanation.guilt is Guilt.UNEXPLAINED
-        assert said.differing == (Axis.PROGRAM, Axis.RUNTIME, Axis.SDK)
-        assert said.not_swapped == {Axis.SDK: "it is gone"}
+        said, _ = self.swap(1.1, {Factor.PROGRAM: 1.0, Factor.RUNTIME: 1.0}, {Factor.SDK: "it is gone"})
+        assert said.explanation.kind is AttributionKind.UNEXPLAINED
+        assert said.differing == (Factor.PROGRAM, Factor.RUNTIME, Factor.SDK)
+        assert said.not_swapped == {Factor.SDK: "it is gone"}
 
 
 def test_only_numbers_of_one_test_on_one_kind_are_compared() -> None:

@@ -7,12 +7,12 @@ import math
 import pytest
 
 from farm.analysis.confirmation import Answer, Confirmation, confirm
-from farm.analysis.factors import Axis, Guilt, explain
+from farm.analysis.factors import AttributionKind, Factor, explain
 from farm.analysis.scale import Scale
 
 from .conftest import in_turns
 
-PROGRAM, RUNTIME, SDK, DEVICE = Axis.PROGRAM, Axis.RUNTIME, Axis.SDK, Axis.DEVICE
+PROGRAM, RUNTIME, SDK, DEVICE = Factor.PROGRAM, Factor.RUNTIME, Factor.SDK, Factor.DEVICE
 THREE = (PROGRAM, RUNTIME, SDK)
 
 
@@ -20,65 +20,65 @@ def measured(ratio: float, seed: int, count: int = 10) -> Confirmation:
     return confirm(Scale.RATIO, in_turns(ratio, count=count, seed=seed), up=ratio >= 1.0)
 
 
-def swapped(program: float, runtime: float, sdk: float, count: int = 10) -> dict[Axis, Confirmation]:
+def swapped(program: float, runtime: float, sdk: float, count: int = 10) -> dict[Factor, Confirmation]:
     ratios = zip(THREE, (program, runtime, sdk), strict=True)
-    return {axis: measured(ratio, 7 + n, count) for n, (axis, ratio) in enumerate(ratios)}
+    return {factor: measured(ratio, 7 + n, count) for n, (factor, ratio) in enumerate(ratios)}
 
 
-def test_the_axis_that_makes_the_difference_by_itself_is_named() -> None:
+def test_the_factor_that_makes_the_difference_by_itself_is_named() -> None:
     found = explain(Scale.RATIO, measured(1.1, 1), swapped(1.0, 1.0, 1.1), THREE)
-    assert found.guilt is Guilt.AXIS
-    assert found.axes == (SDK,)
+    assert found.kind is AttributionKind.FACTOR
+    assert found.causes == (SDK,)
     assert found.rest_low < 0.0 < found.rest_high
     assert found.reason.startswith("sdk: sdk +")
     assert "left over" in found.reason
 
 
-def test_two_axes_share_the_blame() -> None:
+def test_two_factors_share_the_change() -> None:
     found = explain(Scale.RATIO, measured(1.08 * 1.15, 2), swapped(1.08, 1.15, 1.0), THREE)
-    assert found.guilt is Guilt.SEVERAL
-    assert found.axes == (RUNTIME, PROGRAM)
+    assert found.kind is AttributionKind.SEVERAL
+    assert found.causes == (RUNTIME, PROGRAM)
 
 
-def test_axes_that_cancel_each_other_are_both_named() -> None:
+def test_factors_that_cancel_each_other_are_both_named() -> None:
     found = explain(Scale.RATIO, measured(1.1, 2, 20), swapped(1.3, 1.1 / 1.3, 1.0, 20), THREE)
-    assert found.axes == (PROGRAM, RUNTIME)
+    assert found.causes == (PROGRAM, RUNTIME)
 
 
 def test_what_only_comes_together_is_said_to_be_an_interaction() -> None:
     found = explain(Scale.RATIO, measured(1.2, 3), swapped(1.0, 1.0, 1.0), THREE)
-    assert found.guilt is Guilt.INTERACTION
-    assert found.axes == ()
+    assert found.kind is AttributionKind.INTERACTION
+    assert found.causes == ()
     assert math.exp(found.rest) == pytest.approx(1.2, abs=0.05)
 
 
 def test_what_was_not_swapped_may_be_it() -> None:
     found = explain(Scale.RATIO, measured(1.2, 3), swapped(1.0, 1.0, 1.0), (*THREE, DEVICE))
-    assert found.guilt is Guilt.UNEXPLAINED
+    assert found.kind is AttributionKind.UNEXPLAINED
     assert found.reason.startswith("device not swapped by itself")
 
 
 def test_nothing_is_explained_where_there_is_nothing() -> None:
-    assert explain(Scale.RATIO, measured(1.0, 4), swapped(1.0, 1.0, 1.0), THREE).guilt is Guilt.NOTHING
+    assert explain(Scale.RATIO, measured(1.0, 4), swapped(1.0, 1.0, 1.0), THREE).kind is AttributionKind.NOTHING
 
 
 def test_a_change_that_is_not_certain_is_not_explained() -> None:
     whole = Confirmation(Answer.UNKNOWN, "", 10, 0.05, -0.01, 0.11, 0.1)
     found = explain(Scale.RATIO, whole, swapped(1.05, 1.0, 1.0), THREE)
-    assert found.guilt is Guilt.UNEXPLAINED
+    assert found.kind is AttributionKind.UNEXPLAINED
     assert "measure more pairs" in found.reason
-    assert explain(Scale.RATIO, measured(1.2, 3), {}, THREE).reason == "no axis was swapped by itself"
+    assert explain(Scale.RATIO, measured(1.2, 3), {}, THREE).reason == "no factor was swapped by itself"
 
 
-def test_a_difference_in_decibels_has_a_guilty_axis_too() -> None:
+def test_a_difference_in_decibels_is_attributed_too() -> None:
     whole = confirm(Scale.DECIBEL, [([41.0], [39.0])] * 10, up=False)
     same = confirm(Scale.DECIBEL, [([41.0], [41.0])] * 10, up=False)
     found = explain(Scale.DECIBEL, whole, {PROGRAM: same, SDK: whole}, (PROGRAM, SDK))
-    assert (found.guilt, found.axes) == (Guilt.AXIS, (SDK,))
+    assert (found.kind, found.causes) == (AttributionKind.FACTOR, (SDK,))
     assert "sdk -2.0 dB" in found.reason
 
 
 def test_outputs_that_are_no_longer_equal_break_nothing() -> None:
     whole = confirm(Scale.DECIBEL, [([math.inf], [140.0])] * 10, up=False)
     found = explain(Scale.DECIBEL, whole, {PROGRAM: whole}, (PROGRAM,))
-    assert (found.guilt, found.axes) == (Guilt.AXIS, (PROGRAM,))
+    assert (found.kind, found.causes) == (AttributionKind.FACTOR, (PROGRAM,))

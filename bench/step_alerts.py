@@ -1,19 +1,16 @@
-"""Step 4: one alert for each series and step, grouped by the runs between which it came. Pure: docs/regressions.md."""
+"""One alert for each series and step, grouped by the runs between which it came: what bench/regressions.py counts."""
 
 from __future__ import annotations
 
-import math
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
-from farm.analysis.candidates import BASELINE, Finding
-from farm.analysis.scale import Scale, scaled, unscaled
+from farm.analysis.candidates import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable
 
 
 class RunRange(msgspec.Struct, frozen=True, order=True):
@@ -56,12 +53,12 @@ def new_alerts(found: Iterable[Alert], known: Iterable[Alert]) -> tuple[Alert, .
 
     A step is the same where series and finding are, and the ranges overlap.
     """
-    told: dict[tuple[str, Finding], list[RunRange]] = {}
+    ranges_of: dict[tuple[str, Finding], list[RunRange]] = {}
     for alert in known:
-        told.setdefault((alert.series, alert.finding), []).append(alert.range)
+        ranges_of.setdefault((alert.series, alert.finding), []).append(alert.range)
     new = []
     for alert in found:
-        ranges = told.setdefault((alert.series, alert.finding), [])
+        ranges = ranges_of.setdefault((alert.series, alert.finding), [])
         if not any(_overlap(alert.range, one) for one in ranges):
             new.append(alert)
             ranges.append(alert.range)
@@ -72,34 +69,6 @@ def grouped(alerts: Iterable[Alert]) -> tuple[AlertGroup, ...]:
     """Return alerts by range of runs, the oldest first."""
     ordered = sorted(alerts, key=lambda one: (one.range, *_severity(one)))
     return tuple(AlertGroup(range_, tuple(group)) for range_, group in groupby(ordered, key=lambda one: one.range))
-
-
-def levelled(scale: Scale, values: Sequence[float], steps: Mapping[int, float]) -> list[float]:
-    """Return `values`, oldest first, with known steps taken out: all are on the level of the last one.
-
-    `steps` has, by the index of the first value of a new level, the change that pairs found, on `scale`. So a series
-    is judged from the night after a step, and the step is not found once more. A step that is not finite (outputs
-    that were equal, and are not any more) cannot be taken out: what is before it is NaN.
-    """
-    if not steps:
-        return list(values)
-    off = np.zeros(len(values))
-    for index, change in steps.items():
-        off[:index] += change if math.isfinite(change) else math.nan
-    numbers = scaled(scale, values) + off
-    # What is on the level stays what it is, to the last digit.
-    return [
-        unscaled(scale, float(number)) if by else value for value, number, by in zip(values, numbers, off, strict=True)
-    ]
-
-
-def reference(runs: int, steps: Iterable[int]) -> int:
-    """Return the index of the run whose bundle is the good one of a confirmation; `runs` are those before the new one.
-
-    It is the oldest of the baseline that is on its level: the newest may have the step already, where it was too small
-    for the first night. `steps` as in `levelled`.
-    """
-    return max(0, runs - BASELINE, *steps)
 
 
 def _overlap(one: RunRange, other: RunRange) -> bool:
