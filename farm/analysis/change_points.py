@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LEAST_LEVEL = 3
-"""A level is held for so many runs: fewer are outliers."""
+"""Fewest runs of a level: fewer are outliers."""
 CREDIBLE = 0.95
 
-# A change point has to explain so many times log(n) in squared standard deviations.
+# A change point has to explain that many times log(n) in squared standard deviations.
 _PENALTY = 5.0
-# What is further from its neighbours than so many standard deviations counts as if it were so far off.
+# A value further from its neighbours than that many standard deviations counts as if it were that far off.
 _OUTLIER = 3.0
 _NEIGHBOURS = 2
-# No figure is greater, and squares of what is would be infinite.
+# The squares of greater values would be infinite.
 _GREATEST = 1e12
 
 
@@ -36,7 +36,7 @@ class ChangePoint(msgspec.Struct, frozen=True):
     """Of the first value of the new level, where it most likely is."""
     earliest: int
     latest: int
-    """It is from here to here, with 95 % credibility."""
+    """First and last possible index, with 95 % credibility."""
     change: float
     """From the median of the level before to that of the level after, on the scale."""
 
@@ -52,14 +52,11 @@ def change_points(scale: Scale, values: Sequence[float]) -> tuple[ChangePoint, .
     numbers = numbers[where]
     if len(numbers) < 2 * LEAST_LEVEL:
         return ()
-    unit = _calm(numbers, scale)
-    costs = _Costs(unit)
-    cuts = _best_cuts(costs)
-    ends = [0, *cuts, len(numbers)]
+    costs = _Costs(_winsorized(numbers, scale))
+    ends = [0, *_best_cuts(costs), len(numbers)]
     found = []
     for begin, cut, end in zip(ends, ends[1:], ends[2:], strict=False):
-        positions, weights = _positions(costs, begin, end)
-        earliest, latest = _credible(positions, weights)
+        earliest, latest = _interval(costs, begin, end)
         change = float(np.median(numbers[cut:end]) - np.median(numbers[begin:cut]))
         found.append(ChangePoint(int(where[cut]), int(where[earliest]), int(where[latest]), change))
     return tuple(found)
@@ -79,7 +76,7 @@ class _Costs:
         return np.asarray(self._squares[end] - self._squares[begin] - total * total / (np.asarray(end) - begin))
 
 
-def _calm(numbers: NDArray[np.float64], scale: Scale) -> NDArray[np.float64]:
+def _winsorized(numbers: NDArray[np.float64], scale: Scale) -> NDArray[np.float64]:
     """Return them in standard deviations, with outliers no further than three from the median of five neighbours."""
     sigma = level_sigma(numbers, LEAST_SIGMA * GATES[scale].change)
     padded = np.pad(numbers, _NEIGHBOURS, mode="edge")
@@ -107,17 +104,12 @@ def _best_cuts(costs: _Costs) -> list[int]:
     return cuts
 
 
-def _positions(costs: _Costs, begin: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return where the one change between `begin` and `end` may be, and how credible each is, in all 1."""
+def _interval(costs: _Costs, begin: int, end: int) -> tuple[int, int]:
+    """Return the first and the last of the most credible positions of the one change between `begin` and `end`."""
     positions = np.arange(begin + 1, end)
     cost = costs.of(begin, positions) + costs.of(positions, end)
     weights = np.exp((cost.min() - cost) / 2.0)
-    return positions, weights / weights.sum()
-
-
-def _credible(positions: NDArray[np.int64], weights: NDArray[np.float64]) -> tuple[int, int]:
-    """Return the first and the last of the most credible positions."""
     order = np.argsort(-weights, kind="stable")
-    enough = int(np.searchsorted(np.cumsum(weights[order]), CREDIBLE)) + 1
+    enough = int(np.searchsorted(np.cumsum(weights[order] / weights.sum()), CREDIBLE)) + 1
     chosen = positions[order[:enough]]
     return int(chosen.min()), int(chosen.max())

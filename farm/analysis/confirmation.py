@@ -1,4 +1,4 @@
-"""Step 2: is the new bundle itself different? From pairs measured in turns on one warm device. Pure."""
+"""Step 2: is the new bundle itself different? From interleaved pairs on one warm device. Pure: docs/regressions.md."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PAIRS = 10
-"""Pairs of a confirmation; so many again when they leave it unknown."""
+"""Pairs of a confirmation; as many again when they leave it unknown."""
 MOST_PAIRS = 20
 INFERENCES = 5
 """Of each bundle in a pair."""
 P_CONFIRMED = 0.01
 P_UNSUSPECTED = 0.001
-"""Where the history does not speak for a change, pairs have to say more: ten that all point one way are enough."""
+"""For a number that is no candidate: ten pairs that all point one way are enough."""
 CONFIDENCE = 0.95
 FALSE_ALERTS = 0.05
 """Share of a night's alerts that may be chance, in the mean."""
 
 
 class Answer(StrEnum):
-    """What pairs say about a change that a candidate claims."""
+    """What pairs say about a claimed change."""
 
     CONFIRMED = "confirmed"
     REFUTED = "refuted"
     UNKNOWN = "unknown"
-    """More pairs may tell."""
+    """More pairs may decide."""
 
 
 class Confirmation(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ Pair = tuple["Sequence[float]", "Sequence[float]"]
 def confirm(
     scale: Scale, pairs: Sequence[Pair], *, up: bool, gate: float | None = None, level: float = P_CONFIRMED
 ) -> Confirmation:
-    """Tell whether the new bundle's values are higher (`up`), or lower, than the good one's by more than `gate`.
+    """Return whether the new bundle's values are higher (`up`), or lower, than the good one's by more than `gate`.
 
     `gate` is on `scale`. Confirmed: Wilcoxon's signed-rank test of the pairs' differences has p < `level`, and
     the estimate is beyond the gate. Refuted: the whole interval is short of the gate. Everything else is unknown.
@@ -73,7 +73,7 @@ def confirm(
         return Confirmation(Answer.UNKNOWN, "no pair could be compared", 0, math.nan, -math.inf, math.inf, 1.0)
     sign = 1.0 if up else -1.0
     claimed = sign * differences
-    # All on the side of the claim, so that both ways are judged alike to the last digit.
+    # Signed towards the claim, so that both directions are judged alike to the last digit.
     change, low, high = middle_of_pairs(claimed, CONFIDENCE)
     p_value = signed_rank_p(claimed)
     answer = Answer.UNKNOWN
@@ -89,15 +89,17 @@ def confirm(
 
 
 def control(confirmations: Sequence[Confirmation], rate: float = FALSE_ALERTS) -> tuple[Confirmation, ...]:
-    """Return the confirmations of a family, all that were asked of one night, with chance controlled for.
+    """Return the confirmations of a family, all that were measured of one night, with false discoveries controlled.
 
-    Where many are asked, some are confirmed by chance. By Benjamini and Hochberg at most `rate` of those that stay
-    confirmed are so, in the mean; the others become unknown. The pairs know nothing of what made the candidates, so
-    this holds however those were chosen.
+    By Benjamini and Hochberg at most `rate` of those that stay confirmed are chance, in the mean; the others become
+    unknown. The pairs are independent of what made the candidates, so this holds however those were chosen.
     """
     kept = discoveries([one.p_value for one in confirmations], rate)
+    why = f"not enough among {len(confirmations)} that were measured"
     return tuple(
-        one if keep or one.answer is not Answer.CONFIRMED else _too_many(one, len(confirmations))
+        one
+        if keep or one.answer is not Answer.CONFIRMED
+        else msgspec.structs.replace(one, answer=Answer.UNKNOWN, reason=f"{one.reason}: {why}")
         for one, keep in zip(confirmations, kept, strict=True)
     )
 
@@ -105,8 +107,7 @@ def control(confirmations: Sequence[Confirmation], rate: float = FALSE_ALERTS) -
 def pairs_needed(candidates: int, rate: float = FALSE_ALERTS) -> int:
     """Return how many pairs let even a single true change among so many candidates pass `control`.
 
-    n pairs have no p-value below 2^-n, and 2^(1-n) where the smallest points the other way: ten are enough for 25
-    candidates.
+    n pairs have no p-value below 2^-n, and 2^(1-n) where the smallest points the other way.
     """
     return max(PAIRS, math.ceil(math.log2(max(1, candidates) / rate)) + 1)
 
@@ -119,8 +120,3 @@ def _differences(scale: Scale, pairs: Sequence[Pair]) -> np.ndarray[tuple[int], 
             found.append(difference(now, was))
     array = np.array(found, np.float64)
     return array[~np.isnan(array)]
-
-
-def _too_many(one: Confirmation, candidates: int) -> Confirmation:
-    reason = f"{one.reason}: not enough among {candidates} that were measured"
-    return msgspec.structs.replace(one, answer=Answer.UNKNOWN, reason=reason)

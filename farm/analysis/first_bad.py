@@ -1,4 +1,4 @@
-"""Step 3: which run was the first bad one? Old bundles are run again, few of them. Pure: docs/regressions.md."""
+"""Step 3: which run was the first bad one? Few old bundles are run again. Pure: docs/regressions.md."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_PROBES = 8
-"""So many old bundles are run again for one step, at most."""
+"""Most old bundles that are run again for one step."""
 
-# A run that is further off than so many standard deviations tells no more than one that is so far.
+# A run further off than that many standard deviations counts as if it were that far off.
 _OUTLIER = 3.0
 
 
@@ -35,14 +35,14 @@ class Bracket(msgspec.Struct, frozen=True):
 
     @property
     def exact(self) -> bool:
-        """Tell whether nothing is in between."""
+        """Whether nothing is in between."""
         return self.bad == self.good + 1
 
 
 def suspicion(scale: Scale, values: Sequence[float], bracket: Bracket, change: float) -> NDArray[np.float64]:
     """Return how credible each run is as the first bad one, in all 1, from the history alone; one for each value.
 
-    `change` is what pairs said of the step, on `scale`. Runs outside of the bracket have 0.
+    `change` is the confirmed step, on `scale`. Runs outside of the bracket have 0.
     """
     numbers = scaled(scale, values)
     runs = np.arange(bracket.good, bracket.bad + 1)
@@ -57,9 +57,9 @@ def suspicion(scale: Scale, values: Sequence[float], bracket: Bracket, change: f
 
 
 def next_probe(bracket: Bracket, weights: NDArray[np.float64]) -> int | None:
-    """Return which run's bundle to run again, None when it is known which is the first bad one, or nobody can tell.
+    """Return the run between good and bad whose bundle halves what `weights` (of `suspicion`) leave open.
 
-    It is the run that halves what `weights` (of `suspicion`) leave open.
+    None where none that could decide is left.
     """
     choices = [run for run in range(bracket.good + 1, bracket.bad) if run not in bracket.open]
     if not choices:
@@ -75,10 +75,7 @@ def next_probe(bracket: Bracket, weights: NDArray[np.float64]) -> int | None:
 
 
 def narrowed(bracket: Bracket, probe: int, answer: Answer) -> Bracket:
-    """Return what is known after `probe` was compared with a good bundle: confirmed is bad, refuted is good.
-
-    The comparison's gate is best half the step: what is nearer to the bad level is bad.
-    """
+    """Return the bracket after `probe` was compared with a good bundle, best with half the step as the gate."""
     if answer is Answer.CONFIRMED:
         return msgspec.structs.replace(bracket, bad=probe)
     if answer is Answer.REFUTED:
@@ -87,7 +84,7 @@ def narrowed(bracket: Bracket, probe: int, answer: Answer) -> Bracket:
 
 
 def _loss(values: NDArray[np.float64], sigma: float) -> float:
-    """Return how far they are from one level, in half squared standard deviations; NaN tells nothing."""
+    """Return half the sum of squared distances from one level, in standard deviations; NaN is left out."""
     if np.isnan(values).all():
         return 0.0
     distances = np.minimum(np.abs(values - np.nanmedian(values)) / sigma, _OUTLIER)

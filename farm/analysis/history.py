@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 UNDER_TEST = frozenset({"executorch", "farm", "torch", "torchao", "transformers"})
-"""Facts that make the program: what they do to a number is what is looked for, so they never part a series."""
+"""Facts of the program under test: they never part a series, as their effect on a number is what is looked for."""
 
-# A fact that is made from another: where that changes as well, it is a consequence, and under test as that is. The
-# runner is built from ExecuTorch, so a new ExecuTorch could otherwise never be found to be slower.
+# Facts that follow from another, and are under test with it: the runner is built from ExecuTorch, so that a new
+# ExecuTorch could otherwise never be found to be slower.
 _MADE_FROM = {"native_runner": "executorch"}
-# Hashes tell nobody anything.
+_APART = UNDER_TEST | _MADE_FROM.keys()
+# Their values are hashes, which are not shown.
 _NAMELESS = frozenset({"native_runner", "runtime", "skel"})
 _NAMES = {"native_runner": "runner", "device_kind": "device kind", "device_build": "device build"}
 
@@ -38,10 +40,10 @@ class Point(msgspec.Struct, frozen=True, gc=False):
     bundle: str = ""
     """Its key, where the bundle is still there to be run again."""
     mad: float | None = None
-    """Of the samples, in the metric's unit: for those who draw it, nothing is decided by it."""
+    """Of the samples, in the metric's unit; for charts alone."""
 
 
-class Event(msgspec.Struct, frozen=True):
+class SeriesEvent(msgspec.Struct, frozen=True):
     """Something that changed from one run to the next."""
 
     run_id: str
@@ -53,7 +55,7 @@ class Event(msgspec.Struct, frozen=True):
     """Numbers from here on are not compared with those before."""
 
 
-class Segment(msgspec.Struct, frozen=True):
+class SeriesSegment(msgspec.Struct, frozen=True):
     """Runs one after the other whose numbers can be compared."""
 
     fingerprint_class: int
@@ -64,8 +66,8 @@ class Segment(msgspec.Struct, frozen=True):
 class History(msgspec.Struct, frozen=True):
     """A series, oldest first."""
 
-    segments: tuple[Segment, ...]
-    events: tuple[Event, ...]
+    segments: tuple[SeriesSegment, ...]
+    events: tuple[SeriesEvent, ...]
     """Those that part segments, and new versions of what is under test."""
 
     def comparable(self) -> tuple[Point, ...]:
@@ -77,19 +79,17 @@ class History(msgspec.Struct, frozen=True):
 
 
 def split(points: Sequence[Point]) -> History:
-    """Part the runs of a series, oldest first, where something changed that numbers depend on, and tell what it was.
+    """Return the runs of a series, oldest first, in segments that end where something changed that numbers depend on.
 
-    A fact that is not known here parts as well: a comparison too few is better than a wrong one.
+    A fact that is not known here ends a segment as well: a comparison too few is better than a wrong one.
     """
     classes = _classes(points)
-    segments: list[Segment] = []
-    begin = 0
-    for end in range(1, len(points) + 1):
-        if end == len(points) or classes[end] != classes[begin]:
-            segments.append(Segment(classes[begin], tuple(points[begin:end])))
-            begin = end
+    segments = [
+        SeriesSegment(number, tuple(point for _, point in run))
+        for number, run in groupby(zip(classes, points, strict=True), key=itemgetter(0))
+    ]
     events = [
-        Event(now.run_id, now.started_ms, text, parts)
+        SeriesEvent(now.run_id, now.started_ms, text, parts)
         for (was, now), (class_was, class_now) in zip(pairwise(points), pairwise(classes), strict=True)
         for text, parts in _changes(was, now, parted=class_was != class_now)
     ]
@@ -98,32 +98,27 @@ def split(points: Sequence[Point]) -> History:
 
 def _classes(points: Sequence[Point]) -> list[int]:
     numbers: dict[object, int] = {}
-    lines = {name: _Line(name, source) for name, source in _MADE_FROM.items()}
+    lineages = [_lineage(points, name, source) for name, source in _MADE_FROM.items()]
     found = []
-    for point in points:
-        facts = {name: value for name, value in point.facts.items() if name not in UNDER_TEST and name not in lines}
-        made = tuple(line.of(point.facts) for line in lines.values())
-        key = (point.device_kind, point.case_version, made, frozenset(facts.items()))
+    for point, *made in zip(points, *lineages, strict=True):
+        facts = frozenset(fact for fact in point.facts.items() if fact[0] not in _APART)
+        key = (point.device_kind, point.case_version, tuple(made), facts)
         found.append(numbers.setdefault(key, len(numbers)))
     return found
 
 
-class _Line:
-    """Tells versions of a fact that changed by itself from those that came with what it is made from."""
-
-    def __init__(self, name: str, source: str) -> None:
-        self._name, self._source = name, source
-        self._lines: dict[str | None, int] = {}
-        self._last: tuple[str | None, int] | None = None
-
-    def of(self, facts: Mapping[str, str]) -> int:
-        """Return the number of the line that the next run belongs to."""
-        value, source = facts.get(self._name), facts.get(self._source)
-        if value not in self._lines:
-            follows = self._last is not None and self._last[0] != source
-            self._lines[value] = self._last[1] if follows and self._last else len(self._lines)
-        self._last = source, self._lines[value]
-        return self._lines[value]
+def _lineage(points: Iterable[Point], name: str, source: str) -> list[int]:
+    """Return a number for each run: the same where versions of the fact `name` only came with those of `source`."""
+    numbers: dict[str | None, int] = {}
+    found: list[int] = []
+    made_from = None
+    for point in points:
+        was, made_from = made_from, point.facts.get(source)
+        value = point.facts.get(name)
+        if value not in numbers:
+            numbers[value] = found[-1] if found and made_from != was else len(numbers)
+        found.append(numbers[value])
+    return found
 
 
 def _changes(was: Point, now: Point, *, parted: bool) -> list[tuple[str, bool]]:

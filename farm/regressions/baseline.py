@@ -17,7 +17,7 @@ from farm.store.records import STEPS, AlertState, NewAlert, Remark, RemarkState
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from farm.analysis.history import Event
+    from farm.analysis.history import SeriesEvent
     from farm.store.queries.points import JobPast, SeriesPast
     from farm.store.records import AlertRecord
     from farm.store.store import Store
@@ -40,7 +40,7 @@ class Level(msgspec.Struct, frozen=True):
     """On the level of the newest run; NaN without runs."""
     since: str
     """The first run of the level: of the class, or the newest step."""
-    events: tuple[Event, ...]
+    events: tuple[SeriesEvent, ...]
     """What parted or moved the series, oldest first."""
 
 
