@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.devices.adb.names import NAME
 from farm.errors import ConfigError, UnknownNameError
 from farm.suites.socs import find_soc, is_soc
+from farm.system.ids import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from farm.devices.transport import Transport
 
 LOOPBACK = "127.0.0.1"
 
 
-class AdbAddress(msgspec.Struct, frozen=True, tag="adb"):
+class Address:
+    """Where a device is, and by which kind of transport it is reached: a frozen struct with a tag of its own.
+
+    A new kind is registered in `farm.devices.connect`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def place(self) -> str:
+        """What a device here is called before it has said who it is."""
+        raise NotImplementedError
+
+    def open(self, serial: str) -> Transport:
+        """Return a transport to what is here, which errors call `serial`; nothing is connected before it is used."""
+        raise NotImplementedError
+
+
+class AdbAddress(msgspec.Struct, Address, frozen=True, tag="adb"):
     """Behind an adb server."""
 
     port: int
@@ -19,8 +40,19 @@ class AdbAddress(msgspec.Struct, frozen=True, tag="adb"):
     attached_at: str = ""
     """HOST:PORT that it was attached at by `adb connect`, for a server that has forgotten it."""
 
+    @property
+    def place(self) -> str:
+        """Where the adb server is."""
+        return f"{self.host}:{self.port}"
 
-class SshAddress(msgspec.Struct, frozen=True, tag="ssh"):
+    def open(self, serial: str) -> Transport:
+        """Return a transport: see Address."""
+        from farm.devices.adb.transport import AdbTransport
+
+        return AdbTransport(serial, self.port, host=self.host, attached_at=self.attached_at)
+
+
+class SshAddress(msgspec.Struct, Address, frozen=True, tag="ssh"):
     """A Linux device with an SSH server."""
 
     host: str
@@ -33,15 +65,34 @@ class SshAddress(msgspec.Struct, frozen=True, tag="ssh"):
     storage: str = ""
     """Folder of farm on the device; /var/tmp/farm-USER when empty."""
 
+    @property
+    def place(self) -> str:
+        """The machine, and the port where it is not the usual one."""
+        return self.host if self.port == 22 else f"{self.host}:{self.port}"
 
-class LocalAddress(msgspec.Struct, frozen=True, tag="local"):
+    def open(self, serial: str) -> Transport:
+        """Return a transport: see Address."""
+        from farm.devices.ssh.transport import SshTransport
+
+        return SshTransport(serial, self)
+
+
+class LocalAddress(msgspec.Struct, Address, frozen=True, tag="local"):
     """This machine, where it is the device itself."""
 
     storage: str
     """Folder of farm, an absolute path."""
 
+    @property
+    def place(self) -> str:
+        """This machine."""
+        return "localhost"
 
-Address = AdbAddress | SshAddress | LocalAddress
+    def open(self, serial: str) -> Transport:
+        """Return a transport: see Address."""
+        from farm.devices.local.transport import LocalTransport
+
+        return LocalTransport(serial, self)
 
 
 class Device(msgspec.Struct, frozen=True):

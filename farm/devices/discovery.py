@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from farm.devices.device import LOOPBACK, AdbAddress, Device, LocalAddress, Unusable
-from farm.devices.identity import identify_transport, place_of
+from farm.devices.identity import identify_transport
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, InfraError, MissingToolError
 
@@ -111,17 +112,6 @@ def identify(serial: str, port: int, *, host: str = LOOPBACK, name: str = "", at
     return identify_transport(transport, AdbAddress(port, host, attached_at), host=name)
 
 
-def identify_again(device: Device) -> Device:
-    """Ask what is where `device` was who it is, of whatever kind its transport is. Raises DeviceError."""
-    from farm.devices.connect import open_transport
-
-    transport = open_transport(device)
-    try:
-        return identify_transport(transport, device.address, host=device.host)
-    finally:
-        transport.close()
-
-
 def _ordinary(configured: Sequence[DeviceConfig]) -> list[_Found]:
     """Return what the user's own adb server has, with what farm.toml wants attached to it."""
     from farm.devices.adb.host import AdbHost
@@ -174,23 +164,20 @@ def _beyond(host: HostConfig, configured: Sequence[DeviceConfig], supervisor: Su
 
 def _alone(said: DeviceConfig) -> list[_Found]:
     """Return the device that is a machine by itself."""
-    from farm.devices.connect import transport_to
     from farm.devices.hosts import ssh_address
 
     address: Address = LocalAddress(said.storage or f"/var/tmp/farm-{getpass.getuser()}")  # noqa: S108 - looked at
     host = socket.gethostname()
     if said.ssh is not None:
         address, host = ssh_address(said.ssh, said.storage), said.ssh.host
-    place = place_of(address)
+    place = address.place
     if not said.in_service:
         return [_Found(_out(place, host, said), said=said)]
-    transport = transport_to(place, address)
     try:
-        return [_Found(identify_transport(transport, address, host=host), said=said)]
+        with contextlib.closing(address.open(place)) as transport:
+            return [_Found(identify_transport(transport, address, host=host), said=said)]
     except InfraError as error:
         return [_Found(Unusable(place, ABSENT, _why(error, place), host), said=said)]
-    finally:
-        transport.close()
 
 
 def _behind(server: AdbHost, name: str, configured: Sequence[DeviceConfig]) -> list[_Found]:
@@ -238,11 +225,11 @@ def _out(serial: str, host: str, said: DeviceConfig) -> Unusable:
 def _twin(device: Device, first: Device) -> Unusable:
     """Return the refusal of what has the serial of one that was found before."""
     problem = (
-        f"says that it is {device.serial}, as {place_of(first.address)} does: where it is the same device, take one of "
+        f"says that it is {device.serial}, as {first.address.place} does: where it is the same device, take one of "
         "the two out of farm.toml; where it is another, it cannot be used beside that before one of them has a serial "
         "of its own"
     )
-    return Unusable(place_of(device.address), MISMATCH, problem, device.host)
+    return Unusable(device.address.place, MISMATCH, problem, device.host)
 
 
 def _why(error: InfraError, place: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from farm.devices.adb.host import AdbHost
-from farm.devices.device import AdbAddress, SshAddress
+from farm.devices.device import SshAddress
 from farm.errors import InfraError
 from farm.system.processes import ending
 
@@ -64,14 +64,8 @@ _tunnels: weakref.WeakKeyDictionary[Supervisor, dict[HostConfig, _Tunnel]] = wea
 
 
 def server_answers(device: Device) -> bool:
-    """Tell whether the adb server of a device answers; a device without one is as good as one whose server does."""
-    if not isinstance(device.address, AdbAddress):
-        return True
-    try:
-        AdbHost(device.address.port, device.address.host).query("host:version")
-    except InfraError:
-        return False
-    return True
+    """Tell whether the server that leads to a device answers."""
+    return device.address.open(device.serial).server_answers()
 
 
 def revive_tunnels(supervisor: Supervisor) -> list[str]:

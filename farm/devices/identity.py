@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING
 
-from farm.devices.adb.names import NAME
-from farm.devices.device import AdbAddress, Device, SshAddress
+from farm.devices.device import Device
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
 from farm.suites.socs import load_socs
+from farm.system.ids import NAME
 
 if TYPE_CHECKING:
     from farm.devices.device import Address
@@ -56,68 +57,69 @@ def identify_transport(transport: Transport, address: Address, *, host: str = ""
 
     Raises DeviceError when it does not say what it has to, or lets farm keep no files.
     """
-    storage = "" if isinstance(address, AdbAddress) else str(transport.storage)
+    storage = "" if transport.is_android else str(transport.storage)
     argv = ["sh", "-c", _SCRIPT, "sh", storage, *_PROPERTIES]
     done = transport.run(argv, timeout_s=_IDENTIFY_SECONDS, max_output=_ANSWER_BYTES)
-    said: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for line in done.stdout.split(b"\n"):
         name, _, value = line.partition(b"=")
-        said.setdefault(clean_text(name), clean_text(value))
-    soc = read_soc(said)
+        properties.setdefault(clean_text(name), clean_text(value))
+    soc = read_soc(properties)
     if not soc:
         problem = (
             "does not say which SoC it has: neither ro.soc.model nor /sys/devices/soc0/machine is a name, "
             "and /proc/device-tree/compatible has none that farm knows"
         )
         raise DeviceError(transport.serial, problem)
-    if storage and said.get("storage") != "ok":
-        why = said.get("storage_error") or "it is not this user's own, or cannot be written"
+    if storage and properties.get("storage") != "ok":
+        why = properties.get("storage_error") or "it is not this user's own, or cannot be written"
         problem = f"farm cannot keep its files in {storage}: {why}; name another folder by 'storage' in farm.toml"
         raise DeviceError(transport.serial, problem)
-    android = isinstance(address, AdbAddress) and bool(said.get("ro.build.version.sdk"))
-    system = " ".join(filter(None, (said.get("system", ""), said.get("kernel", ""))))
-    serialno = _serial(said)
+    android = transport.is_android and bool(properties.get("ro.build.version.sdk"))
+    system = " ".join(filter(None, (properties.get("system", ""), properties.get("kernel", ""))))
+    serialno = _serial(properties)
     return Device(
-        serial=transport.serial if isinstance(address, AdbAddress) else serialno or transport.serial,
+        serial=transport.serial if transport.names_device else serialno or transport.serial,
         soc=soc,
-        kind="virtual" if said.get("ro.farm.virtual") == "1" else "hardware",
-        build=said.get("ro.build.fingerprint") or clean_text(system),
+        kind="virtual" if properties.get("ro.farm.virtual") == "1" else "hardware",
+        build=properties.get("ro.build.fingerprint") or clean_text(system),
         address=address,
-        product=said.get("ro.product.model") or said.get("model", ""),
+        product=properties.get("ro.product.model") or properties.get("model", ""),
         os="android" if android else "linux",
         host=host,
         serialno=serialno,
     )
 
 
-def read_soc(said: dict[str, str]) -> str:
+def identify_again(device: Device) -> Device:
+    """Ask what is where `device` was who it is. Raises DeviceError."""
+    with contextlib.closing(device.address.open(device.serial)) as transport:
+        return identify_transport(transport, device.address, host=device.host)
+
+
+def read_soc(properties: dict[str, str]) -> str:
     """Return the SoC that a device's answers name, as profiles have it; empty when none does. Pure.
 
     Of the entries in `compatible`, `qcom,qcs9100-ride qcom,qcs9100`, only one that is a profile's name counts.
     """
-    soc = _soc(said.get("ro.soc.model", "")) or _soc(said.get("machine", ""))
+    soc = _soc(properties.get("ro.soc.model", "")) or _soc(properties.get("machine", ""))
     if soc:
         return soc
-    parts = [entry.removeprefix("qcom,").upper() for entry in said.get("compatible", "").split() if "qcom," in entry]
+    parts = [
+        entry.removeprefix("qcom,").upper() for entry in properties.get("compatible", "").split() if "qcom," in entry
+    ]
     known = [part for part in parts if part in load_socs()]
     return known[0] if known else ""
 
 
-def place_of(address: Address) -> str:
-    """Return what a device is called before it has said who it is."""
-    if isinstance(address, SshAddress):
-        return address.host if address.port == 22 else f"{address.host}:{address.port}"
-    return f"{address.host}:{address.port}" if isinstance(address, AdbAddress) else "localhost"
-
-
-def _soc(said: str) -> str:
+def _soc(text: str) -> str:
     """Return an SoC's name as profiles have it: some builds add a bin or write it in small letters, "SM8650-AC"."""
-    name = said.upper().split("-")[0].strip()
+    name = text.upper().split("-")[0].strip()
     return name if _SOC.fullmatch(name) else ""
 
 
-def _serial(said: dict[str, str]) -> str:
-    for name in (said.get("ro.serialno", ""), said.get("serial", "")):
+def _serial(properties: dict[str, str]) -> str:
+    for name in (properties.get("ro.serialno", ""), properties.get("serial", "")):
         if NAME.fullmatch(name) and not _NO_SERIAL.fullmatch(name):
             return name
     return ""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.devices.device import AdbAddress, LocalAddress, SshAddress
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.devices.adb.host import AdbHost
     from farm.devices.device import Device
+    from farm.devices.transport import Transport
 
 
 class Step(StrEnum):
@@ -90,19 +90,19 @@ def recover(
     `start_server` starts the device's adb server where none listens, and returns when one does. `works` returns what
     is still wrong with a device that answers, empty when nothing is; it is asked up to three times after each step.
     """
-    way = _way(device, start_server)
     steps: list[StepResult] = []
-    for step in Step:
-        if stop():
-            return Recovery(tuple(steps), "stopped before it answered")
-        attempt = _Attempt(device, way, time.monotonic() + min(timeout_s, STEP_SECONDS[step]), stop)
-        started = time.monotonic()
-        problem = attempt.take(step) or _ask(works, attempt)
-        steps.append(StepResult(step, problem, time.monotonic() - started))
-        log(steps[-1])
-        # Who is not ours to use is not ours to reboot.
-        if not problem or step is max_step or (attempt.is_other and step is Step.RESTART):
-            return Recovery(tuple(steps), problem)
+    with contextlib.closing(device.address.open(device.serial)) as transport:
+        for step in Step:
+            if stop():
+                return Recovery(tuple(steps), "stopped before it answered")
+            started = time.monotonic()
+            attempt = _Attempt(device, transport, start_server, started + min(timeout_s, STEP_SECONDS[step]), stop)
+            problem = attempt.take(step) or _ask(works, attempt)
+            steps.append(StepResult(step, problem, time.monotonic() - started))
+            log(steps[-1])
+            # Who is not ours to use is not ours to reboot.
+            if not problem or step is max_step or (attempt.is_other and step is Step.RESTART):
+                return Recovery(tuple(steps), problem)
     raise AssertionError(max_step)
 
 
@@ -120,24 +120,19 @@ def _ask(works: Callable[[], str], attempt: _Attempt) -> str:
     return problem
 
 
-class _Way(Protocol):
-    """How a kind of device is reached. Every method raises InfraError."""
-
-    def reconnect(self) -> None: ...
-
-    def restart(self) -> None: ...
-
-    def reboot(self) -> None: ...
-
-    def nudge(self) -> None:
-        """Help a device that is coming back to be found."""
-
-
 class _Attempt:
     """One step, with its deadline."""
 
-    def __init__(self, device: Device, way: _Way, deadline: float, stop: Callable[[], bool]) -> None:
-        self._device, self._way, self._deadline, self._stop = device, way, deadline, stop
+    def __init__(
+        self,
+        device: Device,
+        transport: Transport,
+        start_server: Callable[[], None] | None,
+        deadline: float,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._device, self._transport, self._start_server = device, transport, start_server
+        self._deadline, self._stop = deadline, stop
         self.is_other = False
         """Another device answered in its place, last of all."""
 
@@ -150,22 +145,23 @@ class _Attempt:
         """Return why the device is not back, empty when it is."""
         try:
             if step is Step.RECONNECT:
-                self._way.reconnect()
+                self._do(self._transport.reconnect)
             elif step is Step.RESTART:
-                self._way.restart()
+                self._do(self._transport.restart)
+            elif self._transport.no_reboot:
+                raise InfraError(self._transport.no_reboot)
             else:
                 # What answers at an address may be another one by now, or none of ours.
-                if not isinstance(self._device.address, LocalAddress):
-                    _check_identity(self._device)
+                _check_identity(self._device)
                 before, _ = self._state()
-                self._way.reboot()
+                self._do(self._transport.reboot)
                 return self.wait(before)
         except InfraError as error:
             # One that cannot be reached may be starting by itself, and come back nevertheless.
             if step is Step.REBOOT:
-                told = f"it cannot be rebooted: {_said(self._device, error)}"
+                problem = f"it cannot be rebooted: {_reason(self._device, error)}"
                 is_away = isinstance(error, DeviceGoneError | DeviceTimeoutError)
-                return told if not is_away or self.wait() else ""
+                return problem if not is_away or self.wait() else ""
         return self.wait()
 
     def wait(self, before: str = "") -> str:
@@ -181,16 +177,16 @@ class _Attempt:
                 problem = "its system is not up" if not up else "it did not restart"
             except InfraError as error:
                 self.is_other = isinstance(error, OtherDeviceError)
-                problem = _said(self._device, error)
+                problem = _reason(self._device, error)
             if self._stop():
                 return f"stopped: {problem}"
             if time.monotonic() >= self._deadline:
                 return problem
             time.sleep(_POLL_SECONDS)
             try:
-                self._way.nudge()
+                self._do(self._transport.nudge)
             except InfraError as error:
-                problem = _said(self._device, error)
+                problem = _reason(self._device, error)
 
     def pause(self, seconds: float) -> None:
         """Let some time pass, unless nobody waits for this step any more."""
@@ -198,151 +194,27 @@ class _Attempt:
         while time.monotonic() < end and not self.is_over:
             time.sleep(_POLL_SECONDS)
 
+    def _do(self, action: Callable[[], None]) -> None:
+        """Do something that goes through the device's server, which is started where none answers."""
+        try:
+            action()
+        except InfraError:
+            if self._start_server is None or self._transport.server_answers():
+                raise
+            self._start_server()
+            action()
+
     def _state(self) -> tuple[str, bool]:
         """Return which start of the device this is, and whether its system is up."""
-        from farm.devices.connect import open_transport
-
-        transport = open_transport(self._device)
-        try:
+        with contextlib.closing(self._device.address.open(self._device.serial)) as transport:
             done = transport.run(["sh", "-c", _TELL_STATE], timeout_s=_ASK_SECONDS, max_output=_ANSWER_BYTES)
-        finally:
-            transport.close()
         boot, _, up = done.stdout.partition(b"\n")
         return clean_text(boot), clean_text(up) == "1"
 
 
-class _Network:
-    """An Android device that was attached by `adb connect`."""
-
-    def __init__(self, host: AdbHost, serial: str, address: str) -> None:
-        self._host, self._serial, self._address = host, serial, address
-
-    def reconnect(self) -> None:
-        self.nudge()
-
-    def restart(self) -> None:
-        try:
-            self._host.query(f"host:disconnect:{self._address}")
-        finally:
-            self.nudge()
-
-    def reboot(self) -> None:
-        self._host.open(self._serial, "reboot:", timeout_s=_ASK_SECONDS, argv=["reboot"]).close()
-
-    def nudge(self) -> None:
-        # The server looks for a device on a network every ten seconds only.
-        self._host.query(f"host:connect:{self._address}")
-
-
-class _Usb:
-    """An Android device on a cable."""
-
-    def __init__(self, host: AdbHost, serial: str) -> None:
-        self._host, self._serial = host, serial
-
-    def reconnect(self) -> None:
-        self._host.query(f"host-serial:{self._serial}:reconnect")
-
-    def restart(self) -> None:
-        self._host.open(self._serial, "reconnect", timeout_s=_ASK_SECONDS, argv=["reconnect"]).close()
-
-    def reboot(self) -> None:
-        self._host.open(self._serial, "reboot:", timeout_s=_ASK_SECONDS, argv=["reboot"]).close()
-
-    def nudge(self) -> None:
-        """Nothing: the server sees it when it is plugged in."""
-
-
-class _Adb:
-    """An Android device behind an adb server that may have to be started first, which tells how it is attached."""
-
-    def __init__(self, device: Device, server: AdbAddress, start_server: Callable[[], None] | None) -> None:
-        from farm.devices.adb.host import AdbHost
-
-        self._serial, self._start_server, self._address = device.serial, start_server, server.attached_at
-        self._host = AdbHost(server.port, server.host)
-
-    def reconnect(self) -> None:
-        self._find().reconnect()
-
-    def restart(self) -> None:
-        self._find().restart()
-
-    def reboot(self) -> None:
-        self._find().reboot()
-
-    def nudge(self) -> None:
-        self._find().nudge()
-
-    def _find(self) -> _Way:
-        try:
-            found = self._host.network_address(self._serial)
-        except InfraError:
-            if self._start_server is None:
-                raise
-            self._start_server()
-            found = self._host.network_address(self._serial)
-        # Another adb may have attached it anew, at another port.
-        self._address = found or self._address
-        if self._address:
-            return _Network(self._host, self._serial, self._address)
-        return _Usb(self._host, self._serial)
-
-
-class _Ssh:
-    """A Linux device: every question makes a connection of its own."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def reconnect(self) -> None:
-        """Nothing: asking is connecting."""
-
-    def restart(self) -> None:
-        """Nothing: as above."""
-
-    def reboot(self) -> None:
-        from farm.devices.connect import open_transport
-
-        transport = open_transport(self._device)
-        try:
-            # From the background, so that the answer comes before the end.
-            script = '[ "$(id -u)" = 0 ] || exit 77; (sleep 1; reboot) >/dev/null 2>&1 </dev/null &'
-            done = transport.run(["sh", "-c", script], timeout_s=_ASK_SECONDS, max_output=_ANSWER_BYTES)
-        finally:
-            transport.close()
-        if done.code:
-            raise DeviceError(self._device.serial, "only root may reboot it: use root in its address, or restart it")
-
-    def nudge(self) -> None:
-        """Nothing."""
-
-
-class _Local:
-    """This machine."""
-
-    def reconnect(self) -> None:
-        """Nothing."""
-
-    def restart(self) -> None:
-        """Nothing."""
-
-    def reboot(self) -> None:
-        raise InfraError("it is this machine")
-
-    def nudge(self) -> None:
-        """Nothing."""
-
-
-def _way(device: Device, start_server: Callable[[], None] | None) -> _Way:
-    if isinstance(device.address, AdbAddress):
-        return _Adb(device, device.address, start_server)
-    return _Ssh(device) if isinstance(device.address, SshAddress) else _Local()
-
-
 def _check_identity(device: Device) -> None:
     """Raise OtherDeviceError when another device answers than `device`, DeviceError when none does."""
-    from farm.devices.discovery import identify_again
+    from farm.devices.identity import identify_again
 
     found = identify_again(device)
     # Its serial may be no more than an address, which another device has by now.
@@ -357,7 +229,7 @@ def _described(device: Device) -> str:
     return f"{device.serial} ({device.kind} {device.soc}{own})"
 
 
-def _said(device: Device, error: InfraError) -> str:
+def _reason(device: Device, error: InfraError) -> str:
     # Without the command, which is a script of ours.
-    said = error.problem if isinstance(error, DeviceError) else str(error)
-    return clean_text(" ".join(said.removeprefix(f"{device.serial}: ").split()))
+    problem = error.problem if isinstance(error, DeviceError) else str(error)
+    return clean_text(" ".join(problem.removeprefix(f"{device.serial}: ").split()))

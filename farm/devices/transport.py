@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import shlex
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from farm.errors import DeviceError, DeviceTimeoutError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,6 +18,10 @@ if TYPE_CHECKING:
 OUTPUT_BYTES = 16 << 20
 # Linux gives a program no argument of 128 KiB or more, and a shell's command is one.
 COMMAND_BYTES = 120 * 1024
+# What is shown of a program's standard error when it is to blame.
+TAIL_BYTES = 400
+# For a program that `start` starts.
+_START_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -63,21 +71,58 @@ class Link:
     target: PurePosixPath
 
 
-class Transport(Protocol):
+class Transport(abc.ABC):
     """The way to one device. Several threads may use it, each call as if it were alone.
 
     Every method raises DeviceError: DeviceTimeoutError when the device does not answer in time, DeviceGoneError when
     it is not there any more, DeviceSpaceError when its storage is full, AdbServerError when not it but the adb server
     before it is to blame, and DeviceError itself for what broke while the device is still there.
+
+    A kind of transport implements `spawn`, `push`, `pull` and `storage`, and overrides what it does otherwise than
+    here: docs/devices.md, "Adding a transport".
     """
 
-    @property
-    def serial(self) -> str:
+    names_device = False
+    """What the transport calls the device is its serial, whatever serial it tells itself."""
+    is_android = False
+    """Devices that have Android's version number are Android's, and nobody else writes beside `storage`."""
+    no_reboot = "its transport cannot"
+    """Why no device behind it is rebooted; empty where `reboot` does it."""
+
+    def __init__(self, serial: str) -> None:
+        self.serial = serial
         """The device's name."""
 
     @property
+    @abc.abstractmethod
     def storage(self) -> PurePosixPath:
         """Folder of farm on the device, an absolute path where programs may be kept; made by the first push."""
+
+    @abc.abstractmethod
+    def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> Process:
+        """Start `command`, which is `argv` for a POSIX shell, and return its pipes.
+
+        Without `stdin` the program is sent nothing. `timeout_s` is how long it may take to start.
+        """
+
+    @abc.abstractmethod
+    def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
+        """Write local files, or bytes, or links, to absolute paths on the device; folders on the way are made.
+
+        What is there already, a link too, is replaced. A local file that is executable is so on the device. A push
+        that breaks may leave some files unwritten and, behind adb or SSH, the one it was writing incomplete: push
+        beside the place and rename.
+        """
+
+    @abc.abstractmethod
+    def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:
+        """Read files from the device into local ones, whose folders exist; each is there whole, or not at all.
+
+        A file that is missing, or has more than `max_bytes` (of its own, when a mapping), is an error.
+        """
+
+    def close(self) -> None:  # noqa: B027 - nothing is kept open unless a transport says so
+        """Let go of what is kept open between calls. May be called again, and so may every other method."""
 
     def run(
         self,
@@ -95,28 +140,88 @@ class Transport(Protocol):
         than 0 is an answer, not an error. When the time is over, or standard output and error together exceed
         `max_output` bytes, the program is ended and that is an error.
         """
+        process = self.spawn(argv, self._command(argv, cwd, env), timeout_s, stdin=bool(stdin))
+        try:
+            return communicate(process, self.serial, argv, stdin=stdin, timeout_s=timeout_s, max_output=max_output)
+        finally:
+            process.close()
 
     def start(
         self, argv: Sequence[str], *, cwd: PurePosixPath | None = None, env: Mapping[str, str] | None = None
     ) -> Process:
         """Start a program as `run` does and return its pipes. It ends when they are closed."""
+        return self.spawn(argv, self._command(argv, cwd, env), _START_SECONDS, stdin=True)
 
-    def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
-        """Write local files, or bytes, or links, to absolute paths on the device; folders on the way are made.
+    def shell_argv(self, words: Sequence[str], *, terminal: bool) -> tuple[list[str], dict[str, str]]:
+        """Return the program that opens a shell on the device or runs `words` there, and its environment.
 
-        What is there already, a link too, is replaced. A local file that is executable is so on the device. A push
-        that breaks may leave some files unwritten and, behind adb or SSH, the one it was writing incomplete: push
-        beside the place and rename.
+        It is a program of this machine. With `terminal` what runs there gets one. Raises UsageError where none does it.
         """
+        del words, terminal
+        raise UsageError(f"{self.serial}: there is no program that opens a shell on it")
 
-    def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:
-        """Read files from the device into local ones, whose folders exist; each is there whole, or not at all.
+    def tool_environment(self) -> dict[str, str]:
+        """Return what programs that reach the device by themselves, such as `adb`, need in their environment."""
+        return {}
 
-        A file that is missing, or has more than `max_bytes` (of its own, when a mapping), is an error.
-        """
+    def server_answers(self) -> bool:
+        """Tell whether the server that leads to the device answers; where there is none, that it does."""
+        return True
 
-    def close(self) -> None:
-        """Let go of what is kept open between calls. May be called again, and so may every other method."""
+    def become_root(self, timeout_s: float) -> None:
+        """Make commands run as root, which they do not yet, within `timeout_s`; what runs there may end."""
+        del timeout_s
+        raise DeviceError(self.serial, f"{self.root_refusal()}, or use another device")
+
+    def root_refusal(self) -> str:
+        """Return why `become_root` could not make commands run as root; empty where it could."""
+        return "root is needed: log in as root"
+
+    def reconnect(self) -> None:  # noqa: B027 - asking a device is connecting, unless a transport says otherwise
+        """Look for the device again: the first step of the recovery ladder."""
+
+    def restart(self) -> None:  # noqa: B027
+        """Begin the connection to the device anew: the second step."""
+
+    def reboot(self) -> None:
+        """Let the device start anew, and do not wait for it: the last step, where `no_reboot` is empty."""
+        raise NotImplementedError
+
+    def nudge(self) -> None:  # noqa: B027
+        """Help a device that is coming back to be found; asked again and again."""
+
+    def _command(self, argv: Sequence[str], cwd: PurePosixPath | None, env: Mapping[str, str] | None) -> str:
+        try:
+            return shell_command(argv, cwd, env)
+        except ValueError as error:
+            raise DeviceError(self.serial, str(error)) from None
+
+
+def communicate(
+    process: Process, serial: str, argv: Sequence[str], *, stdin: bytes, timeout_s: float, max_output: int
+) -> Completed:
+    """Send all of standard input, take in the output and return the result; the caller closes `process`.
+
+    Raises DeviceTimeoutError when the time is over, DeviceError when the output is too large or the connection breaks.
+    """
+    started = time.monotonic()
+    process.send(stdin)
+    process.close_stdin()
+    pieces: list[Output] = []
+    size, tail = 0, b""
+    while not pieces or pieces[-1].code is None:
+        left = timeout_s - (time.monotonic() - started)
+        if left <= 0:
+            problem = f"did not finish in {timeout_s:g} s and was ended"
+            raise DeviceTimeoutError(serial, problem, argv=argv, stderr=tail.decode(errors="replace"))
+        pieces.append(process.receive(left))
+        size += len(pieces[-1].stdout) + len(pieces[-1].stderr)
+        tail = (tail + pieces[-1].stderr[-TAIL_BYTES:])[-TAIL_BYTES:]
+        if size > max_output:
+            problem = f"wrote more than {max_output} bytes and was ended"
+            raise DeviceError(serial, problem, argv=argv, stderr=tail.decode(errors="replace"))
+    stdout, stderr = (b"".join(part) for part in ((p.stdout for p in pieces), (p.stderr for p in pieces)))
+    return Completed(pieces[-1].code or 0, stdout, stderr, time.monotonic() - started)
 
 
 def shell_command(argv: Sequence[str], cwd: PurePosixPath | None, env: Mapping[str, str] | None) -> str:

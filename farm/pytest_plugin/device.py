@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from farm.devices.adb.names import adb_target
-from farm.devices.device import AdbAddress
 from farm.errors import DeviceError, DeviceTimeoutError
 
 if TYPE_CHECKING:
@@ -57,7 +55,7 @@ class LeasedDevice:
     @property
     def adb_name(self) -> str:
         """What `adb -s` takes, with ANDROID_ADB_SERVER_PORT as it is set; empty for a device without adb."""
-        return adb_target(self.serial) if isinstance(self.info.address, AdbAddress) else ""
+        return self._transport.tool_environment().get("ANDROID_SERIAL", "")
 
     def run(
         self,

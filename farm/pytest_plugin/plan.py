@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from farm.compile.pool import MemoryLimits
+from farm.devices.connect import from_plain
 from farm.devices.device import Device
 from farm.runtime.runtime import Runtime
 from farm.store.records import RunRecord
@@ -107,4 +108,4 @@ def read_plan() -> SuitePlan | None:
     path = os.environ.get(PLAN_VARIABLE)
     if not path:
         return None
-    return msgspec.json.decode(Path(path).read_bytes(), type=SuitePlan, dec_hook=lambda kind, text: kind(text))
+    return msgspec.json.decode(Path(path).read_bytes(), type=SuitePlan, dec_hook=from_plain)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.devices.device import LOOPBACK, AdbAddress
 from farm.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class Upstream:
         """Before a test's own set-up: bring the runner onto the device, and tell the test of it. Raises DeviceError."""
         if not self.owns(item):
             return
-        if not isinstance(self._worker.info.address, AdbAddress):
+        if not self._worker.device.adb_name:
             raise UsageError(f"upstream's tests speak adb, and {self._worker.info.serial} hangs on no adb server")
         session = self._worker.session()
         if session is not self._told:
@@ -135,11 +134,10 @@ class Upstream:
         return base if base is not None and cls is not None and issubclass(cls, base) else None
 
     def _options(self) -> dict[str, str | None]:
-        plan, address = self._worker.plan, self._worker.info.address
-        host = address.host if isinstance(address, AdbAddress) and address.host != LOOPBACK else None
+        plan = self._worker.plan
         return {
             "device": self._worker.device.adb_name,
-            "host": host,
+            "host": self._worker.environment().get("ANDROID_ADB_SERVER_ADDRESS"),
             "soc_model": plan.soc,
             "backend": plan.backend,
             "build_folder": str(self._build),

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.devices.connect import open_transport
-from farm.devices.device import LOOPBACK, AdbAddress
 from farm.devices.recovery import recover
 from farm.errors import DeviceError, DeviceGoneError, InfraError, LeaseLostError, ProgramError
 from farm.execution.content_store import SESSION_PREFIX
@@ -82,15 +81,7 @@ class Worker:
 
     def environment(self) -> dict[str, str]:
         """Return what brings `adb` to the device of this worker."""
-        address = self.info.address
-        if not isinstance(address, AdbAddress):
-            return {}
-        elsewhere = {} if address.host == LOOPBACK else {"ANDROID_ADB_SERVER_ADDRESS": address.host}
-        return {
-            "ANDROID_SERIAL": self.device.adb_name,
-            "ANDROID_ADB_SERVER_PORT": str(address.port),
-            **elsewhere,
-        }
+        return self.transport.tool_environment()
 
     def begin_test(self, folder: Path) -> None:
         """Forget what an earlier test had to do with the device."""

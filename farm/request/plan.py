@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from farm.config.settings import HealthConfig
+from farm.devices.connect import from_plain
 from farm.devices.device import Device
 from farm.execution.optrace import OptraceTools
 from farm.request.profiling import Profile
@@ -84,4 +85,4 @@ class RunPlan(msgspec.Struct, frozen=True):
 
 def read_plan(path: Path) -> RunPlan:
     """Return the plan in a file that `RunPlan.write` wrote."""
-    return msgspec.json.decode(path.read_bytes(), type=RunPlan, dec_hook=lambda kind, text: kind(text))
+    return msgspec.json.decode(path.read_bytes(), type=RunPlan, dec_hook=from_plain)

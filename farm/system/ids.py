@@ -1,9 +1,11 @@
-"""Ids of runs and keys of bundles: what they look like, before one that a store names becomes a path."""
+"""Names of devices, ids of runs and keys of bundles: what they look like, before one becomes a word or a path."""
 
 from __future__ import annotations
 
 import re
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""A serial, a product or a name that can be a word of a command and a part of a file's name."""
 RUN_ID = r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}"
 """Pattern of what `farm.store.rows.new_run_id` makes; the ids of nights are the same."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 from ssh_server import SshServer, alive
 
-from farm.cli.devices.device_shell import shell_of
+from farm.cli.devices.shell import shell_of
 from farm.devices.adb.server import start_adb_server
 from farm.devices.device import Device, SshAddress
 from farm.errors import UsageError

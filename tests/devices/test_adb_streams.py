@@ -15,7 +15,7 @@ import pytest
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.shell import ShellProcess
 from farm.devices.adb.sync import SyncStream
-from farm.devices.conversation import communicate
+from farm.devices.transport import communicate
 from farm.errors import DeviceError, DeviceTimeoutError
 
 if TYPE_CHECKING:

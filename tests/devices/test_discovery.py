@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from farm.devices.adb.host import parse_listing
+from farm.devices.connect import from_plain
 from farm.devices.discovery import Device, discover, identify, scan
 from farm.errors import DeviceError, InfraError
 
@@ -25,7 +26,7 @@ def test_discover_tells_who_is_there(bench: Bench) -> None:
         ("virtual-SM8750-0", "SM8750", "virtual", bench.server.port),
     ]
     assert all("virtual" in d.build and d.product.startswith("Virtual ") for d in found)
-    assert msgspec.json.decode(msgspec.json.encode(found), type=list[Device]) == found
+    assert msgspec.json.decode(msgspec.json.encode(found), type=list[Device], dec_hook=from_plain) == found
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from farm.devices import discovery
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import AdbServer, find_adb
 from farm.devices.connect import open_transport
-from farm.devices.discovery import Scan, identify_again, scan_all
-from farm.devices.hosts import reach_server, revive_tunnels, server_answers
-from farm.devices.identity import read_soc
+from farm.devices.discovery import Scan, scan_all
+from farm.devices.hosts import reach_server, revive_tunnels
+from farm.devices.identity import identify_again, read_soc
 from farm.devices.status import read_status
 from farm.errors import InfraError
 from farm.system.processes import Supervisor
@@ -277,10 +277,10 @@ def test_an_adb_server_of_another_machine_through_a_tunnel(
             child = look.supervisor.find("tunnel to attic")  # type: ignore[attr-defined]
             os.kill(child.pid, signal.SIGKILL)
             child.process.wait()
-            assert not server_answers(device)
+            assert not transport.server_answers()
             [line] = revive_tunnels(look.supervisor)  # type: ignore[attr-defined]
             assert line == "the tunnel to attic had ended with signal 9 and was opened again"
-            assert server_answers(device)
+            assert transport.server_answers()
             assert transport.run(["echo", "once more"], timeout_s=30).stdout == b"once more\n"
             transport.close()
         finally:

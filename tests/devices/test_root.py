@@ -89,11 +89,11 @@ def test_a_device_that_does_not_come_back_is_said_so(
 ) -> None:
     device, _, supervisor = start("userdebug")
 
-    def dies(_host: AdbHost, serial: str) -> str:
-        supervisor.find(serial).terminate()
+    def dies(transport: AdbTransport) -> str:
+        supervisor.find(transport.serial).terminate()
         return "restarting adbd as root"
 
-    monkeypatch.setattr("farm.devices.root._ask_for_root", dies)
+    monkeypatch.setattr(AdbTransport, "_ask_for_root", dies)
     with pytest.raises(DeviceTimeoutError, match="asked to start anew as root, and 0.5 s later it is not there"):
         ensure_root(device, timeout_s=0.5)
 

@@ -60,7 +60,6 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
     program and its arguments; for pipes and the like, sh -c '...'. The exit
     code is that of the shell, or of COMMAND.
     """
-    from farm.cli.devices.device_shell import shell_of
     from farm.cli.devices.holding import acquire, find_devices, reserved_by_me
     from farm.config.settings import load_config
     from farm.errors import UsageError
@@ -156,6 +155,17 @@ class _Hold:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+
+
+def shell_of(device: Device, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the program, and its environment, that opens a shell on a device or runs the program `words` there.
+
+    It gets a terminal there where there is one here: for a command, where its output goes to it as well.
+    """
+    from farm.devices.connect import open_transport
+
+    terminal = sys.stdin.isatty() and (not words or sys.stdout.isatty())
+    return open_transport(device).shell_argv(words, terminal=terminal)
 
 
 def _take_over(device: Device) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 import adbutils
 from adbutils.errors import AdbConnectionError, AdbError, AdbTimeout
 
-from farm.devices.adb.names import NAME, VIRTUAL_PREFIX, adb_target, network_address
+from farm.devices.adb.names import VIRTUAL_PREFIX, adb_target, network_address
 from farm.devices.device import LOOPBACK
 from farm.devices.text import clean_text
 from farm.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
+from farm.system.ids import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,9 +7,6 @@ import re
 # The name that a virtual device has as serial and as product.
 VIRTUAL_PREFIX = "virtual-"
 
-# A serial, a product or a name that can be a word of a command and a part of a file's name.
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-
 _HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
 
 

@@ -12,8 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.devices.adb.host import acknowledge
-from farm.devices.conversation import TAIL_BYTES
-from farm.devices.transport import Output
+from farm.devices.transport import TAIL_BYTES, Output
 from farm.errors import DeviceError
 
 if TYPE_CHECKING:

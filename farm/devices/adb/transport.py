@@ -2,79 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from farm.devices.adb.host import AdbHost
+from farm.devices.adb.host import AdbHost, acknowledge
+from farm.devices.adb.names import adb_target
+from farm.devices.adb.server import AdbServer, ordinary_server
 from farm.devices.adb.shell import ShellProcess
 from farm.devices.adb.sync import HungUpError, LinkRefusedError, SyncStream
-from farm.devices.conversation import communicate
 from farm.devices.device import LOOPBACK
-from farm.devices.text import says_full
-from farm.devices.transport import OUTPUT_BYTES, Link, shell_command
-from farm.errors import DeviceError, DeviceSpaceError
+from farm.devices.root import user_id
+from farm.devices.text import clean_text, says_full
+from farm.devices.transport import Link, Transport, shell_command
+from farm.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-    from farm.devices.transport import Completed
 
 # Where an ordinary adb user may write and execute; everything of farm is below.
 STORAGE = PurePosixPath("/data/local/tmp/farm")
 
 # A device that moves no byte of a file for so long is gone; flash storage that stalls recovers sooner.
 STALL_SECONDS = 30.0
-_START_SECONDS = 30.0
+# For what adbd and the server answer at once.
+_ASK_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+_ANSWER_BYTES = 4096
+
+# What adbd answers, daemon/restart_service.cpp of AOSP's packages/modules/adb.
+_RESTARTING = "restarting"
+_PRODUCTION = "production builds"
 
 
-class AdbTransport:
+class AdbTransport(Transport):
     """The device `serial` behind the adb server on `port` of `host`.
 
     Streams for files are kept open and used again: opening one costs as much as a small file.
     """
 
-    def __init__(self, serial: str, port: int, *, host: str = LOOPBACK, stall_s: float = STALL_SECONDS) -> None:
-        self._serial, self._stall_s = serial, stall_s
+    names_device = is_android = True
+    no_reboot = ""
+
+    def __init__(
+        self,
+        serial: str,
+        port: int,
+        *,
+        host: str = LOOPBACK,
+        stall_s: float = STALL_SECONDS,
+        attached_at: str = "",
+    ) -> None:
+        """`attached_at` is the HOST:PORT of a device on a network, for a server that has forgotten it."""
+        super().__init__(serial)
+        self._stall_s, self._attached_at = stall_s, attached_at
         self._host = AdbHost(port, host)
         self._idle: list[SyncStream] = []
         self._lock = threading.Lock()
         self._sync_links = True
 
     @property
-    def serial(self) -> str:
-        """The device's name."""
-        return self._serial
-
-    @property
     def storage(self) -> PurePosixPath:
         """Folder of farm on the device: see Transport."""
         return STORAGE
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout_s: float,
-        cwd: PurePosixPath | None = None,
-        env: Mapping[str, str] | None = None,
-        max_output: int = OUTPUT_BYTES,
-    ) -> Completed:
-        """Run a program: see Transport. Needs shell protocol v2, which is Android 7 or newer."""
-        process = self._open_shell(argv, cwd, env, timeout_s)
-        try:
-            return communicate(process, self._serial, argv, stdin=stdin, timeout_s=timeout_s, max_output=max_output)
-        finally:
-            process.close()
-
-    def start(
-        self, argv: Sequence[str], *, cwd: PurePosixPath | None = None, env: Mapping[str, str] | None = None
-    ) -> ShellProcess:
-        """Start a program: see Transport."""
-        return self._open_shell(argv, cwd, env, _START_SECONDS)
+    def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> ShellProcess:
+        """Start a program: see Transport. Needs shell protocol v2, which is Android 7 or newer."""
+        del stdin
+        stream = self._host.open(self.serial, f"shell,v2,raw:{command}", timeout_s=timeout_s, argv=argv)
+        return ShellProcess(stream, self._host, self.serial, argv)
 
     def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
         """Write files, all over one stream: see Transport."""
@@ -107,7 +108,7 @@ class AdbTransport:
         if done.code != 0:
             stderr = done.stderr.decode(errors="replace")
             kind = DeviceSpaceError if says_full(stderr) else DeviceError
-            raise kind(self._serial, "links cannot be made", argv=["ln", "-s"], code=done.code, stderr=stderr)
+            raise kind(self.serial, "links cannot be made", argv=["ln", "-s"], code=done.code, stderr=stderr)
 
     def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:
         """Read files, all over one stream: see Transport."""
@@ -122,19 +123,110 @@ class AdbTransport:
         for stream in idle:
             stream.close()
 
-    def _open_shell(
-        self,
-        argv: Sequence[str],
-        cwd: PurePosixPath | None,
-        env: Mapping[str, str] | None,
-        timeout_s: float,
-    ) -> ShellProcess:
+    def shell_argv(self, words: Sequence[str], *, terminal: bool) -> tuple[list[str], dict[str, str]]:
+        """Return `adb shell`: see Transport."""
+        server = AdbServer(self._host.port, ordinary_server().adb, host=self._host.host)
+        argv = [str(server.adb), "-s", adb_target(self.serial), "shell"]
+        # Without a command, adb looks for itself.
+        command = [*(["-t"] if terminal else []), shell_command(words, None, None)] if words else []
+        return [*argv, *command], {**os.environ, **server.environment()}
+
+    def tool_environment(self) -> dict[str, str]:
+        """Return what brings `adb` to the device: see Transport."""
+        host = self._host.host
+        elsewhere = {} if host == LOOPBACK else {"ANDROID_ADB_SERVER_ADDRESS": host}
+        own = {"ANDROID_SERIAL": adb_target(self.serial), "ANDROID_ADB_SERVER_PORT": str(self._host.port)}
+        return {**own, **elsewhere}
+
+    def server_answers(self) -> bool:
+        """Tell whether the adb server answers."""
         try:
-            command = shell_command(argv, cwd, env)
-        except ValueError as error:
-            raise DeviceError(self._serial, str(error)) from None
-        stream = self._host.open(self._serial, f"shell,v2,raw:{command}", timeout_s=timeout_s, argv=argv)
-        return ShellProcess(stream, self._host, self._serial, argv)
+            self._host.query("host:version")
+        except InfraError:
+            return False
+        return True
+
+    def become_root(self, timeout_s: float) -> None:
+        """Have adbd start anew as root, as `adb root` does: the device goes away and comes back."""
+        address = self._host.network_address(self.serial)
+        answer = self._ask_for_root()
+        if _RESTARTING not in answer:
+            problem = f"root is needed, and adbd says {answer!r}"
+            if _PRODUCTION in answer:
+                problem += ": install a userdebug or eng build of its system, or use another device"
+            raise DeviceError(self.serial, problem)
+        deadline = time.monotonic() + timeout_s
+        last = "it still runs commands as another user"
+        while time.monotonic() < deadline:
+            try:
+                # Until it ends, the adbd of before answers as before.
+                if user_id(self) == 0:
+                    return
+            except DeviceError as error:
+                last = str(error).removeprefix(f"{self.serial}: ")
+                # The server looks for a device on USB all the time, but for one on a network only every ten seconds.
+                if address:
+                    with contextlib.suppress(InfraError):
+                        self._host.query(f"host:connect:{address}")
+            time.sleep(_POLL_SECONDS)
+        problem = f"adbd was asked to start anew as root, and {timeout_s:g} s later it is not there as root: {last}"
+        raise DeviceTimeoutError(self.serial, problem)
+
+    def root_refusal(self) -> str:
+        """Return why adbd cannot be root: see Transport."""
+        done = self.run(["getprop", "ro.debuggable"], timeout_s=_ASK_SECONDS, max_output=_ANSWER_BYTES)
+        production = "root is needed, and this is a production build: install a userdebug or eng build of its system"
+        return "" if clean_text(done.stdout) == "1" else production
+
+    def reconnect(self) -> None:
+        """Attach a device on a network, else look for the device on its cable again."""
+        if address := self._network_address():
+            self._host.query(f"host:connect:{address}")
+        else:
+            self._host.query(f"host-serial:{self.serial}:reconnect")
+
+    def restart(self) -> None:
+        """Detach and attach a device on a network, else have adbd begin its connection anew."""
+        if address := self._network_address():
+            try:
+                self._host.query(f"host:disconnect:{address}")
+            finally:
+                self._host.query(f"host:connect:{address}")
+        else:
+            self._host.open(self.serial, "reconnect", timeout_s=_ASK_SECONDS, argv=["reconnect"]).close()
+
+    def reboot(self) -> None:
+        """Have adbd reboot the device."""
+        self._network_address()
+        self._host.open(self.serial, "reboot:", timeout_s=_ASK_SECONDS, argv=["reboot"]).close()
+
+    def nudge(self) -> None:
+        """Attach a device on a network, which the server looks for every ten seconds only."""
+        if address := self._network_address():
+            self._host.query(f"host:connect:{address}")
+
+    def _network_address(self) -> str:
+        # Another adb may have attached it anew, at another port.
+        self._attached_at = self._host.network_address(self.serial) or self._attached_at
+        return self._attached_at
+
+    def _ask_for_root(self) -> str:
+        """Return what adbd answers, which may be cut short by its end."""
+        answer = b""
+        deadline = time.monotonic() + _ASK_SECONDS
+        with self._host.open(self.serial, "root:", timeout_s=_ASK_SECONDS, argv=["root"]) as stream:
+            try:
+                while len(answer) < _ANSWER_BYTES and (data := stream.recv(_ANSWER_BYTES)):
+                    acknowledge(stream)
+                    answer += data
+                    stream.settimeout(max(0.01, deadline - time.monotonic()))
+            except TimeoutError:
+                problem = f"adbd did not answer in {_ASK_SECONDS:g} s"
+                raise DeviceTimeoutError(self.serial, problem, argv=["root"]) from None
+            except OSError:
+                # Its end may reach us as a reset.
+                pass
+        return clean_text(answer) or "nothing"
 
     def _sync(self, transfer: Callable[[SyncStream], None]) -> None:
         with self._lock:
@@ -147,11 +239,11 @@ class AdbTransport:
                 pass
             else:
                 return
-        opened = self._host.open(self._serial, "sync:", timeout_s=self._stall_s)
+        opened = self._host.open(self.serial, "sync:", timeout_s=self._stall_s)
         try:
-            self._transfer(SyncStream(opened, self._serial, self._stall_s), transfer)
+            self._transfer(SyncStream(opened, self.serial, self._stall_s), transfer)
         except HungUpError as error:
-            raise self._host.blame(self._serial, str(error).removeprefix(f"{self._serial}: ")) from None
+            raise self._host.blame(self.serial, str(error).removeprefix(f"{self.serial}: ")) from None
 
     def _transfer(self, stream: SyncStream, transfer: Callable[[SyncStream], None]) -> None:
         try:

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from farm.devices.conversation import communicate
 from farm.devices.local.files import local_errors, replacing
-from farm.devices.transport import COMMAND_BYTES, OUTPUT_BYTES, Link, Output, shell_command
+from farm.devices.transport import COMMAND_BYTES, Link, Output, Transport, shell_command
 from farm.errors import DeviceError, DeviceSpaceError, InfraError
 from farm.system.processes import Supervisor
 
@@ -24,57 +23,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from farm.devices.device import LocalAddress
-    from farm.devices.transport import Completed
 
 # What a program gets of farm's environment: where things are, and nothing that farm set for itself or keeps secret.
 _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL")
 _READ_BYTES = 256 * 1024
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """This machine as the device `serial`; programs run as this user, outside of farm's process group."""
 
-    def __init__(self, serial: str, address: LocalAddress) -> None:
-        self._serial, self._storage = serial, PurePosixPath(address.storage)
+    no_reboot = "it is this machine"
 
-    @property
-    def serial(self) -> str:
-        """The device's name."""
-        return self._serial
+    def __init__(self, serial: str, address: LocalAddress) -> None:
+        super().__init__(serial)
+        self._storage = PurePosixPath(address.storage)
 
     @property
     def storage(self) -> PurePosixPath:
         """Folder of farm: see Transport."""
         return self._storage
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout_s: float,
-        cwd: PurePosixPath | None = None,
-        env: Mapping[str, str] | None = None,
-        max_output: int = OUTPUT_BYTES,
-    ) -> Completed:
-        """Run a program: see Transport."""
-        process = self.start(argv, cwd=cwd, env=env)
-        try:
-            return communicate(process, self._serial, argv, stdin=stdin, timeout_s=timeout_s, max_output=max_output)
-        finally:
-            process.close()
-
-    def start(
-        self, argv: Sequence[str], *, cwd: PurePosixPath | None = None, env: Mapping[str, str] | None = None
-    ) -> LocalProcess:
+    def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> LocalProcess:
         """Start a program: see Transport. It ends with farm, even when that is killed."""
-        try:
-            command = shell_command(argv, cwd, env)
-        except ValueError as error:
-            raise DeviceError(self._serial, str(error)) from None
+        del timeout_s, stdin
         if len(os.fsencode(command)) > COMMAND_BYTES:
-            raise DeviceError(self._serial, f"a command may have at most {COMMAND_BYTES} bytes", argv=argv)
-        return LocalProcess(self._serial, argv, command)
+            raise DeviceError(self.serial, f"a command may have at most {COMMAND_BYTES} bytes", argv=argv)
+        return LocalProcess(self.serial, argv, ["sh", "-c", command])
+
+    def shell_argv(self, words: Sequence[str], *, terminal: bool) -> tuple[list[str], dict[str, str]]:
+        """Return the user's shell: see Transport."""
+        del terminal
+        argv = ["sh", "-c", shell_command(words, None, None)] if words else [os.environ.get("SHELL", "/bin/sh")]
+        return argv, dict(os.environ)
 
     def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
         """Write files, each whole at once: see Transport."""
@@ -97,9 +77,6 @@ class LocalTransport:
             finally:
                 os.close(number)
 
-    def close(self) -> None:
-        """Nothing is kept open between calls."""
-
     def _copy(self, path: PurePosixPath, source: int, target: Path, limit: int) -> None:
         left = limit
         with self._device_errors("pull", path):
@@ -109,7 +86,7 @@ class LocalTransport:
             while data := self._read(path, source):
                 left -= len(data)
                 if left < 0:
-                    raise DeviceError(self._serial, f"pull of {path}: it has more than the {limit} bytes it may have")
+                    raise DeviceError(self.serial, f"pull of {path}: it has more than the {limit} bytes it may have")
                 copy.write(data)
 
     def _read(self, path: PurePosixPath, source: int) -> bytes:
@@ -126,18 +103,18 @@ class LocalTransport:
             full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
             kind = DeviceSpaceError if full else DeviceError
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            raise kind(self._serial, f"{what} of {str(path)[:400]}: {reason}") from None
+            raise kind(self.serial, f"{what} of {str(path)[:400]}: {reason}") from None
 
 
 class LocalProcess:
     """One program on this machine: see Process."""
 
-    def __init__(self, serial: str, argv: Sequence[str], command: str) -> None:
-        self._serial, self._argv = serial, argv
+    def __init__(self, serial: str, argv: Sequence[str], program: Sequence[str]) -> None:
+        """Start `program`, which stands for `argv` on the device `serial`."""
         self._supervisor = Supervisor()
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self._child = self._supervisor.spawn(
-            ["sh", "-c", command],
+            program,
             name=f"{serial}: {argv[0]}",
             env=environment,
             cwd=Path("/"),

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 import paramiko
 
-from farm.devices.conversation import TAIL_BYTES
 from farm.devices.ssh.link import end
-from farm.devices.transport import COMMAND_BYTES, Output
+from farm.devices.transport import COMMAND_BYTES, TAIL_BYTES, Output
 from farm.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -3,70 +3,64 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from farm.devices.conversation import communicate
 from farm.devices.ssh.files import Files
 from farm.devices.ssh.link import SshLink
 from farm.devices.ssh.process import SshProcess
 from farm.devices.ssh.sftp_stream import SftpStream
-from farm.devices.transport import OUTPUT_BYTES, shell_command
-from farm.errors import DeviceError
+from farm.devices.transport import Transport, shell_command
+from farm.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from farm.devices.device import SshAddress
-    from farm.devices.transport import Completed, Link
+    from farm.devices.transport import Link
 
 # A device that moves no byte of a file for so long is gone.
 STALL_SECONDS = 30.0
-_START_SECONDS = 30.0
+_REBOOT_SECONDS = 10.0
+
+# Of sshd, the login shell's parent, which lives as long as the connection. sshd gives a program without a terminal a
+# session of its own and ends nothing of it: what watches is no child of the program, and has none of its streams.
+_WATCH = """
+( (
+    trap '' HUP
+    while [ -d "/proc/$PPID" ] && [ -d "/proc/$$" ]; do sleep 1; done
+    kill -s HUP -- "-$$"
+    sleep 1
+    kill -s KILL -- "-$$"
+) </dev/null >/dev/null 2>&1 & )
+"""
+_LOGIN_SHELL = 'exec "${SHELL:-sh}" -l'
+# ssh expands or splits these in the names of files, and has no way to write some of them.
+_SPECIAL = ('"', "\\", "${", "\n")
 
 
-class SshTransport:
+class SshTransport(Transport):
     """The device `serial` at `address`, over one connection that is made when it is needed and kept until `close`."""
 
-    def __init__(self, serial: str, address: SshAddress, *, stall_s: float = STALL_SECONDS) -> None:
-        self._serial, self._stall_s = serial, stall_s
-        self._storage = PurePosixPath(default_storage(address))
-        self._link = SshLink(serial, address)
+    no_reboot = ""
 
-    @property
-    def serial(self) -> str:
-        """The device's name."""
-        return self._serial
+    def __init__(self, serial: str, address: SshAddress, *, stall_s: float = STALL_SECONDS) -> None:
+        super().__init__(serial)
+        self._address, self._stall_s = address, stall_s
+        self._link = SshLink(serial, address)
 
     @property
     def storage(self) -> PurePosixPath:
         """Folder of farm on the device: see Transport."""
-        return self._storage
+        # Identification checks that the folder is the user's own.
+        return PurePosixPath(self._address.storage or f"/var/tmp/farm-{self._address.user}")  # noqa: S108
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout_s: float,
-        cwd: PurePosixPath | None = None,
-        env: Mapping[str, str] | None = None,
-        max_output: int = OUTPUT_BYTES,
-    ) -> Completed:
-        """Run a program: see Transport."""
-        process = self._start(argv, cwd, env, timeout_s, stdin=bool(stdin))
-        try:
-            return communicate(process, self._serial, argv, stdin=stdin, timeout_s=timeout_s, max_output=max_output)
-        finally:
-            process.close()
-
-    def start(
-        self, argv: Sequence[str], *, cwd: PurePosixPath | None = None, env: Mapping[str, str] | None = None
-    ) -> SshProcess:
+    def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> SshProcess:
         """Start a program: see Transport."""
-        return self._start(argv, cwd, env, _START_SECONDS)
+        return SshProcess(self._link, self.serial, argv, command, timeout_s, stdin=stdin)
 
     def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
         """Write files, all over one stream: see Transport. They get the time at which they arrive."""
@@ -85,30 +79,40 @@ class SshTransport:
         """Hang up, once nothing runs over the connection."""
         self._link.close()
 
+    def shell_argv(self, words: Sequence[str], *, terminal: bool) -> tuple[list[str], dict[str, str]]:
+        """Return `ssh` with what this transport does: no configuration file, nothing forwarded, strict host keys."""
+        script = shell_command(words, None, None) if words else ""
+        command = [script] if words else []
+        if not terminal:
+            command = [shell_command(["sh", "-c", f"{_WATCH}{script or _LOGIN_SHELL}"], None, None)]
+        address = self._address
+        argv = ["ssh", "-F", "none", "-a", "-x", "-p", str(address.port), "-l", address.user]
+        options = ["StrictHostKeyChecking=yes", "UpdateHostKeys=no"]
+        if address.key_file:
+            options += [f'IdentityFile="{_literal(address.key_file)}"', "IdentitiesOnly=yes"]
+        if address.known_hosts:
+            options += [f'UserKnownHostsFile="{_literal(address.known_hosts)}"', "GlobalKnownHostsFile=/dev/null"]
+        argv += [word for option in options for word in ("-o", option)]
+        return [*argv, "-tt" if terminal else "-T", "--", address.host, *command], dict(os.environ)
+
+    def reboot(self) -> None:
+        """Run `reboot`, which only root may."""
+        # From the background, so that the answer comes before the end.
+        script = '[ "$(id -u)" = 0 ] || exit 77; (sleep 1; reboot) >/dev/null 2>&1 </dev/null &'
+        if self.run(["sh", "-c", script], timeout_s=_REBOOT_SECONDS).code:
+            raise DeviceError(self.serial, "only root may reboot it: use root in its address, or restart it")
+
     @contextlib.contextmanager
     def _files(self, count: int) -> Iterator[Files]:
-        stream = SftpStream(self._link, self._serial, self._stall_s, count)
+        stream = SftpStream(self._link, self.serial, self._stall_s, count)
         try:
-            yield Files(stream, self._serial)
+            yield Files(stream, self.serial)
         finally:
             stream.close()
 
-    def _start(
-        self,
-        argv: Sequence[str],
-        cwd: PurePosixPath | None,
-        env: Mapping[str, str] | None,
-        timeout_s: float,
-        *,
-        stdin: bool = True,
-    ) -> SshProcess:
-        try:
-            command = shell_command(argv, cwd, env)
-        except ValueError as error:
-            raise DeviceError(self._serial, str(error)) from None
-        return SshProcess(self._link, self._serial, argv, command, timeout_s, stdin=stdin)
 
-
-def default_storage(address: SshAddress) -> str:
-    """Return farm's folder on a device behind SSH."""
-    return address.storage or f"/var/tmp/farm-{address.user}"  # noqa: S108 - checked to be the user's own
+def _literal(path: str) -> str:
+    """Return the name of a file as ssh's options take it, between quotes. Raises UsageError where they cannot."""
+    if any(special in path for special in _SPECIAL):
+        raise UsageError(f"ssh cannot be told of the file {path!r}: give it a name without quotes, backslashes and ${{")
+    return path.replace("%", "%%")

@@ -1,0 +1,137 @@
+"""A stand-in for a device: a folder with the answers of programs and the files that were pushed. It runs nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.devices.device import Address
+from farm.devices.local.files import local_errors, replacing
+from farm.devices.transport import Link, Output, Transport
+from farm.errors import DeviceError, DeviceGoneError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class StubAddress(msgspec.Struct, Address, frozen=True, tag="stub"):
+    """A device that is made up. It is gone while its folder is not there."""
+
+    folder: str
+    """`answers/NAME` is what the program NAME prints, `files` has the device's files, `asked` a line for each use."""
+
+    @property
+    def place(self) -> str:
+        """The folder."""
+        return self.folder
+
+    def open(self, serial: str) -> StubTransport:
+        """Return a transport: see Address."""
+        return StubTransport(serial, self)
+
+
+class StubTransport(Transport):
+    """The made-up device `serial`. A program that has no answer ends with 127, as one that is missing."""
+
+    no_reboot = ""
+
+    def __init__(self, serial: str, address: StubAddress) -> None:
+        super().__init__(serial)
+        self._folder = Path(address.folder)
+
+    @property
+    def storage(self) -> PurePosixPath:
+        """Folder of farm: see Transport."""
+        return PurePosixPath("/farm")
+
+    def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> StubProcess:
+        """Return a program that has ended already: see Transport."""
+        del command, timeout_s, stdin
+        self._note(argv[0])
+        answer = self._folder / "answers" / argv[0].replace("/", "_")
+        return StubProcess(answer.read_bytes() if answer.is_file() else None)
+
+    def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
+        """Write files: see Transport."""
+        self._note("push")
+        for path, source in files.items():
+            place = self._here(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.unlink(missing_ok=True)
+            if isinstance(source, Link):
+                place.symlink_to(source.target)
+            elif isinstance(source, bytes):
+                place.write_bytes(source)
+            else:
+                with local_errors(source):
+                    shutil.copy(source, place)
+
+    def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:
+        """Read files: see Transport."""
+        self._note("pull")
+        for path, target in files.items():
+            limit = max_bytes[path] if isinstance(max_bytes, Mapping) else max_bytes
+            place = self._here(path)
+            if not place.is_file() or place.stat().st_size > limit:
+                raise DeviceError(self.serial, f"pull of {path}: it is no file of at most {limit} bytes")
+            with replacing(target) as copy:
+                copy.write(place.read_bytes())
+
+    def become_root(self, timeout_s: float) -> None:
+        """Answer `id` with 0 from now on."""
+        del timeout_s
+        self._note("root")
+        (self._folder / "answers/id").write_text("0\n")
+
+    def root_refusal(self) -> str:
+        """Return nothing: see Transport."""
+        return ""
+
+    def reconnect(self) -> None:
+        """Note it."""
+        self._note("reconnect")
+
+    def restart(self) -> None:
+        """Note it."""
+        self._note("restart")
+
+    def reboot(self) -> None:
+        """Note it."""
+        self._note("reboot")
+
+    def _here(self, path: PurePosixPath) -> Path:
+        if not path.is_absolute() or ".." in path.parts:
+            raise DeviceError(self.serial, f"{path} cannot be a path on a device: absolute, without '..'")
+        return self._folder / "files" / path.relative_to("/")
+
+    def _note(self, what: str) -> None:
+        if not self._folder.is_dir():
+            raise DeviceGoneError(self.serial, f"there is no folder {self._folder}")
+        with (self._folder / "asked").open("a", encoding="utf-8") as file:
+            file.write(f"{what}\n")
+
+
+class StubProcess:
+    """A program that has printed its answer and ended: see Process."""
+
+    def __init__(self, answer: bytes | None) -> None:
+        self._output = Output(answer or b"", b"", 127 if answer is None else 0)
+
+    def send(self, data: bytes) -> None:
+        """Lose `data`, as a program that has ended does."""
+
+    def close_stdin(self) -> None:
+        """See Process."""
+
+    def receive(self, timeout_s: float) -> Output:
+        """Return the answer, once."""
+        del timeout_s
+        output, self._output = self._output, Output(b"", b"", self._output.code)
+        return output
+
+    def close(self) -> None:
+        """See Process."""
