@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from executorch.backends.qualcomm.serialization import qc_schema
 
+from farm.backends.registry import BACKENDS
 from farm.errors import FarmError, IllegalTargetError, UnknownNameError, UsageError
 from farm.suites.manifests import find_suites, load_suite
-from farm.suites.options import OPTIONS, compile_options, parse_options, runtime_flags
-from farm.suites.socs import BACKEND_PRECISIONS, find_soc
+from farm.suites.options import compile_options, parse_options, runtime_flags
+from farm.suites.socs import find_soc
 from farm.suites.suite import Target, plan
 
 
@@ -79,11 +80,13 @@ def test_words_are_those_of_executorch() -> None:
         return name.removeprefix("k").lower().replace("_", "")
 
     for words, enum, prefix in (
-        (OPTIONS["htp"]["htp_performance_mode"].words, qc_schema.QnnExecuTorchHtpPerformanceMode, "htp"),
-        (OPTIONS["lpai"]["client_perf_type"].words, qc_schema.QnnExecuTorchLpaiClientPerf, ""),
-        (OPTIONS["lpai"]["affinity"].words, qc_schema.QnnExecuTorchLpaiCoreAffinity, ""),
-        (OPTIONS["gpu"]["precision"].words, qc_schema.QnnExecuTorchGpuPrecision, "gpuprecision"),
+        (BACKENDS["htp"].options["htp_performance_mode"].words, qc_schema.QnnExecuTorchHtpPerformanceMode, "htp"),
+        (BACKENDS["lpai"].options["client_perf_type"].words, qc_schema.QnnExecuTorchLpaiClientPerf, ""),
+        (BACKENDS["lpai"].options["affinity"].words, qc_schema.QnnExecuTorchLpaiCoreAffinity, ""),
+        (BACKENDS["gpu"].options["precision"].words, qc_schema.QnnExecuTorchGpuPrecision, "gpuprecision"),
     ):
         theirs = {folded(one.name).removeprefix(prefix): int(one) for one in enum if one.name != "kUndefined"}
         assert {folded(word): number for word, number in words.items()} == theirs
-    assert OPTIONS.keys() == BACKEND_PRECISIONS.keys()
+    types = {backend.name: backend.qnn_type for backend in BACKENDS.values() if backend.qnn_type is not None}
+    named = {folded(one.name).removesuffix("backend"): int(one) for one in qc_schema.QnnExecuTorchBackendType}
+    assert types.items() <= named.items()

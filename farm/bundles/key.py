@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.backends.registry import find_backend, runs_on_cpu
 from farm.bundles.source import source_digest, source_place
 from farm.suites.options import compile_options
-from farm.suites.socs import CPU_BACKENDS, find_soc
+from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,9 +64,8 @@ def toolchain_versions(qnn: str, *, virtual: bool = False) -> dict[str, str]:
 
 def relevant_versions(backend: str, versions: Mapping[str, str]) -> dict[str, str]:
     """Return those of `versions` that a bundle for `backend` depends on: on the CPU no QNN takes part."""
-    foreign = {"qnn"} if backend in CPU_BACKENDS else set()
-    if backend != "lpai":
-        foreign.add(LPAI_TARGET)
+    found = find_backend(backend)
+    foreign = ({"qnn"} if found.on_cpu else set()) | (set() if found.per_host else {LPAI_TARGET})
     return {name: version for name, version in versions.items() if name not in foreign}
 
 
@@ -80,7 +80,7 @@ def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
         "case": case.definition,
         "source": _source_digest_of(job),
         # On the CPU only its name, which the manifest has, so that a device refuses what is for another SoC.
-        "soc": target.soc if target.backend in CPU_BACKENDS else find_soc(target.soc),
+        "soc": target.soc if runs_on_cpu(target.backend) else find_soc(target.soc),
         "backend": target.backend,
         "precision": target.precision,
         "options": compile_options(target),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.backends.registry import runs_on_cpu
 from farm.bundles.bundle import TensorSpec
 from farm.errors import ConfigError, IllegalTargetError
 from farm.program.pte import read_pte
 from farm.suites.options import compile_options
-from farm.suites.socs import CPU_BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def read_ready(job: Job) -> Method:
         names = ", ".join(compile_options(target))
         raise IllegalTargetError(f"{path.name} is compiled already: leave the options {names} out")
     if program.qnn is None:
-        if target.backend not in CPU_BACKENDS:
+        if not runs_on_cpu(target.backend):
             raise IllegalTargetError(f"{path.name} has nothing for the {target.backend} backend: use --backend xnnpack")
     elif (program.qnn.soc, program.qnn.backend) != (target.soc, target.backend):
         raise IllegalTargetError(

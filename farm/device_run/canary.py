@@ -8,15 +8,10 @@ has to be a program that no suite has.
 
 from __future__ import annotations
 
-from farm.suites.socs import CPU_BACKENDS
+from farm.backends.registry import find_backend
 from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
 
-ANCHORED = "htp"
-"""The backend whose sessions keep the program loaded; others have nothing to keep up, or cannot be tried here."""
-
 _SHAPE = (1, 3, 5, 7)
-# What every SoC that has the backend can run, by backend; 8 bits elsewhere.
-_PRECISIONS = {"gpu": "fp16", **dict.fromkeys(CPU_BACKENDS, "fp32")}
 # 8 bits give 40 dB and more; a device that is not well gives none.
 _TOLERANCE = Tolerance(fp32=Limits(sqnr_db=25.0))
 
@@ -26,7 +21,7 @@ def canary_jobs(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
     wanted = dict.fromkeys((job.target.soc, job.target.backend) for job in jobs)
     found = []
     for soc, backend in wanted:
-        precision = _PRECISIONS.get(backend, "8a8w")
+        precision = find_backend(backend).canary_precision
         case = Case(
             "farm",
             "canary",

@@ -11,13 +11,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from farm.backends.registry import BACKENDS, DEFAULT_BACKEND
 from farm.errors import FarmError, UnknownNameError, UsageError
 from farm.nightly.tables import ExportTable, MailTable, NightlyTable, RunTable, Tables, WebhookTable, read_tables
 from farm.nightly.templates import BUILT_IN, check_template
 from farm.pool.fleet import Choice
+from farm.report.formats import export_formats
 from farm.request.profiling import Profile
 from farm.request.request import RunRequest
-from farm.suites.socs import BACKEND_PRECISIONS, PRECISIONS, find_soc
+from farm.suites.socs import PRECISIONS, find_soc
 from farm.system.durations import in_seconds
 
 if TYPE_CHECKING:
@@ -132,6 +134,8 @@ def _check_nightly(table: NightlyTable, problems: list[str]) -> None:
 def _check_export(table: ExportTable, problems: list[str]) -> None:
     if not table.formats:
         problems.append("[export]: formats: name one at least, or leave [export] out")
+    unknown = [name for name in table.formats if name not in export_formats()]
+    problems += [f"[export]: formats: {UnknownNameError('format', name, export_formats())}" for name in unknown]
     if not table.folder:
         problems.append("[export]: folder is empty")
 
@@ -226,7 +230,7 @@ def _unknown(table: RunTable, suites: tuple[str, ...], place: str, config: Confi
     known_suites = find_suites(config.suite_folders)
     look("socs", table.socs, find_soc)
     look("suites", suites, lambda name: resolve_suite(name, known_suites))
-    look("backends", table.backends, among("backend", tuple(BACKEND_PRECISIONS)))
+    look("backends", table.backends, among("backend", tuple(BACKENDS)))
     look("precisions", table.precisions, among("precision", PRECISIONS))
     return found
 
@@ -329,7 +333,7 @@ def command_of(request: RunRequest) -> str:
         ("--label", request.choice.labels),
     ):
         words += [word for value in values for word in (option, value)]
-    if request.backend != "htp":
+    if request.backend != DEFAULT_BACKEND:
         words += ["--backend", request.backend]
     words += ["--virtual", str(request.virtual)] if request.virtual else ["--nightly"]
     if request.most_devices is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from farm.backends.registry import DEFAULT_BACKEND
 from farm.errors import ConfigError, UnknownNameError, UsageError
 from farm.request.profiling import Profile
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 When = Literal["always", "change", "failure"]
-Format = Literal["jsonl", "ctrf", "junit", "hud", "trace"]
 OptionValue = str | int | bool
 
 
@@ -37,7 +37,7 @@ class RunTable(msgspec.Struct, frozen=True, kw_only=True):
     socs: tuple[str, ...]
     suites: tuple[str, ...]
     name: str = ""
-    backends: tuple[str, ...] = ("htp",)
+    backends: tuple[str, ...] = (DEFAULT_BACKEND,)
     precisions: tuple[str, ...] = ()
     options: dict[str, OptionValue | tuple[OptionValue, ...]] = {}
     virtual: int = 0
@@ -59,7 +59,7 @@ class ExportTable(msgspec.Struct, frozen=True, kw_only=True):
     """`[export]`."""
 
     folder: str
-    formats: tuple[Format, ...]
+    formats: tuple[str, ...]
 
 
 class WebhookTable(msgspec.Struct, frozen=True, kw_only=True):

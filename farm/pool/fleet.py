@@ -185,8 +185,7 @@ def _out_of_use(device: Device, known: Registered) -> str:
 
 
 def _runtimes(config: Config, socs: Sequence[Soc], backend: str, devices: Sequence[Device]) -> dict[str, Runtime]:
-    from farm.runtime.attached import attached_runtime
-    from farm.runtime.runtime import simulator_runtime
+    from farm.runtime.runtime import attached_runtime, simulator_runtime
 
     by_name = {soc.name: soc for soc in socs}
     made: dict[tuple[str, str, str], Runtime] = {}

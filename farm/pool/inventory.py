@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from farm.backends.registry import BACKENDS
 from farm.devices.discovery import ABSENT
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, UnknownNameError
@@ -247,4 +248,4 @@ def find_rows(found: Sequence[DeviceRow], names: Sequence[str]) -> list[DeviceRo
 
 def _backends(soc: Soc, kind: str) -> tuple[str, ...]:
     """Return the backends that an SoC has, where it is a virtual one those that can be simulated."""
-    return tuple(backend for backend in soc.backends if kind != "virtual" or backend != "gpu")
+    return tuple(backend for backend in soc.backends if kind != "virtual" or BACKENDS[backend].on_host != "absent")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from farm.backends.registry import BACKENDS
 from farm.errors import ConfigError
 from farm.program.flatbuffer import Flatbuffer, FlatbufferError, Slot
 from farm.suites.socs import load_socs
@@ -44,7 +45,7 @@ _TENSOR = 5
 _NUMBERS = {2: "int64", 3: "bool", 4: "float64"}
 _OTHERS = {1: "none", 6: "string", 7: "int list", 8: "float list", 9: "bool list", 10: "tensor list", 11: "tensor list"}
 _KERNEL_CALL = 1
-_BACKENDS = {1: "gpu", 2: "htp", 3: "dsp", 4: "lpai"}
+_DSP = 3  # QnnExecuTorchBackendType.kDspBackend, which farm has no backend for
 
 _PROGRAM_VERSION, _PROGRAM_PLANS, _PROGRAM_SEGMENTS = Slot(0, "<u4"), Slot(1, "[table]"), Slot(4, "[table]")
 _SEGMENT_OFFSET, _SEGMENT_SIZE = Slot(0, "<u8"), Slot(1, "<u8")
@@ -300,9 +301,10 @@ def _qnn_options(data: bytes) -> QnnOptions:
     soc = file.tables(root, _QNN_SOC).positions
     backend = file.tables(root, _QNN_BACKEND).positions
     kind = _first(file, backend, _BACKEND_TYPE)
+    names = {_DSP: "dsp", **{one.qnn_type: name for name, one in BACKENDS.items() if one.qnn_type is not None}}
     return QnnOptions(
         soc_model=_first(file, soc, _SOC_MODEL),
-        backend=_BACKENDS.get(kind, f"type {kind}"),
+        backend=names.get(kind, f"type {kind}"),
         online_prepare=bool(_first(file, root, _QNN_ONLINE)),
         profile_level=_first(file, root, _QNN_PROFILE),
         dump_intermediate_outputs=bool(_first(file, root, _QNN_DUMP)),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.backends.registry import DEFAULT_BACKEND
 from farm.compile.pool import MemoryLimits
 from farm.errors import InfraError, NoDeviceError, NothingSelectedError, UsageError
 from farm.pool.fleet import Choice
@@ -56,7 +57,7 @@ class SuiteRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     soc: str
     """Empty for that of the attached devices, where all have the same."""
-    backend: str = "htp"
+    backend: str = DEFAULT_BACKEND
     virtual: int = 0
     """Virtual devices; 0 for attached ones."""
     choice: Choice = Choice()

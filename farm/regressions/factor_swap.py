@@ -8,10 +8,11 @@ import msgspec
 
 from farm.analysis.confirmation import INFERENCES, PAIRS, Confirmation
 from farm.analysis.factors import Explanation, Factor, explain
+from farm.backends.registry import find_backend
 from farm.errors import FarmError
 from farm.regressions.confirming import Claim, compare
-from farm.runtime.older import older_runner, older_sdk
 from farm.runtime.runtime import simulator_runtime
+from farm.runtime.simulator import older_runner, older_sdk
 from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _problem(bench: InterleavedBench, good: StoredResult, new: StoredResult, fac
     """Return why the runner or the SDK of these runs cannot be swapped here, empty when they can."""
     if bench.runtime.kind != "simulator":
         return "farm keeps none of those that devices had: only of virtual devices can it be swapped"
-    if good.view.backend != "htp" and factor is Factor.SDK:
+    if factor is Factor.SDK and not find_backend(good.view.backend).simulated:
         return "only that of the HTP simulator can be swapped"
     return _gone(bench, good, factor) or _gone(bench, new, factor)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.backends.registry import DEFAULT_BACKEND, find_backend
 from farm.errors import IllegalTargetError, UnknownNameError, UsageError
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.options import parse_options
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
     from farm.config.settings import Config
     from farm.suites.suite import Job
-
-BACKEND = "htp"
-"""Of which there is a simulator to compare with, and of which ExecuTorch writes intermediate outputs."""
 
 
 def find_job(
@@ -34,7 +32,7 @@ def find_job(
     suite_name, slash, case_name = name.rpartition("/")
     if not slash or not suite_name or not case_name or (bracket and not target.endswith("]")):
         raise UsageError(f"{text!r} names no job: expected suite/case[SoC-htp-precision], or suite/case with --soc")
-    backend = BACKEND
+    backend = DEFAULT_BACKEND
     if bracket:
         if soc or precision or options:
             raise UsageError(f"{text!r} has a target already: leave --soc, --precision and --option out")
@@ -46,10 +44,11 @@ def find_job(
     if case_name not in cases:
         raise UnknownNameError("case", case_name, cases, f"in suite {suite.name}")
     found = find_soc(soc)
-    if backend != BACKEND:
+    if not find_backend(backend).has_layers:
         raise IllegalTargetError(
-            f"farm debug compares with Qualcomm's HTP simulator and is for the {BACKEND} backend, not for {backend}: "
-            f"debug {suite.name}/{case_name} as [{found.name}-{BACKEND}-PRECISION]"
+            f"farm debug compares with Qualcomm's HTP simulator and is for the {DEFAULT_BACKEND} backend, not for "
+            f"{backend}: "
+            f"debug {suite.name}/{case_name} as [{found.name}-{DEFAULT_BACKEND}-PRECISION]"
         )
     (chosen, *others) = parse_options(options, backend)
     if others:

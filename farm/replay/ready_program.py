@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from farm.backends.registry import cpu_backends, find_backend
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, sha256_of
 from farm.bundles.cache import BundleCache
 from farm.bundles.ready import read_ready
@@ -18,7 +19,7 @@ from farm.program.pte import QNN, Method, Program, Value, read_pte
 from farm.replay.tensor_files import distribution, random_sample, read_samples
 from farm.request.profiling import Profile
 from farm.suites.options import parse_options
-from farm.suites.socs import CPU_BACKENDS, READY, check_target, find_soc, load_socs
+from farm.suites.socs import READY, check_target, find_soc, load_socs
 from farm.suites.suite import Case, Job, Target
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def plan_ready(request: ReadyRequest) -> ReadyProgram:
 def _target(request: ReadyRequest, program: Program) -> Target:
     qnn = program.qnn
     soc = request.soc or (qnn.soc if qnn else "")
-    backend = request.backend or (qnn.backend if qnn else CPU_BACKENDS[0])
+    backend = request.backend or (qnn.backend if qnn else cpu_backends()[0])
     if not soc:
         name = request.model.name
         raise UsageError(f"{name} is for the CPU of any SoC: name the one it should run on, as with --soc SM8650")
@@ -159,7 +160,12 @@ def _check_runnable(request: ReadyRequest, program: Program, target: Target) -> 
         raise IllegalTargetError(
             f"{request.model.name} has a part for {foreign[0][:80]!r}, which farm's runner has not"
         )
-    if request.virtual and target.backend == "htp" and program.qnn is not None and program.qnn.online_prepare:
+    if (
+        request.virtual
+        and find_backend(target.backend).simulated
+        and program.qnn is not None
+        and program.qnn.online_prepare
+    ):
         raise IllegalTargetError(
             f"{request.model.name} is prepared on the device when it is loaded, which the simulator cannot: attach a "
             "device, or compile it with online_prepare=False"

@@ -17,7 +17,7 @@ from farm.errors import UsageError
 from farm.execution.workspace import INPUT_LIST, INPUT_SHAPES, OUTPUT_SHAPES, job_layout
 from farm.replay.stored_result import cached_bundle, find_bundle, find_job, target_of
 from farm.results.text import one_line
-from farm.runtime.places import speaks_sessions
+from farm.runtime.device_files import takes_sessions
 from farm.suites.options import runtime_flags
 from farm.suites.socs import find_soc
 
@@ -189,7 +189,7 @@ def write_script(
     }
     if bundle.manifest.dynamic:
         flags |= {"input_shape_path": INPUT_SHAPES, "output_shape_path": OUTPUT_SHAPES}
-    if speaks_sessions(runtime.files[runtime.runner]):
+    if takes_sessions(runtime.files[runtime.runner]):
         flags |= {"result_path": f"{_OUTPUTS}/result.json", "timeout_ms": str(round(timeout_s * 1000))}
     try:
         _publish(folder, lambda partial: _fill(partial, config, past, bundle, runtime, flags, virtual=virtual))
@@ -203,9 +203,8 @@ def write_script(
 
 
 def _runtime(config: Config, past: StoredResult, *, virtual: bool) -> Runtime:
-    from farm.runtime.attached import staged_runtime
     from farm.runtime.native.targets import ANDROID, TARGETS
-    from farm.runtime.runtime import simulator_runtime
+    from farm.runtime.runtime import simulator_runtime, staged_runtime
 
     soc, backend = find_soc(past.view.soc), past.view.backend
     if virtual:

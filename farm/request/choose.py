@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.backends.registry import BACKENDS, find_backend
 from farm.errors import IllegalTargetError, NothingSelectedError, UsageError
 from farm.request.profiling import Profile
 from farm.request.selection import Version, changed, in_shard, total_seconds
@@ -43,12 +44,15 @@ def jobs_of(config: Config, request: RunRequest) -> tuple[Job, ...]:
 
 
 def _check_measurements(request: RunRequest) -> None:
-    if request.heap and request.backend != "htp":
-        raise IllegalTargetError(f"--heap is for the htp backend: ExecuTorch has no heap profile of {request.backend}")
+    backend = find_backend(request.backend)
+    if request.heap and not backend.has_dsp_heap:
+        able = " and ".join(name for name, one in BACKENDS.items() if one.has_dsp_heap)
+        raise IllegalTargetError(f"--heap is for the {able} backend: ExecuTorch has no heap profile of {backend.name}")
     if request.heap and request.profile is not Profile.AUTO:
         raise UsageError("--heap measures nothing else: leave --profile out")
-    if request.profile is Profile.OPTRACE and request.backend != "htp":
-        raise IllegalTargetError(f"--profile optrace is for the htp backend, not for {request.backend}")
+    if request.profile is Profile.OPTRACE and "profile_level" not in backend.options:
+        able = " and ".join(name for name, one in BACKENDS.items() if "profile_level" in one.options)
+        raise IllegalTargetError(f"--profile optrace is for the {able} backend, not for {backend.name}")
 
 
 def _option_sets(request: RunRequest) -> tuple[OptionSet, ...]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from farm.backends.registry import DEFAULT_BACKEND
 from farm.pool.fleet import Choice
 from farm.request.profiling import Profile
 from farm.request.selection import Shard
@@ -17,7 +18,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     socs: tuple[str, ...]
     suites: tuple[str, ...]
-    backend: str = "htp"
+    backend: str = DEFAULT_BACKEND
     precisions: tuple[str, ...] = ()
     virtual: int = 0
     """Virtual devices a SoC; 0 for attached ones."""

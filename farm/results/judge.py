@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.backends.registry import runs_on_cpu
 from farm.errors import BundleError
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
@@ -20,7 +21,6 @@ from farm.results.outcome import outcome
 from farm.results.outputs import compare_outputs, decide, measure_outputs, outputs_problem, reference_problem
 from farm.results.profile.cycles import read_profile
 from farm.results.text import bounded_log, one_line
-from farm.suites.socs import CPU_BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,7 +129,7 @@ def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerRepor
 def _delegation_problem(job: Job, bundle: Bundle) -> str:
     """Return how what the backend took differs from what the case expects; "" where it does not."""
     manifest, backend = bundle.manifest, job.target.backend
-    if not manifest.partitions and backend not in CPU_BACKENDS:
+    if not manifest.partitions and not runs_on_cpu(backend):
         return f"nothing was delegated to the {backend} backend: the CPU ran it all"
     expected = job.case.expectation(job.target)
     if expected is None or (manifest.partitions, manifest.fallback_ops) == (expected.partitions, expected.fallback_ops):
@@ -181,7 +181,7 @@ def with_known_issue(job: Job, attempt: Attempt) -> Attempt:
 def _fallback_notes(bundle: Bundle) -> tuple[str, ...]:
     operators = bundle.manifest.fallback_ops
     # On the CPU that is no news: it is where all of it runs.
-    if not operators or bundle.manifest.backend in CPU_BACKENDS:
+    if not operators or runs_on_cpu(bundle.manifest.backend):
         return ()
     listed = ", ".join(f"{name} x{count}" for name, count in sorted(operators.items()))
     return (one_line(f"left to the CPU: {listed}"),)

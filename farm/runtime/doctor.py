@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.backends.registry import find_backend, runs_on_cpu
 from farm.errors import MissingToolError
-from farm.runtime.file_lists import Places, device_parts
+from farm.runtime.device_files import Places, device_parts, device_places, takes_sessions
 from farm.runtime.native.build import planned_native
 from farm.runtime.native.cross_compilers import planned_aarch64_executorch
 from farm.runtime.native.targets import ANDROID, HOST, LINUX_AARCH64, TARGETS, BuildTarget, Kind, Mode
 from farm.runtime.packages import install_hint, package_folder, package_version
 from farm.runtime.parts import Part, find_fault
-from farm.runtime.places import device_places, speaks_sessions
 from farm.runtime.qnn_sdk import repair_of
-from farm.runtime.runtime import EXECUTORCH_LIBRARIES, lpai_host_parts, require_backend
+from farm.runtime.runtime import EXECUTORCH_LIBRARIES, rehearsal_parts, require_backend
 from farm.runtime.simulator import package_libraries
-from farm.suites.socs import CPU_BACKENDS, Soc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from farm.config.settings import Config
+    from farm.suites.socs import Soc
 
 _COMPILER_PACKAGES = ("executorch", "torch", "torchao")
 _BUILD_ANDROID = f"farm runtime build --target {ANDROID}"
@@ -142,8 +142,8 @@ class Doctor:
             gaps += [Gap(name, install_hint("build")) for name in EXECUTORCH_LIBRARIES if not (folder / name).is_file()]
         except MissingToolError as error:
             gaps.append(Gap("ExecuTorch's libraries", repair_of(error)))
-        if backend == "lpai":
-            gaps += _gaps_of(lpai_host_parts(soc, self._config.sdk_root))
+        if find_backend(backend).on_host == "rehearsed":
+            gaps += _gaps_of(rehearsal_parts(soc, backend, self._config.sdk_root))
         return tuple(dict.fromkeys(gaps))
 
     def _linux(self) -> tuple[Gap, ...]:
@@ -173,7 +173,7 @@ class Doctor:
     def _session_gap(self) -> Gap | None:
         if isinstance(self._sessions, bool):
             runner = self._places[ANDROID].runner.path
-            known = runner is not None and runner.is_file() and speaks_sessions(runner)
+            known = runner is not None and runner.is_file() and takes_sessions(runner)
             name = runner.name if runner else "the runner"
             self._sessions = None if known else Gap(f"{name}: takes no jobs in a session", _BUILD_ANDROID)
         return self._sessions
@@ -191,7 +191,7 @@ def runnable(ability: Ability) -> bool:
 
 def backends_of(soc: Soc) -> tuple[str, ...]:
     """Return the backends of an SoC, those of every SoC last."""
-    return tuple(sorted(soc.backends, key=lambda backend: backend in CPU_BACKENDS))
+    return tuple(sorted(soc.backends, key=runs_on_cpu))
 
 
 def _gaps_of(parts: Iterable[Part], where: str = "") -> tuple[Gap, ...]:

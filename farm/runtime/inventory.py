@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.backends.registry import BACKENDS, find_backend
 from farm.errors import IllegalTargetError, MissingToolError
-from farm.runtime.file_lists import DIRECT_BACKENDS, device_parts
+from farm.runtime.device_files import android_kit, device_parts, device_places
 from farm.runtime.native.build import planned_native
 from farm.runtime.native.cross_compilers import planned_aarch64_executorch
 from farm.runtime.native.hashes import hash_files
 from farm.runtime.native.targets import ANDROID, HOST, RUNNER, TARGETS, BuildTarget, Mode
 from farm.runtime.packages import package_folder
 from farm.runtime.parts import Part, find_fault, made_for
-from farm.runtime.places import android_kit, device_places
 from farm.runtime.qnn_sdk import repair_of
-from farm.runtime.runtime import EXECUTORCH_LIBRARIES, lpai_host_parts, simulator_runtime
+from farm.runtime.runtime import EXECUTORCH_LIBRARIES, rehearsal_parts, simulator_runtime
 from farm.runtime.simulator import LIBRARY, package_libraries
-from farm.suites.socs import BACKEND_PRECISIONS, Soc, check_target, load_socs
+from farm.suites.socs import Soc, check_backend, load_socs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,7 @@ def list_offers(config: Config, soc: Soc | None, backend: str | None, mode: Mode
 
 def inspect(config: Config, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional") -> list[FileState]:
     """Return every file that a device with `soc` needs for `backend`. Raises IllegalTargetError."""
-    check_target(soc, backend, BACKEND_PRECISIONS.get(backend, ("",))[0])
+    check_backend(soc, backend)
     if mode == "direct" and target.name != ANDROID:
         raise IllegalTargetError(f"direct mode has no runtime on {target.name}: use --target {ANDROID}")
     if backend not in (*target.backends, *target.rehearses):
@@ -102,7 +102,8 @@ def _runtimes(target: BuildTarget, soc: Soc | None, mode: Mode) -> Iterator[tupl
     socs = [soc] if soc else list(load_socs().values())
     if mode == "direct":
         if target.name == ANDROID:
-            yield from _by_hardware("android", "-direct", DIRECT_BACKENDS, socs)
+            direct = tuple(name for name in target.backends if BACKENDS[name].direct_library)
+            yield from _by_hardware("android", "-direct", direct, socs)
     elif target.kind in ("android", "oe-linux"):
         yield from _by_hardware(target.kind, "", target.backends, socs)
     else:
@@ -117,7 +118,7 @@ def _by_hardware(
     seen = set()
     for backend in backends:
         for model in sorted(socs, key=lambda one: one.htp_arch):
-            version = {"htp": f"-v{model.htp_arch}", "lpai": f"-v{model.lpai_version}"}.get(backend, "")
+            version = f"-v{getattr(model, field)}" if (field := BACKENDS[backend].hardware) else ""
             if backend in model.backends and backend + version not in seen:
                 seen.add(backend + version)
                 yield f"{name}-{backend}{version}{suffix}", model, (backend,)
@@ -165,10 +166,10 @@ def _parts(config: Config, soc: Soc, backend: str, target: BuildTarget, mode: Mo
 
 def _simulator_parts(config: Config, soc: Soc, backend: str, target: BuildTarget) -> list[Part]:
     runner = _runner_part(config, target)
-    if backend == "lpai":
-        return [runner, *_executorch_parts(target), *lpai_host_parts(soc, config.sdk_root)]
-    if backend == "xnnpack":
-        return [runner, *_executorch_parts(target)]
+    known = find_backend(backend)
+    if not known.simulated:
+        more = () if known.on_cpu else rehearsal_parts(soc, backend, config.sdk_root)
+        return [runner, *_executorch_parts(target), *more]
     if runner.path is not None and runner.path.is_file():
         try:
             files = simulator_runtime(config.cache_dir, sdk_root=config.sdk_root).files

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 ANDROID_FOLDER = "aarch64-android"
 LINUX_FOLDER = "aarch64-oe-linux-gcc*"
 GET_SDK = "set QNN_SDK_ROOT to a QNN SDK from Qualcomm (Qualcomm AI Engine Direct)"
-LPAI_SKEL = "libQnnLpaiSkel.so"
-# ExecuTorch 1.5, backends/qualcomm/export_utils.py: LPAI v6 needs it.
-FIRST_WITH_LPAI = (2, 39)
-FIRST_WITHOUT_GPU_HOST = (2, 47)
-"""From here on libQnnGpu.so of x86_64 refuses to start outside tuning mode."""
 
 _WHEEL = "onnxruntime-qnn"
 _WHEEL_EXTRA = "simulator"
@@ -43,8 +38,8 @@ class QnnFiles(msgspec.Struct, frozen=True):
     wheel: bool = False
 
     @property
-    def with_lpai(self) -> QnnFiles:
-        """The same, unless it is the wheel, which has nothing of an LPAI."""
+    def of_sdk(self) -> QnnFiles:
+        """The same, unless it is the wheel, which has nothing but what HTP and GPU need."""
         return QnnFiles(f"{GET_SDK} with {LINUX_FOLDER} libraries") if self.wheel else self
 
     def library(self, name: str) -> Path | None:
@@ -59,28 +54,12 @@ class QnnFiles(msgspec.Struct, frozen=True):
 
     def lpai(self, version: int | None, name: str, kind: str = "signed") -> Path | None:
         """Return where a file for the LPAI `version` is, or is looked for; `kind` is `signed` or `unsigned`."""
-        return lpai_folder(self.root, version) / kind / name if self.root else None
-
-
-def lpai_folder(root: Path, version: int | None) -> Path:
-    """Return the folder of an SDK that has the skels of an LPAI, signed and unsigned."""
-    return root / "lib" / f"lpai-v{version}"
+        return self.root / "lib" / f"lpai-v{version}" / kind / name if self.root else None
 
 
 def get_lpai(version: int | None) -> str:
     """Return how to get an SDK that has anything for the LPAI `version`."""
     return f"{GET_SDK} with lib/lpai-v{version}"
-
-
-def get_unsigned(version: int | None) -> str:
-    """Return how to get an SDK that has what is signed for the LPAI `version`."""
-    return f"{get_lpai(version)}/unsigned"
-
-
-def require_folder(sdk_root: Path) -> None:
-    """Raise MissingToolError where there is no SDK at all."""
-    if not sdk_root.is_dir():
-        raise MissingToolError(f"the QNN SDK folder {sdk_root} does not exist: {GET_SDK}")
 
 
 def android_files(sdk_root: Path | None) -> QnnFiles:

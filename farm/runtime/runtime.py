@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.errors import ConfigError, IllegalTargetError, MissingToolError
-from farm.runtime.file_lists import Places, device_parts, lpai_skel
+from farm.backends.registry import DEFAULT_BACKEND, find_backend
+from farm.errors import ConfigError, IllegalTargetError, MissingToolError, UsageError
+from farm.runtime.device_files import Places, device_parts, device_places, signed_skel, takes_sessions
 from farm.runtime.native.build import build_native
 from farm.runtime.native.cross_compilers import aarch64_executorch
 from farm.runtime.native.elf import X86_64
 from farm.runtime.native.hashes import hash_files
-from farm.runtime.native.targets import LINUX_AARCH64, RUNNER, Kind, Mode
+from farm.runtime.native.targets import ANDROID, LINUX_AARCH64, OE_LINUX, RUNNER, TARGETS, BuildTarget, Kind, Mode
 from farm.runtime.packages import package_folder, package_version
 from farm.runtime.parts import Part, find_fault
-from farm.runtime.qnn_sdk import (
-    FIRST_WITH_LPAI,
-    FIRST_WITHOUT_GPU_HOST,
-    GET_SDK,
-    QnnFiles,
-    release_of,
-    sdk_version,
-)
+from farm.runtime.qnn_sdk import GET_SDK, QnnFiles, release_of, sdk_version
 from farm.runtime.simulator import LIBRARY, TARGET, host_sdk
-from farm.suites.socs import BACKEND_PRECISIONS, Soc, check_target
+from farm.suites.socs import Soc, check_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from farm.config.settings import Config
     from farm.runtime.simulator import HostSdk
 
 # What CMake links into the runner: native_runner/src/CMakeLists.txt.
@@ -47,7 +43,6 @@ EXECUTORCH_LIBRARIES = (
 _CXX_RUNTIME = ("libc++*.so*", "libunwind*.so*")
 # Beside the backend itself; libHtpPrepare.so and the others are for compiling.
 _SIMULATOR_LIBRARIES = ("libQnnSystem.so", *_CXX_RUNTIME)
-_LPAI_LIBRARIES = ("libQnnLpai*.so", *_SIMULATOR_LIBRARIES)
 
 
 class Runtime(msgspec.Struct, frozen=True):
@@ -71,7 +66,7 @@ class Runtime(msgspec.Struct, frozen=True):
 def simulator_runtime(
     cache_dir: Path,
     soc: Soc | None = None,
-    backend: str = "htp",
+    backend: str = DEFAULT_BACKEND,
     *,
     sdk_root: Path | None = None,
     log: Callable[[str], None] | None = None,
@@ -80,65 +75,91 @@ def simulator_runtime(
 ) -> Runtime:
     """Return what a virtual device needs to run bundles of `backend`; `sdk_root` as for `host_sdk`.
 
-    HTP bundles run on the simulator, XNNPACK ones without anything of QNN. LPAI, which needs `soc`, takes an SDK's
-    library for this machine, and the signed skel as a device would, which nothing loads here. The first call builds
-    the runner; `log` gets the lines of that. `runner` and `sdk` are older ones to take instead. Raises
-    IllegalTargetError, MissingToolError, InfraError, and ConfigError for a skel that is not signed as it must be.
+    Simulated backends take the simulator, those of the CPU nothing of QNN. A rehearsed one, which needs `soc`, takes an
+    SDK's library for this machine, and the skel as a device would, which nothing loads here. The first call builds the
+    runner; `log` gets the lines of that. `runner` and `sdk` are older ones to take instead. Raises IllegalTargetError,
+    MissingToolError, InfraError, and ConfigError for a skel that is not signed as it must be.
     """
-    if backend == "gpu":
-        raise MissingToolError("there is no GPU simulator: attach a device")
+    known = find_backend(backend)
+    if known.on_host == "absent":
+        raise MissingToolError(f"there is no {backend.upper()} simulator: attach a device")
     runner = runner or build_native(cache_dir, log=log).runner
     executorch = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
-    files = {RUNNER: runner}
-    files |= {path.name: path for path in map(executorch.joinpath, EXECUTORCH_LIBRARIES) if path.is_file()}
+    files = {RUNNER: runner, **_executorch_files(executorch)}
     versions = {"executorch": package_version("executorch")}
-    if backend == "xnnpack":
-        return _runtime(cache_dir, files, RUNNER, versions, "simulator")
-    if backend == "lpai":
+    if known.simulated:
+        sdk = sdk or host_sdk(cache_dir, sdk_root=sdk_root, log=log)
+        files[LIBRARY] = sdk.lib_dir / LIBRARY
+        for pattern in _SIMULATOR_LIBRARIES:
+            files |= {path.name: path for path in sorted(sdk.lib_dir.glob(pattern))}
+        if sdk.bridged:
+            files[f"real/{LIBRARY}"] = sdk.lib_dir / "real" / LIBRARY
+        versions["qnn"] = sdk.qnn_version
+    elif not known.on_cpu:
         if soc is None:
-            raise IllegalTargetError("the runtime of an LPAI is that of an SoC: say which")
-        parts = lpai_host_parts(soc, sdk_root)
-        files |= _complete(soc, backend, parts)
+            raise IllegalTargetError(f"the runtime of an {backend.upper()} is that of an SoC: say which")
+        files |= _complete(soc, backend, rehearsal_parts(soc, backend, sdk_root))
         versions["qnn"] = sdk_version(sdk_root)
-        return _runtime(cache_dir, files, RUNNER, versions, "simulator", needs_root=True)
-    sdk = sdk or host_sdk(cache_dir, sdk_root=sdk_root, log=log)
-    files[LIBRARY] = sdk.lib_dir / LIBRARY
-    for pattern in _SIMULATOR_LIBRARIES:
-        files |= {path.name: path for path in sorted(sdk.lib_dir.glob(pattern))}
-    if sdk.bridged:
-        files[f"real/{LIBRARY}"] = sdk.lib_dir / "real" / LIBRARY
-    return _runtime(cache_dir, files, RUNNER, {**versions, "qnn": sdk.qnn_version}, "simulator")
+    return _runtime(cache_dir, files, RUNNER, versions, "simulator", needs_root=known.needs_root)
 
 
-def lpai_host_parts(soc: Soc, sdk_root: Path | None) -> tuple[Part, ...]:
-    """Return what a virtual device needs of an SDK for the LPAI of `soc`. Raises IllegalTargetError."""
-    check_target(soc, "lpai", BACKEND_PRECISIONS["lpai"][0])
-    get = f"{GET_SDK}, 2.39 or newer, with {TARGET} libraries"
+def rehearsal_parts(soc: Soc, backend: str, sdk_root: Path | None) -> tuple[Part, ...]:
+    """Return what a virtual device needs of an SDK to rehearse `backend` of `soc`. Raises IllegalTargetError."""
+    known = check_backend(soc, backend)
+    wanted = known.host_library.name if known.host_library else ""
+    get = f"{GET_SDK}, {_release_text(known.first_qnn)} or newer, with {TARGET} libraries"
     folder = sdk_root / "lib" / TARGET if sdk_root else None
-    names = dict.fromkeys(("libQnnLpai.so", "libQnnSystem.so"))
+    names = dict.fromkeys((wanted, "libQnnSystem.so"))
     if folder is not None:
-        names |= dict.fromkeys(path.name for pattern in _LPAI_LIBRARIES for path in sorted(folder.glob(pattern)))
+        patterns = (wanted.replace(".so", "*.so"), *_SIMULATOR_LIBRARIES)
+        names |= dict.fromkeys(path.name for pattern in patterns for path in sorted(folder.glob(pattern)))
     libraries = [Part(name, folder / name if folder else None, X86_64, get) for name in names]
-    return (*libraries, lpai_skel(soc, QnnFiles(get, sdk_root)))
+    return (*libraries, signed_skel(soc, QnnFiles(get, sdk_root)))
+
+
+def attached_runtime(config: Config, soc: Soc, backend: str, *, linux: bool = False) -> Runtime:
+    """Return what an attached device with `soc` needs to run bundles of `backend` in a session of farm's.
+
+    It runs Android, or `linux`, where the runner that farm builds has the CPU's backend only. Raises
+    IllegalTargetError, MissingToolError that names every file that is not there and how to get it, ConfigError for one
+    that is made for something else or is not signed as it must be.
+    """
+    if linux and find_backend(backend).on_cpu:
+        return linux_runtime(config.cache_dir)
+    runtime = staged_runtime(config, soc, backend, TARGETS[OE_LINUX if linux else ANDROID])
+    if not takes_sessions(runtime.files[runtime.runner]):
+        raise MissingToolError(
+            f"{runtime.files[runtime.runner]} is not farm's runner and takes no jobs in a session: "
+            f"farm runtime build --target {ANDROID} (docs/runtime.md), or set android_runner in the [qnn] table of "
+            "farm.toml"
+        )
+    return runtime
+
+
+def staged_runtime(config: Config, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional") -> Runtime:
+    """Return the files that a device needs, whether or not farm can run jobs with them. Raises as `attached_runtime`.
+
+    Jobs run with farm's own runner alone, and so not in direct mode and not with QNN on Arm Linux.
+    """
+    return device_runtime(soc, backend, device_places(config, target), target.kind, config.cache_dir, mode)
 
 
 def device_runtime(
     soc: Soc, backend: str, places: Places, kind: Kind, cache_dir: Path, mode: Mode = "traditional"
 ) -> Runtime:
-    """Return what a device with `soc` needs to run bundles of `backend`, from `places`.
-
-    Raises IllegalTargetError, MissingToolError that names every file that is not there and how to get it, ConfigError
-    for one that is made for something else or is not signed as it must be.
-    """
-    check_target(soc, backend, BACKEND_PRECISIONS.get(backend, ("",))[0])
+    """Return the files of `places` that a device with `soc` needs for `backend`. Raises as `attached_runtime`."""
+    known = check_backend(soc, backend)
     version = places.qnn.version
     release = release_of(version)
-    if backend == "lpai" and release is not None and release < FIRST_WITH_LPAI:
-        raise MissingToolError(f"the lpai backend of {soc.name} needs QNN 2.39 or newer, not {version}: {GET_SDK}")
+    if known.first_qnn and release is not None and release < known.first_qnn:
+        least = _release_text(known.first_qnn)
+        raise MissingToolError(
+            f"the {backend} backend of {soc.name} needs QNN {least} or newer, not {version}: {GET_SDK}"
+        )
     parts = device_parts(soc, backend, places, mode)
     files = _complete(soc, backend, parts)
-    versions = {} if backend == "xnnpack" else {"qnn": version}
-    return _runtime(cache_dir, files, parts[0].name, versions, kind, needs_root=backend == "lpai")
+    versions = {} if known.on_cpu else {"qnn": version}
+    return _runtime(cache_dir, files, parts[0].name, versions, kind, needs_root=known.needs_root)
 
 
 def linux_runtime(cache_dir: Path, *, log: Callable[[str], None] | None = None) -> Runtime:
@@ -148,64 +169,66 @@ def linux_runtime(cache_dir: Path, *, log: Callable[[str], None] | None = None) 
     MissingToolError, InfraError.
     """
     native = build_native(cache_dir, LINUX_AARCH64, log=log)
-    libraries = aarch64_executorch(cache_dir, log=log) / "lib"
-    files = {RUNNER: native.runner}
-    files |= {path.name: path for path in map(libraries.joinpath, EXECUTORCH_LIBRARIES) if path.is_file()}
+    files = {RUNNER: native.runner, **_executorch_files(aarch64_executorch(cache_dir, log=log) / "lib")}
     return _runtime(cache_dir, files, RUNNER, {"executorch": package_version("executorch")}, "linux")
+
+
+def stage_into(runtime: Runtime, folder: Path) -> None:
+    """Copy the files of a runtime into `folder`, which is made and must hold nothing. Raises UsageError, OSError."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is not empty: name a folder that is not there yet")
+    for name, path in runtime.files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+        target.chmod(0o755)
+
+
+def device_command(runtime: Runtime, backend: str, mode: Mode) -> str:
+    """Return what a shell on the device runs, in the folder that the files were pushed to."""
+    domain = f" --domain_id {find_backend(backend).direct_domain}" if mode == "direct" else ""
+    paths = "LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=."
+    return f"{paths} ./{runtime.runner}{domain} --model_path model.pte --input_list_path input_list.txt"
 
 
 def require_backend(soc: Soc, backend: str, sdk_root: Path | None) -> None:
     """Raise MissingToolError, in one line that says what to set, unless `backend` can be compiled for `soc` here.
 
-    HTP and XNNPACK compile with what pip installs. GPU and LPAI need a QNN SDK, `sdk_root`. Raises IllegalTargetError
-    for a backend that `soc` does not have.
+    What needs no library beyond those that pip installs always can. Raises IllegalTargetError for a backend that `soc`
+    does not have.
     """
-    check_target(soc, backend, BACKEND_PRECISIONS.get(backend, ("",))[0])
-    if backend == "gpu":
-        _require_host(
-            soc,
-            sdk_root,
-            "libQnnGpu.so",
-            "the one that pip installs, as all from 2.47 on, refuses to start on x86_64 without a tuning server, and "
-            f"there is no GPU simulator: {GET_SDK} older than 2.47, and attach a device",
-            wrong=lambda release: (
-                "newer than 2.46, the last that starts on x86_64 without a tuning server, which compiling for gpu needs"
-                if release >= FIRST_WITHOUT_GPU_HOST
-                else ""
-            ),
-        )
-    if backend == "lpai":
-        _require_host(
-            soc,
-            sdk_root,
-            "libQnnLpai.so",
-            f"pip has none: {GET_SDK}, 2.39 or newer, with {TARGET} libraries",
-            wrong=lambda release: "older than 2.39, which lpai needs" if release < FIRST_WITH_LPAI else "",
-        )
-
-
-def _require_host(
-    soc: Soc, sdk_root: Path | None, name: str, why: str, wrong: Callable[[tuple[int, int]], str]
-) -> None:
-    """Raise MissingToolError unless the SDK has a library for this machine, of a release that `wrong` says nothing of.
-
-    `why` ends in the way to get another.
-    """
-    needs = f"the {name.removeprefix('libQnn').removesuffix('.so').lower()} backend of {soc.name} needs"
+    known = check_backend(soc, backend)
+    if (wanted := known.host_library) is None:
+        return
+    why = wanted.why.format(get_sdk=GET_SDK, target=TARGET)
+    needs = f"the {backend} backend of {soc.name} needs"
     looked = ""
     if sdk_root is not None:
         get = why.rpartition(": ")[2]
-        library = sdk_root / "lib" / TARGET / name
+        library = sdk_root / "lib" / TARGET / wanted.name
         release = release_of(sdk_version(sdk_root))
         if not sdk_root.is_dir():
             raise MissingToolError(f"{needs} a QNN SDK, and the QNN SDK folder {sdk_root} does not exist: {get}")
-        if release is not None and (problem := wrong(release)):
-            said = f"QNN {release[0]}.{release[1]} is {problem}"
-            raise MissingToolError(f"{needs} another QNN SDK, as {said}: {get}")
+        problem = ""
+        if release is not None and known.first_qnn and release < known.first_qnn:
+            problem = f"older than {_release_text(known.first_qnn)}, which {backend} needs"
+        elif release is not None and wanted.before and release >= wanted.before:
+            problem = wanted.too_new
+        if problem:
+            is_other = f"QNN {_release_text(release)} is {problem}"
+            raise MissingToolError(f"{needs} another QNN SDK, as {is_other}: {get}")
         if library.is_file():
             return
         looked = f" (looked for {library})"
-    raise MissingToolError(f"{needs} a QNN SDK with {name}{looked}, as {why}")
+    raise MissingToolError(f"{needs} a QNN SDK with {wanted.name}{looked}, as {why}")
+
+
+def _release_text(release: tuple[int, int] | None) -> str:
+    return ".".join(map(str, release or ()))
+
+
+def _executorch_files(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in map(folder.joinpath, EXECUTORCH_LIBRARIES) if path.is_file()}
 
 
 def _runtime(
@@ -235,14 +258,11 @@ def _complete(soc: Soc, backend: str, parts: Sequence[Part]) -> dict[str, Path]:
     missing = [fault for part in parts if part.path is None or not part.path.is_file() if (fault := find_fault(part))]
     if missing:
         names = ", ".join(fault.problem.replace(" is missing", "") for fault in missing)
+        count = "a file that is missing" if len(missing) == 1 else f"{len(missing)} files that are missing"
         how = "; ".join(dict.fromkeys(fault.repair for fault in missing))
-        raise MissingToolError(f"{soc.name} {backend} needs {_count(len(missing))}: {names}: {how}")
+        raise MissingToolError(f"{soc.name} {backend} needs {count}: {names}: {how}")
     for part in parts:
         fault = find_fault(part)
         if fault is not None and part.path is not None:
             raise ConfigError(part.path, "", f"{fault.problem}: {fault.repair}")
     return {part.name: part.path for part in parts if part.path is not None}
-
-
-def _count(number: int) -> str:
-    return "a file that is missing" if number == 1 else f"{number} files that are missing"

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,13 +22,13 @@ import msgspec
 
 from farm.errors import MissingToolError, UntrustedError
 from farm.runtime.native.build import NativeBuild, build_native
-from farm.runtime.native.targets import BRIDGE
+from farm.runtime.native.targets import BRIDGE, RUNNER
 from farm.runtime.packages import install_hint, package_folder
 from farm.system.publish import published
-from farm.system.trust import require_own
+from farm.system.trust import require_own, weakness_inside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 TARGET = "x86_64-linux-clang"
 LIBRARY = "libQnnHtp.so"
@@ -39,6 +40,8 @@ _MARKER = "farm-sdk.json"
 # Goes into every key: a change of what is laid out makes a new folder.
 _LAYOUT = "1"
 _PROBE_SECONDS = 120
+# Of `farm.runtime.native.build`, or its beginning.
+_BUILD_KEY = re.compile(r"[0-9a-f]{1,32}")
 
 
 class HostSdk(msgspec.Struct, frozen=True):
@@ -59,7 +62,7 @@ class HostSdk(msgspec.Struct, frozen=True):
         return MappingProxyType({"QNN_SDK_ROOT": str(self.root), "LD_LIBRARY_PATH": path})
 
 
-class _Source(msgspec.Struct, frozen=True):
+class _Libraries(msgspec.Struct, frozen=True):
     """Folders whose libraries make up one set; `library` is the HTP library among them."""
 
     folders: tuple[Path, ...]
@@ -99,29 +102,34 @@ def package_libraries(sdk_root: Path | None) -> tuple[Path, ...]:
     return _source(sdk_root).folders
 
 
-def find_layouts(cache_dir: Path) -> Iterator[tuple[HostSdk, Callable[[], str]]]:
-    """Yield what `host_sdk` has laid out so far, newest first, each with how to ask its library for its build id.
+def older_runner(cache_dir: Path, key: str) -> Path | None:
+    """Return the runner of the cache whose build key begins with `key`, as the fact `native_runner` has it."""
+    if not _BUILD_KEY.fullmatch(key):
+        return None
+    found = sorted(path for path in (cache_dir / "native").glob(f"{key}*/{RUNNER}") if path.is_file())
+    return found[0] if len(found) == 1 and not weakness_inside(found[0].parent) else None
 
-    What somebody else could have written is left out. Asking raises MissingToolError where the library is gone.
+
+def older_sdk(cache_dir: Path, version: str) -> HostSdk | None:
+    """Return the cache's newest layout of a build id, as the fact `qnn` has it; None where it is gone.
+
+    What somebody else could have written is left out. Laid out are links: the libraries they lead to say what they are.
     """
     markers = sorted((cache_dir / "sdk").glob(f"*/{_MARKER}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for marker in markers:
         try:
             sdk = _read_marker(marker.parent)
-        except UntrustedError:
+            source = _Libraries((sdk.lib_dir,), sdk.lib_dir / "real" / LIBRARY, None)
+            if sdk.qnn_version != version or not source.library.is_file():
+                continue
+            if _probe(cache_dir, source, _key([source.library.resolve()])).build_id == version:
+                return sdk
+        except (UntrustedError, MissingToolError, OSError):
             continue
-        library = sdk.lib_dir / "real" / LIBRARY
-        source = _Source((sdk.lib_dir,), library, None)
-
-        def ask(source: _Source = source) -> str:
-            if not source.library.is_file():
-                raise MissingToolError(f"{source.library} is gone")
-            return _probe(cache_dir, source, _key([source.library.resolve()])).build_id
-
-        yield sdk, ask
+    return None
 
 
-def _source(sdk_root: Path | None) -> _Source:
+def _source(sdk_root: Path | None) -> _Libraries:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise MissingToolError(
             f"QNN's compiler and HTP simulator run on x86_64 Linux, this is {platform.system()} {platform.machine()}: "
@@ -130,7 +138,7 @@ def _source(sdk_root: Path | None) -> _Source:
     if root := sdk_root or os.environ.get("QNN_SDK_ROOT"):
         library = Path(root).absolute() / "lib" / TARGET / LIBRARY
         if library.is_file():
-            return _Source((library.parent,), library, Path(root).absolute())
+            return _Libraries((library.parent,), library, Path(root).absolute())
     try:
         package = package_folder("onnxruntime_qnn", LIBRARY, "simulator")
     except MissingToolError as error:
@@ -139,10 +147,10 @@ def _source(sdk_root: Path | None) -> _Source:
     companions = package.with_name(f"{package.name}.libs")
     if not companions.is_dir():
         raise MissingToolError(f"{companions} is missing: {install_hint('simulator')} --force-reinstall")
-    return _Source((package, companions), package / LIBRARY, None)
+    return _Libraries((package, companions), package / LIBRARY, None)
 
 
-def _libraries(source: _Source) -> list[Path]:
+def _libraries(source: _Libraries) -> list[Path]:
     return sorted(path for folder in source.folders for path in folder.iterdir() if ".so" in path.suffixes)
 
 
@@ -155,7 +163,7 @@ def _key(libraries: list[Path], *more: str) -> str:
     return digest.hexdigest()[:32]
 
 
-def _probe(cache_dir: Path, source: _Source, key: str) -> _Probed:
+def _probe(cache_dir: Path, source: _Libraries, key: str) -> _Probed:
     def ask(folder: Path) -> None:
         try:
             done = subprocess.run(
@@ -183,7 +191,7 @@ def _probe(cache_dir: Path, source: _Source, key: str) -> _Probed:
     return msgspec.json.decode((folder / "probe.json").read_bytes(), type=_Probed)
 
 
-def _lay_out(folder: Path, source: _Source, libraries: list[Path], native: NativeBuild, version: str) -> None:
+def _lay_out(folder: Path, source: _Libraries, libraries: list[Path], native: NativeBuild, version: str) -> None:
     lib_dir = folder / "lib" / TARGET
     (lib_dir / "real").mkdir(parents=True)
     (lib_dir / "real" / LIBRARY).symlink_to(source.library)

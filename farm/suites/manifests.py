@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
 from farm.errors import ConfigError, UnknownNameError
-from farm.suites.socs import BACKEND_PRECISIONS, CPU_BACKENDS, PRECISIONS, READY, load_socs
-from farm.suites.suite import CPU_PRECISIONS, Case, Expectation, InputSpec, KnownIssue, Metric, Suite, Tolerance
+from farm.suites.socs import PRECISIONS, READY, load_socs
+from farm.suites.suite import Case, Expectation, InputSpec, KnownIssue, Metric, Suite, Tolerance, cpu_precisions
 from farm.system.resources import data_folder
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class _CaseTable(_Table, frozen=True):
 class _SuiteTable(_Table, frozen=True):
     name: str
     description: str
-    backends: tuple[str, ...] = ("htp",)
+    backends: tuple[str, ...] = (DEFAULT_BACKEND,)
     precisions: tuple[str, ...] = ("8a8w",)
     tolerance: dict[str, Tolerance] = {}
     expect: Expectation | None = None
@@ -99,7 +100,7 @@ def load_suite(manifest: Path, including: tuple[Path, ...] = ()) -> Suite:
         )
     _check_known(manifest, "suite.precisions", table.suite.precisions, PRECISIONS)
     _check_known(manifest, "suite.tolerance", table.suite.tolerance, PRECISIONS)
-    _check_known(manifest, "suite.backends", table.suite.backends, BACKEND_PRECISIONS)
+    _check_known(manifest, "suite.backends", table.suite.backends, BACKENDS)
     place = str(manifest.parent.resolve())
     cases = [_case(manifest, place, table.suite, name, case) for name, case in table.case.items()]
     for include in table.include:
@@ -136,7 +137,7 @@ def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _Ca
     for issue in table.known_issues:
         _check_known(manifest, f"{key}.known_issues.precisions", issue.precisions, PRECISIONS)
         _check_known(manifest, f"{key}.known_issues.socs", issue.socs, load_socs())
-        _check_known(manifest, f"{key}.known_issues.backends", issue.backends, BACKEND_PRECISIONS)
+        _check_known(manifest, f"{key}.known_issues.backends", issue.backends, BACKENDS)
     for expected in table.expect:
         _check_known(manifest, f"{key}.expect.precisions", expected.precisions, PRECISIONS)
         _check_known(manifest, f"{key}.expect.socs", expected.socs, load_socs())
@@ -222,8 +223,8 @@ def _check_inputs(manifest: Path, key: str, table: _CaseTable) -> None:
 
 
 def _placed(issue: KnownIssue, backends: tuple[str, ...]) -> KnownIssue:
-    if issue.precisions and CPU_PRECISIONS.issuperset(issue.precisions):
-        backends = CPU_BACKENDS
+    if issue.precisions and cpu_precisions().issuperset(issue.precisions):
+        backends = cpu_backends()
     return msgspec.structs.replace(issue, backends=issue.backends or backends)
 
 

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.backends.descriptor import QUANTIZED_PRECISIONS
+from farm.backends.registry import BACKENDS, cpu_backends, find_backend
 from farm.errors import ConfigError, IllegalTargetError, UnknownNameError
 from farm.system.resources import data_folder
 
-# ExecuTorch 1.5, backends/qualcomm/quantizer: QuantDtype, and fp16 for what is not quantized.
-QUANTIZED_PRECISIONS = ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w")
+if TYPE_CHECKING:
+    from farm.backends.descriptor import Backend
+
 READY = "ready"
 """What a `.pte` file runs at that was compiled elsewhere, and did not say."""
 
-PRECISIONS = (*QUANTIZED_PRECISIONS, "fp16", "fp32", READY)
-
-CPU_BACKENDS = ("xnnpack",)
-"""What every SoC has, and every case runs on whatever its manifest says: a baseline by the processor alone."""
-
-# ExecuTorch 1.5: HTP runs all quantized ones, LPAI only quantized graphs, GPU only floating point. XNNPACK could run
-# 8a8w too, but its quantizer knows few operators, and what it leaves alone would be floating point under another name.
-BACKEND_PRECISIONS: dict[str, tuple[str, ...]] = {
-    "htp": (*QUANTIZED_PRECISIONS, "fp16"),
-    "lpai": QUANTIZED_PRECISIONS,
-    "gpu": ("fp16", "fp32"),
-    "xnnpack": ("fp32",),
-}
+_OF_BACKENDS = (precision for backend in BACKENDS.values() for precision in backend.precisions)
+PRECISIONS = (*dict.fromkeys((*QUANTIZED_PRECISIONS, "fp16", "fp32", *_OF_BACKENDS)), READY)
 
 
 class Soc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,26 +34,32 @@ class Soc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vtcm_mb: int
     """Vector tightly coupled memory of the HTP, in MiB."""
     backends: tuple[str, ...]
-    """Those of its profile, then CPU_BACKENDS, which no profile names."""
+    """Those of its profile, then those that run on the CPU, which no profile names."""
     lpai_version: int | None = None
     """Low-power AI hardware version; None where ExecuTorch knows none."""
     product: str = ""
     """What it is sold as, where that is public."""
 
 
+def check_backend(soc: Soc, name: str) -> Backend:
+    """Return a backend that `soc` has. Raises UnknownNameError, IllegalTargetError that says which it has."""
+    backend = find_backend(name)
+    if name not in soc.backends:
+        raise IllegalTargetError(f"{soc.name} has no {name} backend: legal are {', '.join(soc.backends)}")
+    return backend
+
+
 def check_target(soc: Soc, backend: str, precision: str) -> None:
     """Raise IllegalTargetError, saying what is legal, unless `soc` has `backend` and it runs `precision`."""
-    if backend not in BACKEND_PRECISIONS:
-        raise UnknownNameError("backend", backend, BACKEND_PRECISIONS)
-    if backend not in soc.backends:
-        raise IllegalTargetError(f"{soc.name} has no {backend} backend: legal are {', '.join(soc.backends)}")
+    precisions = check_backend(soc, backend).precisions
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
-    if precision not in (*BACKEND_PRECISIONS[backend], READY):
-        legal = ", ".join(BACKEND_PRECISIONS[backend])
-        others = [other for other in soc.backends if precision in BACKEND_PRECISIONS[other]]
+    if precision not in (*precisions, READY):
+        others = [other for other in soc.backends if precision in BACKENDS[other].precisions]
         hint = f"; {precision} is for {', '.join(others)}" if others else ""
-        raise IllegalTargetError(f"the {backend} backend does not run {precision}: legal are {legal}{hint}")
+        raise IllegalTargetError(
+            f"the {backend} backend does not run {precision}: legal are {', '.join(precisions)}{hint}"
+        )
 
 
 @functools.cache
@@ -76,11 +75,11 @@ def load_socs(folder: Path | None = None) -> dict[str, Soc]:
         if soc.name != path.stem:
             raise ConfigError(path, "name", f"is {soc.name!r}, expected {path.stem!r} as the file is called")
         for backend in soc.backends:
-            if backend in CPU_BACKENDS:
+            if backend in cpu_backends():
                 raise ConfigError(path, "backends", f"every SoC has {backend}: leave it out")
-            if backend not in BACKEND_PRECISIONS:
-                raise ConfigError(path, "backends", f"{backend!r} is none of {', '.join(BACKEND_PRECISIONS)}")
-        socs[soc.name] = msgspec.structs.replace(soc, backends=(*soc.backends, *CPU_BACKENDS))
+            if backend not in BACKENDS:
+                raise ConfigError(path, "backends", f"{backend!r} is none of {', '.join(BACKENDS)}")
+        socs[soc.name] = msgspec.structs.replace(soc, backends=(*soc.backends, *cpu_backends()))
     return socs
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from farm.backends.registry import BACKENDS, cpu_backends, runs_on_cpu
 from farm.errors import IllegalTargetError, UnknownNameError
-from farm.suites.socs import BACKEND_PRECISIONS, CPU_BACKENDS, PRECISIONS, READY, Soc, check_target
+from farm.suites.socs import PRECISIONS, READY, Soc, check_target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,10 @@ OptionSet = tuple[tuple[str, str], ...]
 DType = Literal["float32", "int32", "int64", "bool"]
 Distribution = Literal["normal", "uniform", "integers", "arange", "linspace", "constant"]
 
-CPU_PRECISIONS = {precision for backend in CPU_BACKENDS for precision in BACKEND_PRECISIONS[backend]}
+
+def cpu_precisions() -> set[str]:
+    """Return what the backends run at that every SoC has."""
+    return {precision for name in cpu_backends() for precision in BACKENDS[name].precisions}
 
 
 class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,20 +198,17 @@ class Case(_Frozen, frozen=True):
 
     def precisions_on(self, backend: str) -> tuple[str, ...]:
         """Return what the case runs at on `backend`: what it declares, or on the CPU what the backend has."""
+        of_backend = BACKENDS[backend].precisions
         if self.pte:
-            legal = (*BACKEND_PRECISIONS[backend], READY)
-            return tuple(precision for precision in self.precisions if precision in legal)
-        if backend in CPU_BACKENDS:
-            return BACKEND_PRECISIONS[backend]
-        return tuple(
-            precision
-            for precision in self.precisions
-            if precision not in CPU_PRECISIONS or precision in BACKEND_PRECISIONS[backend]
-        )
+            return tuple(precision for precision in self.precisions if precision in (*of_backend, READY))
+        if runs_on_cpu(backend):
+            return of_backend
+        foreign = cpu_precisions().difference(of_backend)
+        return tuple(precision for precision in self.precisions if precision not in foreign)
 
     def expectation(self, target: Target) -> Expectation | None:
         """Return how much of the case the backend of `target` has to take; None where that does not decide."""
-        if target.backend in CPU_BACKENDS:
+        if runs_on_cpu(target.backend):
             return None
         for expected in self.expect:
             if _covers((expected.precisions, target.precision), (expected.socs, target.soc)):
@@ -306,7 +307,7 @@ def plan(
 
 def _check_suites(suites: Sequence[Suite], backend: str) -> None:
     for suite in suites:
-        legal = tuple(dict.fromkeys((*suite.backends, *CPU_BACKENDS)))
+        legal = tuple(dict.fromkeys((*suite.backends, *cpu_backends())))
         if backend not in legal:
             raise IllegalTargetError(
                 f"suite {suite.name} is not made for the {backend} backend: it is for {', '.join(legal)}"
@@ -314,5 +315,5 @@ def _check_suites(suites: Sequence[Suite], backend: str) -> None:
         if not any(case.precisions_on(backend) for case in suite.cases):
             raise IllegalTargetError(
                 f"suite {suite.name} has no precision for the {backend} backend: its cases declare what only "
-                f"{', '.join(CPU_BACKENDS)} runs"
+                f"{', '.join(cpu_backends())} runs"
             )

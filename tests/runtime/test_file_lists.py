@@ -12,14 +12,18 @@ import pytest
 from farm.config.settings import Config
 from farm.errors import ConfigError, FarmError, IllegalTargetError, MissingToolError
 from farm.runtime import parts
-from farm.runtime.attached import attached_runtime, staged_runtime
-from farm.runtime.file_lists import device_parts
+from farm.runtime.device_files import device_parts, device_places
 from farm.runtime.inventory import inspect
 from farm.runtime.native.targets import TARGETS, Mode
-from farm.runtime.places import device_places
-from farm.runtime.runtime import lpai_host_parts, simulator_runtime
+from farm.runtime.runtime import (
+    attached_runtime,
+    device_command,
+    rehearsal_parts,
+    simulator_runtime,
+    stage_into,
+    staged_runtime,
+)
 from farm.runtime.signing.sign import adopt
-from farm.runtime.staging import device_command, stage_into
 from farm.suites.socs import find_soc
 
 COMMON = {
@@ -283,7 +287,7 @@ def test_a_rehearsal_is_refused_without_what_a_device_would_refuse_too(
     assert "SM8650 has no lpai" in refused(IllegalTargetError, soc=find_soc("SM8650"))
     assert "no GPU simulator" in refused(MissingToolError, backend="gpu")
     assert "say which" in refused(IllegalTargetError, soc=None)
-    assert {part.name for part in lpai_host_parts(soc, None)} == {
+    assert {part.name for part in rehearsal_parts(soc, "lpai", None)} == {
         "libQnnLpai.so",
         "libQnnSystem.so",
         "libQnnLpaiSkel.so",

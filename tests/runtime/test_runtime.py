@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from farm.errors import IllegalTargetError, MissingToolError
-from farm.runtime.file_lists import Built, Places
+from farm.runtime.device_files import Places
+from farm.runtime.parts import library as part
 from farm.runtime.qnn_sdk import android_files
 from farm.runtime.runtime import Runtime, device_runtime, require_backend, simulator_runtime
 from farm.suites.socs import find_soc
@@ -14,7 +15,7 @@ from farm.suites.socs import find_soc
 
 def _android(sdk: Path, soc: str, backend: str, cache: Path) -> Runtime:
     runner, library = sdk / "qnn_executor_runner", sdk / "libqnn_executorch_backend.so"
-    places = Places(android_files(sdk), Built(runner, "build it"), Built(library, "build it"))
+    places = Places(android_files(sdk), part(runner.name, runner, "build it"), part(library.name, library, "build it"))
     return device_runtime(find_soc(soc), backend, places, "android", cache)
 
 

@@ -18,10 +18,9 @@ from hexagon_sdk_stub import make_hexagon_sdk, processes, starts
 
 from farm.config.settings import Config
 from farm.errors import ConfigError, InfraError, MissingToolError, UsageError
-from farm.runtime.attached import staged_runtime
 from farm.runtime.native.elf import read_elf
 from farm.runtime.native.targets import TARGETS
-from farm.runtime.runtime import Runtime
+from farm.runtime.runtime import Runtime, staged_runtime
 from farm.runtime.signing import elfsigner
 from farm.runtime.signing.elfsigner import find_elfsigner, find_python
 from farm.runtime.signing.record import SignRecord, read_record, record_path

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from farm.backends.registry import DEFAULT_BACKEND
 from farm.cli.options import config_option
 from farm.cli.output import echo, echo_coloured
 from farm.config.settings import load_config
@@ -24,7 +25,7 @@ _LEAST_WIDTH, _MOST_WIDTH = 60, 100
 
 @click.command("coverage")
 @click.option("--soc", required=True, help="SoC whose results are shown.")
-@click.option("--backend", default="htp", show_default=True, help="htp, lpai or gpu.")
+@click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help="One with QNN.")
 @click.option("--suite", "suites", multiple=True,
               help="Suite, repeatable; otherwise quantized_ops and fp_ops, or those of the runs.")  # fmt: skip
 @click.option("--run", "runs", multiple=True,
@@ -69,7 +70,7 @@ def command(
 
 def _command(soc: str, backend: str, suites: Iterable[str], runs: Iterable[str], markdown: Path) -> str:
     words = ["farm", "coverage", "--soc", soc]
-    words += ["--backend", backend] if backend != "htp" else []
+    words += ["--backend", backend] if backend != DEFAULT_BACKEND else []
     for option, values in (("--suite", suites), ("--run", runs)):
         for value in values:
             words += [option, value]

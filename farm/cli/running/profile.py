@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from farm.backends.registry import runs_on_cpu
 from farm.cli.options import config_option
 from farm.cli.output import echo, print_json, write_file
 from farm.config.settings import Config, load_config
 from farm.errors import UsageError
-from farm.suites.socs import CPU_BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,7 +100,7 @@ def _shown(record: ProfileRecord, limit: int) -> list[str]:
         f"  on {record.device_kind} device {record.device}" if record.device else "  no device",
     ]
     if record.device_kind == "virtual":
-        time = "time of the host's processor" if record.backend in CPU_BACKENDS else "host time of a simulator"
+        time = "time of the host's processor" if runs_on_cpu(record.backend) else "host time of a simulator"
         lines.append(f"  VIRTUAL: {time}: not comparable with hardware")
     lines += ["", *profile_lines(record.operators, limit, shutil.get_terminal_size().columns)]
     if record.artifacts:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from farm.backends.registry import BACKENDS, DEFAULT_BACKEND
 from farm.cli.options import config_option, devices_options
 from farm.cli.output import as_called, echo
 from farm.config.settings import load_config
@@ -15,7 +16,8 @@ from farm.errors import UsageError
 
 @click.command("pytest")
 @click.option("--soc", default="", help="SoC of the devices; where only devices of one are attached, that one.")
-@click.option("--backend", default="htp", show_default=True, help="What programs are compiled for: htp, gpu, lpai.")
+@click.option("--backend", default=DEFAULT_BACKEND, show_default=True,
+              help=f"What programs are compiled for: {', '.join(BACKENDS)}.")
 @devices_options
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report here as well.")
 @click.option("--json", "as_json", is_flag=True,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
 from farm.cli.options import config_option, devices_options, duration
 from farm.cli.output import as_called, echo
 from farm.config.settings import load_config
@@ -29,8 +30,8 @@ _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-firs
 @click.command("run")
 @click.option("--soc", "socs", multiple=True, help="SoC to compile for and run on; repeatable.")
 @click.option("--suite", "suites", multiple=True, help="Suite, by name or path; repeatable.")
-@click.option("--backend", default="htp", show_default=True,
-              help="htp, gpu, lpai; or xnnpack, the CPU, where any case runs in fp32.")  # fmt: skip
+@click.option("--backend", default=DEFAULT_BACKEND, show_default=True,
+              help=f"{', '.join(BACKENDS)}; on {', '.join(cpu_backends())}, the CPU, any case runs.")  # fmt: skip
 @click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
 @devices_options
 @click.option("--nightly", is_flag=True,

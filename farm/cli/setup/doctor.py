@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.backends.registry import BACKENDS, find_backend
 from farm.cli.options import config_option
 from farm.cli.output import echo, print_json
 from farm.config.settings import load_config
-from farm.errors import FarmError, IllegalTargetError, UnknownNameError
-from farm.suites.socs import BACKEND_PRECISIONS, find_soc, load_socs
+from farm.errors import FarmError
+from farm.suites.socs import check_backend, find_soc, load_socs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,11 +47,11 @@ def command(config_file: Path | None, soc: str | None, backend: str | None, *, a
     from farm.runtime.doctor import Doctor, backends_of, runnable
     from farm.runtime.native.tools import list_tools
 
-    if backend is not None and backend not in BACKEND_PRECISIONS:
-        raise UnknownNameError("backend", backend, BACKEND_PRECISIONS)
+    if backend is not None:
+        find_backend(backend)
     chosen = find_soc(soc) if soc else None
-    if chosen is not None and backend is not None and backend not in chosen.backends:
-        raise IllegalTargetError(f"{chosen.name} has no {backend} backend: legal are {', '.join(chosen.backends)}")
+    if chosen is not None and backend is not None:
+        check_backend(chosen, backend)
     config = load_config(config_file)
     attached, note = _attached()
     doctor = Doctor(config, attached)
@@ -116,7 +117,7 @@ def _print_json(
 def _print_abilities(abilities: list[Ability]) -> None:
     repairs: dict[str, list[Gap]] = {}
     rows: dict[tuple[str, ...], list[str]] = {}
-    for one in sorted(abilities, key=lambda one: list(BACKEND_PRECISIONS).index(one.backend)):
+    for one in sorted(abilities, key=lambda one: list(BACKENDS).index(one.backend)):
         cells = [_cell(answer, repairs) for answer in (one.compile, one.stage, one.run)]
         rows.setdefault((one.backend, *cells), []).append(one.soc)
     head = ("backend", "compile", "stage", "run")
@@ -165,9 +166,7 @@ def _repair(repair: str) -> str:
 
 
 def _with_dsp(wanted: Iterable[tuple[Soc, str]]) -> list[tuple[Soc, str]]:
-    from farm.runtime.file_lists import DIRECT_BACKENDS
-
-    return [(soc, backend) for soc, backend in wanted if backend in DIRECT_BACKENDS]
+    return [(soc, name) for soc, name in wanted if BACKENDS[name].direct_library]
 
 
 def _print_direct(doctor: Doctor, wanted: Iterable[tuple[Soc, str]]) -> None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from farm.cli.options import config_option
 from farm.cli.output import echo, print_json
 from farm.config.settings import Config, load_config
 from farm.errors import UnknownNameError
-from farm.suites.socs import BACKEND_PRECISIONS, find_soc
+from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -59,7 +60,8 @@ def list_runtimes(
     from farm.runtime.inventory import list_offers
 
     chosen = find_soc(soc) if soc else None
-    _check_backend(backend)
+    if backend is not None:
+        find_backend(backend)
     offers = list_offers(load_config(config_file), chosen, backend, "direct" if direct else "traditional")
     if as_json:
         print_json({"runtimes": offers})
@@ -86,9 +88,9 @@ def list_runtimes(
 @_json_option
 def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
     """Build the runner for a target, once, and print where it is."""
+    from farm.runtime.device_files import android_kit
     from farm.runtime.native.build import build_native
     from farm.runtime.native.targets import HOST, OE_LINUX
-    from farm.runtime.places import android_kit
     from farm.runtime.qnn_sdk import fetch_linux_files
     from farm.runtime.simulator import host_sdk
 
@@ -113,7 +115,7 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
 @command.command("check")
 @config_option
 @click.option("--soc", required=True, help="The device's SoC.")
-@click.option("--backend", default="htp", show_default=True, help="htp, gpu, lpai or xnnpack.")
+@click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help=f"{', '.join(BACKENDS)}.")
 @click.option("--target", help="See farm runtime --help; otherwise the first that has the backend.")
 @_direct_option
 @_json_option
@@ -126,7 +128,7 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
     from farm.runtime.native.targets import find_target
 
     chosen = find_soc(soc)
-    _check_backend(backend)
+    find_backend(backend)
     mode: Mode = "direct" if direct else "traditional"
     place = find_target(target) if target else default_target(backend, mode)
     states = inspect(load_config(config_file), chosen, backend, place, mode)
@@ -151,7 +153,7 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
 @command.command("stage")
 @config_option
 @click.option("--soc", required=True, help="The device's SoC.")
-@click.option("--backend", default="htp", show_default=True, help="htp, gpu, lpai or xnnpack.")
+@click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help=f"{', '.join(BACKENDS)}.")
 @click.option("--target", default="android-arm64", show_default=True, help="android-arm64 or oe-linux-aarch64.")
 @_direct_option
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
@@ -161,12 +163,11 @@ def stage(config_file: Path | None, soc: str, backend: str, target: str, folder:
     For devices that farm runs no jobs on: direct mode, and QNN on Arm Linux.
     """
     from farm.errors import IllegalTargetError
-    from farm.runtime.attached import staged_runtime
     from farm.runtime.native.targets import ANDROID, OE_LINUX, find_target
-    from farm.runtime.staging import device_command, stage_into
+    from farm.runtime.runtime import device_command, stage_into, staged_runtime
 
     chosen, place = find_soc(soc), find_target(target)
-    _check_backend(backend)
+    find_backend(backend)
     able = (ANDROID,) if direct else (ANDROID, OE_LINUX)
     if place.name not in able or backend not in place.backends:
         mode_name = "direct mode" if direct else backend
@@ -194,10 +195,10 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
     python -m executorch.backends.qualcomm.tests.test_qnn_delegate ...
     """
     from farm.runtime.outside import outside_environment
-    from farm.suites.socs import check_target
+    from farm.suites.socs import check_backend
 
     if soc:
-        check_target(find_soc(soc), "htp", "8a8w")
+        check_backend(find_soc(soc), DEFAULT_BACKEND)
     config: Config = load_config(config_file)
     variables = outside_environment(config.cache_dir, sdk_root=config.sdk_root, log=_notice("linux-x86_64"))
     if as_json:
@@ -207,11 +208,6 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
         # Always in quotes, for whoever reads it rather than evaluates it.
         quoted = "'" + value.replace("'", "'\"'\"'") + "'"
         echo(f"export {name}={quoted}")
-
-
-def _check_backend(backend: str | None) -> None:
-    if backend is not None and backend not in BACKEND_PRECISIONS:
-        raise UnknownNameError("backend", backend, BACKEND_PRECISIONS)
 
 
 def _notice(target: str, what: str = "building the native runner") -> Callable[[str], None]:

@@ -19,6 +19,7 @@ from executorch.backends.qualcomm.utils.utils import (
 from executorch.exir import ExecutorchBackendConfig
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
+from farm.backends.descriptor import QUANTIZED_PRECISIONS
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, sha256_of
 from farm.bundles.key import bundle_key, relevant_versions
 from farm.compile.debug.protocol import BUNDLE
@@ -29,7 +30,6 @@ from farm.compile.flows.factory import make_inputs, make_module
 from farm.compile.flows.flow import Stopwatch
 from farm.compile.flows.qualcomm import calibrate, compiler_specs
 from farm.errors import UsageError
-from farm.suites.socs import QUANTIZED_PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

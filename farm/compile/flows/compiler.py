@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import torch
 
+from farm.backends.registry import find_backend
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Manifest, TensorSpec, sha256_of
 from farm.bundles.key import relevant_versions
 from farm.bundles.ready import check_inputs, is_dynamic, output_specs, read_ready
@@ -20,7 +21,6 @@ from farm.compile.flows.delegation import built_operators, read_delegation
 from farm.compile.flows.factory import make_example, make_inputs, make_module, read_expected
 from farm.compile.flows.flow import Stopwatch
 from farm.compile.flows.quantization import output_steps
-from farm.errors import UnknownNameError
 from farm.suites.options import compile_options
 
 if TYPE_CHECKING:
@@ -32,17 +32,10 @@ if TYPE_CHECKING:
 
 Tensors = tuple[torch.Tensor, ...]
 
-_FLOWS = {
-    **dict.fromkeys(("htp", "lpai", "gpu"), "farm.compile.flows.qualcomm"),
-    "xnnpack": "farm.compile.flows.xnnpack",
-}
-
 
 def flow_of(backend: str) -> Flow:
     """Import and return the flow of `backend`. Raises UnknownNameError."""
-    if backend not in _FLOWS:
-        raise UnknownNameError("backend", backend, _FLOWS)
-    flow: Flow = importlib.import_module(_FLOWS[backend]).FLOW
+    flow: Flow = importlib.import_module(find_backend(backend).flow).FLOW
     return flow
 
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     import torch
 
-WHOLE_GRAPH_BACKENDS = ("lpai",)
-"""They run a graph in one delegate; only what turns inputs into quantized ones and outputs back may be beside it."""
-
 _CALL = "executorch_call_delegate"
 _QUANTIZE = "quantized_decomposed.quantize_per_"
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_"

@@ -27,12 +27,13 @@ from executorch.exir import ExecutorchBackendConfig
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+from farm.backends.descriptor import QUANTIZED_PRECISIONS
+from farm.backends.registry import BACKENDS
 from farm.bundles.key import LPAI_TARGET
-from farm.compile.flows.delegation import WHOLE_GRAPH_BACKENDS, read_delegation, refused_operators, require_whole_graph
+from farm.compile.flows.delegation import read_delegation, refused_operators, require_whole_graph
 from farm.compile.flows.flow import Flow, Lowered
 from farm.errors import DelegationError, MissingToolError
-from farm.suites.options import OPTIONS, compile_options
-from farm.suites.socs import QUANTIZED_PRECISIONS
+from farm.suites.options import compile_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,11 +43,6 @@ if TYPE_CHECKING:
     from farm.compile.flows.flow import Example, Stopwatch
     from farm.suites.suite import Target
 
-_BACKEND_TYPES = {
-    "htp": QnnExecuTorchBackendType.kHtpBackend,
-    "lpai": QnnExecuTorchBackendType.kLpaiBackend,
-    "gpu": QnnExecuTorchBackendType.kGpuBackend,
-}
 # Whose weights have blocks in the precisions called `_block`, along their second dimension, the input channels.
 _BLOCK_TARGETS = (torch.ops.aten.conv2d.default, torch.ops.aten.linear.default)
 _BLOCK_SIZES = (32, 16)
@@ -92,7 +88,7 @@ def calibrate(
     exported: torch.nn.Module, samples: Sequence[tuple[torch.Tensor, ...]], target: Target
 ) -> torch.fx.GraphModule:
     """Return `exported` with the observers that the backend's rules want, which have seen all of `samples`."""
-    quantizer = _Quantizer(backend=_BACKEND_TYPES[target.backend], soc_model=QcomChipset[target.soc])
+    quantizer = _Quantizer(backend=_backend_type(target), soc_model=QcomChipset[target.soc])
     quantizer.set_default_quant_config(QuantDtype[f"use_{target.precision}"], is_qat=False, **_RULES)
     prepared: torch.fx.GraphModule = prepare_pt2e(exported, quantizer)
     for inputs in samples:
@@ -140,12 +136,11 @@ def compiler_specs(
 
     A profile level among the options of the target wins over `profile_level`.
     """
-    options = _numbers(target)
+    options = compile_numbers(target)
     return generate_qnn_executorch_compiler_spec(  # type: ignore[no-any-return]
         soc_model=QcomChipset[target.soc],
         backend_options=_backend_options(target, options, versions),
-        # QNN's GPU backend prepares on the device alone, its LPAI backend on the host alone.
-        online_prepare=target.backend == "gpu",
+        online_prepare=BACKENDS[target.backend].online_prepare,
         dump_intermediate_outputs=dump_intermediate_outputs,
         profile_level=options.get("profile_level", profile_level),
     )
@@ -154,7 +149,8 @@ def compiler_specs(
 def _backend_options(
     target: Target, options: Mapping[str, int], versions: Mapping[str, str]
 ) -> QnnExecuTorchBackendOptions:
-    if target.backend == "lpai":
+    kind = _backend_type(target)
+    if kind is QnnExecuTorchBackendType.kLpaiBackend:
         given: dict[str, Any] = {
             name: options[name] for name in ("fps", "ftrt_ratio", "core_selection") & options.keys()
         }
@@ -164,7 +160,7 @@ def _backend_options(
             given["affinity"] = QnnExecuTorchLpaiCoreAffinity(options["affinity"])
         return generate_lpai_compiler_spec(**given, target_env=_LPAI_TARGETS[versions[LPAI_TARGET]])
     switches = {name: bool(value) for name, value in options.items() if name.startswith("use_")}
-    if target.backend == "gpu":
+    if kind is QnnExecuTorchBackendType.kGpuBackend:
         precision = QnnExecuTorchGpuPrecision[f"kGpuPrecision{target.precision.title()}"]
         if "precision" in options:
             precision = QnnExecuTorchGpuPrecision(options["precision"])
@@ -172,10 +168,8 @@ def _backend_options(
     return generate_htp_compiler_spec(use_fp16=target.precision not in QUANTIZED_PRECISIONS, **switches)
 
 
-def _numbers(target: Target) -> dict[str, int]:
-    """Return the compile-time options of `target` as ExecuTorch's numbers."""
-    known = OPTIONS[target.backend]
-    return {name: int(known[name].words.get(value, value)) for name, value in compile_options(target).items()}
+def _backend_type(target: Target) -> QnnExecuTorchBackendType:
+    return QnnExecuTorchBackendType(BACKENDS[target.backend].qnn_type)
 
 
 def _to_edge(graph: torch.nn.Module, example: Example, target: Target, specs: list[Any]) -> EdgeProgramManager:
@@ -194,6 +188,6 @@ def _to_edge(graph: torch.nn.Module, example: Example, target: Target, specs: li
             if refused:
                 raise DelegationError(target.backend, None, refused) from error
             raise
-    if target.backend in WHOLE_GRAPH_BACKENDS:
+    if BACKENDS[target.backend].whole_graph:
         require_whole_graph(target.backend, read_delegation(edge.exported_program().graph_module))
     return edge

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.errors import IllegalTargetError, UnknownNameError, UsageError
+from farm.backends.registry import runs_on_cpu
+from farm.errors import IllegalTargetError, UsageError
 from farm.report.model.coverage import coverage, items_of, listed
 from farm.report.terminal.coverage import facts
 from farm.store.recording import case_versions
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.op_builders import installed_builders, suite_operators
-from farm.suites.socs import BACKEND_PRECISIONS, CPU_BACKENDS, find_soc
+from farm.suites.socs import check_backend, find_soc
 from farm.suites.suite import plan
 
 if TYPE_CHECKING:
@@ -35,12 +36,9 @@ def read_coverage(
     runs, or of single operators. Raises UsageError for what is not there, MissingToolError without ExecuTorch.
     """
     soc = find_soc(soc_name)
-    if backend in CPU_BACKENDS:
+    if runs_on_cpu(backend):
         raise IllegalTargetError(f"{backend} has none of the operators of ExecuTorch's Qualcomm backend: name another")
-    if backend not in soc.backends:
-        if backend not in BACKEND_PRECISIONS:
-            raise UnknownNameError("backend", backend, BACKEND_PRECISIONS)
-        raise IllegalTargetError(f"{soc.name} has no {backend} backend: legal are {', '.join(soc.backends)}")
+    precisions = check_backend(soc, backend).precisions
     run_ids = [store.runs.resolve(ref) for ref in refs] or None
     planned = store.runs.planned_jobs(run_ids, soc.name, backend) if run_ids else []
     if run_ids and not planned:
@@ -64,7 +62,7 @@ def read_coverage(
         }
     # What somebody asks of a run is what it said, of whatever the case was then.
     items = items_of(shown.values(), results, {} if run_ids else case_versions(jobs), declared)
-    table = coverage(soc.name, backend, BACKEND_PRECISIONS[backend], items, installed_builders(), without)
+    table = coverage(soc.name, backend, precisions, items, installed_builders(), without)
     return table, facts(table.items, tools.values())
 
 

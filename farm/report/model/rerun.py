@@ -8,6 +8,8 @@ import shlex
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from farm.backends.registry import DEFAULT_BACKEND
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,25 +24,25 @@ _ONE_JOB = (["debug"], ["exec"], ["repro"])
 def rerun_command(job: JobView, *, virtual: bool, run_command: str = "") -> str:
     """Return the command that runs `job` alone, quoted for a shell.
 
-    A suite that `run_command` named by its path is named so again; a command that has one job is told again, and
+    A suite that `run_command` named by its path is named so again; a command that has one job is repeated, and
     `farm pytest` with a -k for the test, which may match others whose names begin alike.
     """
-    told = _words(run_command)
-    if told[:1] == ["farm"] and told[1:2] in _ONE_JOB:
-        return shlex.join(told)
-    if told[:2] == ["farm", "pytest"]:
-        return shlex.join([*told, *([] if "--" in told else ["--"]), "-k", _test_expression(job.case)])
+    given = _words(run_command)
+    if given[:1] == ["farm"] and given[1:2] in _ONE_JOB:
+        return shlex.join(given)
+    if given[:2] == ["farm", "pytest"]:
+        return shlex.join([*given, *([] if "--" in given else ["--"]), "-k", _test_expression(job.case)])
     words = [word for word in _NOT_K_IDENTIFIER.split(job.id) if word and word not in {"and", "or", "not"}]
-    argv = ["farm", "run", "--soc", job.soc, "--suite", _suite_argument(job.suite, told)]
-    if job.backend != "htp":
+    argv = ["farm", "run", "--soc", job.soc, "--suite", _suite_argument(job.suite, given)]
+    if job.backend != DEFAULT_BACKEND:
         argv += ["--backend", job.backend]
     for option in options_of(job):
         argv += ["--profile", "optrace"] if option == "profile_level=optrace" else ["--option", option]
     if virtual:
         argv += ["--virtual", "1"]
-    if "--heap" in told:
+    if "--heap" in given:
         argv.append("--heap")
-    profile = _values(told, "--profile")[-1:]
+    profile = _values(given, "--profile")[-1:]
     if profile in (["basic"], ["detailed"]):
         argv += ["--profile", *profile]
     return shlex.join([*argv, "-k", " and ".join(words)])

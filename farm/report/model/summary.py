@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.backends.registry import runs_on_cpu
+from farm.report.model import format as fmt
 from farm.report.model.rerun import options_of, rerun_command
-from farm.report.model.stale import stale_words
 from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict, final_attempt
 from farm.store.view import DeviceView, JobView, RunView
-from farm.suites.socs import CPU_BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from farm.store.view import Stale
 
 _NUMERIC = re.compile(r"(sqnr|cosine)_(fp32|quantized)\[\d+\]")
 
@@ -136,7 +138,7 @@ class JobSummary(msgspec.Struct, frozen=True):
     @property
     def on_cpu(self) -> bool:
         """Whether it is a baseline by the processor alone."""
-        return self.job.backend in CPU_BACKENDS
+        return runs_on_cpu(self.job.backend)
 
     @property
     def host_time(self) -> str:
@@ -263,6 +265,17 @@ def summarize(view: RunView) -> RunSummary:
     )
 
 
+def stale_words(stale: Stale, now_ms: int) -> str:
+    """Return how old what is known of a stale job is, and why it is: `last run 3 days before, passed; ...`.
+
+    `now_ms` is when the run began that left it out, so that the words are the same whenever they are read.
+    """
+    if not stale.last_ms:
+        return f"never run before; {stale.reason}"
+    age = fmt.days((now_ms - stale.last_ms) / 1000)
+    return f"last run {age} before, {stale.last_outcome or 'unknown'}; {stale.reason}"
+
+
 def outcome_of(attempt: Attempt | None) -> Outcome:
     """Return how a job ended whose final attempt is `attempt`."""
     if attempt is None:
@@ -387,17 +400,16 @@ def _verdict_line(counts: dict[Outcome, int], *, finished: bool, attention: int)
     total = sum(counts.values())
     if not total:
         return "no job was selected" if finished else "unfinished: no job yet"
-    known = counts[Outcome.KNOWN]
     parts = [
         f"{counts[Outcome.PASSED]} passed",
         f"{counts[Outcome.FAILED]} failed",
-        f"{known} known issue{'' if known == 1 else 's'}",
+        fmt.plural(counts[Outcome.KNOWN], "known issue"),
         f"{counts[Outcome.INFRA]} infra",
     ]
     parts += [f"{counts[Outcome.STALE]} STALE"] if counts[Outcome.STALE] else []
     parts += [f"{counts[Outcome.SKIPPED]} skipped"] if counts[Outcome.SKIPPED] else []
     parts += [f"{counts[Outcome.NOT_RUN]} not run{'' if finished else ' yet'}"] if counts[Outcome.NOT_RUN] else []
-    jobs = f"{total} job{'' if total == 1 else 's'}"
+    jobs = fmt.plural(total, "job")
     if attention:
         tail = f"{attention} of {jobs} need{'s' if attention == 1 else ''} attention"
     else:

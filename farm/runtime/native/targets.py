@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from farm.backends.registry import BACKENDS
 from farm.errors import UnknownNameError
 from farm.runtime.native.elf import AARCH64, X86_64
+
+if TYPE_CHECKING:
+    from farm.backends.descriptor import Backend
 
 Kind = Literal["simulator", "linux", "android", "oe-linux"]
 Mode = Literal["traditional", "direct"]
@@ -21,10 +25,28 @@ class BuildTarget(msgspec.Struct, frozen=True):
     kind: Kind
     machine: int
     """e_machine of its ELF files."""
-    backends: tuple[str, ...]
-    """Backends that have a runtime there."""
-    rehearses: tuple[str, ...] = ()
-    """Backends whose staging, options and rights can be tried there before a device is."""
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Backends that have a runtime there, those that ask for most last."""
+        return tuple(
+            one.name
+            for one in sorted(BACKENDS.values(), key=lambda one: (one.on_cpu, one.needs_root))
+            if self._runs(one)
+        )
+
+    @property
+    def rehearses(self) -> tuple[str, ...]:
+        """Backends whose staging, options and rights can be tried there before a device is."""
+        if self.kind != "simulator":
+            return ()
+        return tuple(one.name for one in BACKENDS.values() if one.on_host == "rehearsed")
+
+    def _runs(self, backend: Backend) -> bool:
+        if self.kind == "simulator":
+            return backend.on_host == "runs"
+        # The aarch64 executorch wheel has no QNN backend, and the runner for Arm Linux with QNN is ExecuTorch's.
+        return self.kind == "android" or backend.on_cpu == (self.kind == "linux")
 
 
 HOST = "linux-x86_64"
@@ -40,11 +62,10 @@ BRIDGE = "libQnnHtp.so"
 TARGETS = {
     target.name: target
     for target in (
-        BuildTarget(HOST, "simulator", X86_64, ("htp", "xnnpack"), rehearses=("lpai",)),
-        # The aarch64 executorch wheel has no QNN backend.
-        BuildTarget(LINUX_AARCH64, "linux", AARCH64, ("xnnpack",)),
-        BuildTarget(ANDROID, "android", AARCH64, ("htp", "gpu", "lpai", "xnnpack")),
-        BuildTarget(OE_LINUX, "oe-linux", AARCH64, ("htp", "gpu", "lpai")),
+        BuildTarget(HOST, "simulator", X86_64),
+        BuildTarget(LINUX_AARCH64, "linux", AARCH64),
+        BuildTarget(ANDROID, "android", AARCH64),
+        BuildTarget(OE_LINUX, "oe-linux", AARCH64),
     )
 }
 

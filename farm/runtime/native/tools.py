@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import FarmError
-from farm.runtime.file_lists import BACKEND_IN_BUILD, SKEL_IN_BUILD
+from farm.runtime.device_files import BACKEND_IN_BUILD, SKEL_IN_BUILD, android_kit
 from farm.runtime.native.build import planned_native
 from farm.runtime.native.targets import HOST, TARGETS
 from farm.runtime.packages import package_version
-from farm.runtime.places import android_kit
 from farm.runtime.qnn_sdk import newest_linux_folder, sdk_version
 from farm.runtime.signing.elfsigner import ELFSIGNER
 

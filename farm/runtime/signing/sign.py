@@ -13,11 +13,10 @@ import msgspec
 
 from farm.bundles.bundle import sha256_of
 from farm.errors import ConfigError, InfraError, MissingToolError, UsageError
-from farm.runtime.file_lists import direct_sources, lpai_skel
+from farm.runtime.device_files import android_places, direct_sources, signed_skel
 from farm.runtime.native.elf import HEXAGON, MACHINES, ElfHeader, read_elf
 from farm.runtime.parts import find_fault
-from farm.runtime.places import android_places
-from farm.runtime.qnn_sdk import GET_SDK, get_unsigned, lpai_folder, require_folder
+from farm.runtime.qnn_sdk import GET_SDK, get_lpai
 from farm.runtime.signing.elfsigner import SIGNING_SECONDS, run_elfsigner
 from farm.runtime.signing.record import SignRecord, find_signing_fault, replace_file, write_record
 from farm.suites.socs import Soc, load_socs
@@ -50,11 +49,12 @@ def plan_signing(config: Config, lpai: int, direct_arch: int = 0, *, adopting: b
     soc = _soc_of(lpai, direct_arch)
     if config.sdk_root is None:
         raise MissingToolError(f"signing needs the files of a QNN SDK and QNN_SDK_ROOT is not set: {GET_SDK}")
-    require_folder(config.sdk_root)
+    if not config.sdk_root.is_dir():
+        raise MissingToolError(f"the QNN SDK folder {config.sdk_root} does not exist: {GET_SDK}")
     places = android_places(config)
-    signed = lpai_folder(config.sdk_root, lpai) / "signed"
-    skel = lpai_skel(soc, places.qnn)
-    parts = [msgspec.structs.replace(skel, path=skel.unsigned, signs="", unsigned=None, get=get_unsigned(lpai))]
+    skel = signed_skel(soc, places.qnn)
+    get = f"{get_lpai(lpai)}/unsigned"
+    parts = [msgspec.structs.replace(skel, path=skel.unsigned, signs="", unsigned=None, get=get)]
     if direct_arch:
         parts += direct_sources(lpai, direct_arch, places).values()
     faults = [(part, fault) for part in parts if (fault := find_fault(part)) is not None]
@@ -65,7 +65,8 @@ def plan_signing(config: Config, lpai: int, direct_arch: int = 0, *, adopting: b
     for part, fault in faults:
         if (part, fault) not in missing:
             raise ConfigError(part.path or part.name, "", f"{fault.problem}: {fault.repair}")
-    return tuple(_planned(part.path, signed / part.name) for part in parts if part.path is not None)
+    signed = [places.qnn.lpai(lpai, part.name) for part in parts]
+    return tuple(_planned(part.path, path) for part, path in zip(parts, signed, strict=True) if part.path and path)
 
 
 def sign(

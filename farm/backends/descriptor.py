@@ -1,0 +1,112 @@
+"""What farm knows of a backend, as plain data: everything that differs from one backend to the next. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from farm.errors import UnknownNameError, UsageError
+
+# ExecuTorch 1.5, backends/qualcomm/quantizer: QuantDtype.
+QUANTIZED_PRECISIONS = ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w")
+
+_INT_MAX = 2**31 - 1
+
+
+class BackendOption(msgspec.Struct, frozen=True):
+    """One option of one backend."""
+
+    when: Literal["compile", "run"]
+    """`compile`: a parameter of ExecuTorch's `generate_*_compiler_spec`, and part of the bundle; `run`: a flag of the
+    runner, which holds for a whole process of it."""
+    words: dict[str, int] = {}
+    """What the option may be, with ExecuTorch's number for it; empty for a plain number."""
+    least: int = 0
+    greatest: int = _INT_MAX
+    help: str = ""
+    set_by: str = ""
+    """What sets it; "" for the user's --option."""
+
+    def normalize(self, name: str, text: str) -> str:
+        """Return the one spelling of a value. Raises UsageError, UnknownNameError."""
+        if not self.words:
+            digits = text.lstrip("0") or "0"
+            fits = text.isascii() and text.isdecimal() and len(digits) <= len(str(self.greatest))
+            if not fits or not self.least <= int(digits) <= self.greatest:
+                raise UsageError(f"option {name}={text[:40]}: expected a number from {self.least} to {self.greatest}")
+            return digits
+        folded = text.casefold()
+        for word, number in self.words.items():
+            if folded in (word, str(number)):
+                return word
+        raise UnknownNameError(f"value of option {name}", text, self.words)
+
+
+SWITCH = {"false": 0, "true": 1}
+
+
+class HostLibrary(msgspec.Struct, frozen=True):
+    """A library of a QNN SDK for this machine that compiling needs, as pip brings none that works."""
+
+    name: str
+    why: str
+    """Why pip's does not do, ending in how to get one; `{get_sdk}` and `{target}` are filled in."""
+    before: tuple[int, int] | None = None
+    """The first QNN release whose library does not work."""
+    too_new: str = ""
+    """What is wrong with such a release."""
+
+
+class Backend(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend. In names of files, fields of a Soc stand in braces: `libQnnHtpV{htp_arch}Skel.so`."""
+
+    name: str
+    precisions: tuple[str, ...]
+    flow: str
+    """Module whose FLOW lowers a program: farm/compile/flows/flow.py. Imported in builder processes only."""
+    options: dict[str, BackendOption] = {}
+
+    on_cpu: bool = False
+    """Every SoC has it, every case runs on it whatever its manifest says, and no QNN takes part."""
+    qnn_type: int | None = None
+    """ExecuTorch's QnnExecuTorchBackendType; None without QNN."""
+    first_qnn: tuple[int, int] | None = None
+    """The first QNN release that has it."""
+    host_library: HostLibrary | None = None
+    whole_graph: bool = False
+    """A graph runs in one delegate, with nothing but its quantizing and dequantizing beside it."""
+    online_prepare: bool = False
+    """The device, not the compiler, makes the graph."""
+    per_host: bool = False
+    """Bundles for virtual devices differ from those for attached ones."""
+
+    on_host: Literal["runs", "rehearsed", "absent"] = "absent"
+    """Whether this machine runs its programs; `rehearsed`: its staging, options and rights can be tried here."""
+    hardware: str = ""
+    """Field of a Soc that says which version of the hardware it has; "" where all files are the same."""
+    libraries: tuple[str, ...] = ()
+    """QNN's files for the device's processor."""
+    skel: str = ""
+    """QNN's file for the DSP."""
+    signed: bool = False
+    """The DSP loads signed files only."""
+    direct_library: str = ""
+    """QNN's library on the DSP in direct mode; "" where there is no such mode."""
+    direct_domain: int = 0
+    """Process domain of direct mode: ExecuTorch 1.5, examples/qualcomm/direct_executor_runner."""
+    needs_root: bool = False
+
+    canary_precision: str = "8a8w"
+    """What every SoC that has the backend can run."""
+    keeps_canary: bool = False
+    """A session keeps the canary loaded, as the backend goes down with the last program."""
+    has_dsp_heap: bool = False
+    """ExecuTorch profiles the DSP's heap."""
+    has_layers: bool = False
+    """`farm debug` can compare its layers with the simulator's."""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether a simulator of this machine runs its programs."""
+        return self.on_host == "runs" and not self.on_cpu

@@ -1,0 +1,37 @@
+"""All backends, by name. A new one is a module beside this one, and a line here: docs/backends.md."""
+
+from __future__ import annotations
+
+from farm.backends import gpu, htp, lpai, xnnpack
+from farm.backends.descriptor import Backend
+from farm.errors import UnknownNameError
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        htp.BACKEND,
+        lpai.BACKEND,
+        gpu.BACKEND,
+        xnnpack.BACKEND,
+    )
+}
+
+DEFAULT_BACKEND = htp.BACKEND.name
+"""What a command means that names none."""
+
+
+def find_backend(name: str) -> Backend:
+    """Return a backend by name. Raises UnknownNameError."""
+    if name not in BACKENDS:
+        raise UnknownNameError("backend", name, BACKENDS)
+    return BACKENDS[name]
+
+
+def cpu_backends() -> tuple[str, ...]:
+    """Return the names of those that every SoC has, and every case runs on: baselines by the processor alone."""
+    return tuple(name for name, backend in BACKENDS.items() if backend.on_cpu)
+
+
+def runs_on_cpu(name: str) -> bool:
+    """Tell whether a backend is one of those; a store may name others than there are."""
+    return name in cpu_backends()

@@ -1,0 +1,228 @@
+"""Which files a device needs for each backend, in both modes, and where the configuration says that they are.
+
+Source: ExecuTorch 1.5, backends/qualcomm/export_utils.py, what SimpleADB pushes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.backends.lpai import BACKEND as LPAI
+from farm.backends.registry import BACKENDS, find_backend
+from farm.errors import IllegalTargetError, MissingToolError
+from farm.runtime.native.build import planned_native
+from farm.runtime.native.cross_compilers import AndroidKit
+from farm.runtime.native.elf import HEXAGON
+from farm.runtime.native.targets import ANDROID, OE_LINUX, RUNNER
+from farm.runtime.parts import Part, library
+from farm.runtime.qnn_sdk import QnnFiles, android_files, get_lpai, linux_files, repair_of
+
+if TYPE_CHECKING:
+    from farm.backends.descriptor import Backend
+    from farm.config.settings import Config
+    from farm.runtime.native.targets import BuildTarget, Mode
+    from farm.suites.socs import Soc
+
+_BACKEND_LIBRARY = "libqnn_executorch_backend.so"
+_UPSTREAM_RUNNER = "qnn_executor_runner"
+_DIRECT_RUNNER, _DIRECT_STUB = "qnn_executor_direct_runner", "libqnn_executorch_stub.so"
+_DIRECT_SKEL = "libqnn_executorch_skel.so"
+_CXX_LIBRARIES = ("libc++.so.1", "libc++abi.so.1")
+
+# Inside a build folder of ExecuTorch.
+BACKEND_IN_BUILD = f"backends/qualcomm/{_BACKEND_LIBRARY}"
+SKEL_IN_BUILD = f"backends/qualcomm/qnn_executorch/direct_mode/{_DIRECT_SKEL}"
+_RUNNER_IN_BUILD = f"examples/qualcomm/executor_runner/{_UPSTREAM_RUNNER}"
+_DIRECT_IN_BUILD = "examples/qualcomm/direct_executor_runner"
+# Where an ExecuTorch build for Android installs it.
+_BACKEND_IN_PREFIX = f"lib/executorch/{BACKEND_IN_BUILD}"
+
+_SCRIPT = "backends/qualcomm/scripts/build.sh of ExecuTorch"
+_TABLE = "in the [qnn] table of farm.toml"
+_GET_BUILD = f"set FARM_EXECUTORCH_BUILD to the build-android folder that {_SCRIPT} makes, or executorch_build {_TABLE}"
+_GET_LINUX_BUILD = (
+    "set FARM_EXECUTORCH_LINUX_BUILD to the folder of an ExecuTorch build for Arm Linux, or executorch_linux_build "
+    f"{_TABLE}"
+)
+_GET_DIRECT = (
+    f"set FARM_EXECUTORCH_DIRECT_BUILD to the build-direct folder that {_SCRIPT} makes, or executorch_direct_build "
+    f"{_TABLE}"
+)
+_GET_TOOLS = "set HEXAGON_TOOLS_ROOT to the Hexagon tools (the folder that has Tools/ in it)"
+_BUILD_RUNNER = f"farm runtime build --target {ANDROID}"
+
+
+class Places(msgspec.Struct, frozen=True):
+    """Where the files of the runtimes for one kind of device are."""
+
+    qnn: QnnFiles
+    runner: Part
+    backend_library: Part
+    build: Path | None = None
+    """Build folder of ExecuTorch for the device's processor, for direct mode's runner and stub."""
+    get_build: str = ""
+    direct_build: Path | None = None
+    hexagon_tools: Path | None = None
+
+
+def android_kit(config: Config) -> AndroidKit:
+    """Return where the parts of an Android build are, as far as the configuration says."""
+    # build.sh installs into the folder that it builds in.
+    return AndroidKit(config.android_ndk_root, config.android_executorch or config.executorch_build)
+
+
+def device_places(config: Config, target: BuildTarget) -> Places:
+    """Return where the files for the devices of `target` are."""
+    return _linux_places(config) if target.name == OE_LINUX else android_places(config)
+
+
+def android_places(config: Config) -> Places:
+    """Return where the files for Android devices are."""
+    return Places(
+        qnn=android_files(config.sdk_root),
+        runner=_android_runner(config),
+        backend_library=_android_backend_library(config),
+        build=config.executorch_build,
+        get_build=_GET_BUILD,
+        direct_build=config.executorch_direct_build,
+        hexagon_tools=config.hexagon_tools_root,
+    )
+
+
+def _linux_places(config: Config) -> Places:
+    build = config.executorch_linux_build
+    return Places(
+        qnn=linux_files(config.sdk_root, config.cache_dir),
+        runner=library(_UPSTREAM_RUNNER, build / _RUNNER_IN_BUILD if build else None, _GET_LINUX_BUILD),
+        backend_library=library(_BACKEND_LIBRARY, build / BACKEND_IN_BUILD if build else None, _GET_LINUX_BUILD),
+        build=build,
+        get_build=_GET_LINUX_BUILD,
+    )
+
+
+def _android_runner(config: Config) -> Part:
+    if (named := config.android_runner) is not None:
+        return library(named.name, named, f"set android_runner {_TABLE} (docs/runtime.md)")
+    try:
+        planned = planned_native(config.cache_dir, ANDROID, android=android_kit(config))
+    except MissingToolError as error:
+        get, absent = repair_of(error), "missing"
+    else:
+        get, absent = _BUILD_RUNNER, "not built"
+        if planned.built:
+            return library(RUNNER, planned.runner, get, absent)
+    build = config.executorch_build
+    if build is not None and (build / _RUNNER_IN_BUILD).is_file():
+        return library(_UPSTREAM_RUNNER, build / _RUNNER_IN_BUILD, get)
+    return library(RUNNER, None, get, absent)
+
+
+def _android_backend_library(config: Config) -> Part:
+    if (named := config.android_backend_library) is not None:
+        return library(named.name, named, f"set android_backend_library {_TABLE} (docs/runtime.md)")
+    candidates = [config.executorch_build / BACKEND_IN_BUILD] if config.executorch_build else []
+    candidates += [root / _BACKEND_IN_PREFIX for root in (config.android_executorch, config.executorch_build) if root]
+    found = next((path for path in candidates if path.is_file()), None)
+    return library(_BACKEND_LIBRARY, found or next(iter(candidates), None), _GET_BUILD)
+
+
+def takes_sessions(runner: Path) -> bool:
+    """Tell whether a runner is farm's own, which alone takes jobs in a session: its messages have its name."""
+    return RUNNER.encode() in runner.read_bytes()
+
+
+def device_parts(soc: Soc, backend_name: str, places: Places, mode: Mode = "traditional") -> tuple[Part, ...]:
+    """Return what a device with `soc` needs for bundles of a backend, the runner first. Raises IllegalTargetError."""
+    backend = find_backend(backend_name)
+    if mode == "direct":
+        return _direct_parts(soc, backend, places)
+    if backend.on_cpu:
+        # The runner has it linked in; it starts only with the QNN backend beside it where it was linked with that.
+        linked = _is_linked_with(places.runner.path, places.backend_library.name)
+        return (places.runner, places.backend_library) if linked else (places.runner,)
+    # The wheel has nothing of an LPAI.
+    qnn = places.qnn.of_sdk if backend.signed else places.qnn
+    names = [soc_name(name, soc) for name in backend.libraries]
+    parts = (places.runner, places.backend_library, *(library(name, qnn.library(name), qnn.get) for name in names))
+    if not backend.skel:
+        return parts
+    return (*parts, signed_skel(soc, qnn) if backend.signed else _hexagon_part(soc, qnn, soc_name(backend.skel, soc)))
+
+
+def soc_name(name: str, soc: Soc) -> str:
+    """Return the name of a file of a backend for `soc`: fields of it stand in braces."""
+    return name.format_map(msgspec.structs.asdict(soc))
+
+
+def signed_skel(soc: Soc, qnn: QnnFiles) -> Part:
+    """Return the skel of an LPAI, which must be signed."""
+    get = get_lpai(soc.lpai_version) if qnn.root else qnn.get
+    return _signed(soc, qnn, Part(LPAI.skel, qnn.lpai(soc.lpai_version, LPAI.skel, "unsigned"), HEXAGON, get))
+
+
+def direct_sources(lpai: int, arch: int, places: Places) -> dict[str, Part]:
+    """Return the unsigned files that direct mode runs on the DSP of an LPAI, by name.
+
+    Source: ExecuTorch, backends/qualcomm/scripts/sign_library.sh.
+    """
+    qnn, name = places.qnn, LPAI.direct_library
+    get = f"{get_lpai(lpai)}/unsigned" if qnn.root else qnn.get
+    files = {
+        name: (qnn.lpai(lpai, name, "unsigned"), get),
+        "libQnnSystem.so": (qnn.hexagon(arch, "libQnnSystem.so"), qnn.get),
+        **_direct_files(places, arch),
+    }
+    return {name: Part(name, path, HEXAGON, get, hexagon=arch, exact=False) for name, (path, get) in files.items()}
+
+
+def _direct_parts(soc: Soc, backend: Backend, places: Places) -> tuple[Part, ...]:
+    if not backend.direct_library:
+        able = " and ".join(one.name for one in BACKENDS.values() if one.direct_library)
+        raise IllegalTargetError(f"direct mode runs on a DSP: legal are {able}, not {backend.name}")
+    folder = places.build / _DIRECT_IN_BUILD if places.build else None
+    parts = [
+        library(name, folder / name if folder else None, places.get_build) for name in (_DIRECT_RUNNER, _DIRECT_STUB)
+    ]
+    if backend.signed:
+        sources = direct_sources(soc.lpai_version or 0, soc.htp_arch, places)
+        return (*parts, *(_signed(soc, places.qnn, source, direct=True) for source in sources.values()))
+    return (
+        *parts,
+        _hexagon_part(soc, places.qnn, soc_name(backend.direct_library, soc)),
+        _hexagon_part(soc, places.qnn, "libQnnSystem.so", exact=False),
+        *(
+            Part(name, path, HEXAGON, get, hexagon=soc.htp_arch, exact=False, soc=soc.name)
+            for name, (path, get) in _direct_files(places, soc.htp_arch).items()
+        ),
+    )
+
+
+def _direct_files(places: Places, arch: int) -> dict[str, tuple[Path | None, str]]:
+    build, tools = places.direct_build, places.hexagon_tools
+    cxx = tools / "Tools" / "target" / "hexagon" / "lib" / f"v{arch}" / "G0" / "pic" if tools else None
+    return {
+        _BACKEND_LIBRARY: (build / BACKEND_IN_BUILD if build else None, _GET_DIRECT),
+        _DIRECT_SKEL: (build / SKEL_IN_BUILD if build else None, _GET_DIRECT),
+        **{name: (cxx / name if cxx else None, _GET_TOOLS) for name in _CXX_LIBRARIES},
+    }
+
+
+def _hexagon_part(soc: Soc, qnn: QnnFiles, name: str, *, exact: bool = True) -> Part:
+    path = qnn.hexagon(soc.htp_arch, name)
+    return Part(name, path, HEXAGON, qnn.get, hexagon=soc.htp_arch, exact=exact, soc=soc.name)
+
+
+def _signed(soc: Soc, qnn: QnnFiles, source: Part, *, direct: bool = False) -> Part:
+    """Return the signed file that is made from `source`: by signing it, where that is there."""
+    signs = f"farm sign --lpai v{soc.lpai_version}" + (f" --direct --htp v{soc.htp_arch}" if direct else "")
+    get = signs if source.path is not None and source.path.is_file() else source.get
+    path = qnn.lpai(soc.lpai_version, source.name)
+    return Part(source.name, path, HEXAGON, get, signs=signs, unsigned=source.path)
+
+
+def _is_linked_with(runner: Path | None, name: str) -> bool:
+    # As the dynamic linker reads it; what only mentions the name gets a file more, which harms nothing.
+    return runner is not None and runner.is_file() and name.encode() + b"\0" in runner.read_bytes()
