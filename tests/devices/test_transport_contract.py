@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from ssh_server import SshServer, alive
 
 from farm.devices.adb.transport import AdbTransport
-from farm.devices.device import LocalAddress
+from farm.devices.connect import from_plain, open_transport
+from farm.devices.device import Device, LocalAddress
 from farm.devices.local.transport import LocalTransport
 from farm.devices.ssh.transport import SshTransport
 from farm.devices.transport import Link
@@ -65,7 +70,16 @@ def ssh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
         server.stop()
 
 
-@pytest.fixture(scope="module", params=["adb", "ssh", "local"])
+def container(storage: str) -> Device:
+    """Follow the recipe of docs/devices.md and return a device of the kind that it makes, entered by `env`."""
+    text = (Path(__file__).parents[2] / "docs/devices.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", text[text.index("## Adding a transport") :], re.DOTALL)
+    module = sys.modules["adding_a_transport"] = ModuleType("adding_a_transport")
+    exec(code, vars(module))  # noqa: S102
+    return Device("board-2", "SM8650", "hardware", "", module.ContainerAddress(("env",), storage), "", "linux")
+
+
+@pytest.fixture(scope="module", params=["adb", "ssh", "local", "recipe"])
 def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Way:
     if request.param == "adb":
         bench: Bench = request.getfixturevalue("bench")
@@ -74,7 +88,16 @@ def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         server: SshServer = request.getfixturevalue("ssh_server")
         return Way("ssh", lambda: SshTransport("board-1", server.address))
     storage = str(tmp_path_factory.mktemp("local") / "storage")
+    if request.param == "recipe":
+        return Way("recipe", lambda: open_transport(container(storage)))
     return Way("local", lambda: LocalTransport("this", LocalAddress(storage)))
+
+
+def test_a_transport_that_is_registered_reaches_other_processes(tmp_path: Path) -> None:
+    device = container(str(tmp_path))
+    assert msgspec.json.decode(msgspec.json.encode(device), type=Device, dec_hook=from_plain) == device
+    argv, _ = open_transport(device).shell_argv(["true"], terminal=False)
+    assert argv == ["env", "true"]
 
 
 @pytest.fixture

@@ -46,8 +46,6 @@ class LocalTransport(Transport):
     def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> LocalProcess:
         """Start a program: see Transport. It ends with farm, even when that is killed."""
         del timeout_s, stdin
-        if len(os.fsencode(command)) > COMMAND_BYTES:
-            raise DeviceError(self.serial, f"a command may have at most {COMMAND_BYTES} bytes", argv=argv)
         return LocalProcess(self.serial, argv, ["sh", "-c", command])
 
     def shell_argv(self, words: Sequence[str], *, terminal: bool) -> tuple[list[str], dict[str, str]]:
@@ -110,7 +108,9 @@ class LocalProcess:
     """One program on this machine: see Process."""
 
     def __init__(self, serial: str, argv: Sequence[str], program: Sequence[str]) -> None:
-        """Start `program`, which stands for `argv` on the device `serial`."""
+        """Start `program`, which stands for `argv` on the device `serial`. Raises DeviceError."""
+        if any(len(os.fsencode(word)) > COMMAND_BYTES for word in program):
+            raise DeviceError(serial, f"a command may have at most {COMMAND_BYTES} bytes", argv=argv)
         self._supervisor = Supervisor()
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self._child = self._supervisor.spawn(
