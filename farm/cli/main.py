@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib
 import io
-import keyword
 import sys
 import traceback
 
@@ -14,42 +13,42 @@ import click
 from farm import __version__
 from farm.errors import FarmError, InfraError
 
-# Name -> its room, and what `farm --help` says of it; the module farm.cli.ROOM.NAME has a click command `command`.
-# A name that is a word of Python has an underscore behind it there.
+# Name -> where it is below farm.cli (its module, and behind a colon its name there, unless that is `command`), and what
+# `farm --help` says of it.
 _COMMANDS = {
-    "run": ("running", "Compile suites for SoCs, run them on devices, judge and report."),
-    "nightly": ("running", "Run a matrix of runs within a budget, report, export, notify."),
-    "pytest": ("running", "Run your own pytest tests, or ExecuTorch's, one worker a device."),
-    "devices": ("devices", "Show the attached devices: what they are, how they are, who has them."),
-    "device": ("devices", "Name a device, put it in or out of service, show its health."),
-    "lease": ("devices", "Reserve a device for yourself."),
-    "release": ("devices", "Give a device back."),
-    "shell": ("devices", "Open a shell on a device."),
-    "virtual": ("devices", "Start virtual devices that stay, and let them misbehave."),
-    "report": ("looking", "Write and show the report of a run."),
-    "coverage": ("looking", "Show every operator in every precision, and how its cases do."),
-    "status": ("looking", "Show how things stand: newly red, regressions, infra trouble."),
-    "serve": ("looking", "Show the same in a browser: status, runs, devices, history, live."),
-    "triage": ("looking", "Say what becomes of a regression or a red job, or list them."),
-    "baseline": ("looking", "Show what numbers are compared with, or say that a new level is right."),
-    "history": ("looking", "Show what a job's numbers were, run by run."),
-    "diff": ("looking", "Compare two runs: newly red, fixed, slower, faster, missing."),
-    "confirm": ("running", "Measure again what looks worse, or one job: old and new in turns."),
-    "bisect": ("running", "Find the run since which a job is worse, from stored bundles."),
-    "profile": ("running", "Show where a job's time goes, node by node, or compare two runs."),
-    "debug": ("running", "Compare a job's numbers layer by layer and name the first that goes wrong."),
-    "exec": ("running", "Run a ready .pte file on a device: outputs, latency, profile."),
-    "export": ("looking", "Write what runs hold for other tools, or for another store."),
-    "import": ("looking", "Read runs that 'farm export' wrote into this store."),
-    "repro": ("running", "Run a past result again from its exact bundle, or write a script that does."),
-    "sql": ("looking", "Ask the store a question in SQL, read only."),
-    "suites": ("setup", "List suites, or the cases of some."),
-    "socs": ("setup", "List the SoCs that farm knows."),
-    "doctor": ("setup", "Say what can be compiled, staged and run here, and how to repair what cannot."),
-    "sign": ("setup", "Sign the skels that LPAI and direct mode need, with the Hexagon SDK."),
-    "runtime": ("setup", "Show, build and check what devices need: runner, libraries, skels."),
-    "prune": ("setup", "Delete old runs: a dry run first."),
-    "cache": ("setup", "Show or prune compiled bundles."),
+    "run": ("running.run", "Compile suites for SoCs, run them on devices, judge and report."),
+    "nightly": ("running.nightly", "Run a matrix of runs within a budget, report, export, notify."),
+    "pytest": ("running.pytest", "Run your own pytest tests, or ExecuTorch's, one worker a device."),
+    "devices": ("devices.devices", "Show the attached devices: what they are, how they are, who has them."),
+    "device": ("devices.device", "Name a device, put it in or out of service, show its health."),
+    "lease": ("devices.lease", "Reserve a device for yourself."),
+    "release": ("devices.release", "Give a device back."),
+    "shell": ("devices.shell", "Open a shell on a device."),
+    "virtual": ("devices.virtual", "Start virtual devices that stay, and let them misbehave."),
+    "report": ("looking.report", "Write and show the report of a run."),
+    "coverage": ("looking.coverage", "Show every operator in every precision, and how its cases do."),
+    "status": ("looking.status", "Show how things stand: newly red, regressions, infra trouble."),
+    "serve": ("looking.serve", "Show the same in a browser: status, runs, devices, history, live."),
+    "triage": ("looking.triage", "Say what becomes of a regression or a red job, or list them."),
+    "baseline": ("looking.baseline", "Show what numbers are compared with, or say that a new level is right."),
+    "history": ("looking.history", "Show what a job's numbers were, run by run."),
+    "diff": ("looking.diff", "Compare two runs: newly red, fixed, slower, faster, missing."),
+    "confirm": ("running.confirm", "Measure again what looks worse, or one job: old and new in turns."),
+    "bisect": ("running.bisect", "Find the run since which a job is worse, from stored bundles."),
+    "profile": ("running.profile", "Show where a job's time goes, node by node, or compare two runs."),
+    "debug": ("running.debug", "Compare a job's numbers layer by layer and name the first that goes wrong."),
+    "exec": ("running.exec", "Run a ready .pte file on a device: outputs, latency, profile."),
+    "export": ("looking.transfer:export_command", "Write what runs hold for other tools, or for another store."),
+    "import": ("looking.transfer:import_command", "Read runs that 'farm export' wrote into this store."),
+    "repro": ("running.repro", "Run a past result again from its exact bundle, or write a script that does."),
+    "sql": ("looking.sql", "Ask the store a question in SQL, read only."),
+    "suites": ("setup.suites", "List suites, or the cases of some."),
+    "socs": ("setup.socs", "List the SoCs that farm knows."),
+    "doctor": ("setup.doctor", "Say what can be compiled, staged and run here, and how to repair what cannot."),
+    "sign": ("setup.sign", "Sign the skels that LPAI and direct mode need, with the Hexagon SDK."),
+    "runtime": ("setup.runtime", "Show, build and check what devices need: runner, libraries, skels."),
+    "prune": ("setup.prune", "Delete old runs: a dry run first."),
+    "cache": ("setup.cache", "Show or prune compiled bundles."),
 }
 
 
@@ -62,8 +61,8 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        module = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
-        command = importlib.import_module(f"farm.cli.{_COMMANDS[cmd_name][0]}.{module}").command
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(f"farm.cli.{module}"), name or "command")
         assert isinstance(command, click.Command)  # noqa: S101 - a slip of ours, not of the user
         return command
 

@@ -7,96 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from farm.errors import UsageError
 from farm.system.durations import in_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
+
+    Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
 
 config_option = click.option(
     "--config",
     "config_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Configuration; otherwise $FARM_CONFIG, or the nearest farm.toml upwards that nobody else can write.",
 )
 
-_ONE_OFF = (
-    click.option("--virtual", type=click.IntRange(1, 1), metavar="1", help="Run it on a virtual device."),
-    click.option(
-        "--iterations",
-        type=click.IntRange(1, 100_000),
-        default=3,
-        show_default=True,
-        help="Timed executions of every inference.",
-    ),
-    click.option(
-        "--warm-up",
-        type=click.IntRange(0, 100_000),
-        default=1,
-        show_default=True,
-        help="Executions before those, not timed.",
-    ),
-    click.option(
-        "--timeout",
-        "timeout_s",
-        type=click.FloatRange(min=1),
-        default=300.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="Longest that it may take on the device.",
-    ),
-)
+
+def json_option(text: str = "Print JSON instead of text.") -> Decorator:
+    """Return the options `--json` and `--config`: the last of most commands."""
+    return _together(click.option("--json", "as_json", is_flag=True, help=text), config_option)
 
 
-_DEVICES = (
-    click.option(
-        "--virtual",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="N",
-        help="Run on N virtual devices a SoC, with an HTP simulator, instead of attached ones.",
-    ),
-    click.option(
-        "--device",
-        "devices",
-        multiple=True,
-        metavar="NAME",
-        help="Only attached devices of this name or serial; repeatable.",
-    ),
-    click.option(
-        "--label", "labels", multiple=True, help="Only attached devices with this label; repeatable: with all."
-    ),
-    click.option(
-        "--devices",
-        "most_devices",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="At most N attached devices a SoC; otherwise all that are free.",
-    ),
-)
-
-
-_PAIRS = (
-    click.option(
-        "--pairs",
-        type=click.IntRange(5, 1000),
-        default=10,
-        show_default=True,
-        metavar="N",
-        help="Times that both are run, one after the other.",
-    ),
-    click.option(
-        "--inferences",
-        type=click.IntRange(1, 10_000),
-        default=5,
-        show_default=True,
-        metavar="N",
-        help="Of each of them in a pair; without JOB up to 20 of short ones.",
-    ),
-    click.option(
-        "--device", metavar="NAME", help="This attached device; otherwise that of the newer run, or one like it."
-    ),
-    click.option("--virtual", is_flag=True, help="A virtual device of its own: as of itself for virtual results."),
-)
+def limit_option(text: str, default: int = 20) -> Decorator:
+    """Return the option `--limit`: how much of a kind is shown."""
+    return click.option("--limit", type=click.IntRange(min=1), default=default, show_default=True, help=text)
 
 
 def duration(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
@@ -110,22 +47,63 @@ def duration(context: click.Context, option: click.Parameter, value: str | None)
     return seconds
 
 
-def one_off_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what a command that runs one program has: `virtual`, `iterations`, `warm_up`, `timeout_s`."""
-    return _with(_ONE_OFF, command)
+def timeout_option(text: str, default: float = 300.0) -> Decorator:
+    """Return the option `--timeout` in seconds, as `timeout_s`."""
+    return click.option(
+        "--timeout", "timeout_s", type=click.FloatRange(min=1), default=default, show_default=True, metavar="SECONDS",
+        help=text,
+    )  # fmt: skip
 
 
-def pairs_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what a command that measures pairs has: `pairs`, `inferences`, `device`, `virtual`."""
-    return _with(_PAIRS, command)
+def soc_option(text: str) -> Decorator:
+    """Return the option `--soc`."""
+    return click.option("--soc", help=text)
 
 
-def devices_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what a command that runs on many devices has: `virtual`, or `devices`, `labels`, `most_devices`."""
-    return _with(_DEVICES, command)
+def refuse_together(given: dict[str, Any], because: str) -> None:
+    """Raise UsageError for the first of the options `given` that has a value: `because` says what to leave out."""
+    if chosen := [option for option, value in given.items() if value]:
+        raise UsageError(because.format(chosen[0]))
 
 
-def _with(options: Iterable[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(tuple(options)):
-        command = option(command)
-    return command
+FOR_ATTACHED = "{} is for attached devices: leave it, or --virtual, out"
+
+
+def _together(*options: Decorator) -> Decorator:
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+one_off_options = _together(
+    click.option("--virtual", type=click.IntRange(1, 1), metavar="1", help="Run it on a virtual device."),
+    click.option("--iterations", type=click.IntRange(1, 100_000), default=3, show_default=True,
+                 help="Timed executions of every inference."),
+    click.option("--warm-up", type=click.IntRange(0, 100_000), default=1, show_default=True,
+                 help="Executions before those, not timed."),
+    timeout_option("Longest that it may take on the device."),
+)  # fmt: skip
+
+devices_options = _together(
+    click.option("--virtual", type=click.IntRange(min=0), default=0, metavar="N",
+                 help="Run on N virtual devices a SoC, with an HTP simulator, instead of attached ones."),
+    click.option("--device", "devices", multiple=True, metavar="NAME",
+                 help="Only attached devices of this name or serial; repeatable."),
+    click.option("--label", "labels", multiple=True,
+                 help="Only attached devices with this label; repeatable: with all."),
+    click.option("--devices", "most_devices", type=click.IntRange(min=1), metavar="N",
+                 help="At most N attached devices a SoC; otherwise all that are free."),
+)  # fmt: skip
+
+interleaved_options = _together(
+    click.option("--pairs", type=click.IntRange(5, 1000), default=10, show_default=True, metavar="N",
+                 help="Times that both are run, one after the other."),
+    click.option("--inferences", type=click.IntRange(1, 10_000), default=5, show_default=True, metavar="N",
+                 help="Of each of them in a pair; without JOB up to 20 of short ones."),
+    click.option("--device", default="", metavar="NAME",
+                 help="This attached device; otherwise that of the newer run, or one like it."),
+    click.option("--virtual", is_flag=True, help="A virtual device of its own: as of itself for virtual results."),
+)  # fmt: skip

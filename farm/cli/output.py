@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import sys
-import textwrap
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
@@ -17,10 +16,25 @@ from farm.errors import UsageError
 from farm.system.text import json_document, one_line, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from farm.config.settings import Config
+    from farm.store.store import Store
     from farm.store.view import RunView
+
+
+@contextmanager
+def opened(
+    config_file: Path | None, *, readonly: bool = False, existing: bool = False
+) -> Iterator[tuple[Config, Store]]:
+    """Yield the configuration and its store, as `open_store` opens it."""
+    from farm.config.settings import load_config
+    from farm.store.store import open_store
+
+    config = load_config(config_file)
+    with open_store(config.store_url, readonly=readonly, existing=existing) as store:
+        yield config, store
 
 
 def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | None, as_json: bool) -> None:
@@ -38,8 +52,7 @@ def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | 
         return
     from farm.report.terminal.run import render_summary
 
-    width = shutil.get_terminal_size().columns
-    echo_coloured(render_summary(view, width, color=sys.stdout.isatty()))
+    echo_coloured(render_summary(view, width(), color=sys.stdout.isatty()))
     echo(f"report: {html or report}")
 
 
@@ -48,34 +61,28 @@ def as_called() -> str:
     return shlex.join(["farm", *sys.argv[1:]])
 
 
-def count(number: int, what: str) -> str:
-    """Return a number of things: `1 job`, `2 jobs`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def width() -> int:
+    """Return the columns of the terminal, 80 without one."""
+    return shutil.get_terminal_size().columns
 
 
-def wrapped(text: str) -> list[str]:
-    """Return a text in lines of a terminal, indented as it is, those after the first moved in."""
-    indent = " " * (len(text) - len(text.lstrip(" ")))
-    lines = textwrap.wrap(
-        # A per cent sign stays with its number.
-        one_line(text).replace(" %", "\u00a0%"),
-        80,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace("\u00a0", " ") for line in lines]
-
-
-def json_text(answer: Mapping[str, object]) -> str:
-    """Return what a command answers as JSON, with the version of its layout."""
-    return json_document({"schema": 1, **answer}).decode()
+def show(answer: Mapping[str, object], lines: Iterable[str], *, as_json: bool) -> None:
+    """Print what a command answers: as JSON, or else as text."""
+    if as_json:
+        print_json(answer)
+    else:
+        echo("\n".join(lines))
 
 
 def print_json(answer: Mapping[str, object]) -> None:
     """Print what a command answers as JSON, with the version of its layout."""
-    echo(json_text(answer))
+    echo(json_document({"schema": 1, **answer}).decode())
+
+
+def notice(text: str) -> None:
+    """Print on standard error how a command goes on."""
+    # On one line: what a device says is not to begin one, which GitHub could take for a command.
+    echo(f"farm: {one_line(text)}", err=True)
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
@@ -126,3 +133,14 @@ def standard_output() -> Iterator[IO[bytes]]:
         # Python would complain when it flushes what is left.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(128 + signal.SIGPIPE) from None
+
+
+from farm.report.model.format import plural  # noqa: E402
+from farm.report.terminal import layout  # noqa: E402
+
+count, wrapped = plural, layout.wrapped
+
+
+def json_text(answer: Mapping[str, object]) -> str:
+    """Return what a command answers as JSON."""
+    return json_document({"schema": 1, **answer}).decode()

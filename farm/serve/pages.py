@@ -14,7 +14,7 @@ from farm.report.model.alerts import by_range, change_of, remark_text, word_of
 from farm.report.model.diff import diff_runs
 from farm.report.model.drift import canary_chart, canary_p50, drift_of
 from farm.report.model.history import USUAL, tables
-from farm.report.model.status import TITLES, counts, said_of, unsure_lines
+from farm.report.model.status import TITLES, counts, reasons_of, unsure_lines
 from farm.report.model.status_query import how_things_stand, records_of, steps_of
 from farm.store.queries.browse import STATES, Progress, RunFilter
 
@@ -64,7 +64,7 @@ def status_page(store: Store, address: Address) -> Page:
         ],
         "ranges": [(good, bad, found[:limit], len(found)) for good, bad, found in by_range(status.regressions)[:limit]],
         "counts": counts(status),
-        "said_of": said_of,
+        "reasons_of": reasons_of,
         "record_text": fmt.record,
         "remark_text": remark_text,
         "word_of": word_of,

@@ -177,9 +177,9 @@ def test_the_verdict_filter_and_reset(open_page: Open) -> None:
 def test_a_failure_says_where_else_it_fails_and_leads_there(open_page: Open, width: int) -> None:
     browser = open_page("example", width=width)
     card = browser.find_element(By.XPATH, "//details[.//code[text()='quantized_ops/group_norm[SM8650-htp-8a8w]']]")
-    told = card.find_element(By.CSS_SELECTOR, ".worth-line").text
+    told = card.find_element(By.CSS_SELECTOR, ".elsewhere-line").text
     assert told.endswith("Fails on V69, V75, passes on V79; passes here in 16a8w")
-    table = card.find_element(By.CSS_SELECTOR, "table.worth")
+    table = card.find_element(By.CSS_SELECTOR, "table.elsewhere")
     assert table.is_displayed()
     verdicts = [row.text for row in table.find_elements(By.CSS_SELECTOR, "tbody .v")]
     assert verdicts == ["✗ failed", "✓ passed", "✓ passed", "△ infra"]

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from farm.report.formats.junit import xml_text
 from farm.report.model import format as fmt
-from farm.report.model.clean import cut_log, xml_text
+from farm.report.model.format import cut_log
 
 
 def test_xml_text_has_only_what_xml_allows() -> None:

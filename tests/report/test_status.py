@@ -4,7 +4,8 @@ import pytest
 from report_context import alert
 
 from farm.analysis.flakiness import Record, Reliability
-from farm.report.model.status import SickDevice, Standing, standing, status_lines, status_of
+from farm.report.model.status import SickDevice, Standing, standing, status_of
+from farm.report.terminal.status import status_lines
 from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
 from farm.store.view import RunView
 
@@ -115,5 +116,5 @@ def test_what_was_measured_in_vain_is_not_told_to_be_measured_again() -> None:
     assert text[-3:] == [
         "",
         "1 number looks different from before: 'farm confirm' measures again",
-        "1 number looks different, and pairs do not tell: 'farm confirm' lists which",
+        "1 number looks different, interleaved A/B is unsure: 'farm confirm' lists which",
     ]

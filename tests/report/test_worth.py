@@ -1,4 +1,4 @@
-"""What a failed job is worth, as a reader meets it: terminal, page and JSON."""
+"""A failed case on other targets, as a reader meets it: terminal, page and JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from farm.report.html.page_of_run import render_html
-from farm.report.model.cross_target import elsewhere_line, worths
+from farm.report.model.cross_target import cross_targets, elsewhere_line
 from farm.report.model.data import parse_json, render_json
 from farm.report.model.summary import summarize
 from farm.report.terminal.run import render_summary
@@ -89,8 +89,8 @@ def run(*others: CaseResult, soc: str = "SM8450", known: str = "", jobs: Sequenc
     ],
 )  # fmt: skip
 def test_the_conclusion_is_one_line(others: list[CaseResult], says: str) -> None:
-    (worth,) = worths(summarize(run(*others))).values()
-    assert worth.conclusion == says
+    (cross,) = cross_targets(summarize(run(*others))).values()
+    assert cross.conclusion == says
 
 
 def test_the_line_tells_verdicts_and_how_old_they_are() -> None:
@@ -99,8 +99,8 @@ def test_the_line_tells_verdicts_and_how_old_they_are() -> None:
         elsewhere("SM8650", FAILED, days=1, known="so"), elsewhere("SM8850", INFRA, days=2),
         elsewhere("SM8845", INFRA, days=0), elsewhere("SM8450", PASSED, "16a8w", days=1),
     ]  # fmt: skip
-    (worth,) = worths(summarize(run(*others))).values()
-    assert elsewhere_line(worth, NOW) == (
+    (cross,) = cross_targets(summarize(run(*others))).values()
+    assert elsewhere_line(cross, NOW) == (
         "passed on SM8550, SM8750; failed on SM8350 (3 days ago); known issue on SM8650 (1 day ago); "
         "infra trouble on SM8850, SM8845 (up to 2 days ago); passed here in 16a8w (1 day ago)"
     )

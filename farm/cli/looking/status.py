@@ -28,8 +28,8 @@ def command(run: str | None, limit: int, config_file: Path | None, *, as_json: b
     time that it had a verdict on this kind of device. Regressions are all
     that are open, of whatever run: see farm triage.
     """
-    from farm.report.model.status import status_lines
     from farm.report.model.status_query import how_things_stand
+    from farm.report.terminal.status import status_lines
     from farm.store.store import open_store
 
     with open_store(load_config(config_file).store_url, readonly=True) as store:

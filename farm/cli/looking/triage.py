@@ -117,8 +117,8 @@ def _remark(state: str, owner: str, note: str, until: datetime.datetime | None) 
 
 
 def _list(store: Store, limit: int, *, as_json: bool) -> None:
-    from farm.report.model.alerts import alert_lines
     from farm.report.model.status import Standing, standing
+    from farm.report.terminal.status import alert_lines
 
     alerts = store.alerts.open()
     run_id = store.status.run_to_show()

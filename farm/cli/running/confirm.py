@@ -99,7 +99,7 @@ def _confirm_run(
     config: Config, run_ref: str | None, request: PairsRequest, budget_s: float | None, *, as_json: bool
 ) -> int:
     from farm.regressions.confirm_run import confirm_run
-    from farm.report.model.alerts import alert_lines
+    from farm.report.terminal.status import alert_lines
     from farm.request.ending import Patience
     from farm.store.store import open_store
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm import __version__
-from farm.report.model.clean import cut_log
+from farm.report.formats import export_format
+from farm.report.model.format import short_log
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 from farm.results.attempt import Verdict
 from farm.store.values import jsonable
@@ -46,6 +47,7 @@ _ATTEMPT_STATUS = {
 }
 
 
+@export_format("ctrf", suffix="ctrf.json", about="Common Test Report Format, for dashboards and chat bots")
 def render_ctrf(view: RunView) -> str:
     """Return the run as a CTRF document: one test per job, in the order of the run. Times are in ms."""
     summary = summarize(view)
@@ -105,7 +107,7 @@ def _test(job: JobSummary) -> dict[str, Any]:
     if message := _message(job):
         test["message"] = message
     if attempt is not None and attempt.log and job.outcome in {Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA}:
-        test["trace"] = _log(attempt)
+        test["trace"] = short_log(attempt.log, LOG_LIMIT)
     if job.device:
         test["device"] = f"{job.device} ({job.kind})" if job.kind else job.device
     if others:
@@ -158,11 +160,6 @@ def _environment(summary: RunSummary) -> dict[str, Any]:
 def _stop(attempt: Attempt) -> int:
     seconds = attempt.seconds if -1e12 < attempt.seconds < 1e12 else 0.0
     return attempt.started_ms + max(0, round(seconds * 1000))
-
-
-def _log(attempt: Attempt) -> str:
-    head, cut, tail = cut_log(attempt.log, LOG_LIMIT)
-    return f"{head}\n[... {cut} characters cut ...]\n{tail}" if cut else head
 
 
 def _clean(document: Mapping[str, Any]) -> Any:

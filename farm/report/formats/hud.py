@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farm.report.formats import export_format
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, summarize
 from farm.system.text import one_line
 
@@ -26,6 +27,7 @@ _REPOSITORIES = {"executorch": "pytorch/executorch", "torch": "pytorch/pytorch"}
 _DEPENDENCIES = ("executorch", "torch", "torchao", "qnn")
 
 
+@export_format("hud", suffix="hud.json", about="records of PyTorch's benchmark database, for ExecuTorch's dashboard")
 def render_hud(view: RunView) -> str:
     """Return a JSON list: a record for each metric of each job that passed, one for each job that failed.
 

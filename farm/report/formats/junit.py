@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 
 import msgspec
 
-from farm.report.model.clean import cut_log, xml_text
-from farm.report.model.format import local_time
+from farm.report.formats import export_format
+from farm.report.model.format import local_time, short_log
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, summarize
 from farm.store.view import RunView
-from farm.system.text import one_line
+from farm.system.text import one_line, without_colours
 
 LOG_LIMIT = 20_000
 """Characters of a log that a test case carries."""
 
+# What XML 1.0 does not allow, section 2.2.
+_NOT_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
+
+@export_format("junit", suffix="junit.xml", about="JUnit XML, for CI systems: the same as --junitxml")
 def render_junit(view: RunView) -> str:
     """Return JUnit XML: one test suite per suite, one test case per job, in the order of the run.
 
@@ -67,9 +72,7 @@ def _test_case(suite: ET.Element, job: JobSummary) -> None:
     elif job.outcome in {Outcome.SKIPPED, Outcome.NOT_RUN}:
         ET.SubElement(case, "skipped", {"message": message})
     if attempt and attempt.log and job.outcome in {Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA}:
-        head, cut, tail = cut_log(attempt.log, LOG_LIMIT)
-        note = f"\n[... {cut} characters cut ...]\n" if cut else ""
-        ET.SubElement(case, "system-out").text = xml_text(f"{head}{note}{tail}")
+        ET.SubElement(case, "system-out").text = xml_text(short_log(attempt.log, LOG_LIMIT))
 
 
 def _details(job: JobSummary) -> str:
@@ -115,6 +118,11 @@ def _properties(parent: ET.Element, facts: dict[str, str]) -> None:
     properties = ET.SubElement(parent, "properties")
     for name, value in facts.items():
         ET.SubElement(properties, "property", {"name": _attribute(name), "value": _attribute(value)})
+
+
+def xml_text(text: str) -> str:
+    """Return `text` without the characters that XML 1.0 does not allow, and without terminal colours."""
+    return re.sub(_NOT_XML, "", without_colours(text))
 
 
 def _attribute(text: str) -> str:

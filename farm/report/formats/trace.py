@@ -9,7 +9,9 @@ from collections import Counter
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from farm.results.profile.cycles import delegate_calls
+import msgspec
+
+from farm.report.formats import export_format
 from farm.results.profile.event_names import CALL, names_node, unit_of
 from farm.system.text import one_line
 
@@ -37,6 +39,8 @@ def chrome_trace(blocks: Sequence[Block], facts: Mapping[str, str], delegates: C
     where the delegate says, if that is inside the call; else they share the call among them by their values, one after
     the other, which is a picture and no measurement. `args.placed` of a node says which. `facts` are for a reader.
     """
+    from farm.results.profile.cycles import delegate_calls
+
     calls = delegate_calls((event for block in blocks for event in block.events), delegates)
     tracks = {place: _RUNTIME_TRACK + 1 + number for number, place in enumerate(calls)}
     begin = min((event.start for block in blocks for event in block.events if not event.is_delegate), default=0)
@@ -49,6 +53,12 @@ def chrome_trace(blocks: Sequence[Block], facts: Mapping[str, str], delegates: C
         "executions": "all, warm-ups included",
     }
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {**_clean(facts), **notes}}
+
+
+@export_format("trace", suffix="trace.json", about="the timeline, for ui.perfetto.dev or chrome://tracing")
+def render_trace(view: RunView) -> str:
+    """Return the trace of a run as JSON."""
+    return msgspec.json.encode(run_trace(view)).decode()
 
 
 def run_trace(view: RunView) -> dict[str, Any]:

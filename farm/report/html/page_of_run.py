@@ -16,9 +16,9 @@ from farm import __version__
 from farm.program.layers import Step
 from farm.report.html.packing import packed
 from farm.report.model import format as fmt
-from farm.report.model.clean import cut_log
+from farm.report.model.alerts import alert_change, is_confirmed
 from farm.report.model.context import ReportContext, files_of
-from farm.report.model.cross_target import worths
+from farm.report.model.cross_target import cross_targets
 from farm.report.model.distribution import distributions
 from farm.report.model.matrix import matrices
 from farm.report.model.profile_tables import SHOWN_JOBS, debugged, layer_table, operator_tables, profiled, row_limit
@@ -34,7 +34,7 @@ from farm.report.model.summary import (
     summarize,
 )
 from farm.report.model.trends import SHOWN_STEPS, trends_of
-from farm.report.model.triage import alert_change, is_confirmed, triage
+from farm.report.model.triage import triage
 from farm.results.profile.event_names import is_whole_call
 from farm.system.resources import data_folder
 from farm.system.text import one_line, visible
@@ -115,7 +115,7 @@ def render_html(view: RunView, context: ReportContext | None = None, *, home: st
     alerts = sorted(context.alerts or (), key=lambda alert: not is_confirmed(alert))
     shared = {
         "view": view,
-        "worths": worths(summary),
+        "cross": cross_targets(summary),
         "extras": extras,
         "links": links,
         "row_limit": row_limit(len(profiles)),
@@ -217,7 +217,7 @@ def _environment() -> jinja2.Environment:
         "broken": broken_limits,
         "in_full": shown_in_full,
         "sentence": lambda text: text[:1].upper() + text[1:],
-        "cut": cut_log,
+        "cut": fmt.cut_log,
         "exit_meaning": exit_meaning,
         "glyph": lambda outcome: _GLYPHS[outcome][0],
         "word": lambda outcome: _GLYPHS[outcome][1],

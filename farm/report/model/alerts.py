@@ -1,4 +1,4 @@
-"""Numbers that stand out -> lines for a terminal, the worst of each range of runs first. Pure."""
+"""Numbers that changed, in words: by range of runs, by how much, what somebody remarked on them. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from farm.store.records import AlertState
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from farm.store.records import AlertRecord, Remark
 
 _WORSE, _BETTER = "regression", "improvement"
 _TIMES = frozenset({"ns", "us", "cycles"})
-_SAID = {
-    AlertState.CANDIDATE: "not confirmed yet",
+UNSURE = {
+    AlertState.CANDIDATE: "candidate, not confirmed yet",
     AlertState.REFUTED: "refuted",
-    AlertState.UNKNOWN: "pairs do not tell",
+    AlertState.UNKNOWN: "interleaved A/B is unsure",
 }
+"""What is said of a number whose change is not certain."""
 
 
 def by_range(alerts: Iterable[AlertRecord]) -> list[tuple[str, str, list[AlertRecord]]]:
@@ -32,19 +33,27 @@ def by_range(alerts: Iterable[AlertRecord]) -> list[tuple[str, str, list[AlertRe
     ]
 
 
-def change_of(alert: AlertRecord) -> str:
-    """Return a change with its interval: `+8.2 % (7.0 to 9.5 %)`; of an exact number from what to what."""
-    if alert.exact:
-        return one_line(alert.reason)
+def is_confirmed(alert: AlertRecord) -> bool:
+    """Return whether a number got worse for certain."""
+    return alert.finding == _WORSE and alert.state in {AlertState.CONFIRMED, AlertState.EXACT}
+
+
+def alert_change(alert: AlertRecord) -> str:
+    """Return by how much a number changed: `+8.2 % (+7.1 % to +9.4 %)`; empty for one that has none."""
+    if math.isnan(alert.change):
+        return ""
     from farm.analysis.scale import change_text, scale_of
 
     scale = scale_of(alert.metric, alert.unit)
-    if math.isnan(alert.change):
-        return "changed"
-    told = change_text(scale, alert.change)
-    if math.isnan(alert.low) or math.isnan(alert.high):
-        return told
-    return f"{told} ({change_text(scale, alert.low)} to {change_text(scale, alert.high)})"
+    change = change_text(scale, alert.change)
+    if alert.low == alert.high or not (math.isfinite(alert.low) and math.isfinite(alert.high)):
+        return change
+    return f"{change} ({change_text(scale, alert.low)} to {change_text(scale, alert.high)})"
+
+
+def change_of(alert: AlertRecord) -> str:
+    """Return the same for a line of its own; of an exact number from what to what."""
+    return one_line(alert.reason) if alert.exact else alert_change(alert) or "changed"
 
 
 def word_of(alert: AlertRecord) -> str:
@@ -56,27 +65,8 @@ def word_of(alert: AlertRecord) -> str:
     return "changed"
 
 
-def alert_lines(alerts: Sequence[AlertRecord], limit: int) -> list[str]:
-    """Return alerts by range of runs, at most `limit` of a range."""
-    lines = []
-    for good, bad, group in by_range(alerts):
-        lines.append(f"  {good} good, {bad} bad")
-        for one in group[:limit]:
-            lines += [f"    #{one.id} {one.job_id}", f"      {one.metric} {word_of(one)}: {_told(one)}"]
-            lines += [f"      guilt: {one.guilt}"] if one.guilt else []
-            lines += [f"      {remark_text(one.remark)}"] if one.remark else []
-        if len(group) > limit:
-            lines.append(f"    and {len(group) - limit} more: --limit")
-    return lines
-
-
-def _told(one: AlertRecord) -> str:
-    said = _SAID.get(AlertState(one.state), "")
-    return f"{change_of(one)}{f', {said}' if said else ''}"
-
-
 def remark_text(remark: Remark) -> str:
-    """Return what somebody said, and who sees to it."""
+    """Return what somebody remarked, and who sees to it."""
     return f"{remark.state}: {remark.owner or remark.user}{f': {remark.note}' if remark.note else ''}"
 
 

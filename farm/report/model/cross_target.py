@@ -1,4 +1,4 @@
-"""What a failure is worth: what the same case did on other SoCs, and in other precisions on its own. Pure."""
+"""The case of a failed job on other targets: other SoCs, and other precisions on its own. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.report.model.format import plural
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, key_numbers, outcome_of
 from farm.store.view import CaseResult
 from farm.suites.socs import load_socs
@@ -18,7 +19,7 @@ _SHOWN_NAMES = 6
 _DAY_MS = 86_400_000
 
 
-class Place(msgspec.Struct, frozen=True):
+class TargetResult(msgspec.Struct, frozen=True):
     """The newest result of the case on one other target."""
 
     result: CaseResult
@@ -40,36 +41,36 @@ class Place(msgspec.Struct, frozen=True):
         return self.result.attempt.known_issue or self.result.attempt.reason
 
 
-class Worth(msgspec.Struct, frozen=True):
-    """What a failed job is worth."""
+class CrossTarget(msgspec.Struct, frozen=True):
+    """The newest results of the case of a failed job on other targets."""
 
     conclusion: str
     """One line: `fails on SM8450 (V69) alone, passes on SM8650`; empty where nothing is known."""
-    on_socs: tuple[Place, ...]
+    on_socs: tuple[TargetResult, ...]
     """The same backend and precision on other SoCs."""
-    here: tuple[Place, ...]
+    here: tuple[TargetResult, ...]
     """Other precisions and backends on the same SoC."""
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[TargetResult, ...]:
         """Return both."""
         return self.on_socs + self.here
 
 
-def worths(run: RunSummary) -> dict[int, Worth]:
-    """Return what each failed job of a run is worth, known issues among them, by its place in the run."""
+def cross_targets(run: RunSummary) -> dict[int, CrossTarget]:
+    """Return what the case of each failed job, known issues too, did on other targets, by its place in the run."""
     indices = {item.job.id: item.index for item in run.jobs}
-    return {item.index: _worth(item, run.view.id, indices) for item in run.jobs if item.outcome in RED}
+    return {item.index: _cross_target(item, run.view.id, indices) for item in run.jobs if item.outcome in RED}
 
 
-def _worth(item: JobSummary, run_id: str, indices: Mapping[str, int]) -> Worth:
+def _cross_target(item: JobSummary, run_id: str, indices: Mapping[str, int]) -> CrossTarget:
     job = item.job
-    on_socs: list[Place] = []
-    here: list[Place] = []
+    on_socs: list[TargetResult] = []
+    here: list[TargetResult] = []
     for result in job.elsewhere:
         other_soc = result.soc != job.soc
         kind = f" ({result.kind})" if result.kind and item.kind and result.kind != item.kind else ""
-        place = Place(
+        place = TargetResult(
             result=result,
             outcome=outcome_of(result.attempt),
             sqnr_fp32=key_numbers(job, result.attempt).sqnr_fp32,
@@ -79,24 +80,24 @@ def _worth(item: JobSummary, run_id: str, indices: Mapping[str, int]) -> Worth:
             other_test=result.case_version != job.case_version,
         )
         (on_socs if other_soc else here).append(place)
-    return Worth(_conclusion(job.soc, on_socs, here), tuple(on_socs), tuple(here))
+    return CrossTarget(_conclusion(job.soc, on_socs, here), tuple(on_socs), tuple(here))
 
 
-def elsewhere_line(worth: Worth, now_ms: int) -> str:
-    """Return the same for a terminal, told by verdict: `passed on SM8550; failed on SM8450 (3 days ago)`."""
+def elsewhere_line(cross: CrossTarget, now_ms: int) -> str:
+    """Return the same for a terminal, by verdict: `passed on SM8550; failed on SM8450 (3 days ago)`."""
     parts = [
         f"{word} {preposition} {_names([place.where for place in places])}{_age(places, now_ms)}"
-        for preposition, group in (("on", worth.on_socs), ("here in", worth.here))
+        for preposition, group in (("on", cross.on_socs), ("here in", cross.here))
         for word, places in _by_verdict(group)
     ]
     return "; ".join(parts)
 
 
-def _conclusion(soc: str, on_socs: Sequence[Place], here: Sequence[Place]) -> str:
+def _conclusion(soc: str, on_socs: Sequence[TargetResult], here: Sequence[TargetResult]) -> str:
     return "; ".join(filter(None, (_about_socs(soc, on_socs), _about_precisions(here))))
 
 
-def _about_socs(soc: str, places: Sequence[Place]) -> str:
+def _about_socs(soc: str, places: Sequence[TargetResult]) -> str:
     failing = [place for place in places if place.outcome in RED]
     passing = [place for place in places if place.outcome is Outcome.PASSED]
     names, arch = [soc, *(place.where for place in failing)], _arch(soc)
@@ -111,7 +112,7 @@ def _about_socs(soc: str, places: Sequence[Place]) -> str:
     return f"fails on {_names(sorted(names))}, passes on {passes}"
 
 
-def _about_precisions(places: Sequence[Place]) -> str:
+def _about_precisions(places: Sequence[TargetResult]) -> str:
     failing, passing = (
         [place.where for place in places if place.outcome in outcomes] for outcomes in (RED, {Outcome.PASSED})
     )
@@ -120,7 +121,7 @@ def _about_precisions(places: Sequence[Place]) -> str:
     return f"passes here in {_names(passing)}" + (f", fails in {_names(failing)}" if failing else "")
 
 
-def _by_verdict(places: Iterable[Place]) -> list[tuple[str, list[Place]]]:
+def _by_verdict(places: Iterable[TargetResult]) -> list[tuple[str, list[TargetResult]]]:
     words = {
         Outcome.PASSED: "passed",
         Outcome.FAILED: "failed",
@@ -128,18 +129,18 @@ def _by_verdict(places: Iterable[Place]) -> list[tuple[str, list[Place]]]:
         Outcome.INFRA: "infra trouble",
         Outcome.SKIPPED: "skipped",
     }
-    found: dict[Outcome, list[Place]] = {outcome: [] for outcome in words}
+    found: dict[Outcome, list[TargetResult]] = {outcome: [] for outcome in words}
     for place in places:
         found[place.outcome].append(place)
     return [(words[outcome], group) for outcome, group in found.items() if group]
 
 
-def _age(places: Sequence[Place], now_ms: int) -> str:
+def _age(places: Sequence[TargetResult], now_ms: int) -> str:
     days = {max(0, now_ms - place.result.time_ms) // _DAY_MS for place in places}
     oldest = max(days)
     if not oldest:
         return ""
-    return f" ({'' if len(days) == 1 else 'up to '}{oldest} day{'' if oldest == 1 else 's'} ago)"
+    return f" ({'' if len(days) == 1 else 'up to '}{plural(oldest, 'day')} ago)"
 
 
 def _precision(result: CaseResult, backend: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farm.report.model.cross_target import worths
+from farm.report.model.cross_target import cross_targets
 from farm.report.model.summary import summarize
 from farm.store.values import jsonable
 from farm.store.view import RunView
@@ -28,7 +28,9 @@ def render_json(view: RunView) -> str:
         "counts": {outcome.value: n for outcome, n in summary.counts.items()},
         "outcomes": {job.job.id: job.outcome.value for job in summary.jobs},
         "worth": {
-            summary.jobs[index].job.id: worth.conclusion for index, worth in worths(summary).items() if worth.conclusion
+            summary.jobs[index].job.id: cross.conclusion
+            for index, cross in cross_targets(summary).items()
+            if cross.conclusion
         },
     }
     return json_document(document, indent=1).decode()

@@ -1,4 +1,4 @@
-"""Numbers, times and sizes as a person reads them. Pure; `None` is an en dash everywhere."""
+"""Numbers, times, ages and logs as a person reads them. Pure; `None` is an en dash everywhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from farm.analysis.flakiness import Record
 
+DAY_S = 86_400
 NOTHING = "–"  # noqa: RUF001 - an en dash is what a table shows for nothing
 
 
@@ -110,6 +111,41 @@ def day(epoch_ms: int) -> str:
     """Return the day of a time in this machine's zone: `2026-03-01`."""
     moment = local_time(epoch_ms)
     return "unknown time" if moment is None else f"{moment:%Y-%m-%d}"
+
+
+def plural(number: int, what: str, several: str = "") -> str:
+    """Return a number of things: `1 job`, `2 jobs`."""
+    return f"{number} {what if number == 1 else several or f'{what}s'}"
+
+
+def age(seconds: float) -> str:
+    """Return a time that has passed: `3 min 05 s`, and of two days and more `12 days`."""
+    seconds = max(0.0, seconds)
+    return f"{round(seconds / DAY_S)} days" if seconds >= 2 * DAY_S else duration(seconds)
+
+
+def days(seconds: float) -> str:
+    """Return a time that has passed in whole days, where it is one at least: `1 day`, `3 min 05 s`."""
+    seconds = max(0.0, seconds)
+    return plural(int(seconds // DAY_S), "day") if seconds >= DAY_S else duration(seconds)
+
+
+def cut_log(text: str, limit: int) -> tuple[str, int, str]:
+    """Return the head of a log, how many characters were cut after it, and the tail.
+
+    What went wrong is usually at the end, so the tail gets three quarters of `limit`. A log that fits is all head.
+    """
+    if len(text) <= limit:
+        return text, 0, ""
+    head = limit // 4
+    tail = limit - head
+    return text[:head], len(text) - head - tail, text[-tail:] if tail else ""
+
+
+def short_log(text: str, limit: int) -> str:
+    """Return a log of about `limit` characters, which says how much of it was cut."""
+    head, cut, tail = cut_log(text, limit)
+    return f"{head}\n[... {cut} characters cut ...]\n{tail}" if cut else head
 
 
 def _odd(value: float | None) -> str:

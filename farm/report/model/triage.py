@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.scale import change_text, scale_of
 from farm.report.model import format as fmt
+from farm.report.model.alerts import alert_change, is_confirmed
 from farm.report.model.status import Standing, standing
 from farm.report.model.summary import JobSummary, Outcome, RunSummary
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 SHOWN = 4
 """Jobs of a group on the first screen; the section has all."""
-
-_DAY_S = 86_400
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -71,22 +68,6 @@ def triage(run: RunSummary, context: ReportContext) -> Triage:
             links[name]: words for name, job in before.items() if name in links and (words := _before(job, run))
         },
     )
-
-
-def is_confirmed(alert: AlertRecord) -> bool:
-    """Whether a number got worse for certain."""
-    return alert.finding == "regression" and alert.state in {"confirmed", "exact"}
-
-
-def alert_change(alert: AlertRecord) -> str:
-    """Return by how much a number changed: `+8.2 % (+7.1 % to +9.4 %)`; empty for one that has none."""
-    scale = scale_of(alert.metric, alert.unit)
-    if math.isnan(alert.change):
-        return ""
-    change = change_text(scale, alert.change)
-    if alert.low == alert.high or not (math.isfinite(alert.low) and math.isfinite(alert.high)):
-        return change
-    return f"{change} ({change_text(scale, alert.low)} to {change_text(scale, alert.high)})"
 
 
 def _groups(
@@ -147,7 +128,4 @@ def _before(job: JobStatus, run: RunSummary) -> str:
     if job.before is None:
         return "never had a verdict before"
     verdict = "known issue" if job.before.known_issue else job.before.verdict
-    seconds = max(0.0, (run.view.started_ms - job.before.time_ms) / 1000)
-    days = int(seconds // _DAY_S)
-    age = f"{days} day{'' if days == 1 else 's'}" if days else fmt.duration(seconds)
-    return f"{verdict} in {job.before.run_id}, {age} before"
+    return f"{verdict} in {job.before.run_id}, {fmt.days((run.view.started_ms - job.before.time_ms) / 1000)} before"

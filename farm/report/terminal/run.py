@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.report.model import format as fmt
-from farm.report.model.cross_target import Worth, elsewhere_line, worths
+from farm.report.model.cross_target import CrossTarget, cross_targets, elsewhere_line
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 from farm.system.text import one_line, visible
 
@@ -62,7 +62,7 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     from rich.text import Text
 
     summary = summarize(view)
-    width, found = max(width, 40), worths(summary)
+    width, found = max(width, 40), cross_targets(summary)
     lines = _wrapped(summary.verdict_line, width, _STYLES[summary.tone])
     lines += _virtual(summary, width)
     lines += _heap(summary, width)
@@ -116,7 +116,9 @@ def _range(values: list[float], unit: int) -> str:
     return least if least == greatest else f"{least} to {greatest}"
 
 
-def _named(title: str, jobs: tuple[JobSummary, ...], style: str, width: int, found: Mapping[int, Worth]) -> list[Text]:
+def _named(
+    title: str, jobs: tuple[JobSummary, ...], style: str, width: int, found: Mapping[int, CrossTarget]
+) -> list[Text]:
     from rich.text import Text
 
     now_ms = time.time_ns() // 1_000_000
@@ -132,7 +134,7 @@ def _named(title: str, jobs: tuple[JobSummary, ...], style: str, width: int, fou
     return lines
 
 
-def _known(summary: RunSummary, width: int, found: Mapping[int, Worth]) -> list[Text]:
+def _known(summary: RunSummary, width: int, found: Mapping[int, CrossTarget]) -> list[Text]:
     from rich.text import Text
 
     by_reason: dict[str, list[JobSummary]] = {}

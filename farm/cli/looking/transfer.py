@@ -1,0 +1,119 @@
+"""`farm export` and `farm import`."""
+
+from __future__ import annotations
+
+import datetime
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import FILE, config_option, json_option
+from farm.cli.output import echo, notice, opened, print_json, standard_output, written
+from farm.errors import UsageError
+from farm.report.formats import DEFAULT, export_formats
+from farm.report.model.format import plural
+from farm.system.durations import in_seconds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm.store.store import Store
+
+_SHOWN = 8
+
+
+@click.command("export")
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--format", "name", type=click.Choice(tuple(export_formats())), default=DEFAULT, show_default=True,
+              help="What is written; see above.")  # fmt: skip
+@click.option("--output", "-o", type=FILE, metavar="FILE",
+              help="Write here instead of to standard output.")  # fmt: skip
+@click.option("--all", "everything", is_flag=True, help="All runs that are finished (jsonl).")
+@click.option("--since", metavar="TIME", help="Those that began since then: 12h, 7d, or a day, 2026-11-21 (jsonl).")
+@click.option("--unfinished", is_flag=True, help="With --all or --since: also those that are not finished.")
+@config_option
+def export_command(
+    runs: tuple[str, ...],
+    name: str,
+    output: Path | None,
+    since: str | None,
+    config_file: Path | None,
+    *,
+    everything: bool,
+    unfinished: bool,
+) -> None:
+    """Write what RUN (an id, the start of one, latest, latest~1) holds, for other tools; otherwise the latest."""
+    form = export_formats()[name]
+    if sum(map(bool, (runs, everything, since))) > 1:
+        raise UsageError("say which runs: RUN..., or --all, or --since TIME")
+    if unfinished and not (everything or since):
+        raise UsageError("--unfinished goes with --all or --since: a run that is named is written as it stands")
+    if not form.several_runs and (everything or since or len(runs) > 1):
+        raise UsageError(f"--format {name} is of one run: name one, or use --format {DEFAULT}")
+    since_ms = _since_ms(since) if since else 0
+    with opened(config_file, readonly=True) as (_, store):
+        if everything or since:
+            chosen = _chosen(store, since_ms, unfinished=unfinished)
+        else:
+            chosen = list(dict.fromkeys(store.runs.resolve(run) for run in runs or ("latest",)))
+        with standard_output() if output is None else written(output) as file:
+            file.writelines(form.write(store, chosen))
+    if output is not None:
+        echo(f"export: {output}", err=True)
+
+
+_table = "\n".join(f"{one.name:<7}{one.about}" for one in export_formats().values())
+export_command.help = f"{export_command.help}\n\n\b\n{_table}"
+
+
+def _chosen(store: Store, since_ms: int, *, unfinished: bool) -> list[str]:
+    found = store.transfer.runs(since_ms)
+    left_out = [] if unfinished else [run.id for run in found if not run.finished]
+    if left_out:
+        names = ", ".join(left_out[:_SHOWN]) + (", ..." if len(left_out) > _SHOWN else "")
+        notice(f"not finished, and left out: {names}; --unfinished writes them as they stand")
+    chosen = [run.id for run in found if unfinished or run.finished]
+    if not chosen:
+        notice("there is no such run: the export is empty")
+    return chosen
+
+
+def _since_ms(text: str) -> int:
+    """Return an age or a day in this machine's zone as epoch milliseconds."""
+    try:
+        begin = datetime.datetime.combine(datetime.date.fromisoformat(text), datetime.time()).astimezone()
+    except ValueError:
+        seconds = in_seconds(text)
+        if seconds is None:
+            problem = "expected an age of at most 30 days, such as 12h or 7d, or a day, such as 2026-11-21"
+            raise UsageError(f"--since {text!r}: {problem}") from None
+        begin = datetime.datetime.now().astimezone() - datetime.timedelta(seconds=seconds)
+    return max(0, int(begin.timestamp() * 1000))
+
+
+@click.command("import")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@json_option("Print which runs are new as JSON.")
+def import_command(files: tuple[str, ...], config_file: Path | None, *, as_json: bool) -> None:
+    """Read the runs in FILE, which 'farm export --format jsonl' wrote, into this store; - is standard input.
+
+    A run that is there already is left as it is. Every line is checked before the first run is imported: when one
+    cannot be, nothing is. Files that were kept of an attempt, such as ETDumps, are known by their hashes, and do not
+    come along.
+    """
+    from farm.store.transfer.line_files import LineFile, import_runs, runs_in
+
+    with ExitStack() as stack:
+        found = runs_in([stack.enter_context(LineFile(name)) for name in files])
+        with opened(config_file) as (_, store):
+            added, present = import_runs(store.transfer, found)
+    if as_json:
+        print_json({"imported": [run.id for run in added], "present": [run.id for run in present]})
+        return
+    for run in added:
+        state = "" if run.finished_ms is not None else ", not finished"
+        echo(f"imported {run.id}: {plural(run.jobs, 'job')}, {plural(run.attempts, 'attempt')}{state}")
+    for run in present:
+        echo(f"skipped {run.id}: it is there already, and the same")
+    echo(f"{plural(len(added), 'run')} imported, {len(present)} {'was' if len(present) == 1 else 'were'} there already")
