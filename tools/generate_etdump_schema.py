@@ -28,7 +28,9 @@ from farm.program.flatbuffer import Flatbuffer, Slot  # noqa: E402 - also where 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TARGET = ROOT / "farm" / "results" / "etdump_schema.py"
+TARGET = ROOT / "farm" / "results" / "profile" / "etdump_schema.py"
+# Those that farm/results/profile/etdump.py reads.
+TABLES = ("ETDump", "Event", "ProfileEvent", "RunData")
 SCHEMA = Path("devtools", "etdump", "etdump_schema_flatcc.fbs")
 
 # reflection.fbs: `id` and the `offset` in a list of fields go together, offset = 4 + 2 id.
@@ -42,7 +44,7 @@ _SCALARS = ("?", "<i1", "<u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f4", 
 _KINDS = {**dict(enumerate(_SCALARS, start=2)), 13: "text", 15: "table"}
 _VECTOR = 14
 
-_HEAD = '''"""The tables of an ETDump, from {schema} of executorch {version}.
+_HEAD = '''"""The tables of an ETDump that are read, from {schema} of executorch {version}.
 
 Made by tools/{tool}: do not edit.
 """
@@ -75,7 +77,8 @@ def generate() -> str:
     head = _HEAD.format(schema=SCHEMA.as_posix(), version=release, tool=Path(__file__).name)
     parts = [f'{head}IDENTIFIER = b"{identifier}"\n']
     for name, position in sorted(zip(schema.texts(objects, _OBJECT_NAME), objects, strict=True)):
-        parts.append(_table(schema, name, np.array([position], np.int64)))
+        if name.rpartition(".")[2] in TABLES:
+            parts.append(_table(schema, name, np.array([position], np.int64)))
     return "\n\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 
@@ -93,7 +96,7 @@ def binary_schema() -> bytes:
 
 def _table(schema: Flatbuffer, name: str, position: NDArray[Any]) -> str:
     title = name.rpartition(".")[2]
-    lines = [f"class {title}:", f'    """`{name}`."""', ""]
+    lines = [f"class {title}Slots:", f'    """`{name}`."""', ""]
     _, fields = schema.vectors(position, _OBJECT_FIELDS)
     types = schema.tables(fields, _FIELD_TYPE).positions
     rows = zip(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.backends.registry import find_backend, runs_on_cpu
+from farm.backends.registry import BACKENDS, find_backend
 from farm.bundles.source import source_digest, source_place
-from farm.suites.options import compile_options
+from farm.errors import MissingToolError
+from farm.suites.options import compile_numbers
 from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
@@ -20,31 +22,35 @@ if TYPE_CHECKING:
 
     from farm.suites.suite import Job
 
-# A change of how bundles are made makes new bundles.
-_RECIPE = (
-    "compile/flows/compiler.py",
-    "compile/flows/flow.py",
-    "compile/flows/qualcomm.py",
-    "compile/flows/xnnpack.py",
-    "compile/flows/delegation.py",
-    "compile/flows/quantization.py",
-    "compile/flows/optrace.py",
-    "compile/flows/factory.py",
-    "bundles/ready.py",
-    "bundles/bundle.py",
-)
+# A change of how bundles are made makes new bundles: the code that decides what is in one, below farm/. Of the flows of
+# backends a bundle depends on its own.
+_RECIPE = ("compile/flows/*.py", "bundles/bundle.py", "bundles/ready.py", "program/pte.py", "program/flatbuffer.py")
 
 LPAI_TARGET = "lpai_target"
 """Among the versions: which machine an LPAI bundle is for, `arm` or, for virtual devices, `x86`."""
 
 
+def recipe_files(backend: str) -> list[Path]:
+    """Return the files whose content decides what is in a bundle for `backend`, sorted."""
+    root = Path(__file__).parents[1]
+    flows = {name: _module_file(one.flow) for name, one in BACKENDS.items()}
+    found = {path for pattern in _RECIPE for path in root.glob(pattern)}
+    return sorted({*found.difference(flows.values()), flows[backend]})
+
+
 @functools.cache
-def _recipe_digest() -> str:
-    folder = Path(__file__).parents[1]
+def _recipe_digest(backend: str) -> str:
     digest = hashlib.sha256()
-    for name in _RECIPE:
-        digest.update((folder / name).read_bytes())
+    for path in recipe_files(backend):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _module_file(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise MissingToolError(f"the compile flow {name} is not installed")
+    return Path(spec.origin)
 
 
 @functools.cache
@@ -76,16 +82,17 @@ def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
     compiled.
     """
     case, target = job.case, job.target
+    backend, soc = find_backend(target.backend), find_soc(target.soc)
     parts = {
         "case": case.definition,
         "source": _source_digest_of(job),
         # On the CPU only its name, which the manifest has, so that a device refuses what is for another SoC.
-        "soc": target.soc if runs_on_cpu(target.backend) else find_soc(target.soc),
-        "backend": target.backend,
+        "soc": (soc.name, *(() if backend.on_cpu else (soc.soc_id, soc.htp_arch, soc.vtcm_mb, soc.lpai_version))),
+        "backend": (backend.name, backend.qnn_type, backend.whole_graph, backend.online_prepare),
         "precision": target.precision,
-        "options": compile_options(target),
+        "options": compile_numbers(target),
         "versions": relevant_versions(target.backend, versions),
-        "recipe": _recipe_digest(),
+        "recipe": _recipe_digest(target.backend),
     }
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
 

@@ -23,8 +23,8 @@ from torch._export import utils
 from torch.export import decomp_utils
 
 from farm.bundles.key import toolchain_versions
-from farm.compile.dispatcher import one_look_a_list
 from farm.compile.flows.delegation import read_delegation, require_whole_graph
+from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.flow import Example, Stopwatch
 from farm.compile.flows.qualcomm import FLOW, compiler_specs
 from farm.errors import DelegationError, FarmError

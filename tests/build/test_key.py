@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from farm.backends.registry import BACKENDS
 from farm.bundles import key as key_module
 from farm.bundles import source as source_module
-from farm.bundles.key import bundle_key, relevant_versions, toolchain_versions
+from farm.bundles.key import bundle_key, recipe_files, relevant_versions, toolchain_versions
 from farm.suites.suite import Case, InputSpec, Job, KnownIssue, Limits, Target, Tolerance
 
+ROOT = Path(__file__).parents[2]
 VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0", "torchao": "0.18.0", "qnn": "2.51"}
 
 
@@ -94,3 +97,42 @@ def test_another_version_of_what_that_code_imports_does(job: Job, monkeypatch: p
         monkeypatch.setattr(source_module, "_version", lambda package, version=version: f"{package} {version}")
         keys.add(bundle_key(job, VERSIONS))
     assert len(keys) == 2
+
+
+def _imports(path: Path) -> set[Path]:
+    """Return the files of farm that a file imports when it runs."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    files = (ROOT / f"{name.replace('.', '/')}.py" for name in names)
+    return {file for file in files if file.is_file()}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_file_that_takes_part_in_a_bundle_decides_its_key(backend: str) -> None:
+    # What they say is in the key by value, or decides where a bundle lies and not what is in it.
+    by_value = {"bundles/key.py", "bundles/source.py"}
+    left, seen = list(recipe_files(backend)), set[Path]()
+    while left:
+        path = left.pop()
+        seen.add(path)
+        left += _imports(path) - seen
+    rooms = {"compile", "bundles", "program"}
+    taking_part = {path for path in seen if path.relative_to(ROOT / "farm").parts[0] in rooms}
+    assert taking_part == {*recipe_files(backend), *(ROOT / "farm" / name for name in by_value)}
+
+
+def test_a_new_backend_leaves_the_bundles_of_the_others(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = bundle_key(job, VERSIONS)
+    stub = msgspec.structs.replace(BACKENDS["xnnpack"], name="stub")
+    monkeypatch.setitem(BACKENDS, "stub", stub)
+    key_module._recipe_digest.cache_clear()
+    assert bundle_key(job, VERSIONS) == before
+    flows = {path.name for path in recipe_files("xnnpack")}
+    assert "xnnpack.py" in flows
+    assert "qualcomm.py" not in flows

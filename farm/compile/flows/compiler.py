@@ -16,8 +16,8 @@ from farm.backends.registry import find_backend
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Manifest, TensorSpec, sha256_of
 from farm.bundles.key import relevant_versions
 from farm.bundles.ready import check_inputs, is_dynamic, output_specs, read_ready
-from farm.compile.dispatcher import one_look_a_list
 from farm.compile.flows.delegation import built_operators, read_delegation
+from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.factory import make_example, make_inputs, make_module, read_expected
 from farm.compile.flows.flow import Stopwatch
 from farm.compile.flows.quantization import output_steps

@@ -95,10 +95,10 @@ def node_cycles(block: Block) -> int | None:
 
 
 def _blocks(file: Flatbuffer, start: int) -> list[Block]:
-    _, runs = file.vectors(file.root(start), schema.ETDump.RUN_DATA)
-    names = file.texts(runs, schema.RunData.NAME)
-    counts, events = file.vectors(runs, schema.RunData.EVENTS)
-    present, profiles = file.tables(events, schema.Event.PROFILE_EVENT)
+    _, runs = file.vectors(file.root(start), schema.ETDumpSlots.RUN_DATA)
+    names = file.texts(runs, schema.RunDataSlots.NAME)
+    counts, events = file.vectors(runs, schema.RunDataSlots.EVENTS)
+    present, profiles = file.tables(events, schema.EventSlots.PROFILE_EVENT)
     # Where each run's events end among those that are profile events.
     profiled = np.concatenate(([0], np.cumsum(present)))
     ends = profiled[np.cumsum(counts)].tolist() if len(runs) else []
@@ -107,7 +107,7 @@ def _blocks(file: Flatbuffer, start: int) -> list[Block]:
 
 
 def _events(file: Flatbuffer, profiles: Positions) -> list[ProfileEvent]:
-    fields = schema.ProfileEvent
+    fields = schema.ProfileEventSlots
     names = file.texts(profiles, fields.NAME)
     by_name = file.texts(profiles, fields.DELEGATE_DEBUG_ID_STR)
     by_number = file.numbers(profiles, fields.DELEGATE_DEBUG_ID_INT).tolist()
