@@ -115,7 +115,7 @@ def _sources(jobs: Sequence[Job]) -> dict[str, str]:
 
 def missing_jobs(view: RunView, jobs: Sequence[Job]) -> tuple[Job, ...]:
     """Return those of `jobs` without a verdict about the code: not tried, or only the farm was to blame. Pure."""
-    decided = {job.id for job in view.jobs if job.attempts and job.attempts[-1].verdict is not Verdict.INFRA}
+    decided = {job.id for job in view.jobs if job.decisive is not None and job.decisive.verdict is not Verdict.INFRA}
     return tuple(job for job in jobs if job.id not in decided)
 
 

@@ -10,7 +10,7 @@ import pytest
 from xdist.dsession import DSession
 
 from farm.errors import FarmError
-from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.results.attempt import Attempt, Cause, Stage, Verdict, final_attempt
 from farm.run.plugin import OUTVOTED_KEY, REPEAT_KEY, REPORT_KEY, RETURNED_KEY, shown
 from farm.run.scheduler import IDLE, DeviceScheduling
 from farm.run.workers import Workers, WorkerSession
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from farm.pool.custody import Custody
     from farm.request.plan import RunPlan
+    from farm.run.fork_server import ForkServer
     from farm.run.progress import Front
     from farm.store.store import Store
 
@@ -31,11 +32,23 @@ _INTERNAL_CHARS = 2000
 _SILENCE_SECONDS = 900.0
 
 
+# What execnet runs in a worker process.
+_REMOTE = """\
+import sys
+settings, _, _, sys.path[:] = channel.receive()
+from farm.run.remote import serve
+serve(channel, settings)
+"""
+
+
 class Controller:
     """A pytest plugin for the controller process only."""
 
-    def __init__(self, plan: RunPlan, front: Front, store: Store, custody: Custody) -> None:
+    def __init__(
+        self, plan: RunPlan, front: Front, store: Store, custody: Custody, forks: ForkServer | None = None
+    ) -> None:
         self._plan, self._front, self._store, self._custody = plan, front, store, custody
+        self._forks = forks
         self._number = {device.serial: number for number, device in enumerate(plan.devices)}
         self._told: dict[str, dict[str, Any]] = {}
         """What is known of jobs that another device is to try."""
@@ -61,11 +74,16 @@ class Controller:
         if self.interrupted:
             self._workers.interrupt()
 
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Note whether workers need a session of pytest's."""
+        self._own_pytest = bool(config.getoption("farm_sessions"))
+
     def pytest_plugin_registered(self, plugin: object, manager: pytest.PytestPluginManager) -> None:
         """Take the place of xdist's session, which ends with the first worker that does not start."""
         if isinstance(plugin, DSession) and not isinstance(plugin, WorkerSession):
             manager.unregister(plugin)
-            session = WorkerSession(plugin.config, self._workers)
+            items = [*(planned.job.id for planned in self._plan.jobs), IDLE]
+            session = WorkerSession(plugin.config, self._workers, items, self._forks)
             manager.register(session, "dsession")
             self._custody.watch_with(lambda: self._workers.watch(session.nodes))
 
@@ -88,7 +106,14 @@ class Controller:
     def pytest_configure_node(self, node: Any) -> None:
         """Give a new worker a device that no other has."""
         node.workerinput["farm_device"] = self._workers.assign(node)
-        node.workerinput["farm_controller"] = os.getpid()
+        node.workerinput["farm_controller"] = getattr(node.gateway._io, "parent", os.getpid())  # noqa: SLF001
+        node.workerinput["farm_plan"] = str(self._plan.path)
+        node.workerinput["farm_maxfail"] = node.config.getvalue("maxfail")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_getremotemodule(self) -> str | None:
+        """Return what workers run where the user has named none of pytest's options; else they have its session."""
+        return None if self._own_pytest else _REMOTE
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -123,13 +148,13 @@ class Controller:
         self._front.job_ended(shown(attempt))
 
     def _finished(self, job_id: str) -> Attempt | None:
-        """Return the last attempt of a job that has a verdict about its code."""
+        """Return the attempt that decides a job, where it has a verdict about its code."""
         try:
             jobs = self._store.runs.view(self._plan.run_id).jobs
         except FarmError:
             return None
-        last = next((job.attempts[-1] for job in jobs if job.id == job_id and job.attempts), None)
-        return None if last is None or last.verdict is Verdict.INFRA else last
+        decisive = final_attempt([attempt for job in jobs if job.id == job_id for attempt in job.attempts])
+        return None if decisive is None or decisive.verdict is Verdict.INFRA else decisive
 
     def pytest_runtest_logstart(self) -> None:
         """Tell what every device does."""

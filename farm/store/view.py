@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farm.results.attempt import Attempt
+from farm.results.attempt import Attempt, final_attempt
 
 
 class DeviceView(msgspec.Struct, frozen=True):
@@ -79,6 +79,11 @@ class JobView(msgspec.Struct, frozen=True):
     """Of a job that failed: the same case in the same precision on other SoCs, and in others on this SoC."""
     stale: Stale | None = None
     """Left out, while the run had no time for it; means something only without an attempt."""
+
+    @property
+    def decisive(self) -> Attempt | None:
+        """The attempt that decides, None without attempts."""
+        return final_attempt(self.attempts)
 
 
 class RunView(msgspec.Struct, frozen=True):

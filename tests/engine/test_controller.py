@@ -82,6 +82,16 @@ def test_what_was_written_down_before_it_died_counts(store: Store, run_id: str, 
     assert len(store.runs.view(run_id).jobs[0].attempts) == 1
 
 
+def test_a_verdict_is_not_taken_back_by_trouble_that_came_after_it(store: Store, run_id: str) -> None:
+    for number, verdict in enumerate((Verdict.FAILED, Verdict.INFRA), start=1):
+        store.record_attempt(run_id, Attempt(JOB.id, verdict, Stage.DONE, "", started_ms=number))
+    ear = Ear()
+    die(store, run_id, ear, times=2)
+    assert ear.pending == []
+    assert {shown["verdict"] for shown in ear.ended} == {"failed"}
+    assert len(store.runs.view(run_id).jobs[0].attempts) == 2
+
+
 def test_a_store_that_refuses_is_told_of(store: Store, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise StoreError("the disk is full")

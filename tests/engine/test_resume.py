@@ -1,0 +1,35 @@
+"""Which jobs of a run `--resume` runs: those that nothing has decided."""
+
+from __future__ import annotations
+
+import pytest
+
+from farm.request.resume import missing_jobs
+from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.view import JobView, RunView
+from farm.suites.suite import Case, InputSpec, Job, Target
+
+PASSED = Attempt("j", Verdict.PASSED, Stage.DONE, "")
+FAILED = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong")
+KNOWN = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong", known_issue="understood")
+INFRA = Attempt("j", Verdict.INFRA, Stage.PUSH, "cable")
+JOB = Job(Case("s", "c0", "torch.nn:ReLU", (InputSpec((1,)),)), Target("SM8650", "htp", "8a8w"))
+
+
+@pytest.mark.parametrize(
+    ("attempts", "missing"),
+    [
+        ((), True),
+        ((INFRA,), True),
+        ((INFRA, INFRA), True),
+        ((PASSED,), False),
+        ((INFRA, FAILED), False),
+        # Trouble with the farm takes no verdict back.
+        ((FAILED, INFRA), False),
+        ((KNOWN, INFRA, INFRA), False),
+    ],
+)
+def test_a_job_is_missing_until_an_attempt_has_judged_it(attempts: tuple[Attempt, ...], missing: bool) -> None:
+    job = JobView(JOB.id, "s", "c0", "SM8650", "htp", "8a8w", attempts)
+    view = RunView("r", "farm run", 1, None, None, "u", "h", {}, (), (job,))
+    assert missing_jobs(view, [JOB]) == ((JOB,) if missing else ())
