@@ -1,9 +1,14 @@
-"""How much of its devices' time a farm uses: 1, 8 and 32 devices on one machine, without faults.
+"""How much of its devices' time a farm uses, and what a job costs it: many devices on one machine, without faults.
 
     python bench/utilization.py [--jobs 150] [--latency-ms 200] [--quick]
 
 The runner is a stub that sleeps; everything else is the real thing (bench/stub_farm.py). The share is what an ideal
-schedule would take, from the first job's start to the last one's end, of what it took. The last line is JSON.
+schedule would take, from the first job's start to the last one's end, of what it took. With 8 devices
+`own_ms_per_job` is all the processor time of controller and workers, their start and end included, by the number of
+jobs; `own_ms_per_job_while_busy` is what a job takes while all devices have jobs. `one_job_cpu_s` is that of all of
+farm's processes together, and of adb's server, for a warm `farm run -k conv2d --virtual 1` on Qualcomm's simulator; what
+its virtual device takes, the simulator above all, is `one_job_devices_cpu_s`: a phone brings that along
+(bench/processor_time.py). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -13,13 +18,17 @@ import json
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+from processor_time import NOTICED_S, Sampler, one_job
 from stub_farm import make_stub_farm
 from stub_run import run_stub_farm, spans
 
 from farm.system.processes import Supervisor
+
+KEYS = ("devices", "own_ms_per_job", "own_ms_per_job_while_busy", "one_job_cpu_s", "one_job_devices_cpu_s")
+# For which `own_ms_per_job` is told: two cores are not full yet.
+_TOLD_DEVICES = 8
 
 
 def measure(devices: int, jobs_each: int, latency_ms: int) -> dict[str, float]:
@@ -29,25 +38,29 @@ def measure(devices: int, jobs_each: int, latency_ms: int) -> dict[str, float]:
         farm = make_stub_farm(
             folder, devices=devices, jobs=devices * jobs_each, latency_ms=latency_ms, planted={}, supervisor=supervisor
         )
-        cpu, started = os.times(), time.perf_counter()
-        done = run_stub_farm(farm, folder, timeout_s=60.0)
-        wall = time.perf_counter() - started
-        used = os.times()
+        with Sampler() as sampler:
+            done = run_stub_farm(farm, folder, timeout_s=60.0)
     bad = [job.id for job in done.view.jobs if not job.attempts or job.attempts[-1].verdict != "passed"]
     assert not bad, (bad[:3], done.front.notes)
     found = list(spans(done.view))
-    span = max(end for _, _, end in found) - min(begin for _, begin, _ in found)
-    busy = [seconds for job in done.view.jobs for seconds in [job.attempts[-1].seconds]]
-    # Workers are children that have ended; devices and adb server end later, and are not in it.
-    mine = used.user + used.system - cpu.user - cpu.system
-    theirs = used.children_user + used.children_system - cpu.children_user - cpu.children_system
+    first, last = min(begin for _, begin, _ in found), max(end for _, _, end in found)
+    # While every device has jobs: neither imports of workers that start nor the end are in it.
+    of_device: dict[str, list[tuple[float, float]]] = {}
+    for device, begin, end in found:
+        of_device.setdefault(device, []).append((begin, end))
+    begin = max(min(one[0] for one in jobs) for jobs in of_device.values()) + NOTICED_S
+    end = min(max(one[1] for one in jobs) for jobs in of_device.values())
+    jobs_then = sum((min(late, end) - max(early, begin)) / (late - early) for _, early, late in found
+                    if early < end and late > begin)  # fmt: skip
+    seconds = sorted(late - early for _, early, late in found)
     return {
-        "share": jobs_each * latency_ms / 1000 / span,
-        "span_s": span,
-        "wall_s": wall,
-        "job_p50_ms": sorted(busy)[len(busy) // 2] * 1000,
-        "controller_ms_per_job": mine / len(busy) * 1000,
-        "workers_ms_per_job": theirs / len(busy) * 1000,
+        "share": jobs_each * latency_ms / 1000 / (last - first),
+        "span_s": last - first,
+        "job_p50_ms": seconds[len(seconds) // 2] * 1000,
+        "own_ms_per_job": sampler.total["farm"] / len(found) * 1000,
+        "own_ms_per_job_while_busy": sampler.between(begin, end) / jobs_then * 1000,
+        "virtual_devices_ms_per_job": sampler.between(begin, end, "virtual device") / jobs_then * 1000,
+        "adb_server_ms_per_job": sampler.between(begin, end, "adb server") / jobs_then * 1000,
     }
 
 
@@ -55,18 +68,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=150, help="for each device")
     parser.add_argument("--latency-ms", type=int, default=200)
-    parser.add_argument("--devices", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--quick", action="store_true", help="20 jobs on 1 and 2 devices")
+    parser.add_argument("--devices", type=int, nargs="+", default=[1, 8, 16, 32])
+    parser.add_argument("--rounds", type=int, default=5, help="runs of one job")
+    parser.add_argument("--quick", action="store_true", help="20 jobs on 1 and 8 devices")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.jobs, arguments.devices = 20, [1, 2]
+        arguments.jobs, arguments.devices, arguments.rounds = 20, [1, 8], 1
     print("THE RUNNER IS A STUB that sleeps; virtual devices, adb server, workers, leases and store are the real thing")
-    shares = {}
+    # Before `measure` names a cache and a state of its own.
+    with tempfile.TemporaryDirectory(prefix="farm-one-job-") as state:
+        os.environ["FARM_STATE_DIR"] = state
+        short = one_job(arguments.rounds)
+    print("one job, seconds: " + ", ".join(f"{name} {value:.3g}" for name, value in short.items()), flush=True)
+    figures = {}
     for count in arguments.devices:
-        found = measure(count, arguments.jobs, arguments.latency_ms)
-        shares[str(count)] = round(found["share"], 3)
-        print(f"{count:3} devices: " + ", ".join(f"{name} {value:.3g}" for name, value in found.items()), flush=True)
-    print(json.dumps({"devices": shares}))
+        figures[count] = measure(count, arguments.jobs, arguments.latency_ms)
+        told = ", ".join(f"{name} {value:.3g}" for name, value in figures[count].items())
+        print(f"{count:3} devices: {told}", flush=True)
+    costs = figures.get(_TOLD_DEVICES) or figures[arguments.devices[-1]]
+    values = (
+        {str(count): round(one["share"], 3) for count, one in figures.items()},
+        round(costs["own_ms_per_job"], 2),
+        round(costs["own_ms_per_job_while_busy"], 2),
+        round(short["farm"] + short["adb server"], 3),
+        round(short["virtual device"], 3),
+    )
+    print(json.dumps(dict(zip(KEYS, values, strict=True))))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,164 @@
+"""What processor time farm itself takes: of many jobs while all devices are busy, and of one short command.
+
+Farm's own processes are the one that runs, workers and reapers, and what else they start, but for adb's server and
+virtual devices with their runners: a phone brings those along. For utilization.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_EVERY_S = 0.1
+_EVERY_OF_A_SHORT_COMMAND_S = 0.01
+# Looking for new processes reads all of /proc, and costs more than reading those that are known.
+_LOOK_EVERY = 10
+NOTICED_S = _LOOK_EVERY * _EVERY_S + _EVERY_S
+"""Within this time a process that began is known to a sampler, with all that it took until then."""
+_PR_SET_CHILD_SUBREAPER = 36
+_DEVICE, _ADB, _OWN = "virtual device", "adb server", "farm"
+
+
+class Sampler:
+    """Samples the processor time of this process and its descendants while it is entered."""
+
+    def __init__(self, root: int = 0, every_s: float = _EVERY_S) -> None:
+        self._root, self._every_s = root or os.getpid(), every_s
+        self._samples: list[tuple[float, Counter[str]]] = []
+        self._last: dict[int, tuple[str, float]] = {}
+        self._looks = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def between(self, begin: float, end: float, part: str = _OWN) -> float:
+        """Return the processor seconds of a part between two moments, as `time.time()` gives them."""
+        return self._at(end, part) - self._at(begin, part)
+
+    @property
+    def total(self) -> Mapping[str, float]:
+        """Processor seconds by part, of processes as they were last seen."""
+        return self._samples[-1][1]
+
+    def _at(self, moment: float, part: str) -> float:
+        for (early, before), (late, after) in zip(self._samples, self._samples[1:], strict=False):
+            if early <= moment <= late:
+                return before[part] + (after[part] - before[part]) * (moment - early) / (late - early)
+        raise AssertionError("nothing was sampled then")
+
+    def _run(self) -> None:
+        while True:
+            self._sample()
+            if self._end.wait(self._every_s):
+                self._sample()
+                return
+
+    def _sample(self) -> None:
+        if self._looks % (_LOOK_EVERY if self._every_s == _EVERY_S else 1) == 0:
+            self._last |= {
+                process: (part, 0.0) for process, part in _descendants(self._root).items() if process not in self._last
+            }
+        self._looks += 1
+        for process, (part, _) in self._last.items():
+            known = _times(process)
+            if known is not None:
+                self._last[process] = part, known[1] + (known[2] if part == _DEVICE else 0.0)
+        found: Counter[str] = Counter()
+        for part, seconds in self._last.values():
+            found[part] += seconds  # type: ignore[assignment]
+        # What this thread takes is the bench's.
+        if self._root == os.getpid():
+            found[_OWN] -= time.thread_time()  # type: ignore[assignment]
+        self._samples.append((time.time(), found))
+
+
+def one_job(rounds: int) -> dict[str, float]:
+    """Return the processor seconds of a warm run of one job by part, median of `rounds`, and its wall time.
+
+    From the start of `farm run -k ... --virtual 1` to its end, when the report is written; all processes that it
+    started are waited for. Raises CalledProcessError when it fails.
+    """
+    argv = [sys.executable, "-m", "farm.cli.main", "run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d"]
+    found = [_run(argv) for _ in range(rounds + 1)][1:]
+    return {name: statistics.median(one[name] for one in found) for name in found[0]}
+
+
+def _run(argv: list[str]) -> dict[str, float]:
+    # A process that outlives its parent, as the reaper does, is waited for as well.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    process = subprocess.Popen([*argv, "--virtual", "1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with Sampler(process.pid, _EVERY_OF_A_SHORT_COMMAND_S) as sampler:
+        output, _ = process.communicate()
+    wall_s = time.perf_counter() - started
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, argv, output)
+    _wait_for_children()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    all_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    others = {part: sampler.total.get(part, 0.0) for part in (_DEVICE, _ADB)}
+    return {_OWN: all_s - sum(others.values()), **others, "wall": wall_s}
+
+
+def _wait_for_children() -> None:
+    try:
+        while True:
+            os.wait()
+    except ChildProcessError:
+        return
+
+
+def _descendants(root: int) -> dict[int, str]:
+    """Return which part the processes below `root`, and itself, are of."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        known = _times(int(path.name))
+        if known is not None:
+            children.setdefault(known[0], []).append(int(path.name))
+    parts, waiting = {root: _OWN}, [root]
+    while waiting:
+        process = waiting.pop()
+        for child in children.get(process, ()):
+            parts[child] = _part(child) if parts[process] == _OWN else parts[process]
+            waiting.append(child)
+    return parts
+
+
+def _times(process: int) -> tuple[int, float, float] | None:
+    """Return the parent of a process, its processor seconds, and those of children that it has waited for."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    own, waited = (sum(map(int, fields[n : n + 2])) * _TICK_S for n in (11, 13))
+    return int(fields[1]), own, waited
+
+
+def _part(process: int) -> str:
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return _OWN
+    if b"farm.virtual" in words:
+        return _DEVICE
+    return _ADB if words[0].endswith(b"adb") else _OWN
