@@ -6,8 +6,8 @@ The runner is a stub that sleeps; everything else is the real thing (bench/stub_
 schedule would take, from the first job's start to the last one's end, of what it took. With 8 devices
 `own_ms_per_job` is all the processor time of controller and workers, their start and end included, by the number of
 jobs; `own_ms_per_job_while_busy` is what a job takes while all devices have jobs. `one_job_cpu_s` is that of all of
-farm's processes together, and of adb's server, for a warm `farm run -k conv2d --virtual 1` on Qualcomm's simulator; what
-its virtual device takes, the simulator above all, is `one_job_devices_cpu_s`: a phone brings that along
+farm's processes together, and of adb's server, for a warm `farm run -k conv2d --virtual 1` on Qualcomm's simulator;
+what its virtual device takes, the simulator above all, is `one_job_devices_cpu_s`: a phone brings that along
 (bench/processor_time.py). The last line is JSON.
 """
 
