@@ -65,9 +65,6 @@ def boot(
     if not serials:
         return []
     children = [start_device(supervisor, serial, soc, root, build) for serial, soc in serials.items()]
-    # adbutils takes as long to import as a daemon to start: here it costs nothing.
-    import farm.devices.adb.transport  # noqa: F401
-
     try:
         with ThreadPoolExecutor(max_workers=min(16, len(children))) as pool:
             devices = list(pool.map(partial(attach_device, adb_server), children))

@@ -1,13 +1,15 @@
-"""Connections to an adb server, by adbutils, without its habit of starting a server that nobody asked for."""
+"""Connections to an adb server.
+
+Of adbutils only the adb program is used: its Python starts a server where none listens, may send a part of a request,
+asks for the version before every stream, and takes 60 ms of each process to import an HTTP client.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
-
-import adbutils
-from adbutils.errors import AdbConnectionError, AdbError, AdbTimeout
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from farm.devices.adb.names import VIRTUAL_PREFIX, adb_target, network_address
 from farm.devices.device import LOOPBACK
@@ -61,49 +63,66 @@ class Attached(NamedTuple):
         return network_address(self.adb_name)
 
 
-class _HungUpError(AdbError):  # type: ignore[misc]
+class _RefusedError(Exception):
+    """The server says no, and why; or what it says is no answer."""
+
+
+class _NoServerError(Exception):
+    """Nobody listens where the server was expected."""
+
+
+class _ServerHungUpError(Exception):
     """The server ended the connection where an answer was due."""
 
 
-class _Connection(adbutils.AdbConnection):  # type: ignore[misc]
-    def _safe_connect(self) -> socket.socket:
-        # adbutils would run `adb start-server` here, which starts one on port 5037 whatever port is wanted.
-        connected = cast("socket.socket", self._create_socket())
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connected
+class _AdbConnection:
+    """One connection to an adb server. Every method raises OSError and the errors above."""
 
-    def send_command(self, cmd: str) -> None:
-        data = cmd.encode("utf-8", errors="surrogateescape")
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        try:
+            self.stream = socket.create_connection((host, port), timeout=timeout_s)
+        except TimeoutError:
+            raise
+        except OSError:
+            raise _NoServerError from None
+        self.stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, request: str) -> None:
+        """Send a request, and return once the server has accepted it."""
+        data = request.encode("utf-8", errors="surrogateescape")
         if len(data) > REQUEST_BYTES:
-            raise AdbError(f"the request has {len(data)} bytes, adb takes at most {REQUEST_BYTES}")
-        # adbutils calls send, which may send a part.
-        self.conn.sendall(b"%04x%s" % (len(data), data))
+            raise _RefusedError(f"the request has {len(data)} bytes, adb takes at most {REQUEST_BYTES}")
+        self.stream.sendall(b"%04x%s" % (len(data), data))
+        self.expect_okay()
 
-    def read(self, n: int) -> bytes:
-        data = cast("bytes", super().read(n))
-        if len(data) < n:
-            raise _HungUpError("it hung up")
+    def expect_okay(self) -> None:
+        """Return when the server says so."""
+        status = self._read(4)
+        if status != b"OKAY":
+            raise _RefusedError(self.text() if status == b"FAIL" else f"Unknown data: {status!r}")
+
+    def text(self) -> str:
+        """Return what follows its length in four hexadecimal digits."""
+        try:
+            size = int(self._read(4), 16)
+        except ValueError as error:
+            raise _RefusedError(str(error)) from None
+        return self._read(size).decode("utf-8", errors="replace")
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = self.stream.recv(size - len(data))
+            if not piece:
+                raise _ServerHungUpError("it hung up")
+            data += piece
         return data
 
-    def close(self) -> None:
-        # adbutils sleeps here.
-        if not self.closed:
-            self.conn.close()
+    def __enter__(self) -> _AdbConnection:
+        return self
 
-
-class _Client(adbutils.AdbClient):  # type: ignore[misc]
-    _version = 0
-
-    def make_connection(self, timeout: float | None = None) -> _Connection:
-        connection = _Connection(self.host, self.port)
-        connection.conn.settimeout(timeout or SERVER_SECONDS)
-        return connection
-
-    def server_version(self) -> int:
-        # Asked by adbutils before every stream.
-        if not self._version:
-            self._version = int(super().server_version())
-        return self._version
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
 
 
 class AdbHost:
@@ -111,7 +130,6 @@ class AdbHost:
 
     def __init__(self, port: int, host: str = LOOPBACK) -> None:
         self.port, self.host = port, host
-        self._client = _Client(host=host, port=port)
 
     @property
     def place(self) -> str:
@@ -120,14 +138,7 @@ class AdbHost:
 
     def query(self, request: str, *, timeout_s: float = SERVER_SECONDS) -> str:
         """Return the server's answer to a `host:` request. Raises InfraError when it fails or does not answer."""
-
-        def ask() -> str:
-            with self._client.make_connection(timeout_s) as connection:
-                connection.send_command(request)
-                connection.check_okay()
-                return cast("str", connection.read_string_block())
-
-        return self._answer(request, timeout_s, ask)
+        return self._answer(request, timeout_s, _AdbConnection.text)
 
     def attached(self) -> list[Attached]:
         """Return every device that the server knows, ready or not. Raises InfraError."""
@@ -142,18 +153,19 @@ class AdbHost:
 
     def wait_for(self, address: str, *, timeout_s: float = SERVER_SECONDS) -> None:
         """Return when the device that adb calls `address` is in state `device`. Raises InfraError in its absence."""
-        request = f"wait for {address}"
-        self._answer(request, timeout_s, lambda: self._client.wait_for(address, timeout=timeout_s))
+        self._answer(f"host-serial:{address}:wait-for-any-device", timeout_s, _AdbConnection.expect_okay)
 
-    def _answer(self, request: str, timeout_s: float, ask: Callable[[], _Answer]) -> _Answer:
+    def _answer(self, request: str, timeout_s: float, take: Callable[[_AdbConnection], _Answer]) -> _Answer:
         try:
-            return ask()
-        except (AdbTimeout, TimeoutError):
+            with _AdbConnection(self.host, self.port, timeout_s) as connection:
+                connection.ask(request)
+                return take(connection)
+        except TimeoutError:
             problem = f"the adb server on {self.place} did not answer {request!r} in {timeout_s:g} s"
             raise InfraError(problem) from None
-        except AdbConnectionError:
+        except _NoServerError:
             raise InfraError(self._nobody()) from None
-        except (AdbError, OSError, ValueError) as error:
+        except (_RefusedError, _ServerHungUpError, OSError) as error:
             raise InfraError(f"adb server on {self.place}: {request}: {clean_text(str(error))}") from None
 
     def open(self, serial: str, service: str, *, timeout_s: float, argv: Sequence[str] = ()) -> socket.socket:
@@ -161,28 +173,25 @@ class AdbHost:
 
         Raises DeviceError, of the kind that Transport describes, when server or device refuse.
         """
-        device = adbutils.AdbDevice(self._client, serial=adb_target(serial))
         try:
-            connection = device.open_transport(timeout=timeout_s)
-            connection.send_command(service)
-            connection.check_okay()
-        except (AdbTimeout, TimeoutError):
+            with contextlib.ExitStack() as opened:
+                connection = opened.enter_context(_AdbConnection(self.host, self.port, timeout_s))
+                connection.ask(f"host:transport:{adb_target(serial)}")
+                connection.ask(service)
+                opened.pop_all()
+                return connection.stream
+        except TimeoutError:
             problem = f"did not open a stream in {timeout_s:g} s: is it hanging?"
             raise DeviceTimeoutError(serial, problem, argv=argv) from None
-        except AdbConnectionError:
+        except _NoServerError:
             raise AdbServerError(serial, self._nobody(), argv=argv) from None
-        except (_HungUpError, OSError) as error:
+        except (_ServerHungUpError, OSError) as error:
             raise self.blame(serial, f"adb opened no stream: {clean_text(str(error))}", argv=argv) from None
-        except (AdbError, ValueError) as error:
+        except _RefusedError as error:
             reason = clean_text(str(error))
             kind = DeviceGoneError if _GONE.search(reason) else DeviceError
             problem = f"adb refuses: {reason}: 'farm devices' shows the state of every device"
             raise kind(serial, problem, argv=argv) from None
-        else:
-            # Detached, so that adbutils' object, when it is collected, closes nothing.
-            stream = socket.socket(fileno=connection.conn.detach())
-            stream.settimeout(timeout_s)
-            return stream
 
     def blame(self, serial: str, problem: str, *, argv: Sequence[str] = (), stderr: str = "") -> DeviceError:
         """Return the error for a stream that broke: of the server, of the device, or of the stream alone.
@@ -190,14 +199,13 @@ class AdbHost:
         The server is asked. When it says that the device is there, only the stream broke.
         """
         try:
-            with self._client.make_connection(_STATE_SECONDS) as connection:
-                connection.send_command(f"host-serial:{adb_target(serial)}:get-state")
-                connection.check_okay()
-                state = clean_text(cast("str", connection.read_string_block()))
-        except (AdbTimeout, AdbConnectionError, _HungUpError, OSError):
+            with _AdbConnection(self.host, self.port, _STATE_SECONDS) as connection:
+                connection.ask(f"host-serial:{adb_target(serial)}:get-state")
+                state = clean_text(connection.text())
+        except (_NoServerError, _ServerHungUpError, OSError):
             problem = f"{problem}, and the adb server on {self.place} does not answer: restart it"
             return AdbServerError(serial, problem, argv=argv, stderr=stderr)
-        except (AdbError, ValueError) as error:
+        except _RefusedError as error:
             state = clean_text(str(error))
         if state == "device":
             return DeviceError(serial, problem, argv=argv, stderr=stderr)
