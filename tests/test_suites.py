@@ -175,7 +175,7 @@ def test_nothing_impossible_is_dropped_in_silence(
         ("{ shape = [1, 8] }", '{ files = ["a", "b"] }', "are 2, expected one a sample"),
         ("shape = [1, 8]", "shape = [1, 8], dynamic = [{ dim = 2, greatest = 9 }]", "the shape has no dimension 2"),
         ("shape = [1, 8]", "shape = [1, 8], dynamic = [{ dim = 1, greatest = 7 }]", "expected 1 <= least <= it"),
-        ("shape = [1, 8] }]", 'shape = [1, 8] }]\nmetrics = [{ name = "top5" }]', "Invalid enum value 'top5'"),
+        ("shape = [1, 8] }]", 'shape = [1, 8] }]\nmetrics = [{ name = "top5" }]', "metrics: 'top5' is none of top1"),
         ("shape = [1, 8] }]", 'shape = [1, 8] }]\nexpect = [{ precisions = ["9a"] }]', "'9a' is none of"),
         ('"a suite of a user"', '"\udcff"', "suite.toml"),
         ("shape = [1, 8] }]", 'shape = [1, 8] }]\ndeterministic = "no"', "Expected `bool.*deterministic"),

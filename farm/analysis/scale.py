@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from farm.results.attempt import Direction
+from farm.suites.figures import figure_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +80,8 @@ def scale_of(metric: str, unit: str) -> Scale:
     if unit == "dB":
         return Scale.DECIBEL
     if unit == "1":
-        return Scale.COSINE if metric.startswith("cosine") else Scale.SHARE
+        figure = figure_of(metric)
+        return Scale.COSINE if figure is not None and figure.near_one else Scale.SHARE
     return Scale.RATIO
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import BundleError
+from farm.suites.figures import REFERENCES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,8 +28,6 @@ MANIFEST = "manifest.json"
 MODEL = "model.pte"
 INPUTS = "inputs"
 OPTRACE = "optrace"
-REFERENCES = ("fp32", "quantized")
-"""What a bundle of a quantized job has; one in floating point has the first alone."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

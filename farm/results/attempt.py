@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.program.layers import Step
+from farm.suites.figures import Direction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,13 +69,6 @@ class Cause(StrEnum):
     """The device was not ours any more."""
     WORKER = "worker"
     """The process of the farm that ran it died."""
-
-
-class Direction(StrEnum):
-    """Which way a metric gets better."""
-
-    LOWER = "lower"
-    HIGHER = "higher"
 
 
 class Measurement(msgspec.Struct, frozen=True):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from farm.results.attempt import Direction, Measurement
+from farm.results.attempt import Measurement
+from farm.suites.figures import COMPARED, FIGURES, Direction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from farm.bundles.bundle import Manifest
     from farm.results.numerics import Figures
     from farm.results.runner_report import RunnerReport
+    from farm.suites.suite import Metric
 
 
 def bundle_measurements(manifest: Manifest) -> tuple[Measurement, ...]:
@@ -43,19 +47,35 @@ def time_measurements(report: RunnerReport) -> tuple[Measurement, ...]:
 
 
 def numeric_measurements(figures: Mapping[tuple[int, str], Iterable[Figures]]) -> tuple[Measurement, ...]:
-    """Return SQNR against both references and cosine against FP32, one sample per inference.
+    """Return the figures that are kept as measurements, one sample per inference.
 
     `figures` has, by output and reference, those of each inference. Equal outputs have an SQNR of inf. Where one
-    inference has no figure, or -inf (its output is not finite), the metric is left out: the comparison shows it.
+    inference has no figure, or an infinitely bad one (its output is not finite), the metric is left out: the comparison
+    shows it.
     """
     measured = []
     for (output, reference), rows in figures.items():
         rows = list(rows)  # noqa: PLW2901 - read twice
-        wanted = {"sqnr": ("dB", [row.sqnr_db for row in rows])}
-        if reference == "fp32":
-            wanted["cosine"] = ("1", [row.cosine for row in rows])
-        for name, (unit, values) in wanted.items():
-            samples = tuple(value for value in values if value is not None and value > -math.inf)
-            if samples and len(samples) == len(rows):
-                measured.append(Measurement(f"{name}_{reference}[{output}]", unit, Direction.HIGHER, samples))
+        for figure in COMPARED:
+            if reference not in figure.against:
+                continue
+            values = [getattr(row, figure.name) for row in rows]
+            bad = -math.inf if figure.direction is Direction.HIGHER else math.inf
+            if values and None not in values and bad not in values:
+                name = f"{figure.word}_{reference}[{output}]"
+                measured.append(Measurement(name, figure.unit, figure.direction, tuple(values), exact=figure.exact))
     return tuple(measured)
+
+
+def measure(metric: Metric, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> tuple[Measurement, str]:
+    """Return `metric` of every sample, output and FP32 reference, and which limit it breaks, if any."""
+    figure = FIGURES[metric.name]
+    values = [figure.compute(actual, reference) if figure.compute else None for actual, reference in pairs]
+    samples = tuple(math.nan if value is None else value for value in values)
+    name = f"{figure.word}[{metric.output}]"
+    measured = Measurement(name, figure.unit, figure.direction, samples, exact=figure.exact)
+    value = sum(samples) / len(samples) if figure.by_mean else figure.worst(samples)
+    if metric.least is None or not figure.breaks(value, metric.least):
+        return measured, ""
+    unit = " dB" if figure.unit == "dB" else ""
+    return measured, f"{figure.word} {value:.4g} < {metric.least:.10g}{unit}"

@@ -16,13 +16,15 @@ Elements that are NaN in both, or the same infinity in both, are equal and stay 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from farm.suites.figures import COMPARED, figure_fields
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -32,20 +34,17 @@ if TYPE_CHECKING:
 _LEAST_NOISE = float(np.finfo(np.float64).smallest_subnormal)
 
 
-class Figures(msgspec.Struct, frozen=True):
-    """One output against one reference. None: does not apply to the dtype, or has no value."""
+_FigureFields: Any = msgspec.defstruct("_FigureFields", figure_fields(), frozen=True)
 
-    sqnr_db: float | None = None
-    """inf where equal; -inf where an element is not finite that should be, or the other way round."""
-    cosine: float | None = None
-    """None as well where infinities or NaN differ."""
-    max_abs: float | None = None
-    mismatch: float | None = None
-    peak: float | None = None
-    steps: float | None = None
-    """None as well where the output is not quantized."""
-    loss_db: float | None = None
-    """Against FP32 alone, where there is a quantized reference that differs from it."""
+
+class Figures(_FigureFields, frozen=True):  # type: ignore[misc]
+    """One output against one reference: a field for each of farm/suites/figures.py.
+
+    None: does not apply to the dtype, or has no value. `sqnr_db` is inf where equal, -inf where an element is not
+    finite that should be, or the other way round; `cosine` has no value there, `steps` none where the output is not
+    quantized, `loss_db` none but against FP32, where there is a quantized reference that differs from it.
+    """
+
     nan: int = 0
     """Elements that are NaN where the reference has a number."""
     infinite: int = 0
@@ -72,14 +71,21 @@ def compare(actual: NDArray[np.generic], reference: NDArray[np.generic], step: f
         raise ValueError(
             f"is {actual.dtype}{list(actual.shape)}, the reference is {reference.dtype}{list(reference.shape)}"
         )
-    if reference.dtype.kind in "biu":
-        return Figures(mismatch=float(np.mean(actual != reference)) if reference.size else 0.0)
-    if reference.dtype.kind != "f":
+    integers = reference.dtype.kind in "biu"
+    if not integers and reference.dtype.kind != "f":
         raise ValueError(f"{reference.dtype} outputs cannot be compared")
-    figures = _compare_floats(actual.astype(np.float64), reference.astype(np.float64))
-    if step is None or figures.max_abs is None:
-        return figures
-    return msgspec.structs.replace(figures, steps=round(figures.max_abs / step, 2) if step > 0 else math.inf)
+    act, ref = actual.astype(np.float64), reference.astype(np.float64)
+    if integers:
+        figures = Figures(mismatch=float(np.mean(actual != reference)) if reference.size else 0.0)
+    else:
+        figures = _compare_floats(act, ref)
+    found = {}
+    if step is not None and figures.max_abs is not None:
+        found["steps"] = round(figures.max_abs / step, 2) if step > 0 else math.inf
+    if not (figures.nan or figures.infinite):
+        computed = [(one.name, one.compute) for one in COMPARED if one.compute and one.for_integers == integers]
+        found |= {name: value for name, compute in computed if (value := compute(act, ref)) is not None}
+    return msgspec.structs.replace(figures, **found) if found else figures
 
 
 def with_loss(figures: Figures, quantized: Figures) -> Figures:
@@ -120,22 +126,11 @@ def _compare_floats(actual: NDArray[np.float64], reference: NDArray[np.float64])
 def worst(figures: Iterable[Figures]) -> Figures:
     """Return the worst of each figure: of one output over several samples. `figures` is not empty."""
     rows = list(figures)
-
-    def pick(name: str, choose: Callable[[list[float]], float]) -> float | None:
-        values = [value for row in rows if (value := getattr(row, name)) is not None]
-        return choose(values) if values else None
-
-    return Figures(
-        sqnr_db=pick("sqnr_db", min),
-        cosine=pick("cosine", min),
-        max_abs=pick("max_abs", max),
-        mismatch=pick("mismatch", max),
-        peak=pick("peak", max),
-        steps=pick("steps", max),
-        loss_db=pick("loss_db", max),
-        nan=max(row.nan for row in rows),
-        infinite=max(row.infinite for row in rows),
-    )
+    found = {}
+    for figure in COMPARED:
+        values = [value for row in rows if (value := getattr(row, figure.name)) is not None]
+        found[figure.name] = figure.worst(values) if values else None
+    return Figures(**found, nan=max(row.nan for row in rows), infinite=max(row.infinite for row in rows))
 
 
 def violations(figures: Figures, limits: Limits) -> tuple[Violation, ...]:
@@ -157,30 +152,19 @@ def violations(figures: Figures, limits: Limits) -> tuple[Violation, ...]:
 
 def _beyond(figures: Figures, limits: Limits) -> list[Violation]:
     broken = []
-    value, limit = figures.sqnr_db, limits.sqnr_db
-    if value is not None and limit is not None and not value >= limit:
-        broken.append(Violation(_text("sqnr", value, "<", limit, " dB"), _power((limit - value) / 20)))
-    value, limit = figures.cosine, limits.cosine
-    if value is not None and limit is not None and not value >= limit:
-        # 1 - cosine grows with the square of the error.
-        broken.append(Violation(_text("cosine", value, "<", limit, ""), math.sqrt(_ratio(1 - value, 1 - limit))))
-    value, limit = figures.loss_db, limits.loss_db
-    if value is not None and limit is not None and not value <= limit:
-        broken.append(Violation(_text("loss", value, ">", limit, " dB"), _power((value - limit) / 20)))
-    for name in ("max_abs", "peak", "steps", "mismatch"):
-        value, limit = getattr(figures, name), getattr(limits, name)
-        if value is not None and limit is not None and not value <= limit:
-            broken.append(Violation(_text(name, value, ">", limit, ""), _ratio(value, limit)))
+    for figure in COMPARED:
+        value, limit = getattr(figures, figure.name), getattr(limits, figure.name)
+        if value is not None and limit is not None and figure.breaks(value, limit):
+            broken.append(Violation(figure.broken_text(value, limit), figure.excess(value, limit)))
     return broken
 
 
 def is_decided(figures: Figures, limits: Limits) -> bool:
     """Tell whether at least one of `limits` applies to the dtype that `figures` were computed from."""
-    if figures.mismatch is not None:
-        return limits.mismatch is not None
-    if limits.steps is not None and figures.steps is not None:
-        return True
-    return any(limit is not None for limit in (limits.sqnr_db, limits.cosine, limits.max_abs, limits.peak))
+    return any(
+        figure.decides and None not in (getattr(figures, figure.name), getattr(limits, figure.name))
+        for figure in COMPARED
+    )
 
 
 def signal_problem(reference: NDArray[np.generic]) -> str | None:
@@ -200,21 +184,3 @@ def signal_problem(reference: NDArray[np.generic]) -> str | None:
         if reference.size > 1:
             return f"is the constant {first}"
     return None
-
-
-def _power(exponent: float) -> float:
-    return math.pow(10.0, min(exponent, 300.0))
-
-
-def _ratio(value: float, limit: float) -> float:
-    return value / limit if limit > 0 else math.inf
-
-
-def _text(name: str, value: float, sign: str, limit: float, unit: str) -> str:
-    """Return `name value sign limit`, with as many digits as it takes to tell the two apart."""
-    shown = f"{value:.4g}"
-    digits = 5
-    while float(shown) == limit and digits <= 17:
-        shown = f"{value:.{digits}g}"
-        digits += 1
-    return f"{name} {shown}{unit} {sign} {limit:.10g}{unit}"

@@ -12,8 +12,9 @@ from farm.bundles.bundle import read_tensor
 from farm.errors import BundleError
 from farm.results.attempt import Cause, Comparison, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
-from farm.results.metrics import measure
+from farm.results.measurements import measure
 from farm.results.numerics import Figures, Violation, compare, is_decided, signal_problem, violations, with_loss, worst
+from farm.suites.figures import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -84,18 +85,8 @@ def compare_outputs(bundle: Bundle, raw: RawResult) -> FiguresByOutput:
 
 def compared(output: int, reference: str, figures: Figures, broken: Iterable[str] = ()) -> Comparison:
     """Return one output against one reference as an attempt keeps it, with the limits that it breaks."""
-    return Comparison(
-        output,
-        reference,
-        figures.sqnr_db,
-        figures.cosine,
-        figures.max_abs,
-        figures.mismatch,
-        tuple(broken),
-        peak=figures.peak,
-        steps=figures.steps,
-        loss_db=figures.loss_db,
-    )
+    columns = {name: getattr(figures, name) for name in COLUMNS}
+    return Comparison(output, reference, violations=tuple(broken), **columns)
 
 
 def measure_outputs(job: Job, bundle: Bundle, raw: RawResult) -> tuple[tuple[Measurement, ...], dict[int, list[str]]]:

@@ -13,6 +13,7 @@ import msgspec
 
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
 from farm.errors import ConfigError, UnknownNameError
+from farm.suites.figures import FIGURES
 from farm.suites.socs import PRECISIONS, READY, load_socs
 from farm.suites.suite import Case, Expectation, InputSpec, KnownIssue, Metric, Suite, Tolerance, cpu_precisions
 from farm.system.resources import data_folder
@@ -138,6 +139,8 @@ def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _Ca
         _check_known(manifest, f"{key}.known_issues.precisions", issue.precisions, PRECISIONS)
         _check_known(manifest, f"{key}.known_issues.socs", issue.socs, load_socs())
         _check_known(manifest, f"{key}.known_issues.backends", issue.backends, BACKENDS)
+    on_request = [figure.name for figure in FIGURES.values() if figure.on_request]
+    _check_known(manifest, f"{key}.metrics", (metric.name for metric in table.metrics), on_request)
     for expected in table.expect:
         _check_known(manifest, f"{key}.expect.precisions", expected.precisions, PRECISIONS)
         _check_known(manifest, f"{key}.expect.socs", expected.socs, load_socs())

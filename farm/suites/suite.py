@@ -10,6 +10,7 @@ import msgspec
 
 from farm.backends.registry import BACKENDS, cpu_backends, runs_on_cpu
 from farm.errors import IllegalTargetError, UnknownNameError
+from farm.suites.figures import figure_fields
 from farm.suites.socs import PRECISIONS, READY, Soc, check_target
 
 if TYPE_CHECKING:
@@ -60,24 +61,14 @@ class InputSpec(_Frozen, frozen=True):
     seed: int = 0
 
 
-class Limits(_Frozen, frozen=True):
-    """What one output may differ from one reference. A limit that is None is measured but does not decide."""
+_LimitFields: Any = msgspec.defstruct("_LimitFields", figure_fields(), frozen=True, forbid_unknown_fields=True)
 
-    steps: float | None = None
-    """Greatest absolute difference, in quantization steps of the output; only where the output is quantized."""
-    peak: float | None = None
-    """Greatest absolute difference, as a share of the greatest absolute value of the reference."""
-    loss_db: float | None = None
-    """How many dB the SQNR may be below that of the quantized module on the CPU; against the FP32 module alone."""
 
-    sqnr_db: float | None = None
-    """Least signal-to-quantization-noise ratio, in dB."""
-    cosine: float | None = None
-    """Least cosine similarity."""
-    max_abs: float | None = None
-    """Greatest absolute difference, in the unit of the output."""
-    mismatch: float | None = None
-    """Greatest share of elements that are not equal, for integer and boolean outputs."""
+class Limits(_LimitFields, frozen=True, forbid_unknown_fields=True):  # type: ignore[misc]
+    """What one output may differ from one reference, by figure: farm/suites/figures.py.
+
+    A limit that is None is measured but does not decide.
+    """
 
 
 class Tolerance(_Frozen, frozen=True):
@@ -106,12 +97,11 @@ class Expectation(_Frozen, frozen=True):
 class Metric(_Frozen, frozen=True):
     """What tells more of an output than its closeness, from the FP32 reference and the output."""
 
-    name: Literal["top1", "tokens", "psnr_db"]
-    """`top1`, `tokens`: share of positions whose greatest element along the last dimension is the same one.
-    `psnr_db`: peak signal-to-noise ratio, the peak being the range of the reference."""
+    name: str
+    """A figure that is computed on request: `top1`, `tokens`, `psnr_db`."""
     output: int = 0
     least: float | None = None
-    """What it has to be at least, `top1` and `tokens` over all samples, `psnr_db` in each; None does not decide."""
+    """What it has to be at least; None does not decide."""
 
 
 class KnownIssue(_Frozen, frozen=True):

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from farm.results.metrics import measure, psnr_db, top1_agreement
+from farm.results.measurements import measure
+from farm.suites.figures import psnr_db, top1_agreement
 from farm.suites.suite import Metric
 
 LOGITS = np.array([[0.1, 2.0, -1.0], [3.0, 0.0, 1.0], [0.0, 0.5, 4.0], [1.0, 0.9, 0.8]], np.float32)

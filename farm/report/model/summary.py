@@ -6,7 +6,6 @@ Every renderer takes its counts and its final attempts from here, so that no two
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import Counter
 from enum import StrEnum
@@ -19,13 +18,12 @@ from farm.report.model import format as fmt
 from farm.report.model.rerun import options_of, rerun_command
 from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict, final_attempt
 from farm.store.view import DeviceView, JobView, RunView
+from farm.suites.figures import COMPARED, figure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from farm.store.view import Stale
-
-_NUMERIC = re.compile(r"(sqnr|cosine)_(fp32|quantized)\[\d+\]")
 
 
 class Outcome(StrEnum):
@@ -331,27 +329,23 @@ def beyond_comparisons(attempt: Attempt, *, samples: bool) -> tuple[Measurement,
     return tuple(
         measurement
         for measurement in attempt.measurements
-        if not (attempt.comparisons and _NUMERIC.fullmatch(measurement.metric))
+        if not (attempt.comparisons and _in_comparison(measurement.metric))
         or (samples and len(measurement.samples) > 1)
     )
 
 
+def _in_comparison(metric: str) -> bool:
+    figure = figure_of(metric)
+    return figure is not None and figure.has_column
+
+
 def broken_limits(comparison: Comparison) -> frozenset[str]:
     """Return which figures of `comparison` its violations are about, by the names of its fields."""
-    fields = {
-        "sqnr": "sqnr_db",
-        "loss": "loss_db",
-        "cosine": "cosine",
-        "max_abs": "max_abs",
-        "peak": "peak",
-        "steps": "steps",
-        "mismatch": "mismatch",
-    }
     return frozenset(
-        field
+        figure.name
         for violation in comparison.violations
-        for word, field in fields.items()
-        if violation.startswith(f"{word} ")
+        for figure in COMPARED
+        if violation.startswith(f"{figure.word} ")
     )
 
 

@@ -1,0 +1,157 @@
+"""The figures that outputs are compared by: unit, direction and limit of each, declared once.
+
+From a declaration follow its limit in a manifest, its text when the limit is broken, its measurement in the store and
+how its history is compared. Adding one: docs/results.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+REFERENCES = ("fp32", "quantized")
+"""What a bundle of a quantized job has; one in floating point has the first alone."""
+
+
+class Direction(StrEnum):
+    """Which way a metric gets better."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One figure of one output of one sample."""
+
+    name: str
+    """Its limit in a manifest: the least where higher is better, else the greatest."""
+    unit: str
+    """`dB`; `1` for a share, a ratio, or what has the unit of the output."""
+    direction: Direction
+    compute: Callable[[NDArray[Any], NDArray[Any]], float | None] | None = None
+    """Its value of output and reference, in float64 and of one shape; None where it has none. Not set for those that
+    farm/results/numerics.py computes together."""
+    against: tuple[str, ...] = REFERENCES
+    """References against which its samples are kept as a measurement, `NAME_REFERENCE[OUTPUT]`."""
+    has_column: bool = False
+    """It has a column of its own in the store and in reports; a new one is kept as a measurement alone."""
+    for_integers: bool = False
+    """It is of integer and boolean outputs, all others are of floating point."""
+    decides: bool = True
+    """A limit of it alone is enough to judge an output by."""
+    near_one: bool = False
+    """All values worth having begin with 0.99: what counts is the distance from 1, the square of an error."""
+    on_request: bool = False
+    """Only where a case has it among its metrics: against FP32, `NAME[OUTPUT]`. Higher is better."""
+    by_mean: bool = False
+    """On request: the limit is for the mean over all samples, else for the worst."""
+    exact: bool = False
+    """Repeats exactly on the same device kind."""
+
+    @property
+    def word(self) -> str:
+        """What it is called in text and in the names of metrics: without its unit."""
+        return self.name.removesuffix("_db")
+
+    def worst(self, values: Sequence[float]) -> float:
+        """Return the worst of some values."""
+        return min(values) if self.direction is Direction.HIGHER else max(values)
+
+    def breaks(self, value: float, limit: float) -> bool:
+        """Tell whether a value is beyond a limit; NaN is."""
+        return not (value >= limit if self.direction is Direction.HIGHER else value <= limit)
+
+    def excess(self, value: float, limit: float) -> float:
+        """Return how many times over a broken limit the error is, as an amplitude: comparable between figures."""
+        if self.unit == "dB":
+            return math.pow(10.0, min(abs(limit - value) / 20, 300.0))
+        if self.near_one:
+            return math.sqrt(_ratio(1 - value, 1 - limit))
+        return _ratio(limit, value) if self.direction is Direction.HIGHER else _ratio(value, limit)
+
+    def broken_text(self, value: float, limit: float) -> str:
+        """Return `sqnr 12.3 dB < 20 dB`, with as many digits as it takes to tell the two apart."""
+        unit = " dB" if self.unit == "dB" else ""
+        shown, digits = f"{value:.4g}", 5
+        while float(shown) == limit and digits <= 17:
+            shown, digits = f"{value:.{digits}g}", digits + 1
+        return f"{self.word} {shown}{unit} {'<' if self.direction is Direction.HIGHER else '>'} {limit:.10g}{unit}"
+
+
+def _ratio(value: float, limit: float) -> float:
+    return value / limit if limit > 0 else math.inf
+
+
+def top1_agreement(actual: NDArray[Any], reference: NDArray[Any]) -> float:
+    """Return the share of positions whose greatest element along the last dimension is the same one.
+
+    NaN is never the greatest; arrays of one shape.
+    """
+    import numpy as np
+
+    def greatest(array: NDArray[Any]) -> NDArray[Any]:
+        flat = np.atleast_1d(array)
+        return np.argmax(np.where(np.isnan(flat), -np.inf, flat) if flat.dtype.kind == "f" else flat, axis=-1)
+
+    return float(np.mean(greatest(actual) == greatest(reference)))
+
+
+def psnr_db(actual: NDArray[Any], reference: NDArray[Any]) -> float:
+    """Return 10 log10(peak^2 / mean (r - a)^2) in dB, the peak being the range of the reference r; inf where equal."""
+    import numpy as np
+
+    act, ref = actual.astype(np.float64), reference.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        noise = float(np.mean((ref - act) ** 2))
+    peak = float(np.max(ref) - np.min(ref))
+    if not math.isfinite(noise) or not peak:
+        return -math.inf
+    return 10.0 * math.log10(peak * peak / noise) if noise else math.inf
+
+
+_LOWER, _HIGHER = Direction.LOWER, Direction.HIGHER
+
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        Figure("sqnr_db", "dB", _HIGHER, has_column=True),
+        Figure("cosine", "1", _HIGHER, against=("fp32",), has_column=True, near_one=True),
+        # How far the SQNR against FP32 is below that of the quantized module on the CPU.
+        Figure("loss_db", "dB", _LOWER, against=(), has_column=True, decides=False),
+        Figure("max_abs", "1", _LOWER, against=(), has_column=True),
+        Figure("peak", "1", _LOWER, against=(), has_column=True),
+        # In quantization steps of the output; where it is quantized.
+        Figure("steps", "1", _LOWER, against=(), has_column=True),
+        Figure("mismatch", "1", _LOWER, against=(), has_column=True, for_integers=True),
+        Figure("top1", "1", _HIGHER, top1_agreement, on_request=True, by_mean=True),
+        Figure("tokens", "1", _HIGHER, top1_agreement, on_request=True, by_mean=True),
+        Figure("psnr_db", "dB", _HIGHER, psnr_db, on_request=True),
+    )
+}
+"""By name."""
+
+COMPARED = tuple(figure for figure in FIGURES.values() if not figure.on_request)
+"""Those of every output against every reference."""
+COLUMNS = tuple(figure.name for figure in COMPARED if figure.has_column)
+
+
+def figure_of(metric: str) -> Figure | None:
+    """Return the figure that a metric is of, as `sqnr_fp32[0]` is of `sqnr_db`; None for other metrics."""
+    word = metric.partition("[")[0]
+    for reference in REFERENCES:
+        word = word.removesuffix(f"_{reference}")
+    return next((figure for figure in FIGURES.values() if figure.word == word), None) if "[" in metric else None
+
+
+def figure_fields() -> list[tuple[str, Any, None]]:
+    """Return a field for each compared figure, as msgspec.defstruct takes them: a number or None."""
+    return [(figure.name, float | None, None) for figure in COMPARED]
