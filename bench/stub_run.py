@@ -18,6 +18,7 @@ from farm.request.profiling import Profile
 from farm.request.pytest_session import execute
 from farm.results.attempt import Verdict
 from farm.run.controller import Controller
+from farm.run.fork_server import forking
 from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 from farm.store.store import open_store
@@ -86,7 +87,7 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float, every: int 
     front = Quiet(every=every)
     # Devices that others could use as well: each needs a lease.
     devices = tuple(msgspec.structs.replace(device, host=socket.gethostname()) for device in farm.devices)
-    with open_store(config.store_url) as store:
+    with forking() as forks, open_store(config.store_url) as store:
         run_id = store.begin_run(RunRecord("bench", user_name(), socket.gethostname(), {"runner": "stub"}))
         store.plan_jobs(run_id, [planned.job for planned in farm.jobs])
         plan = RunPlan(
@@ -113,7 +114,7 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float, every: int 
         try:
             custody.acquire()
             custody.begin(plan.folder)
-            controller = Controller(plan, front, store, custody)
+            controller = Controller(plan, front, store, custody, forks)
             status = execute(plan, (), config, controller)
         finally:
             custody.close()

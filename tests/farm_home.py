@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from farm.run.fork_server import SERVER_NAME, WORKER_NAME
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -83,7 +85,10 @@ class FarmHome:
 
 
 def processes_of(home: FarmHome) -> dict[int, str]:
-    """Return the command lines of the processes, by id, that were started for this home and still live."""
+    """Return the command lines of the processes, by id, that were started for this home and still live.
+
+    Workers, and the process that forks them, go by the name that they give themselves: they are copies of the command.
+    """
     # Virtual devices of a run are below the cache, which other homes may share.
     virtual = home.cache / "virtual"
     folders = [virtual] if home.owns_cache else [virtual / run.name for run in (home.state / "runs").glob("*")]
@@ -93,7 +98,9 @@ def processes_of(home: FarmHome) -> dict[int, str]:
         try:
             command, environment = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
             if any(mark in command or mark in environment for mark in marks):
-                found[int(folder.name)] = command.replace(b"\0", b" ").decode(errors="replace")
+                name = (folder / "comm").read_text().strip()
+                own = name if name in (SERVER_NAME, WORKER_NAME) else ""
+                found[int(folder.name)] = own or command.replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
     return found

@@ -8,7 +8,14 @@ import os
 import signal
 from pathlib import Path
 
-if folder := os.environ.get("CHAOS_STACKS"):
+
+def _register() -> None:
     with contextlib.suppress(OSError):
         # Open as long as the process lives: there may be no room, and no descriptor, when it is needed.
-        faulthandler.register(signal.SIGUSR1, Path(folder, f"{os.getpid()}.txt").open("a"))  # noqa: SIM115
+        file = Path(os.environ["CHAOS_STACKS"], f"{os.getpid()}.txt").open("a")  # noqa: SIM115
+        faulthandler.register(signal.SIGUSR1, file)
+
+
+if "CHAOS_STACKS" in os.environ:
+    _register()
+    os.register_at_fork(after_in_child=_register)

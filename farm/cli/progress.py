@@ -130,6 +130,11 @@ class LiveFront(Front):
         self._console = console
         self.live = Live(get_renderable=self._render, console=console, refresh_per_second=10, transient=True)
 
+    def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
+        """The run is planned: draw it from now on. Not before, as that takes a thread, and workers are forked first."""
+        super().begin(jobs=jobs, to_build=to_build, devices=devices)
+        self.live.start()
+
     def note(self, text: str) -> None:
         """Say something."""
         self._console.print(visible(text), markup=False, highlight=False, soft_wrap=False)
@@ -194,5 +199,7 @@ def make_front(plain: type[PlainFront] = PlainFront) -> Iterator[Front]:
     from rich.console import Console
 
     front = LiveFront(Console(stderr=True))
-    with front.live:
+    try:
         yield front
+    finally:
+        front.live.stop()

@@ -64,6 +64,9 @@ def collected(config: Config, folder: Path, jobs: Sequence[Job], arguments: Sequ
 def execute(plan: RunPlan, arguments: Sequence[str], config: Config, controller: object) -> int:
     """Run the plan, a worker for every device, and return pytest's exit status."""
     workers = ["-n", str(len(plan.devices)), "--dist", "load"]
+    if not all(argument == "-x" or argument.startswith("--maxfail=") for argument in arguments):
+        # They may be about every item, or load a plugin that looks at it.
+        workers.append("--farm-sessions")
     with _own_environment(config.store_url):
         return int(pytest.main([*workers, *_arguments(plan, config.state_dir), *arguments], plugins=[controller]))
 

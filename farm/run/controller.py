@@ -48,7 +48,7 @@ class Controller:
         self, plan: RunPlan, front: Front, store: Store, custody: Custody, forks: ForkServer | None = None
     ) -> None:
         self._plan, self._front, self._store, self._custody = plan, front, store, custody
-        self._forks = forks
+        self._forks, self._own_pytest, self._most_failures = forks, False, 0
         self._number = {device.serial: number for number, device in enumerate(plan.devices)}
         self._told: dict[str, dict[str, Any]] = {}
         """What is known of jobs that another device is to try."""
@@ -75,8 +75,9 @@ class Controller:
             self._workers.interrupt()
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Note whether workers need a session of pytest's."""
+        """Note whether workers need a session of pytest's, and after how many failures nothing else begins."""
         self._own_pytest = bool(config.getoption("farm_sessions"))
+        self._most_failures = int(config.getoption("maxfail") or 0)
 
     def pytest_plugin_registered(self, plugin: object, manager: pytest.PytestPluginManager) -> None:
         """Take the place of xdist's session, which ends with the first worker that does not start."""
@@ -106,9 +107,10 @@ class Controller:
     def pytest_configure_node(self, node: Any) -> None:
         """Give a new worker a device that no other has."""
         node.workerinput["farm_device"] = self._workers.assign(node)
-        node.workerinput["farm_controller"] = getattr(node.gateway._io, "parent", os.getpid())  # noqa: SLF001
+        io = getattr(node.gateway, "_io", None)
+        node.workerinput["farm_controller"] = getattr(io, "parent", os.getpid())
         node.workerinput["farm_plan"] = str(self._plan.path)
-        node.workerinput["farm_maxfail"] = node.config.getvalue("maxfail")
+        node.workerinput["farm_maxfail"] = self._most_failures
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_getremotemodule(self) -> str | None:

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from farm.request.plan import RunPlan, read_plan
@@ -37,17 +38,37 @@ RETURNED_KEY = "farm_returned"
 """Name of the property of a job that was not begun, because its device may not be used."""
 
 
+SHORT_KEY = "farm_job"
+"""Of a report as a worker without a pytest session sends it (farm.run.remote): a JobReport as JSON."""
+
+
+class JobReport(msgspec.Struct, omit_defaults=True):
+    """How an item of such a worker ended."""
+
+    index: int
+    """Of the job in the plan; the idle item is behind the last."""
+    nodeid: str
+    seconds: float
+    properties: list[tuple[str, Any]] = []
+    outcome: str = "passed"
+    text: str = ""
+    """Why it did not pass."""
+    known_issue: str = ""
+
+
 class JobNotPassed(Exception):  # noqa: N818 - it is an outcome, not an error of farm's
     """Ends an item whose attempt did not pass."""
 
     def __init__(self, attempt: Attempt, *, repeated: bool = False) -> None:
         self.attempt, self.repeated = attempt, repeated
-        super().__init__(f"{attempt.verdict} at {attempt.stage}: {attempt.reason}")
+        super().__init__(text_of(attempt))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that names the plan."""
-    parser.getgroup("farm").addoption("--farm-plan", help="plan of a run, as written by farm run")
+    """Add the options that `farm.request.pytest_session` gives."""
+    group = parser.getgroup("farm")
+    group.addoption("--farm-plan", help="plan of a run, as written by farm run")
+    group.addoption("--farm-sessions", action="store_true", help="workers have a session of pytest's")
 
 
 @pytest.hookimpl(trylast=True)
@@ -59,14 +80,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[PLAN] = read_plan(Path(path))
     config.pluginmanager.unregister(name="terminalreporter")
     if hasattr(config, "workerinput"):
-        # A terminal sends Ctrl-C to all: the first lets jobs finish, and it is for the controller to say what it means.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        # What it takes to run a job takes a second to import: now, as everybody waits for the last worker to begin.
-        import farm.run.worker  # noqa: F401
-        from farm.devices.connect import open_transport
+        prepare_process(config.stash[PLAN], _number(config))
 
-        open_transport(config.stash[PLAN].devices[_number(config)]).close()
+
+def prepare_process(plan: RunPlan, number: int) -> None:
+    """Set the signals of a worker's process, and import what it takes to run a job on device `number`.
+
+    That takes a second: now, as everybody waits for the last worker to begin.
+    """
+    # A terminal sends Ctrl-C to all: the first lets jobs finish, and it is for the controller to say what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    import farm.run.worker  # noqa: F401
+    from farm.devices.connect import open_transport
+
+    open_transport(plan.devices[number]).close()
 
 
 class JobFile(pytest.File):
@@ -109,8 +137,7 @@ class JobItem(pytest.Item):
     def repr_failure(self, excinfo: ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the reason, without a traceback through farm."""
         if isinstance(excinfo.value, JobNotPassed):
-            attempt = excinfo.value.attempt
-            return f"{excinfo.value}\n{attempt.log}" if attempt.log else str(excinfo.value)
+            return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
@@ -157,6 +184,33 @@ def shown(attempt: Attempt) -> dict[str, str | float]:
         "seconds": attempt.seconds,
         "known_issue": attempt.known_issue,
     }
+
+
+def text_of(attempt: Attempt) -> str:
+    """Return why an attempt did not pass, with its log."""
+    text = f"{attempt.verdict} at {attempt.stage}: {attempt.reason}"
+    return f"{text}\n{attempt.log}" if attempt.log else text
+
+
+def pytest_report_from_serializable(data: dict[str, Any]) -> pytest.TestReport | None:
+    """Return the report of an item that a worker without a pytest session has run."""
+    if SHORT_KEY not in data:
+        return None
+    job = msgspec.json.decode(data[SHORT_KEY], type=JobReport)
+    extra: dict[str, Any] = {"wasxfail": f"known issue: {job.known_issue}"} if job.known_issue else {}
+    return pytest.TestReport(
+        nodeid=job.nodeid or IDLE,
+        location=("", None, job.nodeid),
+        keywords={},
+        outcome=job.outcome,  # type: ignore[arg-type]
+        longrepr=job.text or None,
+        when="call",
+        duration=job.seconds,
+        user_properties=job.properties,
+        # Of the session: reports and the end of an item are two messages where pytest runs it.
+        completed_index=job.index,
+        **extra,
+    )
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -17,6 +17,7 @@ from farm.request.ending import INTERRUPTED, Patience, exit_code_of, heard, writ
 from farm.request.profiling import Profile
 from farm.request.request import RunOutcome, RunRequest
 from farm.run.compiling import builders
+from farm.run.fork_server import forking
 from farm.suites.options import runtime_flags
 from farm.suites.socs import find_soc
 from farm.suites.suite import Job
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from farm.pool.custody import LeaseTerms
     from farm.pool.fleet import Fleet
     from farm.request.plan import PlannedJob, RunPlan
+    from farm.run.fork_server import ForkServer
     from farm.run.progress import Front
     from farm.store.records import ExpectedJob
     from farm.store.store import Store
@@ -127,11 +129,11 @@ def run(
     check_machine(config, request)
     jobs = select(config, request, jobs)
     check_ready(jobs)
-    with heard(patience) as hears, open_store(config.store_url) as store:
+    with forking() as forks, heard(patience) as hears, open_store(config.store_url) as store:
         if request.asks_the_store:
             versions = partial(prepare, config, front.note, virtual=request.virtual > 0)
             jobs = narrow(request, jobs, store, lambda: versions().versions, front.note)
-        return _Run(config, request, front, store, hears, budget).execute(jobs, begun=begun)
+        return _Run(config, request, front, store, hears, budget, forks).execute(jobs, begun=begun)
 
 
 def resume(
@@ -147,7 +149,7 @@ def resume(
     from farm.request.resume import in_progress, missing_jobs, read_intent
     from farm.store.store import open_store
 
-    with heard(patience) as hears, open_store(config.store_url) as store:
+    with forking() as forks, heard(patience) as hears, open_store(config.store_url) as store:
         run_id = store.runs.resolve(ref)
         folder = config.run_folder(run_id)
         request, jobs = read_intent(folder)
@@ -164,7 +166,7 @@ def resume(
                 view = store.runs.view(run_id)
             report = write_report(view, folder / "report.html", store, config.state_dir)
             return RunOutcome(exit_code_of(view), view, report, request.confirm)
-        return _Run(config, request, front, store, hears, budget).execute(missing, run_id)
+        return _Run(config, request, front, store, hears, budget, forks).execute(missing, run_id)
 
 
 def _release_leases(store: Store, pid: int) -> None:
@@ -188,9 +190,10 @@ class _Run:
         store: Store,
         patience: Patience,
         budget: Budget,
+        forks: ForkServer | None,
     ) -> None:
         self._config, self._request, self._front, self._store = config, request, front, store
-        self._patience, self._budget = patience, budget
+        self._patience, self._budget, self._forks = patience, budget, forks
         self._past: dict[str, ExpectedJob] = {}
         """What is known of the jobs."""
         self._first: set[str] = set()
@@ -310,7 +313,7 @@ class _Run:
             with builders(self._config, run_plan, tools, supervisor, self._front, self._store) as to_build:
                 self._front.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
                 custody.begin(folder)
-                controller = Controller(run_plan, self._front, self._store, custody)
+                controller = Controller(run_plan, self._front, self._store, custody, self._forks)
                 stop = custody.finish_running
                 with self._patience.asking(stop), self._budget.watched(stop, self._front.note):
                     status = execute(run_plan, self._request.pytest_arguments, self._config, controller)

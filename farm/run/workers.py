@@ -14,9 +14,12 @@ import pytest
 from xdist.dsession import DSession
 from xdist.workermanage import NodeManager
 
+from farm.run.fork_server import SERVER_NAME, ForkingGroup
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from farm.run.fork_server import ForkServer
     from farm.run.scheduler import DeviceScheduling
 
 MOST_DEATHS = 5
@@ -168,9 +171,12 @@ class Workers:
 class WorkerSession(DSession):  # type: ignore[misc]
     """xdist's session, in which no worker that dies, also while it starts, ends the run of the others."""
 
-    def __init__(self, config: pytest.Config, workers: Workers) -> None:
+    def __init__(
+        self, config: pytest.Config, workers: Workers, items: Sequence[str] = (), forks: ForkServer | None = None
+    ) -> None:
+        """`items` are those of a worker that does not name them, in their order. Without `forks` workers are started as xdist does."""
         super().__init__(config)
-        self._workers = workers
+        self._workers, self._items, self._forks = workers, items, forks
         self._broken: dict[Any, str] = {}
         self.sched: DeviceScheduling
 
@@ -178,6 +184,8 @@ class WorkerSession(DSession):  # type: ignore[misc]
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Start a worker for every device."""
         self.nodemanager = NodeManager(self.config)
+        if self._forks is not None:
+            self.nodemanager.group = ForkingGroup(self._forks)
         self._session = session
         self.config.hook.pytest_xdist_setupnodes(config=self.config, specs=self.nodemanager.specs)
         self._start_missing()
@@ -198,15 +206,21 @@ class WorkerSession(DSession):  # type: ignore[misc]
             getattr(self, f"worker_{name}")(**arguments)
         self.look()
 
+    def worker_testreport(self, node: Any, rep: pytest.TestReport) -> None:
+        """Hand on how an item ended, and that it is done where that was one message."""
+        super().worker_testreport(node, rep)
+        if (index := getattr(rep, "completed_index", None)) is not None:
+            self.worker_runtest_protocol_complete(node, index, rep.duration)
+
     def look(self) -> None:
         """Let workers end when nothing is left to do."""
         if self.sched.tests_finished or not self._active_nodes:
             self.triggershutdown()
 
     def worker_collectionfinish(self, node: Any, ids: Sequence[str]) -> None:
-        """Note that a worker has started."""
+        """Note that a worker has started; its items are those of the plan where it does not name them."""
         self._workers.is_ready(node)
-        super().worker_collectionfinish(node, ids)
+        super().worker_collectionfinish(node, ids or self._items)
 
     def worker_internal_error(self, node: Any, formatted_error: str) -> None:
         """Remember why a worker that is about to end broke down."""
@@ -250,19 +264,40 @@ def _pid(node: Any) -> int:
 
 
 def _is_stopped(pid: int) -> bool:
+    return _state(pid) in {b"T", b"t"}
+
+
+def _has_ended(pid: int) -> bool:
+    return _state(pid) in {b"", b"Z", b"X"}
+
+
+def _state(pid: int) -> bytes:
+    """Return the kernel's letter for what a process does; nothing for none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in {b"T", b"t"}
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):
-        return False
+        return b""
 
 
 def _unknown_children(known: set[int]) -> list[int]:
-    """Return children of this process that are about to become workers."""
+    """Return processes that are about to become workers: children of this process, or of the one that forks them."""
     found: list[int] = []
-    for task in Path("/proc/self/task").iterdir():
+    for child in _children(os.getpid()) - known:
         with contextlib.suppress(OSError):
-            children = {int(word) for word in (task / "children").read_text().split()} - known
-            found += [pid for pid in children if _BOOTSTRAP in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            if Path(f"/proc/{child}/comm").read_text().strip() == SERVER_NAME:
+                newborn = {pid for pid in _children(child) - known if not _has_ended(pid)}
+                # Without any it is the server that does not answer.
+                found += newborn or {child}
+            elif _BOOTSTRAP in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
+
+
+def _children(pid: int) -> set[int]:
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            found |= {int(word) for word in (task / "children").read_text().split()}
     return found
 
 

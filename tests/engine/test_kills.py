@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 from farm_home import FarmHome, processes_of, wait_for_no_process
 
+from farm.run.fork_server import SERVER_NAME, WORKER_NAME
+
 VICTIMS = {
     "controller": "farm.cli.main run",
-    "worker": "exec(eval(sys.stdin.readline()))",
+    "fork server": SERVER_NAME,
+    "worker": WORKER_NAME,
     "builder": "farm.compile.builder",
     "adb server": "server nodaemon",
     "runner": "--serve",
@@ -109,6 +112,16 @@ def find(home: FarmHome, victim: str, seconds: float) -> int | None:
     return None
 
 
+def stays(home: FarmHome, victim: str, seconds: float) -> bool:
+    """Wait, and tell whether a process of that kind was there all the time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if find(home, victim, 0.1) is None:
+            return False
+        time.sleep(0.02)
+    return find(home, victim, 0.1) is not None
+
+
 def reapers(home: FarmHome) -> list[int]:
     """Return the reapers of a home's processes: they have no environment that would show it."""
     found = []
@@ -152,15 +165,23 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
     chance = random.Random(seed)
     # Never compiled, also not by an earlier run of the tests that left its cache: for the builder to be there.
     write_suite(home, 2.0 + random.SystemRandom().random() if victim == "builder" else None)
-    with home.running(*RUN) as process:
-        find(home, victim, 60)
-        # It is there from the beginning; the others come once it has loaded its parts.
-        time.sleep(chance.uniform(0.0, 5.0 if victim == "controller" else 3.0))
-        finished = attempts(home)
-        if (pid := find(home, victim, 0.1)) is not None:
-            with contextlib.suppress(ProcessLookupError):
+    # It is there from the beginning; the others come once it has loaded its parts.
+    delay = chance.uniform(0.0, 5.0 if victim == "controller" else 3.0)
+    for _ in range(4):
+        with home.running(*RUN) as process:
+            assert find(home, victim, 60) is not None, "it never was there"
+            was_there = stays(home, victim, delay)
+            finished = attempts(home)
+            if was_there and (pid := find(home, victim, 0.1)) is not None:
                 os.kill(pid, signal.SIGKILL)
-        said = process.communicate(timeout=240)[0]
+            said = process.communicate(timeout=240)[0]
+        if was_there:
+            break
+        # It had ended by then: the next run has its moment earlier.
+        assert wait_for_no_process(home) == {}
+        delay /= 4
+    else:
+        pytest.fail(f"the {victim} was never there at its moment")
     # A process that starts as the controller dies finds its pipe closed before any code of farm is in it.
     assert "Traceback" not in said.replace(STILLBORN, ""), said
     assert wait_for_no_process(home) == {}

@@ -13,6 +13,7 @@ import pytest
 from attached import attach, until
 from farm_home import FarmHome, processes_of, wait_for_no_process
 
+from farm.run.fork_server import WORKER_NAME
 from farm.virtual.faults import Fault, inject
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RUN = ("run", "--soc", "SM8650", "--suite", "smoke")
-WORKER = "exec(eval(sys.stdin.readline()))"
 # The canary's has 420.
 CANARY_BYTES = 500
 
@@ -127,7 +127,7 @@ def test_a_replacement_that_dies_while_it_starts_ends_nothing(home: FarmHome) ->
 
 
 def workers(home: FarmHome) -> list[int]:
-    return [pid for pid, command in processes_of(home).items() if WORKER in command]
+    return [pid for pid, command in processes_of(home).items() if WORKER_NAME in command]
 
 
 def test_an_adb_server_that_is_away_for_a_moment_burns_no_jobs(home: FarmHome, tmp_path: Path) -> None:
