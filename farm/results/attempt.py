@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.program.layers import Step
-from farm.suites.figures import Direction
+from farm.suites.figures import Direction as Direction  # noqa: PLC0414 - one imports it with Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -37,7 +37,7 @@ _LEAST_NOISE = float(np.finfo(np.float64).smallest_subnormal)
 _FigureFields: Any = msgspec.defstruct("_FigureFields", figure_fields(), frozen=True)
 
 
-class Figures(_FigureFields, frozen=True):  # type: ignore[misc]
+class Figures(_FigureFields):  # type: ignore[misc]
     """One output against one reference: a field for each of farm/suites/figures.py.
 
     None: does not apply to the dtype, or has no value. `sqnr_db` is inf where equal, -inf where an element is not

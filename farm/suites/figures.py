@@ -100,7 +100,8 @@ def top1_agreement(actual: NDArray[Any], reference: NDArray[Any]) -> float:
 
     def greatest(array: NDArray[Any]) -> NDArray[Any]:
         flat = np.atleast_1d(array)
-        return np.argmax(np.where(np.isnan(flat), -np.inf, flat) if flat.dtype.kind == "f" else flat, axis=-1)
+        shown = np.where(np.isnan(flat), -np.inf, flat) if flat.dtype.kind == "f" else flat
+        return np.asarray(np.argmax(shown, axis=-1))
 
     return float(np.mean(greatest(actual) == greatest(reference)))
 

@@ -64,7 +64,7 @@ class InputSpec(_Frozen, frozen=True):
 _LimitFields: Any = msgspec.defstruct("_LimitFields", figure_fields(), frozen=True, forbid_unknown_fields=True)
 
 
-class Limits(_LimitFields, frozen=True, forbid_unknown_fields=True):  # type: ignore[misc]
+class Limits(_LimitFields):  # type: ignore[misc]
     """What one output may differ from one reference, by figure: farm/suites/figures.py.
 
     A limit that is None is measured but does not decide.
