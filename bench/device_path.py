@@ -41,7 +41,8 @@ from farm.device_run.canary import canary_jobs
 from farm.devices.adb.names import adb_target
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.execution.session import DeviceSession, RunnerOptions
+from farm.execution.raw import RunnerOptions
+from farm.execution.session import DeviceSession
 from farm.results.runner_report import RunnerReport, parse_report
 from farm.runtime.runtime import Runtime, simulator_runtime
 from farm.suites.socs import find_soc

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import FarmError
+from farm.execution.crash_logs import collect_crash_logs
 from farm.execution.raw import ETDUMP_FILE
 from farm.results.attempt import Verdict
 from farm.results.profile.etdump import ETDUMP_LIMIT
@@ -17,60 +18,79 @@ from farm.store.records import ArtifactRecord
 from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
     from farm.bundles.bundle import Bundle
-    from farm.execution.session import DeviceSession
-    from farm.request.plan import PlannedJob, RunPlan
+    from farm.device_run.device_run import DeviceRun
+    from farm.execution.optrace import OptraceTools
+    from farm.request.profiling import Profile
     from farm.results.attempt import Attempt
+
+OUTPUT = "output:"
+"""What the kind of an artifact that is an output begins with; its file name follows."""
+
+# Outputs of one attempt, in all: what those of a segmentation network take a hundred times over.
+_OUTPUT_BYTES = 64 << 20
 
 
 class AttemptArtifacts:
-    """What one worker does with the files of its executions."""
+    """Keeps what a command wants of the files of its executions. What goes wrong here changes no verdict."""
 
-    def __init__(self, plan: RunPlan, session: Callable[[], DeviceSession]) -> None:
-        self._profile, self._optrace, self._session = plan.profile, plan.optrace, session
-        self._store = ArtifactStore(plan.artifact_root)
+    def __init__(
+        self, root: Path, profile: Profile, *, outputs: bool = False, optrace: OptraceTools | None = None
+    ) -> None:
+        """Keep the ETDump where `profile` wants one, `outputs`, and the SDK's timeline of what passed by `optrace`."""
+        self._store = ArtifactStore(root)
+        self._profile, self._outputs, self._optrace = profile, outputs, optrace
 
     def keep(
-        self, attempt: Attempt, planned: PlannedJob, bundle: Bundle, folder: Path
+        self, attempt: Attempt, bundle: Bundle, folder: Path, run: DeviceRun
     ) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
-        """Keep what the run wants of `folder`, and return the attempt, with a note on what could not be had.
-
-        For a job that passed, that includes the SDK's timeline, where the run wants one. What goes wrong here changes
-        no verdict.
-        """
-        kept = []
-        etdump = folder / ETDUMP_FILE
-        try:
-            # What is greater is refused by whoever reads it.
-            if self._profile.kept and etdump.is_file() and etdump.stat().st_size <= ETDUMP_LIMIT:
-                kept.append(self._put("etdump", etdump))
-        except (FarmError, OSError) as error:
-            attempt = _noted(attempt, f"the ETDump is not kept: {error}")
+        """Keep what is wanted of `folder`; return the attempt, with notes on what could not be had."""
+        notes, kept = list(attempt.notes), []
+        for path, kind in self._wanted(folder, notes).items():
+            try:
+                kept.append(self._put(kind, path))
+            except (FarmError, OSError) as error:
+                notes.append(one_line(f"{path.name} is not kept: {error}"))
         if self._optrace is not None and attempt.verdict is Verdict.PASSED:
             from farm.execution.optrace import collect_optrace
 
-            soc = find_soc(planned.job.target.soc)
             try:
-                files = collect_optrace(self._session(), bundle, soc, self._optrace, folder / "optrace")
+                files = collect_optrace(
+                    run.session, bundle, find_soc(run.device.soc), self._optrace, folder / "optrace"
+                )
                 kept += [self._put(kind, path) for kind, path in files.items()]
             except (FarmError, OSError) as error:
-                attempt = _noted(attempt, f"no optrace: {error}")
-        return attempt, tuple(kept)
+                notes.append(one_line(f"no optrace: {error}"))
+        return msgspec.structs.replace(attempt, notes=tuple(notes)), tuple(kept)
 
-    def keep_crash_logs(self, files: Mapping[str, Path]) -> tuple[ArtifactRecord, ...]:
-        """Keep what a device's logs say of a crash, by kind; what cannot be kept is left out."""
+    def keep_crash_logs(self, run: DeviceRun, folder: Path, *, since_s: float) -> tuple[ArtifactRecord, ...]:
+        """Keep what a device's logs say of a crash; what cannot be kept is left out."""
         kept = []
-        for kind, path in files.items():
+        for kind, path in collect_crash_logs(run.transport, run.device.os, folder, since=since_s).items():
             with contextlib.suppress(FarmError, OSError):
                 kept.append(self._put(kind, path))
         return tuple(kept)
+
+    def _wanted(self, folder: Path, notes: list[str]) -> dict[Path, str]:
+        """Return the kinds of the files to keep; what is too large is left out, and noted where it was asked for."""
+        wanted = {}
+        outputs = sorted(folder.glob("output_*.raw")) if self._outputs else []
+        if sum(path.stat().st_size for path in outputs) <= _OUTPUT_BYTES:
+            wanted = {path: f"{OUTPUT}{path.name}" for path in outputs}
+        else:
+            notes.append(f"its outputs are not kept: they have more than {_OUTPUT_BYTES >> 20} MiB")
+        etdump = folder / ETDUMP_FILE
+        if self._profile.kept and etdump.is_file() and etdump.stat().st_size <= ETDUMP_LIMIT:
+            wanted[etdump] = "etdump"
+        return wanted
 
     def _put(self, kind: str, path: Path) -> ArtifactRecord:
         return ArtifactRecord(self._store.put(path), path.stat().st_size, kind)
 
 
-def _noted(attempt: Attempt, note: str) -> Attempt:
-    return msgspec.structs.replace(attempt, notes=(*attempt.notes, one_line(note)))
+def kept_outputs(artifacts: Iterable[ArtifactRecord]) -> dict[str, str]:
+    """Return the SHA-256 of the outputs among `artifacts` by their file names; of a name that comes twice the last."""
+    return {one.kind.removeprefix(OUTPUT): one.sha256 for one in artifacts if one.kind.startswith(OUTPUT)}

@@ -7,97 +7,88 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from farm.bundles.bundle import load_bundle
 from farm.bundles.cache import BundleCache
-from farm.device_run.artifacts import AttemptArtifacts
 from farm.device_run.builds import builds_folder, has_reply, read_reply
 from farm.devices.local.files import local_error
 from farm.errors import BundleError, FarmError, LocalError
-from farm.execution.session import RunnerOptions
+from farm.execution.raw import RunnerOptions
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.results.blame import damaged
-from farm.results.judge import build_failure, judge
+from farm.results.judge import build_failure
 from farm.results.rerun import after_rerun
-from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
     from pathlib import Path
 
+    from farm.bundles.bundle import Bundle
+    from farm.device_run.device_run import Staged
     from farm.device_run.device_worker import DeviceWorker
     from farm.execution.raw import RawResult
-    from farm.execution.session import DeviceSession
-    from farm.execution.workspace import Workspace
     from farm.request.plan import PlannedJob, RunPlan
     from farm.store.records import ArtifactRecord
 
-    Execute = Callable[[str, Workspace, Path, RunnerOptions], RawResult]
+    Recordable = tuple[tuple[Attempt, ...], tuple[ArtifactRecord, ...]]
 
 _LOG_BYTES = 64 * 1024
 
 
 class Executor:
-    """Runs jobs on the device of a station. Belongs to one thread, and has one of its own for what runs there."""
+    """Runs jobs on the device of a worker. Belongs to one thread, and has one of its own for what runs there."""
 
-    def __init__(self, plan: RunPlan, station: DeviceWorker) -> None:
-        self._plan, self._station = plan, station
-        self._device = station.device
+    def __init__(self, plan: RunPlan, device_worker: DeviceWorker) -> None:
+        self._plan, self._device_run = plan, device_worker.run
         self._cache = BundleCache(plan.cache_root)
-        self.keeper = AttemptArtifacts(plan, lambda: station.session)
-        self._staged: dict[str, Future[Workspace]] = {}
-        self._begun: dict[str, Future[_Ran]] = {}
+        self._staged: dict[str, Future[Staged]] = {}
+        self._begun: dict[str, Future[_JobExecution]] = {}
         self._thread = ThreadPoolExecutor(1, "run")
 
     def has_begun(self, planned: PlannedJob) -> bool:
-        """Tell whether a job runs already."""
+        """Return whether a job runs already."""
         return planned.job.id in self._begun
 
     def is_built(self, planned: PlannedJob) -> bool:
-        """Tell whether the build of a job has ended."""
+        """Return whether the build of a job has ended."""
         return planned.cached or has_reply(self._plan.folder, planned.key)
 
-    def run(
-        self, planned: PlannedJob, following: PlannedJob | None, may_begin: Callable[[], bool]
-    ) -> tuple[tuple[Attempt, ...], tuple[ArtifactRecord, ...]]:
+    def run(self, planned: PlannedJob, following: PlannedJob | None, may_begin: Callable[[], bool]) -> Recordable:
         """Return what is to be recorded of a job, and the files that belong to the last attempt.
 
-        `following` is staged meanwhile. Where the runner answered and `may_begin` has nothing against it, it begins as
-        soon as the outputs are here, so that the device need not wait for what is done with them.
+        `following` is staged meanwhile. Where the runner answered and `may_begin` returns True, it begins as soon as
+        the outputs are here, so that the device need not wait for what is done with them.
 
         Raises LocalError for trouble of this machine, which says nothing about the job or the device.
         """
         try:
-            return self._run(planned, following, may_begin)
+            attempts, artifacts = self._run(planned, following, may_begin)
+            folder = self._plan.folder / "raw" / f"crash-logs-{self._device_run.device.serial}"
+            return attempts, (*artifacts, *self._device_run.keep_crash_logs(attempts[-1], folder))
         except OSError as error:
             raise local_error(error) from None
 
-    def _run(
-        self, planned: PlannedJob, following: PlannedJob | None, may_begin: Callable[[], bool]
-    ) -> tuple[tuple[Attempt, ...], tuple[ArtifactRecord, ...]]:
+    def _run(self, planned: PlannedJob, following: PlannedJob | None, may_begin: Callable[[], bool]) -> Recordable:
         job = planned.job
         try:
             running = self._begun.pop(job.id, None) or self._begin(planned)
             if following is not None and self.is_built(following):
                 self._staged[following.job.id] = self._stage(following)
-            ran = running.result()
+            execution = running.result()
         except _BuildFailedError as failed:
             return (build_failure(job, failed.reason, failed.log, planned.key, infra=failed.infra),), ()
         except LocalError:
             raise
         except FarmError as error:
             return (build_failure(job, str(error), "", planned.key, infra=True),), ()
-        if following is not None and _has_answer(ran) and self._may_overlap(following) and may_begin():
+        if following is not None and execution.has_answer and self._may_overlap(following) and may_begin():
             self._begun[following.job.id] = self._begin(following)
-        first = self._judged(planned, ran)
-        if not first.process_ended or self._plan.heap:
-            return (first.attempt,), first.artifacts
-        session = self._station.session
-        again = self._judged(planned, self._execute(planned, session.stage(ran.workspace.bundle), session, alone=True))
-        both = after_rerun(first.attempt, again.attempt, ended_again=again.process_ended)
-        return both, again.artifacts
+        attempt, artifacts = self._judged(planned, execution)
+        if not execution.process_ended or self._plan.heap:
+            return (attempt,), artifacts
+        staged = self._device_run.stage(execution.staged.workspace.bundle)
+        alone = self._execute(planned, staged, alone=True)
+        again, artifacts = self._judged(planned, alone)
+        return after_rerun(attempt, again, ended_again=alone.process_ended), artifacts
 
     def forget(self) -> None:
         """Let go of what was staged, and of what runs, once it has ended."""
@@ -112,58 +103,43 @@ class Executor:
 
     def shut(self) -> None:
         """Let go for good; what still runs is broken off."""
-        self._station.break_off()
+        self._device_run.break_off()
         self.forget()
         self._thread.shutdown()
 
     def _may_overlap(self, following: PlannedJob) -> bool:
-        """Tell whether a job may run while another is recorded: not where that would need the device."""
+        """Return whether a job may run while another is recorded: not where that would need the device."""
         return following.job.id in self._staged and not self._plan.heap and self._plan.optrace is None
 
-    def _begin(self, planned: PlannedJob) -> Future[_Ran]:
-        session = self._station.session
+    def _begin(self, planned: PlannedJob) -> Future[_JobExecution]:
         staging = self._staged.pop(planned.job.id, None) or self._stage(planned)
+        return self._thread.submit(lambda: self._execute(planned, staging.result(), alone=self._plan.heap))
 
-        def run() -> _Ran:
-            workspace = staging.result()
-            return self._execute(planned, workspace, session, alone=self._plan.heap, waited=self._station.gate())
-
-        return self._thread.submit(run)
-
-    def _execute(
-        self, planned: PlannedJob, workspace: Workspace, session: DeviceSession, *, alone: bool, waited: str = ""
-    ) -> _Ran:
-        execute = session.execute_alone if alone else session.execute
+    def _execute(self, planned: PlannedJob, staged: Staged, *, alone: bool) -> _JobExecution:
         folder = self._plan.folder / "raw" / re.sub(r"[^\w.=-]", "_", planned.job.id)
+        options = self._options(planned)
         try:
-            return _Ran(workspace, folder, execute(planned.job.id, workspace, folder, self.options(planned)), waited)
+            raw = self._device_run.execute(planned.job.id, staged, folder, options, alone=alone)
+            return _JobExecution(staged, folder, raw)
         except LocalError:
             raise
         except (FarmError, ConnectionError, TimeoutError) as error:
-            return _Ran(workspace, folder, None, str(error))
+            return _JobExecution(staged, folder, None, str(error))
 
-    def _judged(self, planned: PlannedJob, ran: _Ran) -> _Executed:
-        job, raw, note = planned.job, ran.raw, ran.note
+    def _judged(self, planned: PlannedJob, execution: _JobExecution) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
+        run, raw, bundle = self._device_run, execution.raw, execution.staged.workspace.bundle
         try:
             if raw is None:
-                return _Executed(self._infra(planned, note))
-            attempt = judge(job, ran.workspace.bundle, raw, operators=self._plan.profile.kept)
-            if attempt.verdict is Verdict.FAILED and attempt.cause in (Cause.NUMERICS, Cause.REFUSED):
-                # What a file that is not what was pushed, or pulled, leads to says nothing about the code.
-                self.finish()
-                what = self._station.session.find_damage(ran.workspace.bundle, raw)
-                attempt = damaged(attempt, what) if what else attempt
-            if note:
-                attempt = msgspec.structs.replace(attempt, notes=(*attempt.notes, note))
-            attempt, artifacts = self.keeper.keep(attempt, planned, ran.workspace.bundle, ran.folder)
-            return _Executed(attempt, raw.process_ended, artifacts)
+                return self._infra(planned, execution.problem), ()
+            attempt = run.judge(planned.job, bundle, raw, operators=self._plan.profile.kept)
+            return run.keep(attempt, bundle, execution.folder)
         except LocalError:
             raise
         except FarmError as error:
-            return _Executed(self._infra(planned, str(error)))
+            return self._infra(planned, str(error)), ()
         finally:
             # What it says is in the store now; raw outputs of every run would fill the disk.
-            shutil.rmtree(ran.folder, ignore_errors=True)
+            shutil.rmtree(execution.folder, ignore_errors=True)
 
     def _infra(self, planned: PlannedJob, reason: str) -> Attempt:
         return Attempt(
@@ -171,30 +147,28 @@ class Executor:
             Verdict.INFRA,
             Stage.EXECUTE,
             reason,
-            device=self._device.serial,
+            device=self._device_run.device.serial,
             bundle_key=planned.key,
             cause=Cause.CONNECTION,
         )
 
-    def options(self, planned: PlannedJob) -> RunnerOptions:
-        """Return how the runner is asked to run a job."""
-        plan, profile = self._plan, self._plan.profile
-        flags = runtime_flags(planned.job.target)
+    def _options(self, planned: PlannedJob) -> RunnerOptions:
+        plan, target = self._plan, planned.job.target
         if plan.heap:
+            flags = self._device_run.flags(target, profile=None)
             return RunnerOptions(iterations=1, warm_up=0, timeout_s=plan.timeout_s, flags=flags, heap=True)
         return RunnerOptions(
             iterations=plan.iterations,
             warm_up=plan.warm_up,
             timeout_s=plan.timeout_s,
-            flags={**flags, **profile.flags(self._device.kind)},
-            etdump=profile.kept,
+            flags=self._device_run.flags(target, plan.profile),
+            etdump=plan.profile.kept,
         )
 
-    def _stage(self, planned: PlannedJob) -> Future[Workspace]:
-        session = self._station.session
-        return self._station.stage(lambda: self._staged_on(session, planned))
+    def _stage(self, planned: PlannedJob) -> Future[Staged]:
+        return self._device_run.stage_ahead(lambda: self._bundle(planned))
 
-    def _staged_on(self, session: DeviceSession, planned: PlannedJob) -> Workspace:
+    def _bundle(self, planned: PlannedJob) -> Bundle:
         if not planned.cached:
             reply = read_reply(self._plan.folder, planned.key)
             if not reply.ok:
@@ -202,33 +176,31 @@ class Executor:
                 raise _BuildFailedError(reply.reason, _tail(log), infra=reply.infra)
         bundle = load_bundle(self._cache.folder(planned.key))
         bundle.verify()
-        if bundle.manifest.soc != self._device.soc:
-            raise BundleError(f"the bundle is for {bundle.manifest.soc}, the device is a {self._device.soc}")
-        return session.stage(bundle)
+        soc = self._device_run.device.soc
+        if bundle.manifest.soc != soc:
+            raise BundleError(f"the bundle is for {bundle.manifest.soc}, the device is a {soc}")
+        return bundle
 
 
-def _has_answer(ran: _Ran) -> bool:
-    return ran.raw is not None and not ran.raw.error and not ran.raw.process_ended
-
-
-class _Ran(NamedTuple):
+class _JobExecution(NamedTuple):
     """One execution, not judged yet."""
 
-    workspace: Workspace
+    staged: Staged
     folder: Path
     raw: RawResult | None
     """None where the farm itself failed."""
-    note: str
-    """What the device was waited for; or why there is no result."""
+    problem: str = ""
+    """Why there is no result."""
 
+    @property
+    def process_ended(self) -> bool:
+        """Whether the runner ended with it."""
+        return self.raw is not None and self.raw.process_ended
 
-class _Executed(NamedTuple):
-    """One execution, judged."""
-
-    attempt: Attempt
-    process_ended: bool = False
-    """The runner ended with it."""
-    artifacts: tuple[ArtifactRecord, ...] = ()
+    @property
+    def has_answer(self) -> bool:
+        """Whether the runner answered, and takes the next job."""
+        return self.raw is not None and not self.raw.error and not self.raw.process_ended
 
 
 class _BuildFailedError(Exception):
@@ -237,9 +209,9 @@ class _BuildFailedError(Exception):
         super().__init__(reason)
 
 
-def _tail(path: object) -> str:
+def _tail(path: Path) -> str:
     try:
-        with open(str(path), "rb") as file:  # noqa: PTH123
+        with path.open("rb") as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - _LOG_BYTES))
             return file.read().decode(errors="replace")

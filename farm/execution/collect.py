@@ -12,8 +12,8 @@ from farm.execution.workspace import OUTPUTS
 
 if TYPE_CHECKING:
     from farm.devices.transport import Transport
+    from farm.execution.raw import RunnerOptions
     from farm.execution.result import Execution
-    from farm.execution.session import RunnerOptions
 
 # An ETDump of a whole model with per-operator events is a few MB.
 _ETDUMP_BYTES = 256 << 20

@@ -1,11 +1,15 @@
-"""What one execution of a job on a device left behind: files and timings, no judgement."""
+"""What one execution of a job on a device is asked for, and what it left: files and timings, no judgement."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 RESULT_FILE = "result.json"
 ETDUMP_FILE = "etdump.etdp"
@@ -16,6 +20,37 @@ HEAP_LIMIT = 64 * 1024
 
 
 ErrorCause = Literal["", "connection", "gone", "adb_server", "space", "damage"]
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """How often the runner executes each sample, and its backend options."""
+
+    iterations: int = 3
+    warm_up: int = 1
+    timeout_s: float = 300.0
+    flags: Mapping[str, str] = field(default_factory=dict)
+    etdump: bool = False
+    """Bring an ETDump although no flag asks for a profile: what was compiled in is in it."""
+    outputs: bool = True
+    """Bring the outputs: where nobody looks at them they are only in the way."""
+    debug: bool = False
+    """Bring intermediate outputs, of a program that was compiled to write them, as DEBUG_FILE."""
+    heap: bool = False
+    """Measure the DSP's heap, as HEAP_FILE: for `execute_alone` only, as it takes a process of its own."""
+
+    @property
+    def profiles(self) -> bool:
+        """Whether there is anything that only an ETDump tells."""
+        return self.etdump or self.debug or self.flags.get("profile_level", "0") != "0"
+
+    @property
+    def process_flags(self) -> dict[str, str]:
+        """Flags that hold for a whole process of the runner."""
+        if not self.heap:
+            return dict(self.flags)
+        # ExecuTorch 1.5 looks at the heap only where it profiles. The path is in the workspace of the job.
+        return {**self.flags, "profile_level": "1", "heap_profiling_path": HEAP_FILE}
 
 
 class RawResult(msgspec.Struct, frozen=True, kw_only=True):

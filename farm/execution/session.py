@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from farm.bundles.bundle import MODEL
@@ -19,7 +18,7 @@ from farm.execution.collect import DEBUG_BYTES, collect, collect_heap
 from farm.execution.content_store import SESSION_PREFIX, ContentStore
 from farm.execution.integrity import differing, expected_content, hashes_of
 from farm.execution.liveness import Liveness
-from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE
+from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE
 from farm.execution.result import Execution
 from farm.execution.runner_process import RunnerProcess
 from farm.execution.takeover import take_over
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
     from farm.bundles.bundle import Bundle
     from farm.devices.transport import Completed, Transport
-    from farm.execution.raw import ErrorCause, RawResult
+    from farm.execution.raw import ErrorCause, RawResult, RunnerOptions
     from farm.execution.runner_process import Ending
     from farm.execution.workspace import Layout
     from farm.runtime.runtime import Runtime
@@ -66,37 +65,6 @@ _JOBS_OF_A_PROCESS = 2000
 _SWEEP = 16
 # Where a damaged file on the device would show.
 _FILE_STAGES = ("load", "inputs")
-
-
-@dataclass(frozen=True)
-class RunnerOptions:
-    """How often the runner executes each sample, and its backend options."""
-
-    iterations: int = 3
-    warm_up: int = 1
-    timeout_s: float = 300.0
-    flags: Mapping[str, str] = field(default_factory=dict)
-    etdump: bool = False
-    """Bring an ETDump although no flag asks for a profile: what was compiled in is in it."""
-    outputs: bool = True
-    """Bring the outputs: where nobody looks at them they are only in the way."""
-    debug: bool = False
-    """Bring intermediate outputs, of a program that was compiled to write them, as DEBUG_FILE."""
-    heap: bool = False
-    """Measure the DSP's heap, as HEAP_FILE: for `execute_alone` only, as it takes a process of its own."""
-
-    @property
-    def profiles(self) -> bool:
-        """Whether there is anything that only an ETDump tells."""
-        return self.etdump or self.debug or self.flags.get("profile_level", "0") != "0"
-
-    @property
-    def process_flags(self) -> dict[str, str]:
-        """Flags that hold for a whole process of the runner."""
-        if not self.heap:
-            return dict(self.flags)
-        # ExecuTorch 1.5 looks at the heap only where it profiles. The path is in the workspace of the job.
-        return {**self.flags, "profile_level": "1", "heap_profiling_path": HEAP_FILE}
 
 
 class DeviceSession:

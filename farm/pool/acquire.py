@@ -1,26 +1,27 @@
-"""One device to run on, and the runtime it needs: for commands that run one job, not a suite."""
+"""Devices for commands that run one job, not a suite: attached ones under a lease, or a virtual one of their own."""
 
 from __future__ import annotations
 
 import math
+import secrets
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.errors import LeaseLostError, NoDeviceError
+from farm.pool.fleet import Choice
 from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import ExitStack
     from pathlib import Path
+    from typing import Self
 
     from farm.config.settings import Config
     from farm.devices.device import Device
-    from farm.pool.fleet import Choice
     from farm.runtime.runtime import Runtime
     from farm.store.store import Store
     from farm.suites.suite import Target
-    from farm.system.processes import Supervisor
 
 _NO_DEVICE = "'--virtual 2'"
 
@@ -34,51 +35,79 @@ class AcquiredDevice(NamedTuple):
     """Id of the device, and its lease's fence; None where nobody else can use it."""
 
 
-def acquire_attached(
-    config: Config,
-    store: Store,
-    target: Target,
-    supervisor: Supervisor,
-    leases: ExitStack,
-    say: Callable[[str], None],
-    *,
-    choice: Choice,
-    purpose: str,
-    otherwise: str,
-    until_s: float = math.inf,
-) -> AcquiredDevice:
-    """Return an attached device that is leased until `leases` is closed; waits for one that somebody else has.
+class DeviceAcquirer:
+    """A folder and processes of one command, and the devices that it acquires until it ends. A context manager."""
 
-    It waits until `until_s` on the clock of `time.monotonic`. `otherwise` is what to use where there is none, for the
-    message. Raises NoDeviceError, UnknownNameError.
-    """
-    from farm.pool.custody import Custody, LeaseTerms
-    from farm.pool.fleet import attached_fleet
-    from farm.store.leases.rules import Priority
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        target: Target,
+        say: Callable[[str], None],
+        *,
+        name: str,
+        purpose: str,
+        otherwise: str,
+        until_s: float = math.inf,
+    ) -> None:
+        """`name` begins that of the folder. `purpose` is shown to others who want the device; `otherwise` is what to
+        use where none is attached.
 
-    try:
-        fleet = attached_fleet(config, [find_soc(target.soc)], target.backend, choice, supervisor, store)
-    except NoDeviceError as error:
-        raise NoDeviceError(str(error).replace(_NO_DEVICE, otherwise)) from None
-    terms = LeaseTerms(ttl_s=config.leases.ttl_s, priority=Priority.PERSON, purpose=purpose, most=1)
-    custody = Custody(fleet.devices, store, terms, say)
-    custody.keep_alive(fleet.revive)
-    leases.callback(custody.close)
-    custody.acquire(until_s)
-    held = {device.id: device for device in custody.held()}
-    if not held and time.monotonic() >= until_s:
-        raise NoDeviceError(f"no {target.soc} became free in time")
-    for lease in store.leases.all():
-        if lease.device in held:
-            device = held[lease.device]
-            return AcquiredDevice(device, fleet.runtimes[device.serial], (device.id, lease.fence))
-    raise LeaseLostError(f"the lease of {', '.join(held) or 'the device'} was lost before anything ran: try again")
+        A device that somebody else has is waited for until `until_s` on the clock of `time.monotonic`.
+        """
+        self._config, self._store, self._target, self._say = config, store, target, say
+        self._name, self._purpose, self._otherwise, self._until_s = name, purpose, otherwise, until_s
+        self._stack = ExitStack()
 
+    def __enter__(self) -> Self:
+        from farm.system.processes import Supervisor
+        from farm.system.publish import own_folder
 
-def acquire_virtual(config: Config, target: Target, supervisor: Supervisor, storage: Path) -> AcquiredDevice:
-    """Boot a virtual device that nobody else knows of, with its files in `storage`."""
-    from farm.pool.fleet import virtual_fleet
+        with self._stack:
+            name = f"{self._name}-{secrets.token_hex(6)}"
+            self.folder: Path = self._stack.enter_context(own_folder(self._config.cache_dir / "virtual", name))
+            self.supervisor = self._stack.enter_context(Supervisor())
+            self._stack = self._stack.pop_all()
+        return self
 
-    fleet = virtual_fleet(config, [find_soc(target.soc)], 1, target.backend, supervisor, storage)
-    [device] = fleet.devices
-    return AcquiredDevice(device, fleet.runtimes[device.serial])
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def acquire(self, choice: Choice | None) -> AcquiredDevice:
+        """Return an attached device that `choice` leaves, leased until the end; a virtual one where that is None.
+
+        Raises NoDeviceError, UnknownNameError, LeaseLostError.
+        """
+        return self._virtual() if choice is None else self._attached(choice)
+
+    def _virtual(self) -> AcquiredDevice:
+        from farm.pool.fleet import virtual_fleet
+
+        soc, storage = find_soc(self._target.soc), self.folder / "device"
+        fleet = virtual_fleet(self._config, [soc], 1, self._target.backend, self.supervisor, storage)
+        [device] = fleet.devices
+        return AcquiredDevice(device, fleet.runtimes[device.serial])
+
+    def _attached(self, choice: Choice) -> AcquiredDevice:
+        from farm.pool.custody import Custody, LeaseTerms
+        from farm.pool.fleet import attached_fleet
+        from farm.store.leases.rules import Priority
+
+        config, store, target = self._config, self._store, self._target
+        try:
+            fleet = attached_fleet(config, [find_soc(target.soc)], target.backend, choice, self.supervisor, store)
+        except NoDeviceError as error:
+            raise NoDeviceError(str(error).replace(_NO_DEVICE, self._otherwise)) from None
+        terms = LeaseTerms(ttl_s=config.leases.ttl_s, priority=Priority.PERSON, purpose=self._purpose, most=1)
+        custody = Custody(fleet.devices, store, terms, self._say)
+        custody.keep_alive(fleet.revive)
+        self._stack.callback(custody.close)
+        custody.acquire(self._until_s)
+        held = {device.id: device for device in custody.held()}
+        if not held and time.monotonic() >= self._until_s:
+            raise NoDeviceError(f"no {target.soc} became free in time")
+        for lease in store.leases.all():
+            if lease.device in held:
+                device = held[lease.device]
+                return AcquiredDevice(device, fleet.runtimes[device.serial], (device.id, lease.fence))
+        raise LeaseLostError(f"the lease of {', '.join(held) or 'the device'} was lost before anything ran: try again")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 import shutil
 from contextlib import ExitStack
 from enum import StrEnum
@@ -12,23 +11,22 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.analysis.confirmation import INFERENCES, PAIRS
+from farm.device_run.device_run import DeviceRun, HeatGate
 from farm.errors import InfraError, LeaseLostError, NoDeviceError
-from farm.pool.acquire import acquire_attached, acquire_virtual
+from farm.execution.raw import RunnerOptions
+from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
 from farm.replay.stored_result import find_bundle, find_job
 from farm.request.profiling import Profile
 from farm.results.attempt import Verdict
 from farm.results.ending import Ending
-from farm.results.judge import judge
 from farm.results.measurements import time_measurements
 from farm.results.outcome import outcome
 from farm.results.profile.cycles import read_profile
-from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
-    from types import TracebackType
+    from typing import Self
 
     from farm.analysis.confirmation import Pair
     from farm.bundles.bundle import Bundle
@@ -36,10 +34,9 @@ if TYPE_CHECKING:
     from farm.config.settings import Config
     from farm.devices.device import Device
     from farm.execution.raw import RawResult
-    from farm.execution.session import DeviceSession, RunnerOptions
     from farm.pool.acquire import AcquiredDevice
     from farm.replay.stored_result import StoredResult
-    from farm.results.attempt import Measurement
+    from farm.results.attempt import Attempt, Measurement
     from farm.runtime.runtime import Runtime
     from farm.store.store import Store
     from farm.suites.suite import Job, Target
@@ -119,78 +116,57 @@ class InterleavedBench:
         `store` is asked for leases only. `warm_up` are executions before those that count, in every turn. A device that
         somebody else has is waited for until `until_s` on the clock of `time.monotonic`.
         """
-        self._config, self._store, self._target, self._say = config, store, target, say
-        self._virtual, self._choice, self._purpose = virtual, choice or Choice(), purpose
-        self._warm_up, self._timeout_s, self._until_s = warm_up, timeout_s, until_s
+        self.config, self.virtual = config, virtual
+        self._store, self._say, self._choice = store, say, choice or Choice()
+        self._warm_up, self._timeout_s = warm_up, timeout_s
         self._stack = ExitStack()
-        self._places: dict[str, AcquiredDevice] = {}
-        self._sessions: dict[tuple[str, str], DeviceSession] = {}
+        self._acquirer = DeviceAcquirer(
+            config, store, target, say, name="ab", purpose=purpose, otherwise="--virtual", until_s=until_s
+        )
+        self._acquired: dict[str, AcquiredDevice] = {}
+        self._gates: dict[str, HeatGate] = {}
+        self._runs: dict[tuple[str, str], DeviceRun] = {}
         self._proven: dict[tuple[str, ...], str] = {}
         self._count = 0
         self.turns: list[Turn] = []
         """All that was measured so far, with every sample."""
 
-    def __enter__(self) -> InterleavedBench:
+    def __enter__(self) -> Self:
         """Raises NoDeviceError, UnknownNameError, MissingToolError."""
         from farm.compile.toolchain import prepare
-        from farm.system.processes import Supervisor
-        from farm.system.publish import own_folder
 
-        config, stack = self._config, self._stack
-        try:
-            self.tools: Toolchain = prepare(config, self._say, virtual=self._virtual)
-            self._folder: Path = stack.enter_context(
-                own_folder(config.cache_dir / "virtual", f"pairs-{secrets.token_hex(6)}")
-            )
-            self._supervisor = stack.enter_context(Supervisor())
-            # Given back when nothing of ours is on the devices any more.
-            self._leases = stack.enter_context(ExitStack())
-            stack.callback(self._close_sessions)
-            if self._virtual:
-                place = acquire_virtual(config, self._target, self._supervisor, self._folder / "device")
-            else:
-                place = self._attached(self._choice)
-            self._place = place
-            self._places[place.device.serial] = place
-        except BaseException:
-            stack.close()
-            raise
+        self.tools: Toolchain = prepare(self.config, self._say, virtual=self.virtual)
+        with self._stack:
+            self._stack.enter_context(self._acquirer)
+            # Before leases are given back nothing of ours is on the devices any more.
+            self._stack.callback(self._close_runs)
+            self._first = self._acquirer.acquire(None if self.virtual else self._choice)
+            self._acquired[self._first.device.serial] = self._first
+            self._stack = self._stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     @property
     def device(self) -> Device:
         """The first device."""
-        return self._place.device
+        return self._first.device
 
     @property
     def runtime(self) -> Runtime:
         """What it runs programs with, unless a side has another."""
-        return self._place.runtime
+        return self._first.runtime
 
     @property
     def fence(self) -> tuple[str, int] | None:
         """Id of the device and its lease's fence, for whoever records what was measured; None where it is our own."""
-        return self._place.fence
-
-    @property
-    def virtual(self) -> bool:
-        """Whether the device is the bench's own virtual one."""
-        return self._virtual
-
-    @property
-    def config(self) -> Config:
-        """Where its cache is."""
-        return self._config
+        return self._first.fence
 
     def side(self, past: StoredResult) -> Side:
         """Return what a past result ran. Raises UsageError where its bundle is gone and cannot be made again."""
-        job = find_job(self._config, past)
-        bundle = find_bundle(self._config, past, job, self.tools, self._supervisor, self._say)
+        job = find_job(self.config, past)
+        bundle = find_bundle(self.config, past, job, self.tools, self._acquirer.supervisor, self._say)
         profile = past.run.fingerprint.get("profile", "")
         # A timeline would cost time, and is in no figure.
         known = profile in (Profile.OFF, Profile.BASIC, Profile.DETAILED)
@@ -198,18 +174,18 @@ class InterleavedBench:
 
     def add_device(self, serial: str) -> None:
         """Lease another attached device for sides that name it. Raises NoDeviceError, UnknownNameError."""
-        if serial in self._places:
+        if serial in self._acquired:
             return
         now_ms = self._store.leases.now_ms()
         for lease in self._store.leases.all():
             # Whoever holds one device and waits for another may wait for somebody who does the same.
             if serial in (lease.device, lease.device.partition("@")[0]) and lease.token and lease.expires_ms > now_ms:
                 raise NoDeviceError(f"{serial} is with {lease.user}")
-        self._places[serial] = self._attached(Choice((serial,)))
+        self._acquired[serial] = self._acquirer.acquire(Choice((serial,)))
 
     def build_of(self, serial: str) -> str:
         """Return the fingerprint of the system of one of the devices."""
-        return self._places[serial].device.build
+        return self._acquired[serial].device.build
 
     def measure(
         self,
@@ -271,99 +247,80 @@ class InterleavedBench:
         return self._proven[side.key]
 
     def _turn(self, role: Role, side: Side, pair: int, inferences: int, *, full: bool, fresh: bool = False) -> Turn:
-        place = self._places[side.device] if side.device else self._place
-        runtime = side.runtime or place.runtime
+        acquired = self._acquired[side.device] if side.device else self._first
+        runtime = side.runtime or acquired.runtime
         try:
-            started_ms, measured, failure = self._run(side, place, runtime, inferences, full=full, fresh=fresh)
+            started_ms, measured, failure = self._run(side, acquired, runtime, inferences, full=full, fresh=fresh)
         except InfraError as error:
-            self._mend(place, runtime, error)
-            started_ms, measured, failure = self._run(side, place, runtime, inferences, full=full, fresh=fresh)
-        turn = Turn(
-            role, pair, side.bundle.manifest.key, runtime.digest, place.device.serial, started_ms, measured, failure
-        )
+            self._recover(acquired.device, runtime, error)
+            started_ms, measured, failure = self._run(side, acquired, runtime, inferences, full=full, fresh=fresh)
+        key, serial = side.bundle.manifest.key, acquired.device.serial
+        turn = Turn(role, pair, key, runtime.digest, serial, started_ms, measured, failure)
         self.turns.append(turn)
         return turn
 
-    def _mend(self, place: AcquiredDevice, runtime: Runtime, error: InfraError) -> None:
+    def _recover(self, device: Device, runtime: Runtime, error: InfraError) -> None:
         """Begin anew on a device that may have been away: that is no reason to measure all again. Raises `error`."""
         from farm.devices.recovery import Step, recover
 
-        if (session := self._sessions.pop((place.device.serial, runtime.digest), None)) is not None:
-            session.close()
+        if (run := self._runs.pop((device.serial, runtime.digest), None)) is not None:
+            run.close()
         # A reboot would leave it cold.
-        if not recover(place.device, max_step=Step.RESTART).ok:
+        if not recover(device, max_step=Step.RESTART).ok:
             raise error
         self._say(f"once more: {error}")
 
     def _run(
-        self, side: Side, place: AcquiredDevice, runtime: Runtime, inferences: int, *, full: bool, fresh: bool
+        self, side: Side, acquired: AcquiredDevice, runtime: Runtime, inferences: int, *, full: bool, fresh: bool
     ) -> tuple[int, tuple[Measurement, ...], str]:
         """Return when a turn began, what it measured, and why it failed. Raises InfraError."""
         self._count += 1
-        folder = self._folder / "raw" / str(self._count)
-        session = self._session(place, runtime)
-        options = self._options(side, place.device, inferences, full=full)
-        execute = session.execute_alone if fresh else session.execute
-        raw = execute(side.job.id, session.stage(side.bundle), folder, options)
-        found = _judged(side, raw) if full else _timed(side, raw)
-        shutil.rmtree(folder, ignore_errors=True)
-        return (raw.started_ms, *found)
-
-    def _options(self, side: Side, device: Device, inferences: int, *, full: bool) -> RunnerOptions:
-        from farm.execution.session import RunnerOptions
-
-        return RunnerOptions(
+        folder = self._acquirer.folder / "raw" / str(self._count)
+        run = self._device_run(acquired, runtime)
+        options = RunnerOptions(
             iterations=inferences,
             warm_up=self._warm_up,
             timeout_s=self._timeout_s,
-            flags={**runtime_flags(side.job.target), **side.profile.flags(device.kind)},
+            flags=run.flags(side.job.target, side.profile),
             outputs=full,
         )
+        raw = run.run(side.job.id, side.bundle, folder, options, alone=fresh)
+        if full:
+            # A runtime of its own may be that of an older farm.
+            measured = _judged(run.judge(side.job, side.bundle, raw, any_runner=side.runtime is not None))
+        else:
+            measured = _timed(side, raw)
+        shutil.rmtree(folder, ignore_errors=True)
+        return (raw.started_ms, *measured)
 
-    def _session(self, place: AcquiredDevice, runtime: Runtime) -> DeviceSession:
+    def _device_run(self, acquired: AcquiredDevice, runtime: Runtime) -> DeviceRun:
         """Return what runs programs with `runtime`, which stays up: a runner each."""
-        from farm.devices.connect import open_transport
-        from farm.execution.session import DeviceSession
-
-        key = (place.device.serial, runtime.digest)
-        if key not in self._sessions:
-            if runtime.needs_root:
-                from farm.devices.root import ensure_root
-
-                ensure_root(place.device)
-            first = not any(serial == place.device.serial for serial, _ in self._sessions)
-            self._sessions[key] = DeviceSession(
-                open_transport(place.device),
-                runtime,
-                f"{self._folder.name}.{self._count}",
-                place.device.serial,
-                takeover=first and place.fence is not None,
+        serial = acquired.device.serial
+        key = serial, runtime.digest
+        if key not in self._runs:
+            gate = self._gates.setdefault(serial, HeatGate(self.config.health, say=self._say))
+            first = not any(other == serial for other, _ in self._runs)
+            name = f"{self._acquirer.folder.name}.{self._count}"
+            self._runs[key] = DeviceRun(
+                acquired.device, runtime, name, takeover=first and acquired.fence is not None, gate=gate
             )
-        return self._sessions[key]
+        return self._runs[key]
 
-    def _close_sessions(self) -> None:
+    def _close_runs(self) -> None:
         with ExitStack() as closing:
-            for session in self._sessions.values():
-                closing.callback(session.close)
-
-    def _attached(self, choice: Choice) -> AcquiredDevice:
-        return acquire_attached(
-            self._config, self._store, self._target, self._supervisor, self._leases, self._say,
-            choice=choice, purpose=self._purpose, otherwise="--virtual", until_s=self._until_s,
-        )  # fmt: skip
+            for run in self._runs.values():
+                closing.push(run)
 
     def _require_lease(self) -> None:
         """Raise LeaseLostError when somebody else may have used a device meanwhile."""
         fences = {lease.device: lease.fence for lease in self._store.leases.all() if lease.token}
-        for place in self._places.values():
-            if place.fence is not None and fences.get(place.fence[0]) != place.fence[1]:
-                raise LeaseLostError(f"the lease of {place.device.serial} was lost meanwhile: measure again")
+        for one in self._acquired.values():
+            if one.fence is not None and fences.get(one.fence[0]) != one.fence[1]:
+                raise LeaseLostError(f"the lease of {one.device.serial} was lost meanwhile: measure again")
 
 
-def _judged(side: Side, raw: RawResult) -> tuple[tuple[Measurement, ...], str]:
+def _judged(attempt: Attempt) -> tuple[tuple[Measurement, ...], str]:
     """Return what a turn measured, with its figures, or why it failed. Raises InfraError."""
-    # A runtime of its own may be that of an older farm.
-    attempt = judge(side.job, side.bundle, raw, any_runner=side.runtime is not None)
     if attempt.verdict is Verdict.INFRA:
         raise InfraError(attempt.reason)
     if attempt.verdict is Verdict.FAILED and not attempt.known_issue:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 import time
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.compile.debug.protocol import BUNDLE, CompareRequest, CompileRequest, Written
-from farm.errors import FarmError, InfraError, UsageError
-from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE
-from farm.pool.acquire import acquire_attached, acquire_virtual
+from farm.device_run.artifacts import AttemptArtifacts
+from farm.device_run.device_run import DeviceRun
+from farm.errors import UsageError
+from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, RunnerOptions
+from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
 from farm.program.layers import Gap, Layer, Step
-from farm.request.ending import INTERRUPTED, Patience, exit_code_of, write_report
+from farm.replay.one_off import finish_run
+from farm.request.ending import Patience, write_report
+from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.ending import Ending, failed, infra
-from farm.results.judge import build_failure
+from farm.results.judge import build_failure, with_known_issue
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
 from farm.results.text import bounded_log, one_line
@@ -30,17 +32,15 @@ from farm.system.user import user_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from farm.bundles.bundle import Bundle
     from farm.compile.debug.process import DebugProcess
     from farm.compile.debug.protocol import Reply
     from farm.compile.toolchain import Toolchain
     from farm.config.settings import Config
-    from farm.execution.raw import RawResult
     from farm.pool.acquire import AcquiredDevice
     from farm.store.store import Store
     from farm.suites.suite import Job
-    from farm.system.processes import Supervisor
 
-_REFUSED = UsageError.exit_code
 _SIMULATOR, _DEVICE = "simulator", "device"
 
 
@@ -127,70 +127,38 @@ class _Debug:
         self._job = request.job
         self._started_ms = time.time_ns() // 1_000_000
         self._layers: tuple[DebuggedLayer, ...] = ()
-        self._places: dict[str, AcquiredDevice] = {}
+        self._acquired: dict[str, AcquiredDevice] = {}
 
     def execute(self, say: Callable[[str], None]) -> DebugOutcome:
         from farm.compile.toolchain import prepare
-        from farm.system.processes import Supervisor
-        from farm.system.publish import own_folder
 
         with self._clock.step("toolchain"):
             tools = prepare(self._config, say)
-        name = f"debug-{secrets.token_hex(6)}"
-        with (
-            own_folder(self._config.cache_dir / "virtual", name) as storage,
-            Supervisor() as supervisor,
-            ExitStack() as leases,
-        ):
+        otherwise = "--virtual, without the device's column"
+        with DeviceAcquirer(
+            self._config, self._store, self._job.target, say,
+            name="debug", purpose=self._request.command, otherwise=otherwise,
+        ) as acquirer:  # fmt: skip
             if not self._request.virtual:
-                self._places[_DEVICE] = acquire_attached(
-                    self._config,
-                    self._store,
-                    self._job.target,
-                    supervisor,
-                    leases,
-                    say,
-                    choice=Choice(),
-                    purpose=self._request.command,
-                    otherwise="--virtual, without the device's column",
-                )
-            return self._record(tools, storage, supervisor)
-
-    def _record(self, tools: Toolchain, storage: Path, supervisor: Supervisor) -> DebugOutcome:
-        run_id = self._begin(tools)
-        folder = self._config.run_folder(run_id)
-        folder.mkdir(parents=True)
-        attempt: Attempt | None = None
-        refused = ""
-        exit_code = InfraError.exit_code
-        try:
-            attempt = self._attempt(run_id, tools, storage, folder, supervisor)
-            self._store.record_attempt(run_id, attempt)
-            refused = attempt.reason if attempt.verdict is Verdict.SKIPPED else ""
-            exit_code = _REFUSED if refused else exit_code_of(self._store.runs.view(run_id))
-        except KeyboardInterrupt:
-            exit_code = INTERRUPTED
-        except FarmError as error:
-            exit_code = error.exit_code
-            raise
-        finally:
-            self._store.finish_run(run_id, exit_code)
-        if refused:
-            raise UsageError(f"{self._job.id}: {refused}")
-        report = write_report(
-            self._store.runs.view(run_id), folder / "report.html", self._store, self._config.state_dir
-        )
-        return DebugOutcome(
-            job_id=self._job.id,
-            run_id=run_id,
-            exit_code=exit_code,
-            attempt=attempt,
-            layers=self._layers,
-            diagnosis=self._diagnosis(),
-            devices={part: place.device.serial for part, place in self._places.items()},
-            seconds=self._clock.finish(),
-            report=report,
-        )
+                self._acquired[_DEVICE] = acquirer.acquire(Choice())
+            run_id = self._begin(tools)
+            folder = self._config.run_folder(run_id)
+            folder.mkdir(parents=True)
+            attempt, exit_code = finish_run(self._store, run_id, lambda: self._record(run_id, tools, folder, acquirer))
+            report = write_report(
+                self._store.runs.view(run_id), folder / "report.html", self._store, self._config.state_dir
+            )
+            return DebugOutcome(
+                job_id=self._job.id,
+                run_id=run_id,
+                exit_code=exit_code,
+                attempt=attempt,
+                layers=self._layers,
+                diagnosis=self._diagnosis(),
+                devices={part: acquired.device.serial for part, acquired in self._acquired.items()},
+                seconds=self._clock.finish(),
+                report=report,
+            )
 
     def _begin(self, tools: Toolchain) -> str:
         from farm.store.records import RunRecord
@@ -203,55 +171,85 @@ class _Debug:
         self._store.plan_jobs(run_id, [self._job])
         return run_id
 
-    def _attempt(self, run_id: str, tools: Toolchain, storage: Path, folder: Path, supervisor: Supervisor) -> Attempt:
+    def _record(self, run_id: str, tools: Toolchain, folder: Path, acquirer: DeviceAcquirer) -> Attempt:
+        """Compile, run, compare and record. Raises UsageError for a program whose layers cannot be told apart."""
         from farm.bundles.bundle import load_bundle
         from farm.compile.debug.process import DebugProcess
 
         log = folder / "debugger.log"
-        scratch = storage / "program"
+        scratch = acquirer.folder / "program"
         scratch.mkdir()
-        process = DebugProcess(supervisor, tools.env, log, storage / "compiler")
+        process = DebugProcess(acquirer.supervisor, tools.env, log, acquirer.folder / "compiler")
         process.send(CompileRequest(self._job, tools.versions, self._request.sample, str(scratch)))
         with self._clock.step("virtual device"):
-            simulator = acquire_virtual(self._config, self._job.target, supervisor, storage)
-            self._places = {_SIMULATOR: simulator, **self._places}
-        for place in self._places.values():
-            self._store.record_device(run_id, place.device)
+            self._acquired = {_SIMULATOR: acquirer.acquire(None), **self._acquired}
+        for acquired in self._acquired.values():
+            self._store.record_device(run_id, acquired.device)
         reply = process.receive(self._config.build_timeout_s)
-        self._tell("compile", reply)
+        self._add_steps("compile", reply)
         if not reply.ok:
-            return self._not_compiled(reply, log)
-        manifest = load_bundle(scratch / BUNDLE).manifest
+            attempt = self._not_compiled(reply, log)
+            self._store.record_attempt(run_id, attempt)
+            if reply.refused:
+                raise UsageError(f"{self._job.id}: {attempt.reason}")
+            return attempt
+        bundle = load_bundle(scratch / BUNDLE)
         self._store.record_build(
             run_id,
             self._job.id,
             seconds=reply.seconds.get("total", 0.0),
             cached=False,
-            bundle_key=manifest.key,
-            fallback_ops=manifest.fallback_ops,
+            bundle_key=bundle.manifest.key,
+            fallback_ops=bundle.manifest.fallback_ops,
         )
-        return self._run(process, run_id, scratch, manifest.key, reply.notes)
+        return self._run(process, run_id, bundle, scratch, reply.notes)
 
-    def _run(self, process: DebugProcess, run_id: str, scratch: Path, key: str, notes: tuple[str, ...]) -> Attempt:
+    def _run(
+        self, process: DebugProcess, run_id: str, bundle: Bundle, scratch: Path, notes: tuple[str, ...]
+    ) -> Attempt:
+        """Run the program on each device, compare what it wrote, and record the attempt under the last one's fence."""
+        timeout_s, log = self._request.timeout_s, ""
+        artifacts = AttemptArtifacts(self._config.state_dir / "artifacts", Profile.OFF)
         written: dict[str, Written] = {}
-        for part, place in self._places.items():
-            with self._clock.step(part):
-                raw = _execute(place, self._job, run_id, scratch, self._request.timeout_s, part)
-            notes = (*notes, *raw.notes)
-            found = outcome(raw)
-            if isinstance(found, Ending):
-                # The simulator's part can be told all the same.
-                told = self._compare(process, written) if written else Ending(Verdict.PASSED, Stage.DONE)
-                ending = msgspec.structs.replace(found, reason=f"{part}: {found.reason}")
-                return self._finished(ending, key, (*notes, *told.notes), raw.stderr)
-            written[part] = Written(str(raw.folder / ETDUMP_FILE), str(raw.folder / DEBUG_FILE))
-        ending = self._compare(process, written)
-        return self._finished(ending, key, (*notes, *ending.notes))
+        ending = None
+        with ExitStack() as runs:
+            for part, acquired in self._acquired.items():
+                run = runs.enter_context(
+                    DeviceRun(
+                        acquired.device,
+                        acquired.runtime,
+                        run_id,
+                        takeover=acquired.fence is not None,
+                        fence=acquired.fence,
+                        artifacts=artifacts,
+                    )
+                )
+                flags = run.flags(self._job.target, None)
+                options = RunnerOptions(iterations=1, warm_up=0, timeout_s=timeout_s, flags=flags, debug=True)
+                with self._clock.step(part):
+                    raw = run.run(self._job.id, bundle, scratch / part, options)
+                notes = (*notes, *raw.notes)
+                found = outcome(raw)
+                if isinstance(found, Ending):
+                    # The simulator's part can be shown all the same.
+                    compared = self._compare(process, written) if written else None
+                    notes = (*notes, *(compared.notes if compared else ()))
+                    ending = msgspec.structs.replace(found, reason=f"{part}: {found.reason}", notes=notes)
+                    log = raw.stderr
+                    break
+                written[part] = Written(str(raw.folder / ETDUMP_FILE), str(raw.folder / DEBUG_FILE))
+            if ending is None:
+                ending = self._compare(process, written)
+                ending = msgspec.structs.replace(ending, notes=(*notes, *ending.notes))
+            attempt = run.excuse_damage(self._attempt(ending, bundle, log), bundle, raw)
+            attempt = with_known_issue(self._job, attempt)
+            run.record(self._store, run_id, attempt, run.keep_crash_logs(attempt, scratch / "crash-logs"))
+        return attempt
 
     def _compare(self, process: DebugProcess, written: Mapping[str, Written]) -> Ending:
         process.send(CompareRequest(written[_SIMULATOR], written.get(_DEVICE)))
         reply = process.receive(self._config.build_timeout_s)
-        self._tell("", reply)
+        self._add_steps("", reply)
         if not reply.ok:
             # Of files that a device sent, by tools that are not under test.
             return infra(Stage.NUMERICS, f"comparing failed: {reply.reason}")
@@ -260,7 +258,7 @@ class _Debug:
         )
         return msgspec.structs.replace(self._verdict(), notes=reply.notes)
 
-    def _tell(self, prefix: str, reply: Reply) -> None:
+    def _add_steps(self, prefix: str, reply: Reply) -> None:
         for name, seconds in reply.seconds.items():
             if name != "total":
                 self._clock.add(f"{prefix}: {name}" if prefix else name, seconds)
@@ -278,25 +276,20 @@ class _Debug:
             return Ending(Verdict.PASSED, Stage.DONE)
         return failed(Stage.NUMERICS, describe(first), Cause.NUMERICS)
 
-    def _finished(self, ending: Ending, key: str, notes: tuple[str, ...], log: str = "") -> Attempt:
-        issue = self._job.known_issue
-        if issue is not None and issue.has_expired(datetime.now(tz=UTC).date()):
-            issue = None
-        known = ending.verdict is Verdict.FAILED and issue is not None and issue.stage == ending.stage
-        diagnosis = self._diagnosis()
+    def _attempt(self, ending: Ending, bundle: Bundle, log: str) -> Attempt:
         return Attempt(
             job_id=self._job.id,
             verdict=ending.verdict,
             stage=ending.stage,
             reason=one_line(ending.reason),
-            device=self._places[_DEVICE if _DEVICE in self._places else _SIMULATOR].device.serial,
+            cause=ending.cause,
+            device=self._acquired[_DEVICE if _DEVICE in self._acquired else _SIMULATOR].device.serial,
             started_ms=self._started_ms,
-            seconds=sum(self._clock.seconds.get(part, 0.0) for part in self._places),
-            bundle_key=key,
-            known_issue=issue.summary if known and issue else "",
+            seconds=sum(self._clock.seconds.get(part, 0.0) for part in self._acquired),
+            bundle_key=bundle.manifest.key,
             log=bounded_log(log),
-            notes=tuple(one_line(note) for note in ("farm debug: compiled to keep every tensor", *notes)),
-            layers=layer_comparisons([row.layer for row in self._layers], diagnosis),
+            notes=tuple(one_line(note) for note in ("farm debug: compiled to keep every tensor", *ending.notes)),
+            layers=layer_comparisons([row.layer for row in self._layers], self._diagnosis()),
         )
 
     def _not_compiled(self, reply: Reply, log: Path) -> Attempt:
@@ -304,16 +297,16 @@ class _Debug:
             text = log.read_bytes()[-64 * 1024 :].decode(errors="replace")
         except OSError:
             text = ""
-        if reply.refused:
-            return Attempt(
-                self._job.id,
-                Verdict.SKIPPED,
-                Stage.BUILD,
-                reply.reason,
-                started_ms=self._started_ms,
-                log=bounded_log(text),
-            )
-        return build_failure(self._job, reply.reason, text, infra=reply.infra, started_ms=self._started_ms)
+        if not reply.refused:
+            return build_failure(self._job, reply.reason, text, infra=reply.infra, started_ms=self._started_ms)
+        return Attempt(
+            self._job.id,
+            Verdict.SKIPPED,
+            Stage.BUILD,
+            reply.reason,
+            started_ms=self._started_ms,
+            log=bounded_log(text),
+        )
 
 
 def describe(divergence: Divergence) -> str:
@@ -322,19 +315,3 @@ def describe(divergence: Divergence) -> str:
         f"first divergence: {divergence.layer} ({divergence.operator}), "
         f"likely cause: {divergence.step}: {divergence.why}"
     )
-
-
-def _execute(place: AcquiredDevice, job: Job, run_id: str, scratch: Path, timeout_s: float, part: str) -> RawResult:
-    from farm.bundles.bundle import load_bundle
-    from farm.devices.connect import open_transport
-    from farm.execution.session import DeviceSession, RunnerOptions
-    from farm.suites.options import runtime_flags
-
-    device = place.device
-    session = DeviceSession(open_transport(device), place.runtime, run_id, device.serial)
-    options = RunnerOptions(iterations=1, warm_up=0, timeout_s=timeout_s, flags=runtime_flags(job.target), debug=True)
-    try:
-        workspace = session.stage(load_bundle(scratch / BUNDLE))
-        return session.execute(job.id, workspace, scratch / part, options)
-    finally:
-        session.close()

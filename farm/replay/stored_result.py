@@ -11,8 +11,8 @@ import msgspec
 
 from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key, relevant_versions
+from farm.device_run.artifacts import kept_outputs
 from farm.errors import InfraError, UnknownNameError, UsageError
-from farm.replay.one_off import kept_outputs
 from farm.request.resume import changed_code, planned_jobs
 from farm.results.attempt import Attempt
 from farm.store.view import JobView, RunView

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -18,7 +17,6 @@ from farm.device_run.device_worker import DeviceWorker
 from farm.device_run.executor import Executor
 from farm.devices.local.files import local_errors
 from farm.errors import FarmError, LeaseLostError, LocalError, RowRefusedError, StoreError, StoreLostError
-from farm.execution.crash_logs import collect_crash_logs
 from farm.pool.worker_grant import Permit, read_permit
 from farm.request.pytest_session import STORE_VARIABLE
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
@@ -180,7 +178,7 @@ class Worker:
         if not self._permit.mend:
             return self._off()
         try:
-            problem = self._device_worker.mend(outvoted=self._permit.outvoted)
+            problem = self._device_worker.recover(outvoted=self._permit.outvoted)
         except (LocalError, OSError) as error:
             # While the controller sees the device wait to be mended, it lets this worker look again.
             return None if self._has_recovered() else self._returned(halt=str(error))
@@ -254,7 +252,6 @@ class Worker:
             # The devices went with the controller: that says nothing about this job.
             raise KeyboardInterrupt
         verdict = self._blame(planned, last)
-        artifacts = (*artifacts, *self._evidence(verdict.attempt))
         for attempt in attempts[:-1]:
             self._record(attempt)
         self._local_trouble_s = None
@@ -288,18 +285,6 @@ class Worker:
             if self._unwanted() or _has_room(self._plan.folder):
                 return True
         return False
-
-    def _evidence(self, last: Attempt) -> tuple[ArtifactRecord, ...]:
-        """Keep what the logs say of a job that ended the runner, or after which the device was not the same."""
-        if last.cause not in (Cause.CRASH, Cause.HANG, Cause.GONE):
-            return ()
-        folder = self._plan.folder / "raw" / f"evidence-{self._number}"
-        try:
-            since = last.started_ms / 1000
-            files = collect_crash_logs(self._device_worker.transport, self._device.os, folder, since=since)
-            return self._executor.keeper.keep_crash_logs(files)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _blame(self, planned: PlannedJob, last: Attempt) -> Done:
         """Return the attempt with a verdict that has heard every device that tried the job. Nothing is recorded yet.

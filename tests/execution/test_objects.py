@@ -17,7 +17,8 @@ from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.errors import DeviceError
 from farm.execution.content_store import ContentStore
-from farm.execution.session import DeviceSession, RunnerOptions
+from farm.execution.raw import RunnerOptions
+from farm.execution.session import DeviceSession
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 

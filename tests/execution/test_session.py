@@ -13,8 +13,8 @@ import pytest
 
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE
-from farm.execution.session import DeviceSession, RunnerOptions
+from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE, RunnerOptions
+from farm.execution.session import DeviceSession
 from farm.runtime.runtime import Runtime
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot

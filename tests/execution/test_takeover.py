@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.execution.session import DeviceSession, RunnerOptions
+from farm.execution.raw import RunnerOptions
+from farm.execution.session import DeviceSession
 from farm.execution.takeover import take_over
 
 if TYPE_CHECKING:

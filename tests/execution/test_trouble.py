@@ -13,7 +13,8 @@ from watched_transport import Watched
 
 from farm.devices.adb.server import start_adb_server
 from farm.devices.recovery import recover
-from farm.execution.session import DeviceSession, RunnerOptions
+from farm.execution.raw import RunnerOptions
+from farm.execution.session import DeviceSession
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 from farm.virtual.faults import Fault, FaultKind, clear, inject

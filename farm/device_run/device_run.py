@@ -1,0 +1,338 @@
+"""One bundle on one device, from the lease to the recorded attempt: every command that runs programs does it by this.
+
+root, takeover   session, begin           who gets the device: as root where the runtime needs that, and alone
+canary           probe                    whether the device computes what it ought to
+stage            stage, stage_ahead       bundle -> device
+heat gate        execute, HeatGate.wait   a device that is hot or empty is waited for before a measurement
+execute          execute, run             RawResult
+judge, damage    judge, excuse_damage     Attempt; what damaged files lead to says nothing about the code
+files to keep    keep, keep_crash_logs    ArtifactRecords
+record           record                   in the store, under the fence of the lease
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
+
+from farm.backends.registry import find_backend
+from farm.devices.connect import open_transport
+from farm.devices.gates import check, wait_until_cool
+from farm.devices.local.files import local_error
+from farm.devices.status import read_status
+from farm.errors import DeviceError, FarmError, LocalError
+from farm.execution.content_store import SESSION_PREFIX
+from farm.execution.raw import RunnerOptions
+from farm.execution.session import DeviceSession
+from farm.execution.takeover import take_over
+from farm.request.profiling import Profile
+from farm.results.attempt import Attempt, Cause, Verdict
+from farm.results.blame import damaged
+from farm.results.judge import judge
+from farm.suites.options import runtime_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Self
+
+    from farm.bundles.bundle import Bundle
+    from farm.config.settings import HealthConfig
+    from farm.device_run.artifacts import AttemptArtifacts
+    from farm.devices.device import Device
+    from farm.devices.transport import Transport
+    from farm.execution.raw import RawResult
+    from farm.execution.workspace import Workspace
+    from farm.runtime.runtime import Runtime
+    from farm.store.records import ArtifactRecord
+    from farm.store.store import Store
+    from farm.suites.suite import Job, Target
+
+# Enough for a median; together they take less than one job.
+_CANARY_INFERENCES = 10
+_CANARY_SECONDS = 60.0
+# A battery and a case change by less than a degree meanwhile.
+_STATUS_SECONDS = 15.0
+
+_T = TypeVar("_T")
+
+
+class HeatGate:
+    """Waits until a device is cool and charged enough to be measured on. Every device has one of its own."""
+
+    def __init__(
+        self,
+        limits: HealthConfig,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`stop` returns whether nobody waits for the device any more; `say` gets each note that is not empty."""
+        self._limits, self._stop, self._say = limits, stop, say
+        self._looked_at = float("-inf")
+        self._too_hot = ""
+
+    def wait(self, device: Device, transport: Transport) -> str:
+        """Wait at most `gate_wait_s`, and return what a reader of the numbers should know; empty for nothing.
+
+        A device that does not answer is not waited for: what runs on it next says what is wrong.
+        """
+        if time.monotonic() < self._looked_at + _STATUS_SECONDS:
+            return self._too_hot
+        limits = self._limits
+        try:
+            if not check(read_status(transport, os=device.os), limits):
+                self._too_hot = ""
+                return ""
+            if self._too_hot:
+                # Waiting has not helped: nor would it before every job.
+                limits = msgspec.structs.replace(limits, gate_wait_s=0.0)
+            note = wait_until_cool(transport, device.os, limits, sleep=time.sleep, stop=self._stop)
+            self._too_hot = note if check(read_status(transport, os=device.os), limits) else ""
+        except DeviceError:
+            return ""
+        finally:
+            self._looked_at = time.monotonic()
+        if note:
+            self._say(f"{device.serial}: {note}")
+        return note
+
+
+class Staged(NamedTuple):
+    """A bundle on a device, for one execution in the session that it was staged in."""
+
+    session: DeviceSession
+    workspace: Workspace
+
+
+class DeviceRun:
+    """A device that this process may use, and the programs that run on it. A context manager: leaves nothing there.
+
+    Belongs to one thread; `execute` may be called in a second one.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        runtime: Runtime,
+        name: str,
+        *,
+        takeover: bool,
+        fence: tuple[str, int] | None = None,
+        gate: HeatGate | None = None,
+        artifacts: AttemptArtifacts | None = None,
+        profile: Profile = Profile.AUTO,
+        pipelined: bool = False,
+        opened: Callable[[DeviceSession], None] = lambda _: None,
+    ) -> None:
+        """`name` is in the names of this run's folders on the device.
+
+        `takeover`: every session first ends and removes what others left there; for the holder of a lease. `fence` is
+        the id of the device and the fence of its lease, where it has one. Without a `gate` nothing is measured that
+        heat could change. `artifacts` keeps files of attempts. `pipelined`: bundles are staged in a thread, so that one
+        can be while another runs. `opened` is called with every session that begins.
+        """
+        self.device, self.runtime, self.fence = device, runtime, fence
+        self._name, self._takeover, self._gate = name, takeover, gate
+        self._artifacts, self._profile, self._opened = artifacts, profile, opened
+        self.transport: Transport = open_transport(device)
+        self._session: DeviceSession | None = None
+        self._sessions = 0
+        self._canary: tuple[Job, Bundle] | None = None
+        self.canary_latency_ns: tuple[float, ...] = ()
+        """Of every inference of the canary, when it ran last."""
+        self._executing = threading.Lock()
+        # One thread: the cable is one, and what is staged first is needed first.
+        self._stager = ThreadPoolExecutor(1, "stage") if pipelined else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there may be anything of this run on the device."""
+        return self._session is not None
+
+    @property
+    def session(self) -> DeviceSession:
+        """The session that programs run in, begun where there is none. Raises DeviceError where root is not to be had.
+
+        What a former owner left is removed with the first thing that is staged.
+        """
+        if self._session is None:
+            self._get_root()
+            self._sessions += 1
+            # With a number, as a session must not meet what one before it left.
+            name = f"{self._name}.{self._sessions}"
+            self._session = DeviceSession(
+                self.transport, self.runtime, name, self.device.serial, takeover=self._takeover
+            )
+            self._keep_canary_loaded()
+            self._opened(self._session)
+        return self._session
+
+    def begin(self, *, takeover: bool) -> None:
+        """Get root and take the device over at once, for who uses it without a session. Raises DeviceError."""
+        self._get_root()
+        if takeover:
+            take_over(self.transport, f"{SESSION_PREFIX}{self._name}")
+
+    def set_canary(self, job: Job, bundle: Bundle) -> None:
+        """Let `probe` run this program, and sessions of a backend that has to be kept up keep it loaded."""
+        self._canary = job, bundle
+        self._keep_canary_loaded()
+
+    def probe(self, folder: Path) -> str:
+        """Run the canary, or ask for a sign of life without one; return what is wrong, empty when nothing is.
+
+        What it leaves is in the local `folder`. Raises LocalError.
+        """
+        try:
+            self._get_root()
+            if self._canary is None:
+                self.transport.run(["true"], timeout_s=_CANARY_SECONDS)
+                return ""
+            job, bundle = self._canary
+            flags = self.flags(job.target, self._profile)
+            options = RunnerOptions(iterations=_CANARY_INFERENCES, timeout_s=_CANARY_SECONDS, flags=flags)
+            attempt = judge(job, bundle, self._execute(job.id, self.stage(bundle), folder, options))
+        except OSError as error:
+            raise local_error(error) from None
+        except LocalError:
+            raise
+        except FarmError as error:
+            return str(error)
+        self.canary_latency_ns = next((m.samples for m in attempt.measurements if m.metric == "latency"), ())
+        return "" if attempt.verdict is Verdict.PASSED else f"the canary did not pass: {attempt.reason}"
+
+    def flags(self, target: Target, profile: Profile | None) -> dict[str, str]:
+        """Return the flags of the runner for jobs of `target`: its run-time options, and those of a profile."""
+        return {**runtime_flags(target), **(profile.flags(self.device.kind) if profile is not None else {})}
+
+    def stage(self, bundle: Bundle) -> Staged:
+        """Bring a bundle to the device. Never raises for what the device does, but for root."""
+        if self._stager is not None:
+            return self.stage_ahead(lambda: bundle).result()
+        return Staged(self.session, self.session.stage(bundle))
+
+    def stage_ahead(self, find: Callable[[], Bundle]) -> Future[Staged]:
+        """Stage the bundle that `find` returns, in the thread of a pipelined run. Raises DeviceError for root."""
+        session = self.session
+        return self._in_stager(lambda: Staged(session, session.stage(find())))
+
+    def prepare(self, session: DeviceSession, find: Callable[[], list[Bundle]]) -> None:
+        """Bring many bundles in one go, in the thread that stages; what goes wrong there will be told by a job."""
+
+        def prepare() -> None:
+            try:
+                session.prepare(find())
+            except (FarmError, OSError):
+                return
+
+        self._in_stager(prepare)
+
+    def run(
+        self, job_id: str, bundle: Bundle, folder: Path, options: RunnerOptions, *, alone: bool = False
+    ) -> RawResult:
+        """Stage a bundle and execute it, as `stage` and `execute`."""
+        return self.execute(job_id, self.stage(bundle), folder, options, alone=alone)
+
+    def execute(
+        self, job_id: str, staged: Staged, folder: Path, options: RunnerOptions, *, alone: bool = False
+    ) -> RawResult:
+        """Wait for the heat gate, run what is staged, and leave what comes back in the new local `folder`.
+
+        `alone`: in a process of the runner that runs nothing else. Never raises for what the device does.
+        """
+        note = self._gate.wait(self.device, self.transport) if self._gate is not None else ""
+        raw = self._execute(job_id, staged, folder, options, alone=alone)
+        return msgspec.structs.replace(raw, notes=(*raw.notes, note)) if note else raw
+
+    def judge(
+        self, job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, any_runner: bool = False
+    ) -> Attempt:
+        """Return what an execution says of its job, as `farm.results.judge.judge`; infra where files were damaged."""
+        return self.excuse_damage(judge(job, bundle, raw, operators=operators, any_runner=any_runner), bundle, raw)
+
+    def excuse_damage(self, attempt: Attempt, bundle: Bundle, raw: RawResult) -> Attempt:
+        """Return an attempt of one of the last executions; infra where what it ran, or gave, is not what was sent."""
+        if attempt.verdict is not Verdict.FAILED or attempt.cause not in (Cause.NUMERICS, Cause.REFUSED):
+            return attempt
+        with self._executing:
+            damage = self.session.find_damage(bundle, raw)
+        return damaged(attempt, damage) if damage else attempt
+
+    def keep(self, attempt: Attempt, bundle: Bundle, folder: Path) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
+        """Keep the files in `folder` that are wanted; return the attempt with notes on what could not be kept."""
+        if self._artifacts is None:
+            return attempt, ()
+        return self._artifacts.keep(attempt, bundle, folder, self)
+
+    def keep_crash_logs(self, attempt: Attempt, folder: Path) -> tuple[ArtifactRecord, ...]:
+        """Keep what the logs say of an attempt that ended the runner or lost the device, by way of `folder`."""
+        if self._artifacts is None or attempt.cause not in (Cause.CRASH, Cause.HANG, Cause.GONE):
+            return ()
+        try:
+            return self._artifacts.keep_crash_logs(self, folder, since_s=attempt.started_ms / 1000)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def record(self, store: Store, run_id: str, attempt: Attempt, artifacts: tuple[ArtifactRecord, ...] = ()) -> None:
+        """Record an attempt under the fence. Raises LeaseLostError where somebody else has the device, StoreError."""
+        store.record_attempt(run_id, attempt, artifacts=artifacts, fence=self.fence)
+
+    def break_off(self) -> None:
+        """Let what runs end with an error: nobody waits for it any more."""
+        if self._session is not None:
+            self._session.break_off()
+
+    def end_session(self) -> None:
+        """Remove from the device what is there; the next use begins a new session."""
+        session, self._session = self._session, None
+        if session is not None:
+            # After what is being staged, which may use it.
+            self._in_stager(session.close).result()
+
+    def close(self) -> None:
+        """Leave the device for good."""
+        if self._stager is not None:
+            self._stager.shutdown(cancel_futures=True)
+            self._stager = None
+        self.end_session()
+        self.transport.close()
+
+    def _execute(
+        self, job_id: str, staged: Staged, folder: Path, options: RunnerOptions, *, alone: bool = False
+    ) -> RawResult:
+        execute = staged.session.execute_alone if alone else staged.session.execute
+        with self._executing:
+            return execute(job_id, staged.workspace, folder, options)
+
+    def _in_stager(self, action: Callable[[], _T]) -> Future[_T]:
+        if self._stager is not None:
+            return self._stager.submit(action)
+        done: Future[_T] = Future()
+        done.set_result(action())
+        return done
+
+    def _get_root(self) -> None:
+        if self.runtime.needs_root:
+            from farm.devices.root import ensure_root
+
+            ensure_root(self.device)
+
+    def _keep_canary_loaded(self) -> None:
+        if (
+            self._session is not None
+            and self._canary is not None
+            and find_backend(self._canary[1].manifest.backend).keeps_canary
+        ):
+            self._session.keep_loaded(self._canary[1])

@@ -1,0 +1,147 @@
+"""What every command that runs a program does with an attached device: takeover, fence, heat gate, known issues."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from attached import Attached, attach
+from farm_home import FarmHome
+
+from farm.compile.debug.protocol import BUNDLE, CompareRequest, CompileRequest, Reply
+from farm.config.settings import load_config
+from farm.errors import LeaseLostError
+from farm.replay.debug import DebugOutcome, DebugRequest, debug
+from farm.replay.ready_program import ReadyRequest, plan_ready
+from farm.results.attempt import Stage, Verdict
+from farm.store.store import open_store
+from farm.suites.suite import KnownIssue
+from farm.virtual.faults import Fault, inject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HOT = "limit 45.0 C"
+JOB = "exec/conv[SM8650-htp-ready]"
+
+
+@pytest.fixture(scope="module")
+def bench(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
+    """One virtual device that is attached as a phone is."""
+    folder = tmp_path_factory.mktemp("attached")
+    (folder / "cwd").mkdir()
+    home = FarmHome(farm_cache, folder / "state", folder / "cwd")
+    with attach(home, folder / "bench", ["SM8650"]) as attached:
+        yield attached
+
+
+class TestAHotDevice:
+    @pytest.fixture(scope="class")
+    def hot(self, bench: Attached) -> Attached:
+        """A device that stays hot, so that whoever measures on it waits a second and then says so."""
+        (bench.home.cwd / "farm.toml").write_text("[health]\ngate_wait_s = 1.0\n")
+        inject(bench.root(0), Fault("overheated", times=0))
+        return bench
+
+    @pytest.fixture(scope="class")
+    def run(self, hot: Attached, models: Path) -> dict[str, Any]:
+        return hot.json("exec", str(models / "conv.pte"), "--iterations", "2")
+
+    @staticmethod
+    def notes(view: dict[str, Any]) -> str:
+        return " ".join(view["attempt"]["notes"])
+
+    def test_farm_exec_waits_and_then_says_so(self, run: dict[str, Any]) -> None:
+        assert HOT in self.notes(run)
+
+    def test_farm_repro_waits_and_then_says_so(self, hot: Attached, run: dict[str, Any]) -> None:
+        again = hot.json("repro", JOB, "--run", run["run"], "--device", "same")
+        assert HOT in self.notes(again["now"])
+
+    @pytest.mark.parametrize("command", ["confirm", "bisect"])
+    def test_what_measures_in_turns_waits_and_then_says_so(
+        self, hot: Attached, models: Path, run: dict[str, Any], command: str
+    ) -> None:
+        later = hot.json("exec", str(models / "conv.pte"), "--iterations", "2")
+        done = hot.farm(
+            command, JOB, "--good", run["run"], "--bad", later["run"], "--metric", "latency", "--pairs", "5"
+        )  # fmt: skip
+        assert done.returncode in (0, 3), done.stderr
+        assert HOT in done.stderr
+
+
+class CompilerStub:
+    """Stands in for the compiler of `farm debug`: a program that is compiled already, and nothing to compare."""
+
+    bundle: Path
+    compared: Callable[[], None]
+
+    def __init__(self, *_: object) -> None: ...
+
+    def send(self, request: object) -> None:
+        if isinstance(request, CompileRequest):
+            shutil.copytree(self.bundle, Path(request.folder) / BUNDLE)
+        elif isinstance(request, CompareRequest):
+            type(self).compared()
+
+    def receive(self, timeout_s: float) -> Reply:
+        del timeout_s
+        return Reply(ok=True)
+
+
+class TestDebug:
+    @pytest.fixture
+    def run(self, bench: Attached, models: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DebugOutcome]:
+        """Debugs a program of which no layer can be compared, on the attached device."""
+        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(bench.port))
+        ready = plan_ready(ReadyRequest(model=models / "conv.pte"))
+        monkeypatch.setattr("farm.compile.debug.process.DebugProcess", CompilerStub)
+        monkeypatch.setattr(CompilerStub, "bundle", ready.bundle(load_config()).folder, raising=False)
+
+        def run(*issues: KnownIssue, compared: Callable[[], None] = lambda: None) -> DebugOutcome:
+            monkeypatch.setattr(CompilerStub, "compared", staticmethod(compared), raising=False)
+            case = msgspec.structs.replace(ready.job.case, known_issues=issues)
+            job = msgspec.structs.replace(ready.job, case=case)
+            return debug(load_config(), DebugRequest(job=job, virtual=False), lambda _: None)
+
+        return run
+
+    def test_what_a_former_owner_left_on_the_device_is_removed(
+        self, bench: Attached, run: Callable[..., DebugOutcome]
+    ) -> None:
+        left = bench.root(0) / "data/local/tmp/farm/run-of-somebody-1"
+        (left / "1").mkdir(parents=True)
+        outcome = run()
+        assert outcome.attempt is not None
+        assert outcome.attempt.reason.startswith("no layer could be compared")
+        assert not left.exists()
+
+    def test_nothing_is_recorded_once_the_lease_was_lost(self, run: Callable[..., DebugOutcome]) -> None:
+        database = load_config().store_url.removeprefix("sqlite:///")
+
+        def lose() -> None:
+            with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+                assert connection.execute("UPDATE lease SET fence = fence + 1, token = 'somebody'").rowcount == 1
+
+        with pytest.raises(LeaseLostError):
+            run(compared=lose)
+        with open_store(load_config().store_url, readonly=True) as store:
+            view = store.runs.view(store.runs.resolve("latest"))
+        assert [job.attempts for job in view.jobs] == [()]
+
+    def test_a_known_issue_that_has_expired_is_told(self, run: Callable[..., DebugOutcome]) -> None:
+        attempt = run(KnownIssue("as ever", expires=date(2020, 1, 1))).attempt
+        assert attempt is not None
+        assert (attempt.verdict, attempt.stage, attempt.known_issue) == (Verdict.FAILED, Stage.NUMERICS, "")
+        assert any("known issue has expired" in note for note in attempt.notes), attempt.notes
+
+    def test_a_known_issue_covers_a_failure_at_its_stage(self, run: Callable[..., DebugOutcome]) -> None:
+        attempt = run(KnownIssue("as ever")).attempt
+        assert attempt is not None
+        assert attempt.known_issue == "as ever"
