@@ -1,24 +1,45 @@
-"""What a night would do, before anything of it begins."""
+"""What a night would do, and how long it may take: `farm nightly --check`. Nothing is made."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from farm.errors import MissingToolError, NothingSelectedError, StoreError
-from farm.nightly.text import Row
+from farm.nightly.render import LEAST_WIDTH
+from farm.report.model import format as fmt
 from farm.request.choose import narrow
 from farm.request.selection import total_seconds
+from farm.system.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from farm.config.settings import Config
-    from farm.nightly.plan import Cell, Plan
+    from farm.nightly.plan import Plan, PlannedCell
     from farm.store.store import Store
     from farm.suites.suite import Job
 
 
-def matrix(config: Config, plan: Plan, jobs: Mapping[str, tuple[Job, ...]]) -> list[Row]:
+class CellForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What is expected of a cell."""
+
+    name: str
+    socs: tuple[str, ...]
+    suites: tuple[str, ...]
+    backend: str
+    jobs: int
+    virtual: int
+    expected_s: float | None
+    """From past runs, on one device of each SoC, or on the virtual ones; None without a past."""
+    command: str
+    problem: str = ""
+    """What this machine lacks for it."""
+
+
+def matrix(config: Config, plan: Plan, jobs: Mapping[str, tuple[Job, ...]]) -> list[CellForecast]:
     """Return the cells with their jobs and the time that they are expected to take; `jobs` is of `read_plan`."""
     from farm.store.store import open_store
 
@@ -26,12 +47,33 @@ def matrix(config: Config, plan: Plan, jobs: Mapping[str, tuple[Job, ...]]) -> l
         store = open_store(config.store_url, readonly=True)
     except StoreError:
         # None yet, or none that can be read, which a run will say: nothing is made here.
-        return [_row(config, cell, jobs[cell.name], None) for cell in plan.cells]
+        return [_forecast(config, cell, jobs[cell.name], None) for cell in plan.cells]
     with store:
-        return [_row(config, cell, jobs[cell.name], store) for cell in plan.cells]
+        return [_forecast(config, cell, jobs[cell.name], store) for cell in plan.cells]
 
 
-def _row(config: Config, cell: Cell, jobs: tuple[Job, ...], store: Store | None) -> Row:
+def matrix_lines(name: str, rows: Sequence[CellForecast], budget_s: float | None, width: int = 80) -> list[str]:
+    """Return what a night would do, a cell a paragraph."""
+    width = max(width, LEAST_WIDTH)
+    jobs = sum(row.jobs for row in rows)
+    budget = f"within {fmt.duration(budget_s)}" if budget_s is not None else "without a budget"
+    lines = [f"night {name}: runs: {len(rows)}, jobs: {jobs}, {budget}"]
+    for row in rows:
+        on = f"virtual devices, {row.virtual} of each SoC" if row.virtual else "attached devices"
+        expected = "no past to tell how long" if row.expected_s is None else f"about {fmt.duration(row.expected_s)}"
+        if row.expected_s is not None and not row.virtual:
+            expected += " on one device a SoC"
+        lines += ["", one_line(row.name, width)]
+        for text in (
+            f"{', '.join(row.socs)}; {row.backend}; {', '.join(one_line(suite) for suite in row.suites)}",
+            f"{row.jobs} {'job' if row.jobs == 1 else 'jobs'} on {on}; {expected}",
+            *([f"CANNOT RUN HERE: {one_line(row.problem)}"] if row.problem else []),
+        ):
+            lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
+    return lines
+
+
+def _forecast(config: Config, cell: PlannedCell, jobs: tuple[Job, ...], store: Store | None) -> CellForecast:
     request = cell.request
     if store is not None and request.last_failed and jobs:
         try:
@@ -49,7 +91,7 @@ def _row(config: Config, cell: Cell, jobs: tuple[Job, ...], store: Store | None)
                 per_soc[job.target.soc] = per_soc.get(job.target.soc, 0.0) + seconds[job.id]
             # Devices of several SoCs work side by side.
             expected = max(per_soc.values()) / max(request.virtual, 1)
-    return Row(
+    return CellForecast(
         name=cell.name,
         socs=request.socs,
         suites=request.suites,
@@ -62,7 +104,7 @@ def _row(config: Config, cell: Cell, jobs: tuple[Job, ...], store: Store | None)
     )
 
 
-def _lacks(config: Config, cell: Cell) -> str:
+def _lacks(config: Config, cell: PlannedCell) -> str:
     """Return what this machine lacks for a cell; empty for nothing."""
     from farm.run.run import check_machine
 

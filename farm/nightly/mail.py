@@ -8,8 +8,7 @@ from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from typing import TYPE_CHECKING
 
-from farm.nightly.deadline import within
-from farm.nightly.webhook import NotifyError
+from farm.nightly.webhook import NotifyError, within
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -43,7 +42,7 @@ def send(mail: MailTable, made: EmailMessage, user: str = "", password: str = ""
     except smtplib.SMTPRecipientsRefused:
         raise NotifyError(f"{server}: takes no mail for any of {', '.join(mail.to)}") from None
     except smtplib.SMTPResponseException as error:
-        # The words beside the code are the server's, and may quote what it was told.
+        # The text beside the code is the server's, and may quote the password.
         what = "does not accept user and password" if isinstance(error, smtplib.SMTPAuthenticationError) else "refuses"
         raise NotifyError(f"{server}: {what} (SMTP {error.smtp_code})") from None
     except smtplib.SMTPNotSupportedError:
@@ -56,8 +55,8 @@ def send(mail: MailTable, made: EmailMessage, user: str = "", password: str = ""
     except TimeoutError:
         raise NotifyError(f"{server}: takes too long to answer") from None
     except (OSError, UnicodeError) as error:
-        said = error.strerror if isinstance(error, OSError) else None
-        raise NotifyError(f"{server}: {said or type(error).__name__}") from None
+        problem = error.strerror if isinstance(error, OSError) else None
+        raise NotifyError(f"{server}: {problem or type(error).__name__}") from None
     if refused:
         raise NotifyError(f"{server}: takes no mail for {', '.join(refused)}; the others have it")
 

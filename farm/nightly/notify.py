@@ -1,4 +1,4 @@
-"""Telling people of a night: whom, when, and what became of it. Nothing here changes how the night ended."""
+"""Notifications of a night: to whom, when, and whether they arrived. None changes the exit code."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.errors import FarmError
-from farm.nightly.context import subject
 from farm.nightly.record import Delivery, Night, has_changed
-from farm.nightly.templates import render
-from farm.nightly.webhook import NotifyError, place, post
+from farm.nightly.templates import render, subject
+from farm.nightly.webhook import NotifyError, origin, post
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +21,7 @@ _MOST_SECRET_CHARS = 8192
 
 
 class Secrets:
-    """What notifications need and nobody else may see: taken out of the environment, which every child inherits."""
+    """The secrets of notifications, taken out of the environment, which every child process inherits."""
 
     def __init__(self, plan: Plan) -> None:
         names = [name for hook in plan.webhooks for name in (hook.url_env, hook.token_env)]
@@ -31,7 +30,7 @@ class Secrets:
         self._plan = plan
 
     def missing(self) -> Iterator[str]:
-        """Yield what notifications will lack, in words, while there is time to set it."""
+        """Yield a line for each secret that is not there."""
         mail = self._plan.mail
         wanted = [(f"[[notify.webhook]] {number}", env, file)
                   for number, hook in enumerate(self._plan.webhooks, start=1)
@@ -61,7 +60,7 @@ class Secrets:
 
 
 def notify(plan: Plan, secrets: Secrets, night: Night, before: Night | None) -> tuple[Delivery, ...]:
-    """Tell whoever is to be told, and return what became of it; `before` is the night before."""
+    """Send the notifications that are due, and return how each went; `before` is the night before."""
     found = [_webhook(hook, number, night, secrets) for number, hook in enumerate(plan.webhooks, start=1)
              if _is_due(hook.when, night, before)]  # fmt: skip
     if plan.mail is not None and _is_due(plan.mail.when, night, before):
@@ -79,10 +78,10 @@ def _webhook(hook: WebhookTable, number: int, night: Night, secrets: Secrets) ->
     to = f"webhook {number}"
     try:
         url = secrets.get(hook.url_env, hook.url_file)
-        to += f" ({place(url)})"
+        to += f" ({origin(url)})"
         post(url, render(hook.template, "json", night), secrets.get(hook.token_env, hook.token_file))
     except FarmError as error:
-        return Delivery(to, ok=False, said=str(error))
+        return Delivery(to, ok=False, problem=str(error))
     return Delivery(to, ok=True)
 
 
@@ -95,5 +94,5 @@ def _mail(mail: MailTable, night: Night, secrets: Secrets) -> Delivery:
         user, password = secrets.get(mail.user_env), secrets.get(mail.password_env, mail.password_file)
         send(mail, message(mail, subject(night), text, html), user, password)
     except FarmError as error:
-        return Delivery(to, ok=False, said=str(error))
+        return Delivery(to, ok=False, problem=str(error))
     return Delivery(to, ok=True)

@@ -37,7 +37,7 @@ _MOST_KEPT = 10_000
 _TIMEOUT_S = 300.0
 
 
-class Cell(msgspec.Struct, frozen=True):
+class PlannedCell(msgspec.Struct, frozen=True):
     """One run of a night: the SoCs and suites of a `[[run]]` on one backend."""
 
     name: str
@@ -62,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Where others find `report_dir`; empty when nobody serves it."""
     keep: int
     """Nights."""
-    cells: tuple[Cell, ...]
+    cells: tuple[PlannedCell, ...]
     formats: tuple[str, ...] = ()
     export_dir: Path | None = None
     webhooks: tuple[WebhookTable, ...] = ()
@@ -86,7 +86,7 @@ def read_plan(path: Path, config: Config) -> tuple[Plan, dict[str, tuple[Job, ..
     nightly = tables.nightly or NightlyTable(name="unnamed")
     _check_nightly(nightly, problems)
     wait_s = _seconds(nightly.wait, "[nightly]: wait", problems)
-    cells: list[Cell] = []
+    cells: list[PlannedCell] = []
     jobs: dict[str, tuple[Job, ...]] = {}
     for place, table in tables.run:
         for cell in _cells(table, place, base, wait_s, config, problems):
@@ -149,7 +149,7 @@ def _seconds(text: str, place: str, problems: list[str]) -> float:
 
 def _cells(
     table: RunTable, place: str, base: Path, wait_s: float, config: Config, problems: list[str]
-) -> Iterator[Cell]:
+) -> Iterator[PlannedCell]:
     """Yield one cell for each backend; none when the table is wrong."""
     before = len(problems)
     _check_run(table, place, problems)
@@ -183,7 +183,7 @@ def _cells(
             wait_s=None if table.virtual else wait_s,
         )
         request = msgspec.structs.replace(request, command=command_of(request))
-        yield Cell(name, place, request, table.share)
+        yield PlannedCell(name, place, request, table.share)
 
 
 def _check_run(table: RunTable, place: str, problems: list[str]) -> None:
@@ -245,7 +245,7 @@ def _option(name: str, value: object) -> str:
     return f"{name}={','.join(str(one).lower() if isinstance(one, bool) else str(one) for one in values)}"
 
 
-def _jobs(cell: Cell, config: Config, problems: list[str]) -> tuple[Job, ...]:
+def _jobs(cell: PlannedCell, config: Config, problems: list[str]) -> tuple[Job, ...]:
     """Return the jobs of a cell as pytest's -k leaves them; none of them is no problem of the file."""
     from farm.errors import NothingSelectedError
     from farm.request.choose import jobs_of, select

@@ -1,10 +1,15 @@
-"""What a night has found out: plain data, kept after every cell, and its exit code. Pure."""
+"""What is known of a night: plain data, kept after every cell, its exit code and what is shown of it. Pure."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.request.ending import INTERRUPTED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FAILED, REGRESSED, INFRA, NOTHING = 1, 3, 4, 5
 # The first that any cell has is the night's; `passed` comes before `nothing`, as a budget is meant to leave some out.
@@ -12,22 +17,22 @@ _PRECEDENCE = (FAILED, REGRESSED, INFRA, 0)
 _WORDS = {0: "passed", FAILED: "FAILED", REGRESSED: "REGRESSED", INFRA: "INFRA", NOTHING: "NOTHING RUN"}
 
 
-class Told(msgspec.Struct, frozen=True):
-    """A job, and what there is to say of it in one line."""
+class JobNote(msgspec.Struct, frozen=True):
+    """A job, or a cell, and one line about it."""
 
     job_id: str
-    said: str
+    reason: str = msgspec.field(name="said")
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """What a look back at the numbers of a run found."""
+    """What confirming the candidates of a run found."""
 
-    regressions: tuple[Told, ...] = ()
+    regressions: tuple[JobNote, ...] = ()
     confirmed: int = 0
     unknown: int = 0
-    """Candidates that measuring again neither confirmed nor refuted."""
-    not_asked: int = 0
-    """Candidates that there was no time for."""
+    """Candidates that are neither confirmed nor refuted."""
+    not_measured: int = msgspec.field(default=0, name="not_asked")
+    """Candidates for which there was no time or no device."""
 
 
 class CellResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,11 +52,11 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int] = {}
     """Jobs by `farm.report.model.summary.Outcome`."""
     seconds: float = 0.0
-    new_failures: tuple[Told, ...] = ()
-    still_failing: tuple[Told, ...] = ()
+    new_failures: tuple[JobNote, ...] = ()
+    still_failing: tuple[JobNote, ...] = ()
     fixed: tuple[str, ...] = ()
     """Job ids."""
-    infra: tuple[Told, ...] = ()
+    infra: tuple[JobNote, ...] = ()
     not_tested: int = 0
     findings: Findings = Findings()
     report: str = ""
@@ -78,7 +83,7 @@ class Delivery(msgspec.Struct, frozen=True):
     to: str
     """Where to, without anything secret."""
     ok: bool
-    said: str = ""
+    problem: str = msgspec.field(default="", name="said")
 
 
 class Night(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,25 +130,41 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
         return 0.0 if self.finished_ms is None else (self.finished_ms - self.started_ms) / 1000
 
     @property
-    def new_failures(self) -> tuple[Told, ...]:
+    def new_failures(self) -> tuple[JobNote, ...]:
         """Of all cells."""
         return tuple(one for cell in self.cells for one in cell.new_failures)
 
     @property
-    def still_failing(self) -> tuple[Told, ...]:
+    def still_failing(self) -> tuple[JobNote, ...]:
         """Of all cells."""
         return tuple(one for cell in self.cells for one in cell.still_failing)
 
     @property
-    def regressions(self) -> tuple[Told, ...]:
+    def regressions(self) -> tuple[JobNote, ...]:
         """Of all cells."""
         return tuple(one for cell in self.cells for one in cell.findings.regressions)
 
     @property
-    def troubles(self) -> tuple[Told, ...]:
-        """What the farm could not judge: jobs, and cells that have no run."""
-        cells = [Told(cell.name, cell.problem) for cell in self.cells if cell.problem]
+    def troubles(self) -> tuple[JobNote, ...]:
+        """What the farm could not judge: cells without a whole run, and jobs."""
+        cells = [JobNote(cell.name, cell.problem) for cell in self.cells if cell.problem]
         return (*cells, *(one for cell in self.cells for one in cell.infra))
+
+    @property
+    def sections(self) -> dict[str, tuple[JobNote, ...]]:
+        """What is shown of jobs: title to notes, the most important first; sections without a note are left out."""
+        found = {
+            "New failures": self.new_failures,
+            "Regressions": self.regressions,
+            "Still failing": self.still_failing,
+            "Infra": self.troubles,
+        }
+        return {title: notes for title, notes in found.items() if notes}
+
+    @property
+    def undelivered(self) -> tuple[Delivery, ...]:
+        """Notifications that failed."""
+        return tuple(one for one in self.deliveries if not one.ok)
 
 
 def _word(code: int) -> str:
@@ -165,6 +186,13 @@ def night_code(cells: tuple[CellResult, ...], *, interrupted: bool) -> int:
     return next((code for code in _PRECEDENCE if code in codes), NOTHING)
 
 
+def counted(counts: Mapping[str, int]) -> str:
+    """Return jobs by outcome in words."""
+    words = {"stale": "NOT TESTED", "not_run": "NOT RUN", "known": "known issues"}
+    order = ("failed", "infra", "passed", "known", "skipped", "stale", "not_run")
+    return ", ".join(f"{counts[one]} {words.get(one, one)}" for one in order if counts.get(one)) or "no jobs"
+
+
 def meaning(code: int | None) -> str:
     """Return what an exit code of a night says."""
     meanings: dict[int | None, str] = {
@@ -180,10 +208,10 @@ def meaning(code: int | None) -> str:
 
 
 def has_changed(night: Night, before: Night | None) -> bool:
-    """Tell whether a night found something else than the one before; the first night, whether it found anything."""
+    """Return whether a night found something else than the one before; the first night, whether it found anything."""
     return _findings(night) != (_findings(before) if before is not None else (0, frozenset(), frozenset()))
 
 
 def _findings(night: Night) -> tuple[int | None, frozenset[str], frozenset[str]]:
     failing = frozenset(one.job_id for one in (*night.new_failures, *night.still_failing))
-    return night.code, failing, frozenset(f"{one.job_id} {one.said}" for one in night.regressions)
+    return night.code, failing, frozenset(f"{one.job_id} {one.reason}" for one in night.regressions)

@@ -1,4 +1,4 @@
-"""A notification by HTTP: one POST of JSON, tried again where that may help. No message of it has a secret in it."""
+"""A notification by HTTP: one POST of JSON, retried where that may help. No error message contains a secret."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import copy
 import http.client
 import ipaddress
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from farm import __version__
 from farm.errors import FarmError
-from farm.nightly.deadline import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_T = TypeVar("_T")
+
 _TIMEOUT_SECONDS = 10.0
-"""For all of an attempt: an answer that trickles takes no longer."""
+"""For all of an attempt, also where the answer trickles."""
 _WAITS_S = (1.0, 2.0, 4.0)
 """Before each new attempt."""
 
@@ -30,14 +32,14 @@ class NotifyError(FarmError):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Takes a redirect as the answer: what follows it would send the message, and a token, to whom it names."""
+    """Takes a redirect as the answer: following it would send the message, and a token, elsewhere."""
 
     def redirect_request(self, *_: Any) -> None:
         """Return no request."""
 
 
-def place(url: str) -> str:
-    """Return scheme and host of an address, which is all of it that may be told: path and user may be secrets."""
+def origin(url: str) -> str:
+    """Return scheme and host of an address, the part that may be shown: path and user may be secrets."""
     try:
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port else ""
@@ -62,8 +64,33 @@ def post(url: str, body: str, token: str = "", wait: Callable[[float], None] = t
             return
         if not again or seconds is None:
             tried = "" if again is False else f", {len(_WAITS_S) + 1} times"
-            raise NotifyError(f"{place(url)}: {problem}{tried}")
+            raise NotifyError(f"{origin(url)}: {problem}{tried}")
         wait(seconds)
+
+
+def within(seconds: float, action: Callable[[], _T]) -> _T:
+    """Return what `action` returns, or raise what it raises; TimeoutError when that takes longer than `seconds`.
+
+    A socket's timeout is one for each packet, and a lookup or a TLS handshake cannot be interrupted: the action goes on
+    in a thread that ends with the process, and its result is dropped.
+    """
+    results: list[_T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except BaseException as error:  # noqa: BLE001 - raised again, in the thread that asked
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="notification")
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError
+    return results[0]
 
 
 def _request(url: str, body: str, token: str) -> urllib.request.Request:
@@ -75,11 +102,11 @@ def _request(url: str, body: str, token: str) -> urllib.request.Request:
     if not fine or parts.scheme not in ("https", "http"):
         raise NotifyError("the address of the webhook is none: expected https://HOST/PATH")
     if parts.username is not None:
-        raise NotifyError(f"{place(url)}: the address has a user in it, which is not sent: use token_env")
+        raise NotifyError(f"{origin(url)}: the address has a user in it, which is not sent: use token_env")
     if parts.scheme == "http" and not _is_loopback(parts):
-        raise NotifyError(f"{place(url)}: the address itself is a secret, which http shows to everybody: use https")
+        raise NotifyError(f"{origin(url)}: the address itself is a secret, which http shows to everybody: use https")
     if not (token.isascii() and token.isprintable()):
-        raise NotifyError(f"{place(url)}: the token has characters that no header may have")
+        raise NotifyError(f"{origin(url)}: the token has characters that no header may have")
     headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": f"farm/{__version__}"}
     if token:
         headers["Authorization"] = f"Bearer {token}"

@@ -11,11 +11,10 @@ from receivers import LOOPBACK, mail_server, make_certificate, trickling_server,
 
 from farm.nightly import mail as mail_module
 from farm.nightly import webhook
-from farm.nightly.context import SAMPLE
 from farm.nightly.mail import message, send
 from farm.nightly.tables import MailTable
-from farm.nightly.templates import render
-from farm.nightly.webhook import NotifyError, place, post
+from farm.nightly.templates import SAMPLE, render
+from farm.nightly.webhook import NotifyError, origin, post
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,7 +138,7 @@ def test_an_address_that_cannot_be_is_refused_without_showing_it(url: str, said:
     with pytest.raises(NotifyError, match=said) as caught:
         post(url, "{}", wait=lambda _: None)
     assert "SECRET" not in str(caught.value)
-    assert "SECRET" not in place(url)
+    assert "SECRET" not in origin(url)
 
 
 def test_a_token_that_no_header_may_have_is_refused_without_showing_it() -> None:

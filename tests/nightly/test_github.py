@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.nightly.context import SAMPLE
-from farm.nightly.github import night_annotations, night_markdown
-from farm.nightly.record import Told
+from farm.nightly.record import JobNote
+from farm.nightly.render import night_annotations, night_markdown
+from farm.nightly.templates import SAMPLE
 from farm.report.formats.github import add_summary, escaped, run_markdown
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import JobView, RunView
@@ -60,7 +60,7 @@ def test_a_single_run_is_summed_up_as_well() -> None:
 
 
 def test_annotations_are_escaped_few_and_only_for_github(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told("smoke/a,b::c[SM8650-htp-8a8w]", "100% wrong\n::error::injected")
+    told = JobNote("smoke/a,b::c[SM8650-htp-8a8w]", "100% wrong\n::error::injected")
     twelve = msgspec.structs.replace(
         SAMPLE, cells=(msgspec.structs.replace(SAMPLE.cells[0], new_failures=(told,) * 12),)
     )

@@ -12,13 +12,10 @@ from receivers import web_server
 
 from farm.config.settings import Config, load_config
 from farm.errors import InfraError, MissingToolError, NoDeviceError
-from farm.nightly import night as nights
-from farm.nightly.harvest import Harvest
-from farm.nightly.look_back import SHARE
-from farm.nightly.night import run_night
+from farm.nightly.night import CANDIDATES_SHARE, CellWork, run_night
 from farm.nightly.notify import Secrets
 from farm.nightly.plan import read_plan
-from farm.nightly.record import CellResult, Findings, Night, Told
+from farm.nightly.record import CellResult, Findings, JobNote, Night
 from farm.request.request import RunOutcome, RunRequest
 from farm.store.view import RunView
 
@@ -48,42 +45,39 @@ suites = ["smoke"]
 Ending = int | BaseException
 
 
-class Stage:
+class Stage(CellWork):
     """Runs that end as they are told to."""
 
-    def __init__(self, config: Config, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, config: Config, file: Path) -> None:
         self.config, self.file = config, file
         self.endings: list[Ending] = []
         self.findings: list[Findings] = []
         self.asked: list[RunRequest] = []
         self.resumed: list[str] = []
         self.said: list[str] = []
-        self.clock = 1000.0
+        self.now_s = 1000.0
         self.takes_s = 0.0
-        monkeypatch.setattr("farm.run.run.run", self._run)
-        monkeypatch.setattr("farm.run.run.resume", self._resume)
-        monkeypatch.setattr(Harvest, "gather", lambda _self, cell: cell)
-        monkeypatch.setattr(nights, "look_back", self._look_back)
-        monkeypatch.setattr("farm.nightly.night.time.monotonic", lambda: self.clock)
+        self.clock = lambda: self.now_s  # type: ignore[method-assign]
+        self.collect: Callable[[CellResult], CellResult] = lambda cell: cell
 
     def night(self, *endings: Ending, resume: bool = False, more: str = "") -> Night:
         self.endings = list(endings)
         self.file.write_text(FILE + more)
         plan, _ = read_plan(self.file, self.config)
         front: Callable[[], Any] = contextlib.nullcontext
-        return run_night(self.config, plan, Secrets(plan), front, self.said.append, resume=resume)
+        return run_night(self.config, plan, Secrets(plan), front, self.said.append, resume=resume, work=self)
 
-    def _run(self, _config: Config, request: RunRequest, _front: object, *, patience: Any, begun: Any) -> RunOutcome:
+    def run(self, request: RunRequest, _front: object, patience: Any, begun: Any) -> RunOutcome:
         self.asked.append(request)
         begun(f"run-{len(self.asked)}")
         return self._end(patience)
 
-    def _resume(self, _config: Config, ref: str, _front: object, _budget_s: float, *, patience: Any) -> RunOutcome:
-        self.resumed.append(ref)
+    def resume(self, run_id: str, _front: object, patience: Any, _budget_s: float | None) -> RunOutcome:
+        self.resumed.append(run_id)
         return self._end(patience)
 
     def _end(self, patience: Any) -> RunOutcome:
-        self.clock += self.takes_s
+        self.now_s += self.takes_s
         ending = self.endings.pop(0)
         if isinstance(ending, BaseException):
             raise ending
@@ -94,13 +88,16 @@ class Stage:
                        fingerprint={}, devices=(), jobs=())  # fmt: skip
         return RunOutcome(ending, view, self.file)
 
-    def _look_back(self, *_: object) -> Findings:
+    def confirm_candidates(self, *_: object) -> Findings:
         return self.findings.pop(0) if self.findings else Findings()
+
+    def collect_results(self, cell: CellResult, _folder: Path) -> CellResult:
+        return self.collect(cell)
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return Stage(load_config(folder=tmp_path), tmp_path / "nightly.toml", monkeypatch)
+def stage(tmp_path: Path) -> Stage:
+    return Stage(load_config(folder=tmp_path), tmp_path / "nightly.toml")
 
 
 def codes(night: Night) -> list[int | None]:
@@ -120,7 +117,7 @@ def test_what_one_run_leaves_of_the_budget_the_next_ones_have(stage: Stage) -> N
     stage.takes_s = 120.0
     stage.night(0, 0, 0)
     # A part of each one's time is kept for what stands out.
-    runs = [part * (1 - SHARE) for part in (720.0, 3480 * 3 / 4, 3360.0)]
+    runs = [part * (1 - CANDIDATES_SHARE) for part in (720.0, 3480 * 3 / 4, 3360.0)]
     assert [request.budget_s for request in stage.asked] == pytest.approx(runs)
     assert stage.asked[0].wait_s == 1800
 
@@ -133,7 +130,7 @@ def test_time_that_is_over_leaves_runs_out(stage: Stage) -> None:
 
 
 def test_regressions_alone_have_a_code_of_their_own(stage: Stage) -> None:
-    found = Findings((Told("smoke/add", "8 % slower"),), confirmed=1)
+    found = Findings((JobNote("smoke/add", "8 % slower"),), confirmed=1)
     stage.findings = [found]
     assert stage.night(0, 4, 0).code == 3
     stage.findings = [found]
@@ -149,29 +146,29 @@ def test_sigterm_ends_the_night_after_the_run_and_resume_goes_on(stage: Stage) -
     assert len(stage.asked) == 3
 
 
-def test_a_run_that_cannot_be_read_is_trouble_of_the_farm(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gather(_self: Harvest, cell: CellResult) -> CellResult:
+def test_a_run_that_cannot_be_read_is_trouble_of_the_farm(stage: Stage) -> None:
+    def collect(cell: CellResult) -> CellResult:
         if cell.name == "second":
             raise InfraError("the store does not answer")
         return cell
 
-    monkeypatch.setattr(Harvest, "gather", gather)
+    stage.collect = collect
     night = stage.night(0, 0, 0)
     assert (night.code, codes(night)) == (4, [0, 4, 0])
     assert night.cells[1].problem == "the store does not answer"
 
 
 def test_who_wants_to_know_of_changes_is_told_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gather(_self: Harvest, cell: CellResult) -> CellResult:
+    def collect(cell: CellResult) -> CellResult:
         return msgspec.structs.replace(cell, new_failures=failing.get(cell.name, ()))
 
-    failing: dict[str, tuple[Told, ...]] = {}
-    monkeypatch.setattr(Harvest, "gather", gather)
+    failing: dict[str, tuple[JobNote, ...]] = {}
+    stage.collect = collect
     monkeypatch.setenv("no_proxy", "*")
     with web_server() as hook:
         for endings in ((0, 0, 0), (1, 0, 0), (1, 0, 0), (0, 0, 0)):
             monkeypatch.setenv("HOOK_URL", hook.url())
-            failing = {"first": (Told("smoke/add", "wrong"),)} if endings[0] else {}
+            failing = {"first": (JobNote("smoke/add", "wrong"),)} if endings[0] else {}
             stage.night(*endings, more='[[notify.webhook]]\nurl_env = "HOOK_URL"\n')
     verdicts = [msgspec.json.decode(body)["verdict"] for body in hook.bodies]
     assert verdicts == ["failed", "passed"]

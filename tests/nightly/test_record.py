@@ -5,9 +5,10 @@ import itertools
 import msgspec
 import pytest
 
-from farm.nightly.context import SAMPLE
-from farm.nightly.record import CellResult, Findings, Told, cell_code, has_changed, night_code
-from farm.nightly.text import Row, matrix_lines, night_lines
+from farm.nightly.check import CellForecast, matrix_lines
+from farm.nightly.record import CellResult, Findings, JobNote, cell_code, has_changed, night_code
+from farm.nightly.render import night_lines
+from farm.nightly.templates import SAMPLE
 
 CELL = CellResult(name="c", socs=("SM8650",), suites=("smoke",), backend="htp", virtual=False)
 
@@ -33,7 +34,7 @@ def test_the_worst_cell_decides_whatever_the_order(codes: list[int | None], code
 
 
 def test_regressions_are_found_where_nothing_failed() -> None:
-    found = Findings((Told("j", "slower"),))
+    found = Findings((JobNote("j", "slower"),))
     assert [cell_code(code, found) for code in (0, 1, 2, 4, 130)] == [3, 1, 3, 3, 130]
     assert [cell_code(code, Findings()) for code in (0, 1, 2, 4, 5)] == [0, 1, 4, 4, 5]
 
@@ -41,7 +42,7 @@ def test_regressions_are_found_where_nothing_failed() -> None:
 def test_a_night_has_changed_when_something_else_is_wrong() -> None:
     good = msgspec.structs.replace(SAMPLE, code=0, cells=())
     other = msgspec.structs.replace(
-        SAMPLE, cells=(msgspec.structs.replace(SAMPLE.cells[0], new_failures=(Told("smoke/else", ""),)),)
+        SAMPLE, cells=(msgspec.structs.replace(SAMPLE.cells[0], new_failures=(JobNote("smoke/else", ""),)),)
     )
     new_yesterday = msgspec.structs.replace(
         SAMPLE.cells[0],
@@ -58,7 +59,7 @@ def test_a_night_has_changed_when_something_else_is_wrong() -> None:
 
 
 def test_the_summary_is_as_wide_as_the_terminal_and_no_line_is_a_command_of_github() -> None:
-    hostile = Told("smoke/" + "x" * 200, "::add-mask::\x1b[31m" + "y" * 500 + "\n::error::z")
+    hostile = JobNote("smoke/" + "x" * 200, "::add-mask::\x1b[31m" + "y" * 500 + "\n::error::z")
     cell = msgspec.structs.replace(
         SAMPLE.cells[0], name="n" * 80, new_failures=(hostile,) * 12, infra=(hostile,), problem="::error:: " * 30
     )
@@ -70,7 +71,7 @@ def test_the_summary_is_as_wide_as_the_terminal_and_no_line_is_a_command_of_gith
 
 
 def test_the_matrix_says_how_long_and_what_is_missing() -> None:
-    row = Row(name="c", socs=("SM8650",), suites=("smoke",), backend="htp", jobs=8, virtual=0, expected_s=90.0,
+    row = CellForecast(name="c", socs=("SM8650",), suites=("smoke",), backend="htp", jobs=8, virtual=0, expected_s=90.0,
               command="farm run", problem="no SDK")  # fmt: skip
     text = "\n".join(matrix_lines("n", [row, msgspec.structs.replace(row, virtual=2, expected_s=None)], 3600.0))
     assert "night n: runs: 2, jobs: 16, within 1 h 00 min" in text

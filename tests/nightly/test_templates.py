@@ -9,12 +9,11 @@ import msgspec
 import pytest
 
 from farm.errors import UsageError
-from farm.nightly.context import SAMPLE, context, subject
 from farm.nightly.mail import message
-from farm.nightly.page import render_night
-from farm.nightly.record import Told
+from farm.nightly.record import JobNote
+from farm.nightly.render import render_night
 from farm.nightly.tables import MailTable
-from farm.nightly.templates import check_template, render
+from farm.nightly.templates import SAMPLE, check_template, context, render, subject
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +23,8 @@ NIGHT = msgspec.structs.replace(
     SAMPLE,
     user=HOSTILE,
     cells=tuple(
-        msgspec.structs.replace(cell, new_failures=(Told(HOSTILE, HOSTILE),), problem=HOSTILE) for cell in SAMPLE.cells
+        msgspec.structs.replace(cell, new_failures=(JobNote(HOSTILE, HOSTILE),), problem=HOSTILE)
+        for cell in SAMPLE.cells
     ),
 )
 

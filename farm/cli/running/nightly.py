@@ -41,10 +41,9 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
     configuration; 1 a job failed; 3 only regressions; 4 no device or
     infrastructure; 5 nothing was run; 0 otherwise.
     """
-    from farm.nightly.check import matrix
+    from farm.nightly.check import matrix, matrix_lines
     from farm.nightly.notify import Secrets
     from farm.nightly.plan import read_plan
-    from farm.nightly.text import matrix_lines
 
     if check and resume:
         raise UsageError("--check runs nothing, so that there is nothing to resume: leave one of them out")
@@ -72,8 +71,7 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
 
 
 def _tell(night: Night, *, as_json: bool) -> None:
-    from farm.nightly.github import night_annotations, night_markdown
-    from farm.nightly.text import night_lines
+    from farm.nightly.render import night_annotations, night_lines, night_markdown
     from farm.report.formats.github import add_summary
 
     add_summary(lambda: night_markdown(night))
