@@ -13,7 +13,7 @@ import click
 from farm import __version__
 from farm.errors import FarmError, InfraError
 
-# Name -> where it is below farm.cli (its module, and behind a colon its name there, unless that is `command`), and what
+# Name -> its module below farm.cli, where it is called `NAME_command`, or `command` where it is the only one; and what
 # `farm --help` says of it.
 _COMMANDS = {
     "run": ("running.run", "Compile suites for SoCs, run them on devices, judge and report."),
@@ -27,19 +27,19 @@ _COMMANDS = {
     "virtual": ("devices.virtual", "Start virtual devices that stay, and let them misbehave."),
     "report": ("looking.report", "Write and show the report of a run."),
     "coverage": ("looking.coverage", "Show every operator in every precision, and how its cases do."),
-    "status": ("looking.status", "Show how things stand: newly red, regressions, infra trouble."),
-    "serve": ("looking.serve", "Show the same in a browser: status, runs, devices, history, live."),
-    "triage": ("looking.triage", "Say what becomes of a regression or a red job, or list them."),
-    "baseline": ("looking.baseline", "Show what numbers are compared with, or say that a new level is right."),
+    "status": ("looking.status", "Show the status: newly red, regressions, infra trouble."),
+    "serve": ("looking.report", "Show the same in a browser: status, runs, devices, history, live."),
+    "triage": ("looking.status", "Say what becomes of a regression or a red job, or list them."),
+    "baseline": ("looking.history", "Show what numbers are compared with, or say that a new level is right."),
     "history": ("looking.history", "Show what a job's numbers were, run by run."),
-    "diff": ("looking.diff", "Compare two runs: newly red, fixed, slower, faster, missing."),
+    "diff": ("looking.report", "Compare two runs: newly red, fixed, slower, faster, missing."),
     "confirm": ("running.confirm", "Measure again what looks worse, or one job: old and new in turns."),
     "bisect": ("running.bisect", "Find the run since which a job is worse, from stored bundles."),
     "profile": ("running.profile", "Show where a job's time goes, node by node, or compare two runs."),
     "debug": ("running.debug", "Compare a job's numbers layer by layer and name the first that goes wrong."),
     "exec": ("running.exec", "Run a ready .pte file on a device: outputs, latency, profile."),
-    "export": ("looking.transfer:export_command", "Write what runs hold for other tools, or for another store."),
-    "import": ("looking.transfer:import_command", "Read runs that 'farm export' wrote into this store."),
+    "export": ("looking.transfer", "Write what runs hold for other tools, or for another store."),
+    "import": ("looking.transfer", "Read runs that 'farm export' wrote into this store."),
     "repro": ("running.repro", "Run a past result again from its exact bundle, or write a script that does."),
     "sql": ("looking.sql", "Ask the store a question in SQL, read only."),
     "suites": ("setup.suites", "List suites, or the cases of some."),
@@ -61,8 +61,8 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        module, _, name = _COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(f"farm.cli.{module}"), name or "command")
+        module = importlib.import_module(f"farm.cli.{_COMMANDS[cmd_name][0]}")
+        command = getattr(module, f"{cmd_name}_command", None) or module.command
         assert isinstance(command, click.Command)  # noqa: S101 - a slip of ours, not of the user
         return command
 

@@ -11,11 +11,11 @@ from farm.pool.inventory import DeviceRow, remembered, resolve_device
 from farm.report.html.page import diff_values
 from farm.report.model import format as fmt
 from farm.report.model.alerts import by_range, change_of, remark_text, word_of
-from farm.report.model.diff import diff_runs
+from farm.report.model.diff import read_diff
 from farm.report.model.drift import canary_chart, canary_p50, drift_of
 from farm.report.model.history import USUAL, tables
 from farm.report.model.status import TITLES, counts, reasons_of, unsure_lines
-from farm.report.model.status_query import how_things_stand, records_of, steps_of
+from farm.report.model.status_query import history_answer, read_status, records_of, steps_of
 from farm.store.queries.browse import STATES, Progress, RunFilter
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Page(msgspec.Struct, frozen=True):
 def status_page(store: Store, address: Address) -> Page:
     """How things stand, as `farm status`."""
     limit = address.number("limit", 20, 1, 1000)
-    status = how_things_stand(store, address.text("run") or None)
+    status = read_status(store, address.text("run") or None)
     groups = []
     for standing, title in TITLES.items():
         jobs = [job for job in status.run.jobs if status.jobs[job.job_id] is standing] if status.run else []
@@ -114,9 +114,7 @@ def diff_page(store: Store, address: Address) -> Page:
     """Two runs, as `farm diff`."""
     names = address.text("a", "latest~1"), address.text("b", "latest")
     limit = address.number("limit", 50, 1, 1000)
-    views = [store.runs.view(store.runs.resolve(name)) for name in names]
-    diff = diff_runs(*views)
-    virtual = any(device.kind == "virtual" for view in views for device in view.devices)
+    diff, virtual = read_diff(store, *names)
     values = diff_values(diff, virtual=virtual)
     keys = [part.key for part in values["parts"]]
     chosen, words = address.one_of("part", keys), address.text("q").casefold().split()
@@ -192,17 +190,17 @@ def history_page(store: Store, address: Address) -> Page:
     }
     if not pattern:
         return Page("history.html.j2", values, lambda: {"points": []})
-    names = store.browse.job_names(pattern, soc or None)
+    names = store.history.job_names(pattern, soc or None)
     shown = names[(number - 1) * _JOBS_A_PAGE : number * _JOBS_A_PAGE]
 
     def answer() -> dict[str, Any]:
         if len(names) > _MOST_JOBS:
-            raise UsageError(f"{len(names)} jobs match {pattern!r}, at most {_MOST_JOBS} are told as JSON: name fewer")
+            raise UsageError(
+                f"{len(names)} jobs match {pattern!r}, at most {_MOST_JOBS} are listed as JSON: name fewer"
+            )
         asked: tuple[str | None, ...] = metrics or (None,)
         points = [point for one in asked for point in store.history.points(pattern, one, soc or None, limit)]
-        records = records_of(store, points).items()
-        listed = [{"job_id": job, "device_kind": kind, "record": one} for (job, kind), one in records]
-        return {"points": points, "reliability": listed, "alerts": steps_of(store, points, metrics)}
+        return history_answer(points, records_of(store, points), steps_of(store, points, metrics))
 
     found = [point for name in shown for point in store.history.points(name, None, None, limit)]
     facts = store.history.fingerprints(point.fingerprint for point in found)

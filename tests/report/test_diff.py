@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from farm.report.model.diff import Group, JobDiff, RunDiff, diff_runs
+from farm.report.model.diff import DiffGroup, JobDiff, RunDiff, diff_runs
 from farm.report.terminal.diff import diff_lines
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.view import DeviceView, JobView, RunView, Stale
@@ -64,35 +64,35 @@ FAILED, KNOWN, INFRA = attempt(Verdict.FAILED), attempt(Verdict.FAILED, known_is
 @pytest.mark.parametrize(
     ("before", "after", "group"),
     [
-        ((attempt(),), (FAILED,), Group.NEW_FAILURE),
-        ((KNOWN,), (FAILED,), Group.NEW_FAILURE),
-        ((), (FAILED,), Group.NEW_FAILURE),
-        ((FAILED,), (FAILED,), Group.STILL_FAILING),
-        ((FAILED,), (KNOWN,), Group.STILL_FAILING),
-        ((FAILED,), (attempt(),), Group.FIXED),
-        ((KNOWN,), (attempt(),), Group.FIXED),
-        ((attempt(),), (INFRA,), Group.MISSING),
-        ((FAILED,), (), Group.MISSING),
-        ((INFRA,), (attempt(),), Group.ADDED),
-        ((attempt(),), (KNOWN,), Group.SAME),
-        ((attempt(),), (attempt(),), Group.SAME),
+        ((attempt(),), (FAILED,), DiffGroup.NEW_FAILURE),
+        ((KNOWN,), (FAILED,), DiffGroup.NEW_FAILURE),
+        ((), (FAILED,), DiffGroup.NEW_FAILURE),
+        ((FAILED,), (FAILED,), DiffGroup.STILL_FAILING),
+        ((FAILED,), (KNOWN,), DiffGroup.STILL_FAILING),
+        ((FAILED,), (attempt(),), DiffGroup.FIXED),
+        ((KNOWN,), (attempt(),), DiffGroup.FIXED),
+        ((attempt(),), (INFRA,), DiffGroup.MISSING),
+        ((FAILED,), (), DiffGroup.MISSING),
+        ((INFRA,), (attempt(),), DiffGroup.ADDED),
+        ((attempt(),), (KNOWN,), DiffGroup.SAME),
+        ((attempt(),), (attempt(),), DiffGroup.SAME),
     ],
 )
-def test_what_became_of_a_job(before: tuple[Attempt, ...], after: tuple[Attempt, ...], group: Group) -> None:
+def test_what_became_of_a_job(before: tuple[Attempt, ...], after: tuple[Attempt, ...], group: DiffGroup) -> None:
     assert only(diff(run(job("a", *before)), run(job("a", *after)))).group is group
 
 
 def test_a_job_that_is_gone_is_missing_and_comes_last() -> None:
     found = diff(run(job("a", attempt()), job("b", attempt())), run(job("b", attempt()), job("c", FAILED)))
     assert [(one.job_id.split("[")[0], one.group) for one in found.jobs] == [
-        ("ops/b", Group.SAME), ("ops/c", Group.NEW_FAILURE), ("ops/a", Group.MISSING),
+        ("ops/b", DiffGroup.SAME), ("ops/c", DiffGroup.NEW_FAILURE), ("ops/a", DiffGroup.MISSING),
     ]  # fmt: skip
 
 
 def test_a_stale_job_is_missing_and_says_why() -> None:
     stale = job("a", stale=Stale("no time was left"))
     one = only(diff(run(job("a", attempt())), run(stale)))
-    assert (one.group, one.after) == (Group.MISSING, "stale")
+    assert (one.group, one.after) == (DiffGroup.MISSING, "stale")
     assert "no time was left" in one.reason
 
 

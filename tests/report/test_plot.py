@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from farm.report.terminal.plot import sparkline
+from farm.report.terminal.history import sparkline
 
 
 @pytest.mark.parametrize(

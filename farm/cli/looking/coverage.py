@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from farm.backends.registry import DEFAULT_BACKEND
-from farm.cli.options import config_option
-from farm.cli.output import echo, echo_coloured
-from farm.config.settings import load_config
+from farm.cli.options import FILE, json_option
+from farm.cli.output import echo, echo_coloured, opened, print_json, width, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from farm.report.model.coverage import Coverage
 
@@ -30,9 +28,8 @@ _LEAST_WIDTH, _MOST_WIDTH = 60, 100
               help="Suite, repeatable; otherwise quantized_ops and fp_ops, or those of the runs.")  # fmt: skip
 @click.option("--run", "runs", multiple=True,
               help="Run, repeatable; otherwise the newest result of every job, whichever run it is of.")  # fmt: skip
-@click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with the table here.")
-@click.option("--json", "as_json", is_flag=True, help="Print every cell as JSON instead of a table.")
-@config_option
+@click.option("--markdown", type=FILE, help="Write a page with the table here.")
+@json_option("Print every cell as JSON instead of a table.")
 def command(
     soc: str,
     backend: str,
@@ -48,22 +45,19 @@ def command(
     Operators are the backend's builders (op_NAME.py). A job counts for the operator in its program that the fewest
     cases have; a cell has the worst of its jobs, and how many are so.
     """
-    from farm.cli.output import print_json, write_file
     from farm.report.model.coverage_query import read_coverage
     from farm.report.terminal.coverage import coverage_lines, coverage_markdown
     from farm.report.terminal.run import rendered
-    from farm.store.store import open_store
 
-    config = load_config(config_file)
-    with open_store(config.store_url, readonly=True) as store:
+    with opened(config_file, readonly=True) as (config, store):
         table, about = read_coverage(store, config.suite_folders, soc, backend, suites, runs)
     if markdown is not None:
         write_file(markdown, coverage_markdown(table, about, _command(soc, backend, suites, runs, markdown)))
     if as_json:
         print_json(_as_json(table, about))
         return
-    width = max(_LEAST_WIDTH, min(_MOST_WIDTH, shutil.get_terminal_size().columns))
-    echo_coloured(rendered(coverage_lines(table, about, width), width, color=sys.stdout.isatty()))
+    columns = max(_LEAST_WIDTH, min(_MOST_WIDTH, width()))
+    echo_coloured(rendered(coverage_lines(table, about, columns), columns, color=sys.stdout.isatty()))
     if markdown is not None:
         echo(f"written: {markdown}", err=True)
 

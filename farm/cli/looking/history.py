@@ -1,172 +1,148 @@
-"""`farm history`."""
+"""`farm history` and `farm baseline`: what numbers were, and what they are compared with."""
 
 from __future__ import annotations
 
-import datetime
 import math
-from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option
-from farm.cli.output import echo, print_json, wrapped
-from farm.config.settings import load_config
-from farm.report.model import format as fmt
-from farm.report.model.alerts import change_of, word_of
-from farm.report.model.history import USUAL, what_changed
-from farm.report.terminal.plot import sparkline
+from farm.cli.options import json_option, limit_option, soc_option
+from farm.cli.output import echo, notice, opened, print_json, show, width
+from farm.errors import UsageError
+from farm.report.model.format import plural
+from farm.report.terminal.layout import LEAST_WIDTH, fitted
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from farm.analysis.flakiness import Record
-    from farm.store.records import AlertRecord, HistoryPoint
-
-_WIDTH = 80
-_LEAST_ROOM = 24
+    from farm.regressions.baseline import Level
 
 
 @click.command("history")
 @click.argument("job")
-@click.option("--soc", help="Only jobs for this SoC.")
+@soc_option("Only jobs for this SoC.")
 @click.option("--metric", "metrics", multiple=True, help="Metric to show, repeatable; otherwise the usual ones.")
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Newest attempts of a job.")
-@click.option("--json", "as_json", is_flag=True, help="Print every metric as JSON instead of a table.")
-@config_option
-def command(
+@limit_option("Newest attempts of a job.")
+@json_option("Print every metric as JSON instead of a table.")
+def history_command(
     job: str, soc: str | None, metrics: tuple[str, ...], limit: int, config_file: Path | None, *, as_json: bool
 ) -> None:
     """Show what the numbers of JOB were, run by run, oldest first.
 
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians of an attempt's
     samples. Virtual devices and hardware are never in one table. What is different about a run from the one before is
-    told beside it. Below, how often the job passed in its last 20 runs, and whether it is flaky; then a line for each
+    shown beside it. Below, how often the job passed in its last 20 runs, and whether it is flaky; then a line for each
     metric that moved, from its least to its greatest, and its known steps. Runs of 'farm debug' are left out.
     """
-    from farm.report.model.status_query import records_of, steps_of
-    from farm.store.store import open_store
+    from farm.report.model.history import USUAL, tables
+    from farm.report.model.status_query import history_answer, records_of, steps_of
+    from farm.report.terminal.history import history_lines
 
-    with open_store(load_config(config_file).store_url, readonly=True) as store:
-        if metrics:
-            points = [point for metric in metrics for point in store.history.points(job, metric, soc, limit)]
-        else:
-            points = store.history.points(job, None, soc, limit)
+    with opened(config_file, readonly=True) as (_, store):
+        points = [point for metric in metrics or (None,) for point in store.history.points(job, metric, soc, limit)]
         facts = store.history.fingerprints(point.fingerprint for point in points)
-        records = records_of(store, points)
-        alerts = steps_of(store, points, metrics)
+        records, steps = records_of(store, points), steps_of(store, points, metrics)
     if as_json:
-        listed = [{"job_id": job, "device_kind": kind, "record": one} for (job, kind), one in records.items()]
-        print_json({"points": points, "reliability": listed, "alerts": alerts})
+        print_json(history_answer(points, records, steps))
         return
     if not points:
-        echo(f"farm: {job} has no history yet: no attempt, or of 'farm debug' alone", err=True)
-    for text in _tables(points, metrics or USUAL, facts, records, alerts):
-        echo(text)
+        notice(f"{job} has no history yet: no attempt, or of 'farm debug' alone")
+    for line in history_lines(tables(points, metrics or USUAL, facts), records, steps):
+        echo(line)
 
 
-def _tables(
-    points: Sequence[HistoryPoint],
-    wanted: Sequence[str],
-    facts: Mapping[str, Mapping[str, str]],
-    records: Mapping[tuple[str, str], Record],
-    alerts: Sequence[AlertRecord],
-) -> list[str]:
-    lines: list[str] = []
-    ordered = sorted(points, key=lambda point: (point.job_id, point.device_kind, point.time_ms, point.run_id))
-    for (job_id, kind), group in groupby(ordered, key=lambda point: (point.job_id, point.device_kind)):
-        points_of_job = list(group)
-        units = {point.metric: "ms" if point.unit == "ns" else point.unit for point in points_of_job}
-        shown = [metric for metric in wanted if metric in units]
-        table = [
-            ["started", "run", "verdict", *shown],
-            ["", "", "", *("" if units[metric] == "1" else units[metric] for metric in shown)],
-        ]
-        changed = ["", ""]
-        previous: HistoryPoint | None = None
-        for _, attempt in groupby(points_of_job, key=lambda point: (point.time_ms, point.run_id)):
-            values = {point.metric: point for point in attempt}
-            first = next(iter(values.values()))
-            figures = [_figure(values.get(metric)) for metric in shown]
-            changed.append(what_changed(previous, first, facts) if previous else "")
-            previous = first
-            verdict = "known issue" if first.known_issue else first.verdict
-            table.append([_time(first.time_ms), first.run_id[-6:], verdict, *figures])
-        lines.append(f"{job_id}  {f'{kind} device' if kind else 'no device'}")
-        for line, what in zip(_aligned(table, left=3), changed, strict=True):
-            lines += _with_change(line, what)
-        if (job_id, kind) in records:
-            lines.append(f"  {fmt.record(records[job_id, kind])}")
-        lines += _plots(points_of_job, shown)
-        for one in alerts:
-            if (one.job_id, one.device_kind) == (job_id, kind):
-                lines += _step(one)
-    return lines
+@click.group("baseline")
+def baseline_command() -> None:
+    """Show what numbers are compared with, or say that a new level is right."""
 
 
-def _step(one: AlertRecord) -> list[str]:
-    """Return a step of a series: what is known to have moved its level."""
-    return wrapped(f"  #{one.id} {one.metric} {word_of(one)} since {one.first_bad}: {change_of(one)}, {one.state}")
+@baseline_command.command("show")
+@click.argument("job")
+@soc_option("Only jobs for this SoC.")
+@click.option("--metric", "metrics", multiple=True, help="Only this metric; repeatable.")
+@json_option("Print it as JSON.")
+def show_levels(
+    job: str, soc: str | None, metrics: tuple[str, ...], config_file: Path | None, *, as_json: bool
+) -> None:
+    """Show what the next run of JOB is compared with.
+
+    JOB is as for 'farm history'. That is the median of at most 21 runs that
+    can be compared with the newest, on its level; 8 are needed.
+    """
+    from farm.regressions.baseline import levels
+
+    with opened(config_file, readonly=True) as (_, store):
+        found = levels(store, job, soc, metrics)
+    if not found and not as_json:
+        _require(job, metrics)
+        notice(f"{job} has no number that is judged yet")
+        return
+    show({"levels": found}, _levels(found), as_json=as_json)
 
 
-def _plots(points: Sequence[HistoryPoint], shown: Sequence[str]) -> list[str]:
-    """Return a line for every metric that moved: oldest to newest, with its least and greatest."""
-    lines = []
-    width = max(map(len, shown), default=0)
-    for metric in shown:
-        found = [point for point in points if point.metric == metric]
-        known = sorted((point for point in found if point.p50 is not None), key=_p50)
-        if known and known[0].p50 != known[-1].p50:
-            # The newest are the ones that somebody asks for.
-            line = sparkline([point.p50 for point in found][-(_WIDTH - width - _LEAST_ROOM - 4) :])
-            lines.append(f"  {metric.ljust(width)}  {line}  {_figure(known[0])} to {_figure(known[-1])}")
-    return lines
+def _levels(found: Sequence[Level]) -> Iterator[str]:
+    columns, last = max(LEAST_WIDTH, width()), None
+    for level in found:
+        if (level.job_id, level.device_kind) != last:
+            last = level.job_id, level.device_kind
+            yield fitted(f"{level.job_id}  {level.device_kind} device", columns)
+        unit = "" if level.unit in ("1", "count") else level.unit
+        value = "-" if math.isnan(level.median) else f"{level.median:,.6g} {unit}".strip()
+        few = "" if level.enough else ", too few to judge"
+        yield fitted(f"  {level.metric}: {value}, {plural(level.runs, 'run')} since {level.since}{few}", columns)
 
 
-def _p50(point: HistoryPoint) -> float:
-    return math.nan if point.p50 is None else point.p50
+@baseline_command.command("accept")
+@click.argument("job")
+@soc_option("Only jobs for this SoC.")
+@click.option("--metric", "metrics", multiple=True,
+              help="Only this metric, repeatable; and also where it is no candidate.")  # fmt: skip
+@click.option("--run", "ref", metavar="RUN", help="The level of this run; otherwise of the newest of each job.")
+@click.option("--note", required=True, metavar="TEXT", help="Why it is right.")
+@json_option("Print what was accepted as JSON.")
+def accept(
+    job: str,
+    soc: str | None,
+    metrics: tuple[str, ...],
+    ref: str | None,
+    note: str,
+    config_file: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Say that the new level of JOB's numbers is right.
+
+    Its open regressions are shown no more, and the next runs are compared
+    with the new level. Who said so, when and why stays in the store. JOB is
+    as for 'farm history': a suite, or a pattern, accepts all candidates and
+    regressions there.
+    """
+    from farm.regressions import baseline
+    from farm.system.user import user_name
+
+    if not note.strip():
+        raise UsageError("--note says why the level is right: somebody will ask")
+    with opened(config_file, existing=True) as (_, store):
+        run_id = None if ref is None else store.runs.resolve(ref)
+        done = baseline.accept(store, job, soc, metrics, run_id, user=user_name(), note=note)
+    if as_json:
+        print_json({"accepted": done})
+        return
+    for one in done:
+        echo(f"#{one.alert} {one.job_id}: {one.metric}{', a step without an alert' if one.declared else ''}")
+    if not done:
+        where = "" if run_id is None else f" in {run_id}"
+        _require(job, metrics, where)
+        echo(f"{job} has no candidate and no regression{where}: --metric names a number whose level is right anyway")
 
 
-def _with_change(line: str, what: str) -> list[str]:
-    if not what:
-        return [line]
-    room = _WIDTH - len(line) - 2
-    # Figures are not cut, and half a word says nothing.
-    if len(what) > room and room < _LEAST_ROOM:
-        return [f"  {_cut(f'from here: {what}', _WIDTH - 2)}", line]
-    return [f"{line}  {_cut(what, room)}"]
-
-
-def _cut(text: str, width: int) -> str:
-    text = one_line(text)
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  ".join(
-            [
-                "",
-                *(
-                    cell.ljust(width) if n < left else cell.rjust(width)
-                    for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-                ),
-            ]
-        ).rstrip()
-        for row in table
-    ]
-
-
-def _figure(point: HistoryPoint | None) -> str:
-    if point is None or point.p50 is None:
-        return "-"
-    if point.unit == "ns":
-        return f"{point.p50 / 1e6:.3f}"
-    return f"{point.p50:.0f}" if point.exact or point.unit in ("cycles", "bytes") else f"{point.p50:.2f}"
-
-
-def _time(epoch_ms: int) -> str:
-    return datetime.datetime.fromtimestamp(epoch_ms / 1000, tz=datetime.UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+def _require(job: str, metrics: tuple[str, ...], where: str = "") -> None:
+    """Raise UsageError for metrics that somebody named, and that no job has."""
+    if metrics:
+        names = " or ".join(map(one_line, metrics))
+        raise UsageError(
+            f"{one_line(job)} has no judged number {names}{where}: 'farm baseline show' lists those it has"
+        )

@@ -1,31 +1,97 @@
-"""`farm report`."""
+"""`farm report`, `farm diff` and `farm serve`: runs as pages, two runs side by side, all of it in a browser."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option
-from farm.config.settings import load_config
+from farm.cli.options import FILE, json_option, limit_option
+from farm.cli.output import deliver, echo, opened, print_json, width, write_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @click.command("report")
 @click.argument("run", default="latest")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report here instead.")
-@click.option("--junitxml", type=click.Path(path_type=Path, dir_okay=False), help="Write a JUnit XML file as well.")
-@click.option("--json", "as_json", is_flag=True, help="Print the run as JSON instead of a summary.")
-@config_option
-def command(run: str, html: Path | None, junitxml: Path | None, config_file: Path | None, *, as_json: bool) -> None:
+@click.option("--html", type=FILE, help="Write the report here instead.")
+@click.option("--junitxml", type=FILE, help="Write a JUnit XML file as well.")
+@json_option("Print the run as JSON instead of a summary.")
+def report_command(
+    run: str, html: Path | None, junitxml: Path | None, config_file: Path | None, *, as_json: bool
+) -> None:
     """Write the HTML report of RUN (an id, the start of one, latest, latest~1) and print its summary."""
-    from farm.cli.output import deliver
     from farm.request.ending import write_report
-    from farm.store.store import open_store
 
-    config = load_config(config_file)
-    with open_store(config.store_url, readonly=True) as store:
+    with opened(config_file, readonly=True) as (config, store):
         view = store.runs.view(store.runs.resolve(run))
         folder = html.parent if html else config.run_folder(view.id)
         folder.mkdir(parents=True, exist_ok=True)
         report = write_report(view, html or folder / "report.html", store, config.state_dir)
     deliver(view, report=report, html=None, junitxml=junitxml, as_json=as_json)
+
+
+@click.command("diff")
+@click.argument("before", metavar="RUN")
+@click.argument("after", metavar="[RUN]", default="latest")
+@limit_option("Most jobs of a group.", 10)
+@click.option("--html", type=FILE, help="Write a page of all jobs here as well.")
+@json_option("Print every job as JSON.")
+def diff_command(
+    before: str, after: str, limit: int, html: Path | None, config_file: Path | None, *, as_json: bool
+) -> None:
+    """Compare two runs: new failures, what is missing, fixed, slower, faster, other counters.
+
+    RUN is an id, the start of one, latest or latest~1; the second is latest if left out. A time counts as slower
+    when no sample of one side is within the range of the other and the medians are more than 2 % apart. Two runs are
+    two samples: that is a hint, no regression.
+    """
+    from farm.report.model.diff import read_diff
+    from farm.report.terminal.diff import diff_lines
+
+    with opened(config_file, readonly=True) as (_, store):
+        diff, virtual = read_diff(store, before, after)
+    if html is not None:
+        from farm.report.html.page import render_diff
+
+        write_file(html, render_diff(diff, virtual=virtual))
+    if as_json:
+        print_json({"diff": diff})
+        return
+    echo("\n".join(diff_lines(diff, limit, width())))
+    if virtual and diff.has_times:
+        echo("VIRTUAL: two runs of one program on the simulator often differ by half.")
+
+
+@click.command("serve")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8470, show_default=True, help="0 takes a free one.")
+@click.option("--token-file", type=FILE, help="File with the token to log in with; otherwise $FARM_SERVE_TOKEN.")
+@json_option("Print the address as JSON.")
+def serve_command(*, host: str, port: int, token_file: Path | None, as_json: bool, config_file: Path | None) -> None:
+    """Show the store in a browser: status, runs, devices, history, live.
+
+    Nothing can be changed. Without --host only this machine can look, and
+    needs no token unless one is set; beyond it, a token is needed.
+    """
+    import json
+    import os
+
+    from farm.config.settings import load_config
+    from farm.serve.security import read_token, require_token
+    from farm.serve.server import listen, serve, url_of
+
+    config = load_config(config_file)
+    token = read_token(token_file, os.environ)
+    require_token(host, token)
+    with listen(host, port) as bound:
+        address = str(bound.getsockname()[0])
+        # A name may mean something else by now.
+        require_token(address, token)
+        if as_json:
+            # On one line, for whoever waits for it.
+            echo(json.dumps({"schema": 1, "url": url_of(bound), "token": bool(token)}))
+        else:
+            echo(f"farm: {url_of(bound)}{' (with a token)' if token else ''}, until Ctrl-C")
+        serve(config, address, token, bound)

@@ -1,25 +1,34 @@
-"""`farm status`."""
+"""`farm status` and `farm triage`: what needs somebody, and who sees to it."""
 
 from __future__ import annotations
 
-import shutil
+import datetime
+import math
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option
-from farm.cli.output import echo, print_json
-from farm.config.settings import load_config
+from farm.cli.options import json_option, limit_option
+from farm.cli.output import echo, opened, print_json, show, width
+from farm.errors import UnknownNameError, UsageError
+from farm.report.terminal.layout import LEAST_WIDTH, fitted, titled, wrapped
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm.store.records import Remark
+    from farm.store.store import Store
+
+_STATES = ("open", "acknowledged", "accepted", "fixed")
 
 
 @click.command("status")
 @click.argument("run", required=False)
-@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Most jobs of a kind.")
-@click.option("--json", "as_json", is_flag=True, help="Print every job as JSON.")
-@config_option
-def command(run: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
-    """Show how things stand: newly red, regressions, not tested, infra trouble.
+@limit_option("Most jobs of a kind.", 10)
+@json_option("Print every job as JSON.")
+def status_command(run: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
+    """Show the status: newly red, regressions, not tested, infra trouble.
 
     Then what is fixed, newly flaky and healed, and devices that are not fit.
 
@@ -28,14 +37,127 @@ def command(run: str | None, limit: int, config_file: Path | None, *, as_json: b
     time that it had a verdict on this kind of device. Regressions are all
     that are open, of whatever run: see farm triage.
     """
-    from farm.report.model.status_query import how_things_stand
+    from farm.report.model.status_query import read_status
     from farm.report.terminal.status import status_lines
-    from farm.store.store import open_store
 
-    with open_store(load_config(config_file).store_url, readonly=True) as store:
-        status = how_things_stand(store, run)
-    if as_json:
-        print_json({"status": status})
-        return
+    with opened(config_file, readonly=True) as (_, store):
+        status = read_status(store, run)
     now_ms = time.time_ns() // 1_000_000
-    echo("\n".join(status_lines(status, now_ms, limit, shutil.get_terminal_size().columns)))
+    show({"status": status}, status_lines(status, now_ms, limit, width()), as_json=as_json)
+
+
+@click.command("triage")
+@click.argument("subject", required=False, metavar="[ALERT|JOB]")
+@click.option("--state", type=click.Choice(_STATES), help="What becomes of it; otherwise as it was, or acknowledged.")
+@click.option("--owner", default="", metavar="NAME", help="Who sees to it.")
+@click.option("--note", default="", metavar="TEXT", help="What there is to say.")
+@click.option("--until", type=click.DateTime(["%Y-%m-%d"]), metavar="DATE", help="Last day (UTC) that this counts.")
+@limit_option("Most of a kind.", 10)
+@json_option("Print it as JSON.")
+def triage_command(
+    subject: str | None,
+    state: str | None,
+    owner: str,
+    note: str,
+    until: datetime.datetime | None,
+    limit: int,
+    config_file: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Say what becomes of a regression or of a red job, or list them.
+
+    \b
+    farm triage                                     what needs somebody
+    farm triage 12 --owner ada --note "see #345"    alert 12 has somebody
+    farm triage 12 --state accepted --note "..."    the new level is right
+    farm triage suite/case[...] --owner ada         the same of a red job
+
+    A remark changes no verdict: a red job stays red, and says who sees to
+    it. Accepted and fixed alerts are not shown any more.
+    """
+    if subject is None:
+        options = (("--state", state), ("--owner", owner), ("--note", note), ("--until", until))
+        if given := [name for name, value in options if value]:
+            raise UsageError(f"{given[0]} of what? Give the number of an alert, or a job: 'farm triage' lists them")
+        with opened(config_file, readonly=True) as (_, store):
+            _list(store, limit, as_json=as_json)
+        return
+    with opened(config_file, existing=True) as (_, store):
+        key, title = _subject(store, subject)
+        if state in ("accepted", "fixed") and key.startswith("job:"):
+            raise UsageError(f"a job is red until it passes: --state {state} is for alerts; acknowledge it, or fix it")
+        if state is not None or owner or note or until is not None:
+            store.alerts.remark(key, _remark(state or _state_now(store, key), owner, note, until))
+        remarks = store.alerts.remarks([key]).get(key, [])
+    lines = [title, *(f"  {_remark_line(one)}" for one in remarks)]
+    lines += [] if remarks else ["  no remark on it yet"]
+    show({"subject": key, "remarks": remarks}, (part for line in lines for part in wrapped(line)), as_json=as_json)
+
+
+def _subject(store: Store, subject: str) -> tuple[str, str]:
+    """Return the key of an alert or a job in the store, and its title."""
+    number = subject.removeprefix("#")
+    if number.isascii() and number.isdigit():
+        from farm.report.model.alerts import change_of, word_of
+
+        # No database has as many.
+        if len(number) > 18:
+            raise UnknownNameError("alert", number[:18] + "…", [])
+        alert = store.alerts.get(int(number))
+        return f"alert:{alert.id}", f"#{alert.id} {alert.job_id}: {alert.metric} {word_of(alert)}, {change_of(alert)}"
+    names = store.history.job_names(subject)
+    if len(names) > 1:
+        raise UsageError(f"{subject} means {len(names)} jobs, such as {names[0]} and {names[1]}: name one")
+    return f"job:{names[0]}", names[0]
+
+
+def _state_now(store: Store, key: str) -> str:
+    """Return what a remark without a state makes of a subject: what is accepted or fixed stays so."""
+    remarks = store.alerts.remarks([key]).get(key)
+    over = not remarks or (remarks[-1].until_ms or math.inf) <= time.time() * 1000
+    return "acknowledged" if not remarks or over or remarks[-1].state == "open" else remarks[-1].state
+
+
+def _remark(state: str, owner: str, note: str, until: datetime.datetime | None) -> Remark:
+    from farm.store.records import Remark
+    from farm.system.user import user_name
+
+    until_ms = None
+    if until is not None:
+        end = until.replace(tzinfo=datetime.UTC) + datetime.timedelta(days=1)
+        if end < datetime.datetime.now(tz=datetime.UTC):
+            raise UsageError(f"--until {until:%Y-%m-%d} is over")
+        until_ms = round(end.timestamp() * 1000)
+    return Remark(state, user_name(), owner, note, until_ms=until_ms)
+
+
+def _list(store: Store, limit: int, *, as_json: bool) -> None:
+    from farm.report.model.status import Standing, standing
+    from farm.report.terminal.status import alert_lines
+
+    alerts = store.alerts.open()
+    run_id = store.status.run_to_show()
+    status = store.status.of_run(run_id) if run_id else None
+    wanted = (Standing.NEW_FAILURE, Standing.STILL_FAILING)
+    red = [job for job in (status.jobs if status else ()) if standing(job) in wanted]
+    found = store.alerts.remarks([f"job:{job.job_id}" for job in red])
+    remarks = {job.job_id: found.get(f"job:{job.job_id}", []) for job in red}
+    if as_json:
+        jobs = [{"job_id": job.job_id, "reason": job.reason, "remarks": remarks[job.job_id]} for job in red]
+        print_json({"alerts": alerts, "run": run_id, "jobs": jobs})
+        return
+    lines = [f"REGRESSIONS: {len(alerts)}", *alert_lines(alerts, limit)] if alerts else []
+    jobs_lines = [[job.job_id, job.reason, *map(_remark_line, remarks[job.job_id][-1:])] for job in red]
+    lines += titled(f"RED in {run_id}", jobs_lines, limit)
+    for line in lines or ["nothing needs anybody: no open regression, no red job"]:
+        echo(fitted(line, max(LEAST_WIDTH, width())))
+
+
+def _remark_line(one: Remark) -> str:
+    def day(time_ms: int) -> str:
+        return f"{datetime.datetime.fromtimestamp(time_ms / 1000, tz=datetime.UTC):%Y-%m-%d}"
+
+    until = "" if one.until_ms is None else f" until {day(one.until_ms - 1)}"
+    owner = f", {one.owner} sees to it" if one.owner else ""
+    return f"{day(one.time_ms)}: {one.state}{until} by {one.user}{owner}{f': {one.note}' if one.note else ''}"

@@ -52,5 +52,5 @@ def render_diff(diff: RunDiff, *, virtual: bool) -> str:
 
 def diff_values(diff: RunDiff, *, virtual: bool) -> dict[str, Any]:
     """Return what the page of two runs is made of."""
-    times = any(change.is_time for job in diff.jobs for change in job.changes)
-    return {"diff": diff, "parts": parts(diff), "in_all": in_all(diff), "doubtful": virtual and times, "limit": 0}
+    doubtful = virtual and diff.has_times
+    return {"diff": diff, "parts": parts(diff), "in_all": in_all(diff), "doubtful": doubtful, "limit": 0}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from farm.report.model.summary import RunSummary, Spread
     from farm.results.attempt import Measurement
+    from farm.store.store import Store
     from farm.store.view import RunView
 
 LEAST_TIME = 0.02
@@ -28,7 +29,7 @@ _TIMES = frozenset({"ns", "us", "cycles"})
 _JUDGED = frozenset({Outcome.PASSED, Outcome.FAILED, Outcome.KNOWN})
 
 
-class Group(StrEnum):
+class DiffGroup(StrEnum):
     """What became of a job, in the order of what somebody has to look at first."""
 
     NEW_FAILURE = "new_failure"
@@ -42,7 +43,7 @@ class Group(StrEnum):
     SAME = "same"
 
 
-class Change(msgspec.Struct, frozen=True):
+class MetricChange(msgspec.Struct, frozen=True):
     """One metric before and after, as medians in its unit."""
 
     metric: str
@@ -59,7 +60,7 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def is_time(self) -> bool:
-        """Whether it is told by its ratio."""
+        """Whether its ratio says more than its difference."""
         return not self.exact and self.unit in _TIMES
 
 
@@ -67,13 +68,13 @@ class JobDiff(msgspec.Struct, frozen=True):
     """One job in two runs."""
 
     job_id: str
-    group: Group
+    group: DiffGroup
     before: str
     """How it ended, or `absent`."""
     after: str
     reason: str
     """Why it failed or is missing now; empty otherwise."""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[MetricChange, ...] = ()
     not_compared: str = ""
     """Why its numbers are not; empty when they are."""
 
@@ -92,11 +93,16 @@ class RunDiff(msgspec.Struct, frozen=True):
     jobs: tuple[JobDiff, ...]
     """All jobs of either run, in the order of the newer one; what is missing comes last."""
 
-    def having(self, group: Group) -> tuple[JobDiff, ...]:
+    @property
+    def has_times(self) -> bool:
+        """Whether a time differs."""
+        return any(change.is_time for job in self.jobs for change in job.changes)
+
+    def having(self, group: DiffGroup) -> tuple[JobDiff, ...]:
         """Return the jobs of one group."""
         return tuple(job for job in self.jobs if job.group is group)
 
-    def changed(self, *, time: bool, worse: bool) -> tuple[tuple[JobDiff, Change], ...]:
+    def changed(self, *, time: bool, worse: bool) -> tuple[tuple[JobDiff, MetricChange], ...]:
         """Return changes of times, or of everything else, with their jobs, the greatest ratio of a time first."""
         found = [
             (job, change)
@@ -105,6 +111,12 @@ class RunDiff(msgspec.Struct, frozen=True):
             if change.is_time is time and change.worse is worse
         ]
         return tuple(sorted(found, key=lambda one: -abs(math.log(one[1].ratio or 1.0))) if time else found)
+
+
+def read_diff(store: Store, before: str, after: str) -> tuple[RunDiff, bool]:
+    """Return two runs of the store compared, and whether a device of theirs is virtual."""
+    views = [store.runs.view(store.runs.resolve(run)) for run in (before, after)]
+    return diff_runs(*views), any(device.kind == "virtual" for view in views for device in view.devices)
 
 
 def diff_runs(before: RunView, after: RunView) -> RunDiff:
@@ -138,7 +150,7 @@ def _job(before: JobSummary | None, after: JobSummary) -> JobDiff:
         group=group,
         before=then or "absent",
         after=now,
-        reason=after.reason if group in {Group.NEW_FAILURE, Group.MISSING, Group.STILL_FAILING} else "",
+        reason=after.reason if group in {DiffGroup.NEW_FAILURE, DiffGroup.MISSING, DiffGroup.STILL_FAILING} else "",
         changes=changes,
         not_compared=refused,
     )
@@ -147,24 +159,24 @@ def _job(before: JobSummary | None, after: JobSummary) -> JobDiff:
 def _gone(job: JobSummary, new: RunSummary) -> JobDiff:
     judged = job.outcome in _JUDGED
     reason = "" if job.job.suite in {one.job.suite for one in new.jobs} else f"the run has no job of {job.job.suite}"
-    return JobDiff(job.job.id, Group.MISSING if judged else Group.SAME, job.outcome, "absent", reason)
+    return JobDiff(job.job.id, DiffGroup.MISSING if judged else DiffGroup.SAME, job.outcome, "absent", reason)
 
 
-def _group(then: Outcome | None, now: Outcome) -> Group:
+def _group(then: Outcome | None, now: Outcome) -> DiffGroup:
     if now is Outcome.FAILED:
-        return Group.STILL_FAILING if then is Outcome.FAILED else Group.NEW_FAILURE
+        return DiffGroup.STILL_FAILING if then is Outcome.FAILED else DiffGroup.NEW_FAILURE
     if then in _JUDGED and now not in _JUDGED:
-        return Group.MISSING
+        return DiffGroup.MISSING
     if now is Outcome.PASSED and then in {Outcome.FAILED, Outcome.KNOWN}:
-        return Group.FIXED
+        return DiffGroup.FIXED
     if now is Outcome.KNOWN and then is Outcome.FAILED:
-        return Group.STILL_FAILING
+        return DiffGroup.STILL_FAILING
     if now in _JUDGED and then not in _JUDGED:
-        return Group.ADDED
-    return Group.SAME
+        return DiffGroup.ADDED
+    return DiffGroup.SAME
 
 
-def _changes(before: JobSummary, after: JobSummary) -> tuple[tuple[Change, ...], str]:
+def _changes(before: JobSummary, after: JobSummary) -> tuple[tuple[MetricChange, ...], str]:
     if before.attempt is None or after.attempt is None:
         return (), ""
     if before.job.case_version != after.job.case_version:
@@ -180,12 +192,12 @@ def _measured(rows: Iterable[Measurement]) -> dict[str, tuple[Measurement, Sprea
     return {row.metric: (row, spread) for row in rows if (spread := spread_of(row)) is not None}
 
 
-def _change(before: tuple[Measurement, Spread], after: tuple[Measurement, Spread]) -> Change | None:
+def _change(before: tuple[Measurement, Spread], after: tuple[Measurement, Spread]) -> MetricChange | None:
     (row, old), (newer, new) = before, after
     if row.unit != newer.unit or old.p50 == new.p50:
         return None
     worse = (new.p50 > old.p50) is (row.direction is Direction.LOWER)
-    change = Change(row.metric, row.unit, old.p50, new.p50, row.exact, worse)
+    change = MetricChange(row.metric, row.unit, old.p50, new.p50, row.exact, worse)
     if change.exact:
         return change
     if change.is_time:

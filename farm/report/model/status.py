@@ -128,9 +128,7 @@ def unsure_lines(status: Status) -> list[str]:
     if status.unmeasured:
         lines.append(f"{_look(status.unmeasured)} different from before: 'farm confirm' measures again")
     if status.unknown:
-        lines.append(
-            f"{_look(status.unknown)} different, interleaved A/B is unsure: 'farm confirm' lists which"
-        )
+        lines.append(f"{_look(status.unknown)} different, interleaved A/B is unsure: 'farm confirm' lists which")
     return lines
 
 

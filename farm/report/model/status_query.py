@@ -1,4 +1,4 @@
-"""How things stand, from the store: what `farm status` shows, and the first page of `farm serve`."""
+"""What `farm status` and `farm history` show, and the same pages of `farm serve`, read from the store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from farm.store.records import STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from farm.analysis.flakiness import Record
     from farm.report.model.status import SickDevice, Status
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
-def how_things_stand(store: Store, ref: str | None = None) -> Status:
-    """Return how things stand in run `ref`, else in `StatusReader.run_to_show`. Raises UnknownNameError."""
+def read_status(store: Store, ref: str | None = None) -> Status:
+    """Return the status of run `ref`, else in `StatusReader.run_to_show`. Raises UnknownNameError."""
     from farm.report.model.status import status_of
 
     run_id = store.runs.resolve(ref) if ref else store.status.run_to_show()
@@ -46,6 +46,14 @@ def steps_of(store: Store, points: Iterable[HistoryPoint], metrics: Collection[s
     """Return what is known to have moved a level in the histories of jobs; of `metrics` alone where given."""
     jobs = {point.job_id for point in points}
     return [one for one in store.alerts.of_jobs(jobs) if one.state in STEPS and (not metrics or one.metric in metrics)]
+
+
+def history_answer(
+    points: Sequence[HistoryPoint], records: Mapping[tuple[str, str], Record], steps: Sequence[AlertRecord]
+) -> dict[str, object]:
+    """Return histories as `--json` has them."""
+    listed = [{"job_id": job, "device_kind": kind, "record": one} for (job, kind), one in records.items()]
+    return {"points": points, "reliability": listed, "alerts": steps}
 
 
 def _sick(store: Store) -> list[SickDevice]:

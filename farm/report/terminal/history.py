@@ -1,0 +1,107 @@
+"""Histories -> tables for a terminal, what changed beside each run, and a line for each metric that moved. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from farm.report.model import format as fmt
+from farm.report.model.alerts import change_of, word_of
+from farm.report.terminal.layout import WIDTH, columns, fitted, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from farm.analysis.flakiness import Record
+    from farm.report.model.history import HistoryTable
+    from farm.store.records import AlertRecord, HistoryPoint
+
+_LEAST_ROOM = 24
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_BEYOND = {True: "▲", False: "▼"}
+
+
+def history_lines(
+    tables: Iterable[HistoryTable],
+    records: Mapping[tuple[str, str], Record],
+    alerts: Sequence[AlertRecord],
+) -> list[str]:
+    """Return the tables of histories; `records` are by job id and kind of device, `alerts` their known steps."""
+    lines: list[str] = []
+    for table in tables:
+        job = (table.job_id, table.kind)
+        lines.append(f"{table.job_id}  {f'{table.kind} device' if table.kind else 'no device'}")
+        rows = [["started", "run", "verdict", *table.metrics], ["", "", "", *table.units]]
+        for row in table.rows:
+            verdict = "known issue" if row.first.known_issue else row.first.verdict
+            rows.append([_time(row.first.time_ms), row.first.run_id[-6:], verdict, *map(_figure, row.figures)])
+        changes = ["", "", *(row.change for row in table.rows)]
+        aligned = columns(rows, right=range(3, 3 + len(table.metrics)), indent="  ")
+        lines += [shown for line, what in zip(aligned, changes, strict=True) for shown in _with_change(line, what)]
+        if job in records:
+            lines.append(f"  {fmt.record(records[job])}")
+        lines += _plots(table)
+        for one in alerts:
+            if (one.job_id, one.device_kind) == job:
+                step = f"{one.metric} {word_of(one)} since {one.first_bad}: {change_of(one)}, {one.state}"
+                lines += wrapped(f"  #{one.id} {step}")
+    return lines
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """Return one block a value, by where it lies between the least and the greatest.
+
+    None and NaN are a gap, what is infinite is an arrow.
+    """
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    least, most = min(finite, default=0.0), max(finite, default=0.0)
+    return "".join(_block(value, least, most) for value in values)
+
+
+def _block(value: float | None, least: float, most: float) -> str:
+    if value is None or math.isnan(value):
+        return " "
+    if math.isinf(value):
+        return _BEYOND[value > 0]
+    if least == most:
+        return _BLOCKS[len(_BLOCKS) // 2 - 1]
+    # Halved first: the difference of two great numbers may be infinite.
+    share = (value / 2 - least / 2) / (most / 2 - least / 2)
+    return _BLOCKS[min(len(_BLOCKS) - 1, int(share * len(_BLOCKS)))]
+
+
+def _plots(table: HistoryTable) -> list[str]:
+    """Return a line for every metric that moved: oldest to newest, with its least and greatest."""
+    lines = []
+    width = max(map(len, table.metrics), default=0)
+    for metric, column in zip(table.metrics, zip(*(row.figures for row in table.rows), strict=True), strict=True):
+        found = [point for point in column if point is not None]
+        known = sorted((point for point in found if point.p50 is not None), key=lambda point: point.p50 or 0.0)
+        if known and known[0].p50 != known[-1].p50:
+            # The newest are the ones that somebody asks for.
+            line = sparkline([point.p50 for point in found][-(WIDTH - width - _LEAST_ROOM - 4) :])
+            lines.append(f"  {metric.ljust(width)}  {line}  {_figure(known[0])} to {_figure(known[-1])}")
+    return lines
+
+
+def _with_change(line: str, what: str) -> list[str]:
+    if not what:
+        return [line]
+    room = WIDTH - len(line) - 2
+    # Figures are not cut, and half a word says nothing.
+    if len(what) > room and room < _LEAST_ROOM:
+        return [fitted(f"  from here: {what}", WIDTH), line]
+    return [f"{line}  {fitted(what, room)}"]
+
+
+def _figure(point: HistoryPoint | None) -> str:
+    if point is None or point.p50 is None:
+        return "-"
+    if point.unit == "ns":
+        return f"{point.p50 / 1e6:.3f}"
+    return f"{point.p50:.0f}" if point.exact or point.unit in ("cycles", "bytes") else f"{point.p50:.2f}"
+
+
+def _time(epoch_ms: int) -> str:
+    moment = fmt.local_time(epoch_ms)
+    return f"{moment:%Y-%m-%d %H:%M}" if moment else "unknown time"
