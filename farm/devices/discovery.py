@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from farm.devices.device import LOOPBACK, AdbAddress, Device, LocalAddress, Unusable
-from farm.devices.identity import identify_transport
+from farm.devices.device import AdbAddress, Device, LocalAddress, Unusable
+from farm.devices.identity import identify
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, InfraError, MissingToolError
 
@@ -58,7 +57,7 @@ class _Found(NamedTuple):
     device: Device | Unusable
     adb_name: str = ""
     """What its adb server calls it: `HOST:PORT` for one that is attached by `adb connect`."""
-    said: DeviceConfig | None = None
+    entry: DeviceConfig | None = None
     """The entry of farm.toml that it was found by."""
 
 
@@ -86,30 +85,14 @@ def scan_all(config: Config, supervisor: Supervisor) -> Scan:
     return _sorted(seen.values(), unusable)
 
 
-def discover(port: int) -> list[Device]:
-    """Return the usable devices behind the adb server on `port`, sorted. Raises InfraError without a server."""
-    return list(scan(port).devices)
-
-
-def scan(port: int, *, host: str = LOOPBACK, name: str = "") -> Scan:
-    """Ask every device behind one adb server who it is, all at once. Raises InfraError without a server.
-
-    `name` is what the machine is called that they hang on.
-    """
+def scan(port: int) -> Scan:
+    """Ask every device behind the adb server on `port` who it is, all at once. Raises InfraError without a server."""
     from farm.devices.adb.host import AdbHost
 
-    found = [one.device for one in _behind(AdbHost(port, host), name, ())]
+    found = [one.device for one in _behind(AdbHost(port), "", ())]
     return _sorted(
         [one for one in found if isinstance(one, Device)], [one for one in found if isinstance(one, Unusable)]
     )
-
-
-def identify(serial: str, port: int, *, host: str = LOOPBACK, name: str = "", attached_at: str = "") -> Device:
-    """Ask one device behind an adb server who it is, in one round trip: see scan, AdbAddress. Raises DeviceError."""
-    from farm.devices.adb.transport import AdbTransport
-
-    transport = AdbTransport(serial, port, host=host)
-    return identify_transport(transport, AdbAddress(port, host, attached_at), host=name)
 
 
 def _ordinary(configured: Sequence[DeviceConfig]) -> list[_Found]:
@@ -140,12 +123,12 @@ def _connect(
         if one.connect is None or place in known:
             return []
         if not one.in_service:
-            return [_Found(_out(place, name, one), said=one)]
+            return [_Found(_out(place, name, one), entry=one)]
         try:
             server.connect(one.connect.host, one.connect.port)
         except InfraError as error:
             reason = _REASONS["unauthorized"] if "authenticate" in str(error) else clean_text(str(error))
-            return [_Found(Unusable(place, ABSENT, reason, name), said=one)]
+            return [_Found(Unusable(place, ABSENT, reason, name), entry=one)]
         return []
 
     with ThreadPoolExecutor(max_workers=_MOST_AT_ONCE) as pool:
@@ -162,36 +145,36 @@ def _beyond(host: HostConfig, configured: Sequence[DeviceConfig], supervisor: Su
         return [_Found(Unusable(host.name, ABSENT, clean_text(str(error), 400), host.name))]
 
 
-def _alone(said: DeviceConfig) -> list[_Found]:
+def _alone(entry: DeviceConfig) -> list[_Found]:
     """Return the device that is a machine by itself."""
     from farm.devices.hosts import ssh_address
 
-    address: Address = LocalAddress(said.storage or f"/var/tmp/farm-{getpass.getuser()}")  # noqa: S108 - looked at
+    address: Address = LocalAddress(entry.storage or f"/var/tmp/farm-{getpass.getuser()}")  # noqa: S108 - looked at
     host = socket.gethostname()
-    if said.ssh is not None:
-        address, host = ssh_address(said.ssh, said.storage), said.ssh.host
+    if entry.ssh is not None:
+        address, host = ssh_address(entry.ssh, entry.storage), entry.ssh.host
     place = address.place
-    if not said.in_service:
-        return [_Found(_out(place, host, said), said=said)]
+    if not entry.in_service:
+        return [_Found(_out(place, host, entry), entry=entry)]
     try:
-        with contextlib.closing(address.open(place)) as transport:
-            return [_Found(identify_transport(transport, address, host=host), said=said)]
+        return [_Found(identify(place, address, host=host), entry=entry)]
     except InfraError as error:
-        return [_Found(Unusable(place, ABSENT, _why(error, place), host), said=said)]
+        return [_Found(Unusable(place, ABSENT, _why(error, place), host), entry=entry)]
 
 
 def _behind(server: AdbHost, name: str, configured: Sequence[DeviceConfig]) -> list[_Found]:
     """Return what one adb server has. What is out of service, by `configured`, is not asked."""
 
     def ask(one: Attached) -> _Found:
-        said = _entry(configured, one.serial, one.adb_name)
-        if said is not None and not said.in_service:
-            return _Found(_out(one.serial, name, said), one.adb_name)
+        entry = _entry(configured, one.serial, one.adb_name)
+        if entry is not None and not entry.in_service:
+            return _Found(_out(one.serial, name, entry), one.adb_name)
         if one.state != "device":
             reason = _REASONS.get(one.state, f"adb says {one.state!r}: replug it")
             return _Found(Unusable(one.serial, one.state, reason, name), one.adb_name)
         try:
-            device = identify(one.serial, server.port, host=server.host, name=name, attached_at=one.network_address)
+            address = AdbAddress(server.port, server.host, one.network_address)
+            device = identify(one.serial, address, host=name)
         except DeviceError as error:
             return _Found(Unusable(one.serial, "device", _why(error, one.serial), name), one.adb_name)
         return _Found(device, one.adb_name)
@@ -203,13 +186,13 @@ def _behind(server: AdbHost, name: str, configured: Sequence[DeviceConfig]) -> l
 def _described(found: _Found, configured: Sequence[DeviceConfig]) -> Device | Unusable:
     """Return what was found as farm.toml describes it: named, or refused."""
     device = found.device
-    said = found.said or _entry(configured, device.serial, found.adb_name)
-    if said is None or isinstance(device, Unusable):
+    entry = found.entry or _entry(configured, device.serial, found.adb_name)
+    if entry is None or isinstance(device, Unusable):
         return device
-    if said.soc and said.soc != device.soc:
-        reason = f"is a {device.soc}, and farm.toml expects a {said.soc}"
+    if entry.soc and entry.soc != device.soc:
+        reason = f"is a {device.soc}, and farm.toml expects a {entry.soc}"
         return Unusable(device.serial, MISMATCH, reason, device.host)
-    return msgspec.structs.replace(device, name=said.name, labels=said.labels)
+    return msgspec.structs.replace(device, name=entry.name, labels=entry.labels)
 
 
 def _entry(configured: Sequence[DeviceConfig], *keys: str) -> DeviceConfig | None:
@@ -217,8 +200,8 @@ def _entry(configured: Sequence[DeviceConfig], *keys: str) -> DeviceConfig | Non
     return next((one for one in configured if {one.serial, str(one.connect or "")} & {*keys} - {""}), None)
 
 
-def _out(serial: str, host: str, said: DeviceConfig) -> Unusable:
-    reason = "out of service in farm.toml" + (f": {said.note}" if said.note else "")
+def _out(serial: str, host: str, entry: DeviceConfig) -> Unusable:
+    reason = "out of service in farm.toml" + (f": {entry.note}" if entry.note else "")
     return Unusable(serial, OUT, reason, host)
 
 

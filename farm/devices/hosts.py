@@ -25,13 +25,6 @@ if TYPE_CHECKING:
 _TUNNEL_SECONDS = 75.0
 
 
-class _Ready(msgspec.Struct):
-    """What a tunnel says once: farm.devices.ssh.tunnel.Ready, without the libraries that it needs."""
-
-    port: int = 0
-    error: str = ""
-
-
 def ssh_address(login: SshLogin, storage: str = "") -> SshAddress:
     """Return the address of what farm.toml says."""
     return SshAddress(login.host, login.user, login.port, login.key_file, login.known_hosts, storage)
@@ -95,10 +88,11 @@ def _open(host: HostConfig, login: SshLogin, supervisor: Supervisor, port: int =
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     child = supervisor.spawn(argv, name=name, env={**os.environ, "PYTHONPATH": path}, stdout_pipe=True)
     try:
-        ready = msgspec.json.decode(child.first_line(_TUNNEL_SECONDS), type=_Ready)
+        # What the tunnel prints: its port, or why there is none.
+        ready = msgspec.json.decode(child.first_line(_TUNNEL_SECONDS))
     except msgspec.DecodeError:
-        ready = _Ready(error=child.why_silent(_TUNNEL_SECONDS))
-    if not ready.port:
+        ready = {"error": child.why_silent(_TUNNEL_SECONDS)}
+    if "port" not in ready:
         child.terminate()
-        raise InfraError(f"no tunnel to {host.name}: {ready.error}")
-    return _Tunnel(child, ready.port)
+        raise InfraError(f"no tunnel to {host.name}: {ready['error']}")
+    return _Tunnel(child, ready["port"])

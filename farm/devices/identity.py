@@ -14,7 +14,6 @@ from farm.system.ids import NAME
 
 if TYPE_CHECKING:
     from farm.devices.device import Address
-    from farm.devices.transport import Transport
 
 # A phone under load answers in a second; one that takes longer is not fit to measure on.
 _IDENTIFY_SECONDS = 10.0
@@ -52,14 +51,15 @@ fi
 """
 
 
-def identify_transport(transport: Transport, address: Address, *, host: str = "") -> Device:
-    """Ask the device behind `transport` who it is; `host` is the machine that it hangs on.
+def identify(serial: str, address: Address, *, host: str = "") -> Device:
+    """Ask the device at `address`, which errors call `serial`, who it is; `host` is the machine that it hangs on.
 
     Raises DeviceError when it does not say what it has to, or lets farm keep no files.
     """
-    storage = "" if transport.is_android else str(transport.storage)
-    argv = ["sh", "-c", _SCRIPT, "sh", storage, *_PROPERTIES]
-    done = transport.run(argv, timeout_s=_IDENTIFY_SECONDS, max_output=_ANSWER_BYTES)
+    with contextlib.closing(address.open(serial)) as transport:
+        storage = "" if transport.is_android else str(transport.storage)
+        argv = ["sh", "-c", _SCRIPT, "sh", storage, *_PROPERTIES]
+        done = transport.run(argv, timeout_s=_IDENTIFY_SECONDS, max_output=_ANSWER_BYTES)
     properties: dict[str, str] = {}
     for line in done.stdout.split(b"\n"):
         name, _, value = line.partition(b"=")
@@ -70,16 +70,16 @@ def identify_transport(transport: Transport, address: Address, *, host: str = ""
             "does not say which SoC it has: neither ro.soc.model nor /sys/devices/soc0/machine is a name, "
             "and /proc/device-tree/compatible has none that farm knows"
         )
-        raise DeviceError(transport.serial, problem)
+        raise DeviceError(serial, problem)
     if storage and properties.get("storage") != "ok":
         why = properties.get("storage_error") or "it is not this user's own, or cannot be written"
         problem = f"farm cannot keep its files in {storage}: {why}; name another folder by 'storage' in farm.toml"
-        raise DeviceError(transport.serial, problem)
+        raise DeviceError(serial, problem)
     android = transport.is_android and bool(properties.get("ro.build.version.sdk"))
     system = " ".join(filter(None, (properties.get("system", ""), properties.get("kernel", ""))))
     serialno = _serial(properties)
     return Device(
-        serial=transport.serial if transport.names_device else serialno or transport.serial,
+        serial=serial if transport.names_device else serialno or serial,
         soc=soc,
         kind="virtual" if properties.get("ro.farm.virtual") == "1" else "hardware",
         build=properties.get("ro.build.fingerprint") or clean_text(system),
@@ -89,12 +89,6 @@ def identify_transport(transport: Transport, address: Address, *, host: str = ""
         host=host,
         serialno=serialno,
     )
-
-
-def identify_again(device: Device) -> Device:
-    """Ask what is where `device` was who it is. Raises DeviceError."""
-    with contextlib.closing(device.address.open(device.serial)) as transport:
-        return identify_transport(transport, device.address, host=device.host)
 
 
 def read_soc(properties: dict[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -96,8 +97,9 @@ def recover(
             if stop():
                 return Recovery(tuple(steps), "stopped before it answered")
             started = time.monotonic()
-            attempt = _Attempt(device, transport, start_server, started + min(timeout_s, STEP_SECONDS[step]), stop)
-            problem = attempt.take(step) or _ask(works, attempt)
+            deadline = started + min(timeout_s, STEP_SECONDS[step])
+            attempt = _StepAttempt(device, transport, start_server, deadline, stop)
+            problem = attempt.take(step) or attempt.check(works)
             steps.append(StepResult(step, problem, time.monotonic() - started))
             log(steps[-1])
             # Who is not ours to use is not ours to reboot.
@@ -106,70 +108,65 @@ def recover(
     raise AssertionError(max_step)
 
 
-def _ask(works: Callable[[], str], attempt: _Attempt) -> str:
-    """Return what is wrong with a device that answers, after some tries.
-
-    What ailed it may strike once more before it is over: a stronger step would not change that.
-    """
-    problem = works()
-    for pause_s in _WORK_PAUSES_S:
-        if not problem or attempt.is_over:
-            break
-        attempt.pause(pause_s)
-        problem = attempt.wait() or works()
-    return problem
-
-
-class _Attempt:
+@dataclass
+class _StepAttempt:
     """One step, with its deadline."""
 
-    def __init__(
-        self,
-        device: Device,
-        transport: Transport,
-        start_server: Callable[[], None] | None,
-        deadline: float,
-        stop: Callable[[], bool],
-    ) -> None:
-        self._device, self._transport, self._start_server = device, transport, start_server
-        self._deadline, self._stop = deadline, stop
-        self.is_other = False
-        """Another device answered in its place, last of all."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nobody waits for this step any more."""
-        return self._stop() or self.is_other or time.monotonic() >= self._deadline
+    device: Device
+    transport: Transport
+    start_server: Callable[[], None] | None
+    deadline: float
+    stop: Callable[[], bool]
+    is_other: bool = False
+    """Another device answered in its place, last of all."""
 
     def take(self, step: Step) -> str:
         """Return why the device is not back, empty when it is."""
+        before = ""
         try:
             if step is Step.RECONNECT:
-                self._do(self._transport.reconnect)
+                self._do(self.transport.reconnect)
             elif step is Step.RESTART:
-                self._do(self._transport.restart)
-            elif self._transport.no_reboot:
-                raise InfraError(self._transport.no_reboot)
+                self._do(self.transport.restart)
+            elif self.transport.no_reboot:
+                raise InfraError(self.transport.no_reboot)
             else:
                 # What answers at an address may be another one by now, or none of ours.
-                _check_identity(self._device)
+                _check_identity(self.device)
                 before, _ = self._state()
-                self._do(self._transport.reboot)
-                return self.wait(before)
+                self._do(self.transport.reboot)
         except InfraError as error:
             # One that cannot be reached may be starting by itself, and come back nevertheless.
             if step is Step.REBOOT:
-                problem = f"it cannot be rebooted: {_reason(self._device, error)}"
+                problem = f"it cannot be rebooted: {_reason(self.device, error)}"
                 is_away = isinstance(error, DeviceGoneError | DeviceTimeoutError)
-                return problem if not is_away or self.wait() else ""
-        return self.wait()
+                return problem if not is_away or self._wait() else ""
+        return self._wait(before)
 
-    def wait(self, before: str = "") -> str:
+    def check(self, works: Callable[[], str]) -> str:
+        """Return what is wrong with a device that answers, after some tries.
+
+        What ailed it may strike once more before it is over: a stronger step would not change that.
+        """
+        problem = works()
+        for pause_s in _WORK_PAUSES_S:
+            if not problem or self._is_over():
+                break
+            end = time.monotonic() + pause_s
+            while time.monotonic() < end and not self._is_over():
+                time.sleep(_POLL_SECONDS)
+            problem = self._wait() or works()
+        return problem
+
+    def _is_over(self) -> bool:
+        return self.stop() or self.is_other or time.monotonic() >= self.deadline
+
+    def _wait(self, before: str = "") -> str:
         """Wait until the device answers, after another start than `before` where that is known."""
         problem = "it did not answer"
         while True:
             try:
-                _check_identity(self._device)
+                _check_identity(self.device)
                 boot, up = self._state()
                 if up and not (before and boot == before):
                     return ""
@@ -177,36 +174,30 @@ class _Attempt:
                 problem = "its system is not up" if not up else "it did not restart"
             except InfraError as error:
                 self.is_other = isinstance(error, OtherDeviceError)
-                problem = _reason(self._device, error)
-            if self._stop():
+                problem = _reason(self.device, error)
+            if self.stop():
                 return f"stopped: {problem}"
-            if time.monotonic() >= self._deadline:
+            if time.monotonic() >= self.deadline:
                 return problem
             time.sleep(_POLL_SECONDS)
             try:
-                self._do(self._transport.nudge)
+                self._do(self.transport.nudge)
             except InfraError as error:
-                problem = _reason(self._device, error)
-
-    def pause(self, seconds: float) -> None:
-        """Let some time pass, unless nobody waits for this step any more."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self.is_over:
-            time.sleep(_POLL_SECONDS)
+                problem = _reason(self.device, error)
 
     def _do(self, action: Callable[[], None]) -> None:
         """Do something that goes through the device's server, which is started where none answers."""
         try:
             action()
         except InfraError:
-            if self._start_server is None or self._transport.server_answers():
+            if self.start_server is None or self.transport.server_answers():
                 raise
-            self._start_server()
+            self.start_server()
             action()
 
     def _state(self) -> tuple[str, bool]:
         """Return which start of the device this is, and whether its system is up."""
-        with contextlib.closing(self._device.address.open(self._device.serial)) as transport:
+        with contextlib.closing(self.device.address.open(self.device.serial)) as transport:
             done = transport.run(["sh", "-c", _TELL_STATE], timeout_s=_ASK_SECONDS, max_output=_ANSWER_BYTES)
         boot, _, up = done.stdout.partition(b"\n")
         return clean_text(boot), clean_text(up) == "1"
@@ -214,9 +205,9 @@ class _Attempt:
 
 def _check_identity(device: Device) -> None:
     """Raise OtherDeviceError when another device answers than `device`, DeviceError when none does."""
-    from farm.devices.identity import identify_again
+    from farm.devices.identity import identify
 
-    found = identify_again(device)
+    found = identify(device.serial, device.address, host=device.host)
     # Its serial may be no more than an address, which another device has by now.
     is_other = bool(device.serialno) and found.serialno != device.serialno
     if is_other or (found.soc, found.kind, found.serial) != (device.soc, device.kind, device.serial):

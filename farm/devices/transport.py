@@ -6,7 +6,7 @@ import abc
 import shlex
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from farm.errors import DeviceError, DeviceTimeoutError, UsageError
 
@@ -45,23 +45,38 @@ class Output(NamedTuple):
     """Set once it has ended and everything it wrote was handed out: 128 + n for signal n."""
 
 
-class Process(Protocol):
+class Process(abc.ABC):
     """A program that runs on a device, and the pipes to it. Belongs to one thread."""
+
+    def __init__(self) -> None:
+        self._sending = memoryview(b"")
+        self._no_more = False
+        self._code: int | None = None
 
     def send(self, data: bytes) -> None:
         """Write to its standard input, now or while `receive` waits. Raises DeviceError when the device is gone."""
+        self._sending = memoryview(bytes(self._sending) + data)
+        self._send()
 
     def close_stdin(self) -> None:
         """Let the program read the end of its input, after what was sent."""
+        self._no_more = True
+        self._send()
 
+    @abc.abstractmethod
     def receive(self, timeout_s: float) -> Output:
         """Return what comes within `timeout_s`, as soon as something does; empty when nothing came.
 
         Raises DeviceError when the connection ends before the program.
         """
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Hang up; the device ends the program. May be called again."""
+
+    @abc.abstractmethod
+    def _send(self) -> None:
+        """Send as much of `_sending` as can be sent now, then the end of the input where there is `_no_more`."""
 
 
 @dataclass(frozen=True)

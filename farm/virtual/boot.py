@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.devices.adb.names import VIRTUAL_PREFIX
-from farm.devices.device import LOOPBACK
-from farm.devices.discovery import identify
+from farm.devices.device import LOOPBACK, AdbAddress
+from farm.devices.identity import identify
 from farm.errors import InfraError
 from farm.suites.socs import find_soc
 from farm.virtual.faults import randomize
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 
 # Takes a fifth of a second on an idle machine.
 _BOOT_SECONDS = 30.0
-
-
-class _Ready(msgspec.Struct):
-    """What a daemon prints once it listens."""
-
-    port: int
-    serial: str
 
 
 def boot(
@@ -103,25 +96,15 @@ def start_device(supervisor: Supervisor, serial: str, soc: str, root: Path, buil
 
 def attach_device(adb_server: AdbServer, child: Child) -> Device:
     """Wait until a daemon listens, and return its device as `adb_server` knows it. Raises InfraError."""
-    ready = _wait_ready(child)
     try:
-        adb_server.connect(LOOPBACK, ready.port, timeout_s=_BOOT_SECONDS)
-        return identify(ready.serial, adb_server.port, attached_at=f"{LOOPBACK}:{ready.port}")
-    except InfraError:
-        if child.process.poll() is None:
-            raise
+        ready = msgspec.json.decode(child.first_line(_BOOT_SECONDS))
+        adb_server.connect(LOOPBACK, ready["port"], timeout_s=_BOOT_SECONDS)
+        address = AdbAddress(adb_server.port, attached_at=f"{LOOPBACK}:{ready['port']}")
+        return identify(ready["serial"], address)
+    except (InfraError, msgspec.DecodeError) as error:
         # What adb says of a device that has ended in between is no help.
-        raise _not_started(child) from None
-
-
-def _wait_ready(child: Child) -> _Ready:
-    try:
-        return msgspec.json.decode(child.first_line(_BOOT_SECONDS), type=_Ready)
-    except msgspec.DecodeError:
-        raise _not_started(child) from None
-
-
-def _not_started(child: Child) -> InfraError:
-    why = child.why_silent(_BOOT_SECONDS)
-    child.terminate()
-    return InfraError(f"the virtual device {child.name} did not start: {why}")
+        if isinstance(error, InfraError) and child.process.poll() is None:
+            raise
+        why = child.why_silent(_BOOT_SECONDS)
+        child.terminate()
+        raise InfraError(f"the virtual device {child.name} did not start: {why}") from None

@@ -28,57 +28,51 @@ _ANSWER_SECONDS = 20.0
 _LINE_BYTES = 64 * 1024
 
 
+_TRANSFERS = "push pull"
+_COMMANDS = "shell answer"
+_EVERYWHERE = "push pull shell answer link list"
+
+
 class FaultKind(StrEnum):
-    """What can go wrong."""
+    """What can go wrong: its name, the operations that it can strike, and what a user sees.
 
-    DROP_PUSH = "drop_push"
-    DROP_PULL = "drop_pull"
-    STALL = "stall"
-    RESET = "reset"
-    OFFLINE = "offline"
-    REBOOT = "reboot"
-    DISK_FULL = "disk_full"
-    CORRUPT_PUSH = "corrupt_push"
-    CORRUPT_PULL = "corrupt_pull"
-    EXIT_CODE = "exit_code"
-    PARTIAL_OUTPUT = "partial_output"
-    SLOW_LINK = "slow_link"
-    UNAUTHORIZED = "unauthorized"
-    WRONG_SOC = "wrong_soc"
-    OVERHEATED = "overheated"
-    LOW_BATTERY = "low_battery"
-    KILL_RUNNER = "kill_runner"
-    HANG_RUNNER = "hang_runner"
-    WRONG_NUMBERS = "wrong_numbers"
-    CLOCK_SKEW = "clock_skew"
-    HOSTILE_NAMES = "hostile_names"
-    ENDLESS_OUTPUT = "endless_output"
+    Operations are the push of a file or of a link, a pull, a listing, a command, an answer of a runner that takes jobs
+    (`--serve`). A condition that is drawn at random begins there.
+    """
 
+    DROP_PUSH = "drop_push", "push link", "the stream of a push ends at byte after_bytes"
+    DROP_PULL = "drop_pull", "pull", "the stream of a pull ends at byte after_bytes"
+    STALL = "stall", _EVERYWHERE, "no byte passes, in either direction, for seconds"
+    RESET = "reset", _EVERYWHERE, "the connection to the adb server is reset"
+    OFFLINE = "offline", _EVERYWHERE, "the device is away, and what ran on it gone, for seconds"
+    REBOOT = "reboot", _EVERYWHERE, "the same, with another boot id, and a file half pushed stays so"
+    DISK_FULL = "disk_full", "push link", "after_bytes more fit: then pushes fail, and df says 0"
+    CORRUPT_PUSH = "corrupt_push", "push", "byte after_bytes of a file arrives changed"
+    CORRUPT_PULL = "corrupt_pull", "pull", "byte after_bytes of a file that is pulled is changed"
+    EXIT_CODE = "exit_code", _COMMANDS, "a command ends with code (1), and says text"
+    PARTIAL_OUTPUT = "partial_output", _COMMANDS, "a command's stream ends at byte after_bytes, without exit code"
+    SLOW_LINK = "slow_link", f"{_TRANSFERS} shell", "bytes_per_s (100000) pass in either direction"
+    UNAUTHORIZED = "unauthorized", "shell", "the device trusts nobody: adb says unauthorized"
+    WRONG_SOC = "wrong_soc", "shell", "getprop names the SoC text, or another than the device's"
+    OVERHEATED = "overheated", "shell", "battery and thermal zones have code (60) degrees"
+    LOW_BATTERY = "low_battery", "shell", "the battery has code (5) percent"
+    KILL_RUNNER = "kill_runner", "answer", "the runner dies of signal code (9) before its next answer"
+    HANG_RUNNER = "hang_runner", "answer", "the runner stops, by SIGSTOP, before its next answer"
+    WRONG_NUMBERS = "wrong_numbers", "answer", "outputs with more than after_bytes bytes are computed wrong"
+    CLOCK_SKEW = "clock_skew", "shell", "date and the times of files are off by seconds"
+    HOSTILE_NAMES = "hostile_names", "shell", "names that shells and terminals trip over are in its folders"
+    ENDLESS_OUTPUT = "endless_output", f"{_COMMANDS} list", "a command, or a listing, repeats text without end"
 
-DESCRIPTIONS = {
-    FaultKind.DROP_PUSH: "the stream of a push ends at byte after_bytes",
-    FaultKind.DROP_PULL: "the stream of a pull ends at byte after_bytes",
-    FaultKind.STALL: "no byte passes, in either direction, for seconds",
-    FaultKind.RESET: "the connection to the adb server is reset",
-    FaultKind.OFFLINE: "the device is away, and what ran on it gone, for seconds",
-    FaultKind.REBOOT: "the same, with another boot id, and a file half pushed stays so",
-    FaultKind.DISK_FULL: "after_bytes more fit: then pushes fail, and df says 0",
-    FaultKind.CORRUPT_PUSH: "byte after_bytes of a file arrives changed",
-    FaultKind.CORRUPT_PULL: "byte after_bytes of a file that is pulled is changed",
-    FaultKind.EXIT_CODE: "a command ends with code (1), and says text",
-    FaultKind.PARTIAL_OUTPUT: "a command's stream ends at byte after_bytes, without exit code",
-    FaultKind.SLOW_LINK: "bytes_per_s (100000) pass in either direction",
-    FaultKind.UNAUTHORIZED: "the device trusts nobody: adb says unauthorized",
-    FaultKind.WRONG_SOC: "getprop names the SoC text, or another than the device's",
-    FaultKind.OVERHEATED: "battery and thermal zones have code (60) degrees",
-    FaultKind.LOW_BATTERY: "the battery has code (5) percent",
-    FaultKind.KILL_RUNNER: "the runner dies of signal code (9) before its next answer",
-    FaultKind.HANG_RUNNER: "the runner stops, by SIGSTOP, before its next answer",
-    FaultKind.WRONG_NUMBERS: "outputs with more than after_bytes bytes are computed wrong",
-    FaultKind.CLOCK_SKEW: "date and the times of files are off by seconds",
-    FaultKind.HOSTILE_NAMES: "names that shells and terminals trip over are in its folders",
-    FaultKind.ENDLESS_OUTPUT: "a command, or a listing, repeats text without end",
-}
+    operations: frozenset[str]
+    description: str
+
+    def __new__(cls, name: str, operations: str, description: str) -> FaultKind:
+        """Make a kind."""
+        kind = str.__new__(cls, name)
+        kind._value_ = name
+        kind.operations, kind.description = frozenset(operations.split()), description
+        return kind
+
 
 CONDITIONS = frozenset(
     {
@@ -100,43 +94,10 @@ LINK_KINDS = frozenset({FaultKind.STALL, FaultKind.RESET, FaultKind.OFFLINE, Fau
 DRAWN = frozenset(FaultKind) - {FaultKind.WRONG_NUMBERS}
 """Kinds that strike at random unless others are named: of wrong numbers everywhere no farm can say whose they are."""
 
-_TRANSFERS = frozenset({"push", "pull"})
-_COMMANDS = frozenset({"shell", "answer"})
-_EVERYWHERE = _TRANSFERS | _COMMANDS | {"link", "list"}
-
-OPERATIONS: dict[FaultKind, frozenset[str]] = {
-    FaultKind.DROP_PUSH: frozenset({"push", "link"}),
-    FaultKind.DROP_PULL: frozenset({"pull"}),
-    **dict.fromkeys(LINK_KINDS, _EVERYWHERE),
-    FaultKind.DISK_FULL: frozenset({"push", "link"}),
-    FaultKind.CORRUPT_PUSH: frozenset({"push"}),
-    FaultKind.CORRUPT_PULL: frozenset({"pull"}),
-    FaultKind.EXIT_CODE: _COMMANDS,
-    FaultKind.PARTIAL_OUTPUT: _COMMANDS,
-    FaultKind.SLOW_LINK: _TRANSFERS | {"shell"},
-    FaultKind.KILL_RUNNER: frozenset({"answer"}),
-    FaultKind.HANG_RUNNER: frozenset({"answer"}),
-    FaultKind.WRONG_NUMBERS: frozenset({"answer"}),
-    FaultKind.ENDLESS_OUTPUT: _COMMANDS | {"list"},
-    **dict.fromkeys(
-        (
-            FaultKind.UNAUTHORIZED,
-            FaultKind.WRONG_SOC,
-            FaultKind.OVERHEATED,
-            FaultKind.LOW_BATTERY,
-            FaultKind.CLOCK_SKEW,
-            FaultKind.HOSTILE_NAMES,
-        ),
-        frozenset({"shell"}),
-    ),
-}
-"""Where a fault can strike: the push of a file or of a link, a pull, a listing, a command, an answer of a runner that
-takes jobs (`--serve`). A condition that is drawn at random begins there."""
-
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong; DESCRIPTIONS says which fields its kind looks at."""
+    """One thing that goes wrong; the description of its kind says which fields it looks at."""
 
     kind: str
     after_bytes: int = 0

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from farm.virtual.faults import CONDITIONS, DRAWN, LINK_KINDS, LOG, OPERATIONS, Fault, FaultKind
+from farm.virtual.faults import CONDITIONS, DRAWN, LINK_KINDS, LOG, Fault, FaultKind
 from farm.virtual.tools import FAULTY_TOOLS, HEALTHY_CELSIUS, HEALTHY_LEVEL, HOSTILE_FOLDERS, HOSTILE_NAMES
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Injection:
 
     def _waiting_for(self, operation: str, subject: str) -> Fault | None:
         for number, (fault, pattern, left) in enumerate(self._waiting):
-            if operation in OPERATIONS[FaultKind(fault.kind)] and pattern.search(subject):
+            if operation in FaultKind(fault.kind).operations and pattern.search(subject):
                 if left == 1:
                     del self._waiting[number]
                     self.armed = bool(self._waiting) or self._rate > 0
@@ -273,7 +273,7 @@ class Injection:
             generator = self._generators[operation] = Random(f"{self._seed}/{self._serial}/{operation}")  # noqa: S311
         if generator.random() >= self._rate:
             return None
-        kinds = [kind for kind in FaultKind if kind in self._kinds and operation in OPERATIONS[kind]]
+        kinds = [kind for kind in FaultKind if kind in self._kinds and operation in kind.operations]
         if not kinds:
             return None
         kind = generator.choice(kinds)

@@ -8,7 +8,9 @@ import pytest
 
 from farm.devices.adb.host import parse_listing
 from farm.devices.connect import from_plain
-from farm.devices.discovery import Device, discover, identify, scan
+from farm.devices.device import AdbAddress, Device
+from farm.devices.discovery import scan
+from farm.devices.identity import identify
 from farm.errors import DeviceError, InfraError
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def test_discover_tells_who_is_there(bench: Bench) -> None:
-    found = discover(bench.server.port)
+    found = list(scan(bench.server.port).devices)
     assert found == sorted(bench.devices, key=lambda device: device.serial)
     assert [(d.serial, d.soc, d.kind, d.address.port) for d in found] == [
         ("virtual-SM8650-0", "SM8650", "virtual", bench.server.port),
@@ -42,7 +44,7 @@ def test_what_a_device_says_is_bounded_and_cleaned(bench: Bench, properties: Pat
         b"ro.soc.model=sm8750-ab\n"
         b"ro.build.fingerprint=\x1b[31mred\x07\xff\xe2\x80\xae" + b"x" * 5000 + b"\nro.product.model=<script>\n"
     )
-    device = identify("virtual-SM8750-0", bench.server.port)
+    device = identify("virtual-SM8750-0", AdbAddress(bench.server.port))
     assert device.soc == "SM8750"
     assert device.kind == "hardware"
     assert len(device.build) == 200
@@ -62,7 +64,7 @@ def test_a_device_that_names_no_soc_cannot_be_used(bench: Bench, properties: Pat
 def test_an_endless_answer_is_an_error(bench: Bench, properties: Path) -> None:
     properties.write_bytes(b"ro.soc.model=" + b"x" * 100_000 + b"\n")
     with pytest.raises(DeviceError, match="more than"):
-        identify("virtual-SM8750-0", bench.server.port)
+        identify("virtual-SM8750-0", AdbAddress(bench.server.port))
 
 
 def test_adbs_listing() -> None:

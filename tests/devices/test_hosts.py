@@ -22,7 +22,7 @@ from farm.devices.adb.server import AdbServer, find_adb
 from farm.devices.connect import open_transport
 from farm.devices.discovery import Scan, scan_all
 from farm.devices.hosts import reach_server, revive_tunnels
-from farm.devices.identity import identify_again, read_soc
+from farm.devices.identity import identify, read_soc
 from farm.devices.status import read_status
 from farm.errors import InfraError
 from farm.system.processes import Supervisor
@@ -95,7 +95,9 @@ def test_devices_of_every_kind_are_found_and_described(look: Callable[[str], Sca
     assert (device.soc, device.os, device.host) == ("QCS9100", "linux", "127.0.0.1")
     assert device.build
     # What it is asked for again, it says again; and it can be worked with.
-    assert identify_again(device) == msgspec.structs.replace(device, name="", labels=())
+    assert identify(device.serial, device.address, host=device.host) == msgspec.structs.replace(
+        device, name="", labels=()
+    )
     transport = open_transport(device)
     assert str(transport.storage) == f"{board.folder}/kept/here"
     assert stat.S_IMODE(Path(transport.storage).stat().st_mode) == 0o700

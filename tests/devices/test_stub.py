@@ -10,7 +10,7 @@ import pytest
 
 from farm.devices.connect import from_plain, open_transport
 from farm.devices.device import Device
-from farm.devices.identity import identify_again
+from farm.devices.identity import identify
 from farm.devices.recovery import Step, recover
 from farm.devices.root import ensure_root, root_refusal, user_id
 from farm.devices.stub.transport import StubAddress
@@ -37,7 +37,7 @@ def asked(device: Device) -> list[str]:
 
 
 def test_it_is_identified_and_goes_through_json(device: Device) -> None:
-    assert identify_again(device) == device
+    assert identify(device.serial, device.address) == device
     data = msgspec.json.encode(device)
     assert msgspec.json.decode(data, type=Device, dec_hook=from_plain) == device
     unknown = data.replace(b'"type":"stub"', b'"type":"pigeon"')

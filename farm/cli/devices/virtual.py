@@ -14,7 +14,7 @@ from farm.cli.output import echo, print_json
 from farm.config.settings import load_config
 from farm.errors import InfraError, UnknownNameError, UsageError
 from farm.system.text import one_line
-from farm.virtual.faults import CONDITIONS, DESCRIPTIONS, Fault, FaultKind, fired, inject, is_running
+from farm.virtual.faults import CONDITIONS, Fault, FaultKind, fired, inject, is_running
 from farm.virtual.faults import clear as clear_faults
 from farm.virtual.root import BUILDS
 
@@ -219,11 +219,11 @@ def faults(config_file: Path | None, folder: Path | None, device: str | None, *,
     """List the faults that there are, or what struck DEVICE so far."""
     if device is None:
         if as_json:
-            print_json({"faults": {str(kind): said for kind, said in DESCRIPTIONS.items()}})
+            print_json({"faults": {str(kind): kind.description for kind in FaultKind}})
             return
         width = max(map(len, FaultKind))
-        for kind, said in DESCRIPTIONS.items():
-            echo(f"{kind:{width}}  {said}")
+        for kind in FaultKind:
+            echo(f"{kind:{width}}  {kind.description}")
         return
     struck = fired(_device_folder(config_file, folder, device))
     if as_json:

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.devices.adb.host import acknowledge
-from farm.devices.transport import TAIL_BYTES, Output
+from farm.devices.transport import TAIL_BYTES, Output, Process
 from farm.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -29,25 +29,25 @@ _STDIN_CHUNK = 64 * 1024
 _READ_BYTES = 256 * 1024
 
 
-class ShellProcess:
+class ShellProcess(Process):
     """One program on a device, from its start to its exit code: see Process. Owns the stream."""
 
     def __init__(self, stream: socket.socket, host: AdbHost, serial: str, argv: Sequence[str]) -> None:
+        super().__init__()
         self._stream, self._host, self._serial, self._argv = stream, host, serial, argv
         stream.setblocking(False)
         self._poll = select.poll()
-        self._sending = memoryview(b"")
         self._received = bytearray()
-        self._code: int | None = None
         self._tail = b""
 
     def send(self, data: bytes) -> None:
         """See Process."""
-        self._enqueue(_stdin_frames(data))
+        pieces = [data[start : start + _STDIN_CHUNK] for start in range(0, len(data), _STDIN_CHUNK)]
+        super().send(b"".join(_FRAME.pack(_STDIN, len(piece)) + piece for piece in pieces))
 
     def close_stdin(self) -> None:
         """See Process."""
-        self._enqueue(_FRAME.pack(_CLOSE_STDIN, 0))
+        super().send(_FRAME.pack(_CLOSE_STDIN, 0))
 
     def receive(self, timeout_s: float) -> Output:
         """See Process."""
@@ -73,12 +73,7 @@ class ShellProcess:
         """See Process."""
         self._stream.close()
 
-    def _enqueue(self, frames: bytes) -> None:
-        self._sending = memoryview(bytes(self._sending) + frames)
-        self._send()
-
     def _send(self) -> None:
-        """Send what the stream takes; the rest goes when it can."""
         try:
             while self._sending:
                 self._sending = self._sending[self._stream.send(self._sending) :]
@@ -103,7 +98,9 @@ class ShellProcess:
         while len(self._received) - position >= _FRAME.size:
             kind, size = _FRAME.unpack_from(self._received, position)
             if size > _FRAME_BYTES:
-                raise self._error(f"announced a frame of {size} bytes: it does not speak adb's shell protocol v2")
+                problem = f"announced a frame of {size} bytes: it does not speak adb's shell protocol v2"
+                stderr = self._tail.decode(errors="replace")
+                raise DeviceError(self._serial, problem, argv=self._argv, stderr=stderr)
             start = position + _FRAME.size
             if len(self._received) < start + size:
                 break
@@ -117,14 +114,3 @@ class ShellProcess:
 
     def _broke(self, problem: str) -> DeviceError:
         return self._host.blame(self._serial, problem, argv=self._argv, stderr=self._tail.decode(errors="replace"))
-
-    def _error(self, problem: str) -> DeviceError:
-        return DeviceError(self._serial, problem, argv=self._argv, stderr=self._tail.decode(errors="replace"))
-
-
-def _stdin_frames(data: bytes) -> bytes:
-    pieces = []
-    for start in range(0, len(data), _STDIN_CHUNK):
-        chunk = data[start : start + _STDIN_CHUNK]
-        pieces += [_FRAME.pack(_STDIN, len(chunk)), chunk]
-    return b"".join(pieces)

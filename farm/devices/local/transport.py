@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from farm.devices.local.files import local_errors, replacing
-from farm.devices.transport import COMMAND_BYTES, Link, Output, Transport, shell_command
+from farm.devices.transport import COMMAND_BYTES, Link, Output, Process, Transport, shell_command
 from farm.errors import DeviceError, DeviceSpaceError, InfraError
 from farm.system.processes import Supervisor
 
@@ -104,13 +104,14 @@ class LocalTransport(Transport):
             raise kind(self.serial, f"{what} of {str(path)[:400]}: {reason}") from None
 
 
-class LocalProcess:
+class LocalProcess(Process):
     """One program on this machine: see Process."""
 
     def __init__(self, serial: str, argv: Sequence[str], program: Sequence[str]) -> None:
         """Start `program`, which stands for `argv` on the device `serial`. Raises DeviceError."""
         if any(len(os.fsencode(word)) > COMMAND_BYTES for word in program):
             raise DeviceError(serial, f"a command may have at most {COMMAND_BYTES} bytes", argv=argv)
+        super().__init__()
         self._supervisor = Supervisor()
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self._child = self._supervisor.spawn(
@@ -130,19 +131,6 @@ class LocalProcess:
             os.set_blocking(pipe.fileno(), False)
         self._stdin, self._stdout, self._stderr = (pipe.fileno() for pipe in self._pipes)
         self._open = {self._stdout, self._stderr}
-        self._sending = memoryview(b"")
-        self._no_more = False
-        self._code: int | None = None
-
-    def send(self, data: bytes) -> None:
-        """See Process."""
-        self._sending = memoryview(bytes(self._sending) + data)
-        self._send()
-
-    def close_stdin(self) -> None:
-        """See Process."""
-        self._no_more = True
-        self._send()
 
     def receive(self, timeout_s: float) -> Output:
         """See Process."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import paramiko
 
 from farm.devices.ssh.link import end
-from farm.devices.transport import COMMAND_BYTES, TAIL_BYTES, Output
+from farm.devices.transport import COMMAND_BYTES, TAIL_BYTES, Output, Process
 from farm.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ done
 """
 
 
-class SshProcess:
+class SshProcess(Process):
     """One program: see Process. Its session is given back when it is closed."""
 
     def __init__(
@@ -60,11 +60,9 @@ class SshProcess:
         A program that ends by itself just when its input is ended may take the whole connection along: paramiko then
         speaks of a stream that sshd has forgotten, and sshd hangs up. So what reads nothing has no input to be ended.
         """
+        super().__init__()
         self._link, self._serial, self._argv = link, serial, argv
         self._mark = secrets.token_hex(12)
-        self._sending = memoryview(b"")
-        self._no_more = False
-        self._code: int | None = None
         self._closed = False
         self._tail = b""
         self._has_stdin = stdin
@@ -80,16 +78,6 @@ class SshProcess:
             raise
         self._poll = select.poll()
         self._poll.register(self._channel.fileno(), select.POLLIN)
-
-    def send(self, data: bytes) -> None:
-        """See Process."""
-        self._sending = memoryview(bytes(self._sending) + data)
-        self._send()
-
-    def close_stdin(self) -> None:
-        """See Process."""
-        self._no_more = self._has_stdin
-        self._send()
 
     def receive(self, timeout_s: float) -> Output:
         """See Process."""
@@ -143,8 +131,8 @@ class SshProcess:
         except (OSError, EOFError, paramiko.SSHException):
             # The program ended without reading everything: its exit code is on the way, or the end of the connection.
             self._sending = memoryview(b"")
-        if self._no_more and not self._sending:
-            self._no_more = False
+        if self._no_more and self._has_stdin and not self._sending:
+            self._has_stdin = False
             with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
                 channel.shutdown_write()
 

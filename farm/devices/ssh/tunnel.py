@@ -32,13 +32,6 @@ _BACKLOG = 64
 _CHUNK = 1 << 18
 
 
-class Ready(msgspec.Struct):
-    """What it says once: a port, or why there is none."""
-
-    port: int = 0
-    error: str = ""
-
-
 def main() -> None:
     """Serve until ended."""
     parser = argparse.ArgumentParser(prog="python -m farm.devices.ssh.tunnel")
@@ -57,9 +50,9 @@ def main() -> None:
             listener.bind((LOOPBACK, words.port))
             listener.listen(_BACKLOG)
         except (InfraError, OSError) as error:
-            _say(Ready(error=str(error)))
+            _print({"error": str(error)})
             raise SystemExit(1) from None
-        _say(Ready(port=int(listener.getsockname()[1])))
+        _print({"port": int(listener.getsockname()[1])})
         serve(listener, link, words.adb_host, words.adb_port)
 
 
@@ -76,8 +69,8 @@ def ensure_server(link: SshLink, host: str, port: int) -> None:
             raise InfraError(f"'adb start-server' there did not end in {_START_SECONDS:g} s")
         if channel.exit_status != 0:
             time.sleep(0.1)
-            said = clean_text(channel.recv_stderr(4096)) if channel.recv_stderr_ready() else ""
-            raise InfraError(f"'adb start-server' there failed with exit code {channel.exit_status}: {said}")
+            stderr = clean_text(channel.recv_stderr(4096)) if channel.recv_stderr_ready() else ""
+            raise InfraError(f"'adb start-server' there failed with exit code {channel.exit_status}: {stderr}")
     finally:
         end(channel)
     if not _answers(link, host, port):
@@ -143,7 +136,7 @@ def _copy_back(channel: paramiko.Channel, connection: socket.socket) -> None:
     end(channel)
 
 
-def _say(ready: Ready) -> None:
+def _print(ready: dict[str, object]) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(ready) + b"\n")
     sys.stdout.buffer.flush()
 

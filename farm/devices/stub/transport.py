@@ -11,7 +11,7 @@ import msgspec
 
 from farm.devices.device import Address
 from farm.devices.local.files import local_errors, replacing
-from farm.devices.transport import Link, Output, Transport
+from farm.devices.transport import Link, Output, Process, Transport
 from farm.errors import DeviceError, DeviceGoneError
 
 if TYPE_CHECKING:
@@ -115,17 +115,12 @@ class StubTransport(Transport):
             file.write(f"{what}\n")
 
 
-class StubProcess:
+class StubProcess(Process):
     """A program that has printed its answer and ended: see Process."""
 
     def __init__(self, answer: bytes | None) -> None:
+        super().__init__()
         self._output = Output(answer or b"", b"", 127 if answer is None else 0)
-
-    def send(self, data: bytes) -> None:
-        """Lose `data`, as a program that has ended does."""
-
-    def close_stdin(self) -> None:
-        """See Process."""
 
     def receive(self, timeout_s: float) -> Output:
         """Return the answer, once."""
@@ -135,3 +130,6 @@ class StubProcess:
 
     def close(self) -> None:
         """See Process."""
+
+    def _send(self) -> None:
+        """Lose it, as a program that has ended does."""
