@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from farm.backends import gpu, htp, lpai, xnnpack
-from farm.backends.descriptor import Backend
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from farm.errors import UnknownNameError
 
-BACKENDS: dict[str, Backend] = {
-    backend.name: backend
-    for backend in (
-        htp.BACKEND,
-        lpai.BACKEND,
-        gpu.BACKEND,
-        xnnpack.BACKEND,
-    )
-}
+if TYPE_CHECKING:
+    from farm.backends.descriptor import Backend
 
-DEFAULT_BACKEND = htp.BACKEND.name
+_MODULES = (
+    "htp",
+    "lpai",
+    "gpu",
+    "xnnpack",
+)
+
+BACKENDS: dict[str, Backend] = {name: import_module(f"farm.backends.{name}").BACKEND for name in _MODULES}
+
+DEFAULT_BACKEND = "htp"
 """What a command means that names none."""
 
 
