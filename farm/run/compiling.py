@@ -6,7 +6,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from farm.compile.protocol import Reply, Request
+from farm.compile.protocol import BuildReply, BuildRequest
 from farm.device_run.builds import builds_folder, leave_reply
 from farm.errors import BundleError, FarmError
 
@@ -38,11 +38,11 @@ def builders(
     from farm.compile.pool import BuilderPool, MemoryLimits
 
     builds = _Builds(plan, front, store, BundleCache(config.cache_dir))
-    requests: dict[str, Request] = {}
+    requests: dict[str, BuildRequest] = {}
     for planned in (*plan.canaries, *plan.jobs):
         if not planned.cached and planned.key not in requests:
             log = builds_folder(plan.folder) / f"{planned.key}.log"
-            requests[planned.key] = Request(planned.job, planned.key, dict(tools.versions), str(log))
+            requests[planned.key] = BuildRequest(planned.job, planned.key, dict(tools.versions), str(log))
     builds.record_cached(requests.keys())
     pool = BuilderPool(
         requests.values(),
@@ -86,7 +86,7 @@ class _Builds:
         if key in self.jobs_of:
             self._front.build_started(self.jobs_of[key][0])
 
-    def ended(self, reply: Reply) -> None:
+    def ended(self, reply: BuildReply) -> None:
         """Record and tell how it went, and let the workers know."""
         jobs = self.jobs_of.get(reply.key)
         try:
@@ -102,7 +102,7 @@ class _Builds:
         if jobs:
             self._front.build_ended(jobs[0], reply)
 
-    def _leave(self, reply: Reply) -> None:
+    def _leave(self, reply: BuildReply) -> None:
         """Let the workers know, as soon as there is room on the disk."""
         while True:
             try:

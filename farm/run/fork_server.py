@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ import execnet
 import msgspec
 from execnet.gateway_base import Popen2IO, get_execmodel, init_popen_io, serve
 
+from farm.system import processes
 from farm.system.lifeline import Lifeline
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 SERVER_NAME, WORKER_NAME = "farm-forks", "farm-worker"
 """What `ps -o comm` shows of both: their command line is that of the controller."""
 
+_OF_BOTH = ("xdist.plugin", "farm.run.plugin", "farm.store.store")
+"""What the controller needs as well, and so imports before it is copied."""
+_OF_WORKERS = ("farm.run.remote", "xdist.remote", "farm.devices.adb.transport")
 _EXECUTION = "main_thread_only"
 _SIZE = struct.Struct(">I")
 # What a worker is given: its input, its output, and a pipe that ends with it.
@@ -130,12 +135,8 @@ def forking() -> Iterator[ForkServer | None]:
     if threading.active_count() > 1:
         yield None
         return
-    # Both this process and workers need it.
-    import xdist.plugin  # noqa: F401
-
-    import farm.run.plugin
-    import farm.store.store  # noqa: F401
-
+    for name in _OF_BOTH:
+        importlib.import_module(name)
     server = ForkServer()
     try:
         yield server
@@ -158,7 +159,10 @@ def _run_server(control: socket.socket, lifeline: int) -> NoReturn:
         _close_all_but(control.fileno(), lifeline)
         # Dozens of workers share the processors, and no matrix here is worth threads.
         os.environ["OPENBLAS_NUM_THREADS"] = "1"
-        _import_all()
+        for name in _OF_WORKERS:
+            importlib.import_module(name)
+        # It was cleared with the controller's; a worker has children of its own.
+        atexit.register(processes._link.close)  # noqa: SLF001
         gc.freeze()
         while header := socket.recv_fds(control, _SIZE.size, _STREAMS):
             size, streams = header[0], header[1]
@@ -207,16 +211,6 @@ def _run_worker(order: _Order, streams: list[int], deaf: list[signal.Signals]) -
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     os._exit(code)
-
-
-def _import_all() -> None:
-    """Import what a worker does, whichever kind of device it has, and what it does so late that no import shows it."""
-    import xdist.remote  # noqa: F401
-
-    from farm.system import processes
-
-    # It was cleared with the controller's; a worker has children of its own.
-    atexit.register(processes._link.close)  # noqa: SLF001
 
 
 def _close_all_but(*kept: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from farm.compile.protocol import Reply
+    from farm.compile.protocol import BuildReply
 
 
 class Front(Protocol):
@@ -17,7 +17,7 @@ class Front(Protocol):
     def build_started(self, job_id: str) -> None:
         """A builder took a job."""
 
-    def build_ended(self, job_id: str, reply: Reply) -> None:
+    def build_ended(self, job_id: str, reply: BuildReply) -> None:
         """A builder finished it."""
 
     def devices(self, running: dict[str, str]) -> None:

@@ -174,7 +174,10 @@ class WorkerSession(DSession):  # type: ignore[misc]
     def __init__(
         self, config: pytest.Config, workers: Workers, items: Sequence[str] = (), forks: ForkServer | None = None
     ) -> None:
-        """`items` are those of a worker that does not name them, in their order. Without `forks` workers are started as xdist does."""
+        """`items` are those of a worker that does not name them, in their order.
+
+        Without `forks` workers are started as xdist does.
+        """
         super().__init__(config)
         self._workers, self._items, self._forks = workers, items, forks
         self._broken: dict[Any, str] = {}
