@@ -11,7 +11,6 @@ from farm.device_run.artifacts import AttemptArtifacts
 from farm.device_run.builds import await_reply, has_reply
 from farm.device_run.device_run import DeviceRun, HeatGate
 from farm.devices.health import Event, Health, HealthMark, is_doubtful, next_health
-from farm.devices.hosts import server_answers
 from farm.devices.recovery import recover
 from farm.errors import FarmError
 from farm.results.attempt import Attempt, Cause, Verdict
@@ -171,7 +170,7 @@ class DeviceWorker:
 
     def _cause_of_silence(self) -> str:
         """Return the cause of a failure that is not the device's: nobody can reach it without its adb server."""
-        return "" if server_answers(self.device) else str(Cause.ADB_SERVER)
+        return "" if self.run.transport.server_answers() else str(Cause.ADB_SERVER)
 
     def _mark(self, event: Event, reason: str = "", cause: str = "") -> None:
         mark = HealthMark(event, cause, reason)

@@ -1,4 +1,4 @@
-"""The fixture `bundle`: a case of a suite, a module or a ready `.pte` -> a Program for the SoC of the devices."""
+"""The fixture `bundle`: a case of a suite, a module or a ready `.pte` -> a DeviceProgram for the SoC of the devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key
 from farm.bundles.ready import is_dynamic, output_specs, read_ready
 from farm.errors import InfraError, ProgramError, UnknownNameError, UsageError
-from farm.pytest_plugin.runner import Program, lay_out
+from farm.pytest_plugin.runner import DeviceProgram, lay_out
 from farm.results.attempt import Cause, Stage
 from farm.results.text import bounded_log
 from farm.suites.manifests import find_suites, resolve_suite
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.pytest_plugin.runner import Arrays
-    from farm.pytest_plugin.worker import Worker
+    from farm.pytest_plugin.worker import SuiteWorker
     from farm.suites.socs import Soc
     from farm.suites.suite import OptionSet
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 class Bundles:
     """Compiles in a process of its own, so that a test needs no torch; what is unchanged is compiled once."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: SuiteWorker) -> None:
         self._worker, self._plan = worker, worker.plan
         self._cache = BundleCache(worker.plan.cache_root)
         self._count = 0
 
-    def case(self, name: str, *, precision: str = "", options: Mapping[str, str] | None = None) -> Program:
+    def case(self, name: str, *, precision: str = "", options: Mapping[str, str] | None = None) -> DeviceProgram:
         """Return a case of a suite, `quantized_ops/conv2d`, at its first precision unless another is said.
 
         Raises UnknownNameError, IllegalTargetError; ProgramError when it does not compile.
@@ -65,7 +65,7 @@ class Bundles:
         seed: int = 0,
         samples: int = 1,
         options: Mapping[str, str] | None = None,
-    ) -> Program:
+    ) -> DeviceProgram:
         """Return a torch module, `package.module:Class`, or `.file:Class` beside the test, compiled.
 
         `inputs` are shapes of normal float32 inputs, or InputSpec; made from their seeds, they calibrate the quantizer
@@ -91,7 +91,7 @@ class Bundles:
 
     def pte(
         self, path: str | Path, inputs: Arrays | None = None, *, samples: Sequence[Arrays] | None = None
-    ) -> Program:
+    ) -> DeviceProgram:
         """Return a ready `.pte`, a path from the folder of the test; nothing is compiled and nothing is compared.
 
         Inputs are numpy arrays, given here or to `runner`. Raises ConfigError for a file that is no program,
@@ -126,7 +126,7 @@ class Bundles:
         )
         given = list(samples or ()) if inputs is None else [inputs]
         self._count += 1
-        return Program(lay_out(self._worker.scratch / "ready" / str(self._count), model, given, manifest))
+        return DeviceProgram(lay_out(self._worker.scratch / "ready" / str(self._count), model, given, manifest))
 
     @property
     def _soc(self) -> Soc:
@@ -139,19 +139,19 @@ class Bundles:
             raise UsageError("an option has one value here: a program is compiled once")
         return sets[0]
 
-    def _compiled(self, job: Job) -> Program:
+    def _compiled(self, job: Job) -> DeviceProgram:
         key = bundle_key(job, self._plan.versions)
         if self._cache.lookup(key) is None:
             self._compile(job, key)
-        return Program(load_bundle(self._cache.folder(key)), job)
+        return DeviceProgram(load_bundle(self._cache.folder(key)), job)
 
     def _compile(self, job: Job, key: str) -> None:
         from farm.compile.pool import build_one
-        from farm.compile.protocol import Request
+        from farm.compile.protocol import BuildRequest
 
         log = self._worker.scratch / f"build-{key[:16]}.log"
         reply = build_one(
-            Request(job, key, dict(self._plan.versions), str(log)),
+            BuildRequest(job, key, dict(self._plan.versions), str(log)),
             limits=self._plan.build_limits,
             cache_root=self._plan.cache_root,
             env=self._plan.compiler_env,
@@ -163,6 +163,6 @@ class Bundles:
             return
         if reply.infra:
             raise InfraError(f"{job.case.module} was not compiled: {reply.reason}")
-        said = bounded_log(log.read_text(errors="replace"), 16 * 1024) if log.exists() else ""
+        log_text = bounded_log(log.read_text(errors="replace"), 16 * 1024) if log.exists() else ""
         problem = f"{job.case.module} does not compile for {job.target}: {reply.reason}"
-        raise ProgramError(problem, stage=Stage.BUILD, cause=Cause.COMPILE, log=said)
+        raise ProgramError(problem, stage=Stage.BUILD, cause=Cause.COMPILE, log=log_text)

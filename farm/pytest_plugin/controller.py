@@ -126,8 +126,8 @@ class Controller:
             return
         del self._reports[report.nodeid, number]
         serial = self._plan.devices[number].serial
-        told = unpack(report)
-        fence = told.fence if told is not None else 0
+        facts = unpack(report)
+        fence = facts.fence if facts is not None else 0
         self._guarded(lambda: self._record(report.nodeid, lambda job: attempt_of(job, reports, serial), fence, number))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:

@@ -27,7 +27,7 @@ class LeasedDevice:
     def __init__(
         self, info: Device, transport: Transport, folder: PurePosixPath, note: Callable[[DeviceError], None]
     ) -> None:
-        """`note` hears of every DeviceError, also of one that the test catches."""
+        """`note` gets every DeviceError, also one that the test catches."""
         self.info = info
         """All that farm knows of it."""
         self.folder = folder
@@ -123,10 +123,10 @@ class LeasedDevice:
         """Raise what a file that cannot be read is, where it is not the device."""
         script = 'if [ -f "$1" ]; then wc -c <"$1"; else echo none; fi'
         try:
-            said = self._transport.run(["sh", "-c", script, "sh", str(remote)], timeout_s=_ASK_SECONDS).stdout.strip()
+            answer = self._transport.run(["sh", "-c", script, "sh", str(remote)], timeout_s=_ASK_SECONDS).stdout.strip()
         except DeviceError:
             return
-        if said == b"none":
+        if answer == b"none":
             raise FileNotFoundError(f"{self.serial} has no file {remote}") from None
-        if said.isdigit() and int(said) > max_bytes:
-            raise ValueError(f"{self.serial}: {remote} has {int(said)} bytes, more than {max_bytes}") from error
+        if answer.isdigit() and int(answer) > max_bytes:
+            raise ValueError(f"{self.serial}: {remote} has {int(answer)} bytes, more than {max_bytes}") from error

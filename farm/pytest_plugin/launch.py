@@ -233,6 +233,7 @@ class _Launch:
             compiler_env=dict(tools.env),
             build_timeout_s=self._config.build_timeout_s,
             build_limits=MemoryLimits(self._config.build_memory_mb, self._config.build_recycle_mb),
+            health=self._config.health,
         )
 
     def _pytest(self, plan: SuitePlan, supervisor: Supervisor) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from farm.compile.pool import MemoryLimits
+from farm.config.settings import HealthConfig
 from farm.devices.connect import from_plain
 from farm.devices.device import Device
 from farm.runtime.runtime import Runtime
@@ -45,6 +46,7 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that a builder process must start with."""
     build_timeout_s: float
     build_limits: MemoryLimits
+    health: HealthConfig = HealthConfig()
 
     @property
     def path(self) -> Path:

@@ -9,7 +9,7 @@ import pytest
 
 from farm.pytest_plugin.controller import GIVEN_UP, Controller
 from farm.pytest_plugin.plan import read_plan
-from farm.pytest_plugin.record import TOLD
+from farm.pytest_plugin.record import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from farm.pytest_plugin.bundles import Bundles
     from farm.pytest_plugin.device import LeasedDevice
     from farm.pytest_plugin.runner import Runner
-    from farm.pytest_plugin.worker import Worker
+    from farm.pytest_plugin.worker import SuiteWorker
 
-_WORKER = pytest.StashKey["Worker"]()
+_WORKER = pytest.StashKey["SuiteWorker"]()
 
 INFRA = "farm_infra"
 """Attribute of a report of a failure that the farm or the device is to blame for."""
@@ -35,10 +35,10 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.getoption("numprocesses", None):
             config.pluginmanager.register(Controller(plan, config), "farm-controller")
         return
-    from farm.pytest_plugin.worker import Worker
+    from farm.pytest_plugin.worker import SuiteWorker
 
-    worker = config.stash[_WORKER] = Worker(plan, int(config.workerinput["farm_device"]))
-    os.environ.update(worker.environment())
+    worker = config.stash[_WORKER] = SuiteWorker(plan, int(config.workerinput["farm_device"]))
+    os.environ.update(worker.run.transport.tool_environment())
     worker.upstream.set_options(config)
 
 
@@ -91,7 +91,7 @@ def pytest_runtest_makereport(
         setattr(report, INFRA, why)
         report.sections.append(("farm", f"the farm or the device is to blame, not the test: {why}"))
     if report.when == "teardown":
-        setattr(report, TOLD, worker.told().packed())
+        setattr(report, FACTS, worker.facts().packed())
         setattr(report, GIVEN_UP, bool(worker.given_up))
     return report
 
@@ -126,7 +126,7 @@ def bundle(pytestconfig: pytest.Config) -> Bundles:
     return Bundles(_worker(pytestconfig))
 
 
-def _worker(config: pytest.Config) -> Worker:
+def _worker(config: pytest.Config) -> SuiteWorker:
     worker = config.stash.get(_WORKER, None)
     if worker is None:
         raise pytest.UsageError("devices are there for tests that 'farm pytest' runs: docs/pytest.md")

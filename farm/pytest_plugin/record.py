@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SUITE = "pytest"
 """The suite that every test belongs to."""
 
-TOLD = "farm_told"
+FACTS = "farm_facts"
 """Attribute of a test's last report: what its worker knows that pytest does not."""
 
 # The id of a job has 512 characters in the store, with suite and target; parameters can make a node id longer.
@@ -28,7 +28,7 @@ _NAME_CHARS = 400
 _PHASES = ("setup", "call", "teardown")
 
 
-class Told(msgspec.Struct, frozen=True):
+class DeviceFacts(msgspec.Struct, frozen=True):
     """What a worker knows of a test that has ended."""
 
     device: str
@@ -51,10 +51,10 @@ class Told(msgspec.Struct, frozen=True):
         return base64.b64encode(msgspec.msgpack.encode(self)).decode()
 
 
-def unpack(report: pytest.TestReport) -> Told | None:
-    """Return what the worker told with a report; None where it died before, or nothing was to be told."""
-    packed = getattr(report, TOLD, None)
-    return msgspec.msgpack.decode(base64.b64decode(packed), type=Told) if isinstance(packed, str) else None
+def unpack(report: pytest.TestReport) -> DeviceFacts | None:
+    """Return what the worker sent with a report; None where it died before, or had nothing to send."""
+    packed = getattr(report, FACTS, None)
+    return msgspec.msgpack.decode(base64.b64decode(packed), type=DeviceFacts) if isinstance(packed, str) else None
 
 
 def job_of_test(nodeid: str, soc: str, backend: str, source: str) -> Job:
@@ -74,24 +74,26 @@ def attempt_of(job_id: str, reports: Sequence[pytest.TestReport], serial: str) -
 
     `serial` is the device of its worker, for a worker that died before it could tell.
     """
-    told = next((told for report in reversed(reports) if (told := unpack(report)) is not None), Told(serial, 0))
+    facts = next(
+        (facts for report in reversed(reports) if (facts := unpack(report)) is not None), DeviceFacts(serial, 0)
+    )
     starts = [start for report in reports if (start := getattr(report, "start", 0.0))]
     bad = [report for report in reports if report.failed or report.outcome == "rerun"]  # type: ignore[comparison-overlap]
-    verdict, stage, cause, reason, known_issue, notes = _ending(reports, bad, told)
+    verdict, stage, cause, reason, known_issue, notes = _ending(reports, bad, facts)
     return Attempt(
         job_id,
         verdict,
         stage,
         one_line(reason),
-        device=told.device,
+        device=facts.device,
         started_ms=int(min(starts) * 1000) if starts else 0,
         seconds=sum(report.duration for report in reports if report.when in _PHASES),
-        bundle_key=told.bundle_key,
+        bundle_key=facts.bundle_key,
         known_issue=one_line(known_issue),
-        measurements=() if verdict is Verdict.INFRA else told.measurements,
-        operators=told.operators,
+        measurements=() if verdict is Verdict.INFRA else facts.measurements,
+        operators=facts.operators,
         log=bounded_log("\n".join(_text(report) for report in (bad or _shown(reports)))),
-        notes=tuple(map(one_line, (*told.notes, *notes))),
+        notes=tuple(map(one_line, (*facts.notes, *notes))),
         cause=cause,
     )
 
@@ -106,14 +108,14 @@ _Ending = tuple[Verdict, Stage, Cause, str, str, tuple[str, ...]]
 """Verdict, stage, cause, reason, known issue, notes."""
 
 
-def _ending(reports: Sequence[pytest.TestReport], bad: Sequence[pytest.TestReport], told: Told) -> _Ending:
+def _ending(reports: Sequence[pytest.TestReport], bad: Sequence[pytest.TestReport], facts: DeviceFacts) -> _Ending:
     if bad:
-        return _failure(bad, told)
+        return _failure(bad, facts)
     expected = next((report for report in reports if hasattr(report, "wasxfail")), None)
     if expected is not None:
         why = str(expected.wasxfail).removeprefix("reason: ") or "it is expected to fail"
         if expected.skipped:
-            return Verdict.FAILED, told.stage, told.cause, _reason(expected), f"xfail: {why}", ()
+            return Verdict.FAILED, facts.stage, facts.cause, _reason(expected), f"xfail: {why}", ()
         return Verdict.PASSED, Stage.DONE, Cause.NONE, "", "", (f"expected to fail, and passed: {why}",)
     # A subtest that was skipped leaves the others.
     skip = next((report for report in reports if type(report) is pytest.TestReport and report.skipped), None)
@@ -122,15 +124,15 @@ def _ending(reports: Sequence[pytest.TestReport], bad: Sequence[pytest.TestRepor
     return Verdict.PASSED, Stage.DONE, Cause.NONE, "", "", ()
 
 
-def _failure(bad: Sequence[pytest.TestReport], told: Told) -> _Ending:
+def _failure(bad: Sequence[pytest.TestReport], facts: DeviceFacts) -> _Ending:
     reason = _reason(bad[0]) + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
     if bad[0].when not in _PHASES:
         # xdist's own report of a worker that is gone.
         return Verdict.FAILED, Stage.EXECUTE, Cause.CRASH, reason, "", ()
-    if told.infra:
-        return Verdict.INFRA, told.stage, told.cause, told.infra, "", ()
+    if facts.infra:
+        return Verdict.INFRA, facts.stage, facts.cause, facts.infra, "", ()
     notes = ("a plugin ran it again",) if bad[0].outcome == "rerun" else ()  # type: ignore[comparison-overlap]
-    return Verdict.FAILED, told.stage, told.cause, reason, "", notes
+    return Verdict.FAILED, facts.stage, facts.cause, reason, "", notes
 
 
 def _shown(reports: Sequence[pytest.TestReport]) -> list[pytest.TestReport]:
@@ -139,15 +141,15 @@ def _shown(reports: Sequence[pytest.TestReport]) -> list[pytest.TestReport]:
 
 def _reason(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
-    said = str(crash.message) if crash is not None else _last_line(report.longreprtext)
+    message = str(crash.message) if crash is not None else _last_line(report.longreprtext)
     where = "" if report.when in ("call", "???") else f"{report.when}: "
     # An assertion's first line says what was compared.
-    return where + (said.strip().partition("\n")[0] or "it failed and did not say why")
+    return where + (message.strip().partition("\n")[0] or "it failed and did not say why")
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
-    said = report.longrepr[2] if isinstance(report.longrepr, tuple) else _last_line(report.longreprtext)
-    return said.removeprefix("Skipped: ").strip() or "skipped"
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else _last_line(report.longreprtext)
+    return reason.removeprefix("Skipped: ").strip() or "skipped"
 
 
 def _text(report: pytest.TestReport) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 
 from farm.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec, sha256_of
 from farm.errors import DeviceError, DeviceGoneError, ProgramError, UsageError
-from farm.execution.session import RunnerOptions
-from farm.pytest_plugin.worker import Executed
+from farm.execution.raw import RunnerOptions
+from farm.pytest_plugin.worker import ExecutedProgram
 from farm.request.profiling import Profile
 from farm.results.attempt import Stage, Verdict
 from farm.results.ending import Ending
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from farm.execution.raw import RawResult
-    from farm.pytest_plugin.worker import Worker
+    from farm.pytest_plugin.worker import SuiteWorker
     from farm.results.attempt import Measurement, OperatorProfile
     from farm.results.runner_report import RunnerReport
 
     Arrays = Sequence[NDArray[Any]]
 
 
-class Program(msgspec.Struct, frozen=True):
+class DeviceProgram(msgspec.Struct, frozen=True):
     """Something to run: a compiled bundle with inputs, and references where it was compiled here."""
 
     bundle: Bundle
@@ -59,7 +59,7 @@ class Program(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Ran:
+class ProgramResult:
     """One execution that came to its end."""
 
     outputs: tuple[tuple[NDArray[Any], ...], ...]
@@ -86,13 +86,13 @@ class Ran:
 class Runner:
     """Call it with a program."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: SuiteWorker) -> None:
         self._worker = worker
         self._count = 0
 
     def __call__(
         self,
-        program: Program,
+        program: DeviceProgram,
         inputs: Arrays | None = None,
         *,
         samples: Sequence[Arrays] | None = None,
@@ -101,7 +101,7 @@ class Runner:
         timeout_s: float = 300.0,
         options: Mapping[str, str] | None = None,
         profile: str = "auto",
-    ) -> Ran:
+    ) -> ProgramResult:
         """Run `program` and return what came back.
 
         `inputs` are those of one inference, `samples` those of several; without both it runs the ones in its bundle.
@@ -129,12 +129,10 @@ class Runner:
             raise UsageError("iterations is at least 1, warm_up at least 0, timeout_s more than 0")
         plan = self._worker.plan
         [chosen] = parse_options((f"{name}={value}" for name, value in (options or {}).items()), plan.backend)
-        flags = runtime_flags(Target(plan.soc, plan.backend, "", chosen))
-        if len(flags) < len(chosen):
+        target, kept = Target(plan.soc, plan.backend, "", chosen), Profile(profile)
+        if len(runtime_flags(target)) < len(chosen):
             raise UsageError("options of the compiler go to bundle.case() or bundle.module(), not to runner()")
-        kept = Profile(profile)
-        flags |= kept.flags(self._worker.info.kind)
-        return RunnerOptions(iterations, warm_up, timeout_s, flags, etdump=kept.kept)
+        return RunnerOptions(iterations, warm_up, timeout_s, self._worker.run.flags(target, kept), etdump=kept.kept)
 
     def _execute(self, bundle: Bundle, options: RunnerOptions) -> RawResult:
         if bundle.manifest.soc != self._worker.info.soc:
@@ -144,8 +142,7 @@ class Runner:
             )
         self._count += 1
         folder = self._worker.scratch / "raw" / str(self._count)
-        session = self._worker.session()
-        return session.execute(bundle.manifest.job_id, session.stage(bundle), folder, options)
+        return self._worker.run.run(bundle.manifest.job_id, bundle, folder, options)
 
     def _report(self, raw: RawResult) -> RunnerReport:
         found = outcome(raw)
@@ -159,14 +156,14 @@ class Runner:
 
     def _ran(
         self,
-        program: Program,
+        program: DeviceProgram,
         bundle: Bundle,
         raw: RawResult,
         report: RunnerReport,
         *,
         own_inputs: bool,
         detailed: bool,
-    ) -> Ran:
+    ) -> ProgramResult:
         manifest = bundle.manifest
         profile = read_profile(raw.folder, report, manifest.delegates, operators=detailed)
         measured = (*time_measurements(report), *profile.measurements)
@@ -177,8 +174,8 @@ class Runner:
             for sample in range(len(report.inferences))
         )
         notes = (*raw.notes, *filter(None, [describe_differing(report)]), *profile.notes)
-        self._worker.executed(Executed(manifest.key, measured, profile.operators), notes)
-        return Ran(
+        self._worker.executed(ExecutedProgram(manifest.key, measured, profile.operators), notes)
+        return ProgramResult(
             outputs,
             latency_ms=tuple(ns / 1e6 for inference in report.inferences for ns in inference.iterations_ns),
             load_ms=report.load_ns / 1e6,
@@ -205,8 +202,8 @@ def lay_out(folder: Path, model: Path, samples: Sequence[Arrays], manifest: Mani
     for number, sample in enumerate(samples):
         given = [(tuple(array.shape), array.dtype.name) for array in sample]
         if given != [(spec.shape, spec.dtype) for spec in manifest.inputs]:
-            taken, said = _shown(manifest.inputs), _shown([TensorSpec(*one) for one in given])
-            raise UsageError(f"the inputs of sample {number} are {said}, the program takes {taken}")
+            taken, offered = _shown(manifest.inputs), _shown([TensorSpec(*one) for one in given])
+            raise UsageError(f"the inputs of sample {number} are {offered}, the program takes {taken}")
     (folder / INPUTS).mkdir(parents=True)
     (folder / MODEL).symlink_to(model.resolve())
     files = {MODEL: manifest.files[MODEL]}

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from farm.device_run.device_run import DeviceRun
     from farm.execution.session import DeviceSession
-    from farm.pytest_plugin.worker import Worker
+    from farm.pytest_plugin.plan import SuitePlan
     from farm.runtime.runtime import Runtime
     from farm.suites.socs import Soc
 
@@ -49,14 +50,14 @@ def lay_out_sdk(folder: Path, sdk: Path, soc: Soc) -> Path:
     wanted = [f"{TARGET}/libQnn{name}.so" for name in ("System", "Htp", f"HtpV{soc.htp_arch}Stub", "HtpPrepare", "Gpu")]
     wanted += [f"{skels}/libQnnHtpV{soc.htp_arch}Skel.so"]
     for library in wanted:
-        _place(folder / "lib" / library, sdk / "lib" / library)
+        _link_or_stub(folder / "lib" / library, sdk / "lib" / library)
     for entry in (sdk / "lib").iterdir():
         if not (folder / "lib" / entry.name).exists():
             (folder / "lib" / entry.name).symlink_to(entry)
     return folder
 
 
-def _place(path: Path, real: Path) -> None:
+def _link_or_stub(path: Path, real: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if real.is_file():
         path.symlink_to(real)
@@ -67,11 +68,11 @@ def _place(path: Path, real: Path) -> None:
 class Upstream:
     """Upstream's tests in one worker."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._build = worker.scratch / "build-android"
-        self._folder = worker.scratch / "upstream"
-        self._told: DeviceSession | None = None
+    def __init__(self, plan: SuitePlan, run: DeviceRun, scratch: Path) -> None:
+        """`run` is that of the worker's device, `scratch` a folder of the worker alone."""
+        self._plan, self._run = plan, run
+        self._build, self._folder = scratch / "build-android", scratch / "upstream"
+        self._session: DeviceSession | None = None
         """The session whose runner the script hands over to."""
 
     def set_options(self, config: pytest.Config) -> None:
@@ -102,13 +103,13 @@ class Upstream:
         """Before a test's own set-up: bring the runner onto the device, and tell the test of it. Raises DeviceError."""
         if not self.owns(item):
             return
-        if not self._worker.device.adb_name:
-            raise UsageError(f"upstream's tests speak adb, and {self._worker.info.serial} hangs on no adb server")
-        session = self._worker.session()
-        if session is not self._told:
+        if not self._options()["device"]:
+            raise UsageError(f"upstream's tests speak adb, and {self._run.device.serial} hangs on no adb server")
+        session = self._run.session
+        if session is not self._session:
             session.prepare([])
             self._write_runner(session.runtime_folder)
-            self._told = session
+            self._session = session
         base = self._base(item)
         if base is None:
             return
@@ -123,9 +124,9 @@ class Upstream:
 
     def clean(self) -> None:
         """Remove what SimpleADB leaves on a device."""
-        if self._told is not None:
+        if self._session is not None:
             with contextlib.suppress(DeviceError):
-                self._worker.transport.run(["rm", "-rf", "--", str(_WORKSPACE)], timeout_s=_CLEAN_SECONDS)
+                self._run.transport.run(["rm", "-rf", "--", str(_WORKSPACE)], timeout_s=_CLEAN_SECONDS)
 
     def _base(self, item: pytest.Item) -> Any:
         """Return upstream's TestQNN where a test derives from it."""
@@ -134,12 +135,12 @@ class Upstream:
         return base if base is not None and cls is not None and issubclass(cls, base) else None
 
     def _options(self) -> dict[str, str | None]:
-        plan = self._worker.plan
+        environment = self._run.transport.tool_environment()
         return {
-            "device": self._worker.device.adb_name,
-            "host": self._worker.environment().get("ANDROID_ADB_SERVER_ADDRESS"),
-            "soc_model": plan.soc,
-            "backend": plan.backend,
+            "device": environment.get("ANDROID_SERIAL", ""),
+            "host": environment.get("ANDROID_ADB_SERVER_ADDRESS"),
+            "soc_model": self._plan.soc,
+            "backend": self._plan.backend,
             "build_folder": str(self._build),
             "target": TARGET,
         }

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.devices.connect import open_transport
+from farm.device_run.device_run import DeviceRun, HeatGate
 from farm.devices.recovery import recover
 from farm.errors import DeviceError, DeviceGoneError, InfraError, LeaseLostError, ProgramError
 from farm.execution.content_store import SESSION_PREFIX
 from farm.execution.liveness import Liveness
-from farm.execution.session import DeviceSession
-from farm.execution.takeover import take_over
 from farm.execution.trouble import cause_of
 from farm.pool.worker_grant import Permit, read_permit
 from farm.pytest_plugin.device import LeasedDevice
-from farm.pytest_plugin.record import Told
+from farm.pytest_plugin.record import DeviceFacts
 from farm.pytest_plugin.upstream import RUNNER, Upstream, with_name
 from farm.results.attempt import Cause, Stage
 from farm.system.processes import Supervisor
@@ -38,7 +36,7 @@ _PERMIT_SECONDS = 20.0
 _POLL_SECONDS = 0.1
 
 
-class Executed(msgspec.Struct, frozen=True):
+class ExecutedProgram(msgspec.Struct, frozen=True):
     """One program that a test ran."""
 
     bundle_key: str
@@ -46,27 +44,29 @@ class Executed(msgspec.Struct, frozen=True):
     operators: tuple[OperatorProfile, ...] = ()
 
 
-class Worker:
-    """Belongs to the thread that runs the tests."""
+class SuiteWorker:
+    """The device of a worker process. Belongs to the thread that runs the tests."""
 
     def __init__(self, plan: SuitePlan, number: int) -> None:
         self.plan, self._number = plan, number
         self.info = plan.devices[number]
         self.scratch = plan.folder / f"worker-{number}-{os.getpid()}"
         """A folder of this process alone on this machine."""
-        self.transport = open_transport(self.info)
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        runtime = with_name(plan.runtimes[self.info.serial], RUNNER)
+        # The device is taken over once for each lease: a session must not remove what tests have put there.
+        self.run = DeviceRun(self.info, runtime, plan.token, takeover=False, gate=HeatGate(plan.health))
+        transport = self.run.transport
         self.supervisor = Supervisor()
-        self.upstream = Upstream(self)
+        folder = transport.storage / f"{SESSION_PREFIX}{plan.token}-{os.getpid()}-files"
+        self.device = LeasedDevice(self.info, transport, folder, self._note)
+        self.upstream = Upstream(plan, self.run, self.scratch)
         self.test_folder: Path = self.scratch
         """Where the file of the running test is."""
-        self._name = f"{SESSION_PREFIX}{plan.token}-{os.getpid()}"
-        self.device = LeasedDevice(
-            self.info, self.transport, self.transport.storage / f"{self._name}-files", self._note
-        )
-        self._presence = Liveness(self.transport)
-        self._session: DeviceSession | None = None
-        self._sessions = 0
+        self._liveness = Liveness(transport)
         self._permit: Permit | None = None
+        self._takeover_due = False
+        """A former owner's files and processes are still to be removed; later, they are those of tests."""
         self._doubt = ""
         """What went wrong with the device; it has to be brought back first."""
         self.given_up = ""
@@ -75,13 +75,8 @@ class Worker:
         self._trouble: InfraError | None = None
         self._blamed: list[BaseException] = []
         self._failure: ProgramError | None = None
-        self._executed: list[Executed] = []
+        self._executed: list[ExecutedProgram] = []
         self._notes: list[str] = []
-        self.scratch.mkdir(parents=True, exist_ok=True)
-
-    def environment(self) -> dict[str, str]:
-        """Return what brings `adb` to the device of this worker."""
-        return self.transport.tool_environment()
 
     def begin_test(self, folder: Path) -> None:
         """Forget what an earlier test had to do with the device."""
@@ -97,25 +92,15 @@ class Worker:
             if not self.given_up:
                 self._renew()
             if self._doubt and not self.given_up:
-                self._mend()
+                self._recover()
             if self.given_up:
-                said = f"it is not used any more: {self.given_up}"
-                gone = DeviceGoneError(self.info.serial, said)
+                gone = DeviceGoneError(self.info.serial, f"it is not used any more: {self.given_up}")
                 raise LeaseLostError(str(gone)) if self._is_handed_over else gone
         except InfraError as error:
             self._note(error)
             raise
 
-    def session(self) -> DeviceSession:
-        """Return the session in which programs run, begun where there is none."""
-        if self._session is None:
-            self._sessions += 1
-            name = f"{self.plan.token}.{self._sessions}"
-            runtime = with_name(self.plan.runtimes[self.info.serial], RUNNER)
-            self._session = DeviceSession(open_transport(self.info), runtime, name, self.info.serial)
-        return self._session
-
-    def executed(self, program: Executed, notes: tuple[str, ...] = ()) -> None:
+    def executed(self, program: ExecutedProgram, notes: tuple[str, ...] = ()) -> None:
         """Note a program that the test ran."""
         self._executed.append(program)
         self._notes += notes
@@ -131,16 +116,16 @@ class Worker:
         if self._trouble is not None:
             return self._blame(error, self._trouble)
         try:
-            self._presence.demand()
+            self._liveness.demand()
         except DeviceError as problem:
             return self._blame(error, problem)
         return ""
 
-    def told(self) -> Told:
+    def facts(self) -> DeviceFacts:
         """Return what is to be recorded of the test that ends."""
-        only = self._executed[0] if len(self._executed) == 1 else Executed("")
+        only = self._executed[0] if len(self._executed) == 1 else ExecutedProgram("")
         trouble, failure = self._trouble, self._failure
-        told = Told(
+        facts = DeviceFacts(
             self.info.serial,
             # What says only that the device was not used is true whoever has it now.
             self._permit.fence if self._permit is not None and not self.given_up else 0,
@@ -151,26 +136,26 @@ class Worker:
         )
         if len(self._executed) > 1:
             note = f"ran {len(self._executed)} programs: the numbers of none are kept"
-            told = msgspec.structs.replace(told, notes=(*told.notes, note))
+            facts = msgspec.structs.replace(facts, notes=(*facts.notes, note))
         if failure is not None:
-            told = msgspec.structs.replace(told, stage=Stage(failure.stage), cause=Cause(failure.cause))
+            facts = msgspec.structs.replace(facts, stage=Stage(failure.stage), cause=Cause(failure.cause))
         if trouble is not None:
             cause = Cause(cause_of(trouble)) if isinstance(trouble, DeviceError) else Cause.NONE
             cause = Cause.LEASE if isinstance(trouble, LeaseLostError) else cause
-            told = msgspec.structs.replace(told, infra=str(trouble), cause=cause)
-        return told
+            facts = msgspec.structs.replace(facts, infra=str(trouble), cause=cause)
+        return facts
 
     def close(self) -> None:
         """Leave the device as it was found."""
         if self._permit is not None and not self.given_up:
             self._leave()
-        self.transport.close()
+        self.run.close()
         self.supervisor.close()
 
     def _leave(self) -> None:
         """Remove from the device what is ours, as far as it lets us."""
         self.upstream.clean()
-        self._end_session()
+        self.run.end_session()
         with contextlib.suppress(DeviceError):
             self._shell('rm -rf -- "$1"', self.device.folder)
 
@@ -194,45 +179,41 @@ class Worker:
         if before is not None and before.fence == permit.fence:
             return
         if before is not None:
-            self._end_session()
-        if self.plan.leased:
-            take_over(self.transport, self._name)
-        self._presence.demand()
-        self._make_folder()
+            self.run.end_session()
+        self._takeover_due = self.plan.leased
+        self._begin()
 
-    def _mend(self) -> None:
+    def _begin(self) -> None:
+        """Make the device ours, as it is now."""
+        self.run.begin(takeover=self._takeover_due)
+        self._takeover_due = False
+        self._liveness.demand()
+        self._shell('mkdir -p -- "$1"', self.device.folder)
+
+    def _recover(self) -> None:
         problem = recover(self.info, works=self._answers).problem
-        self._end_session()
+        self.run.end_session()
         if problem:
             self._give_up(f"{self._doubt}; {problem}")
             return
         self._doubt = ""
         # It may have started anew: what it is now is what counts.
-        self._presence = Liveness(self.transport)
-        self._presence.demand()
-        self._make_folder()
+        self._liveness = Liveness(self.run.transport)
+        self._begin()
 
     def _answers(self) -> str:
         try:
-            self.transport.run(["true"], timeout_s=_SHELL_SECONDS)
+            self.run.transport.run(["true"], timeout_s=_SHELL_SECONDS)
         except DeviceError as error:
             return str(error)
         return ""
 
-    def _make_folder(self) -> None:
-        self._shell('mkdir -p -- "$1"', self.device.folder)
-
     def _shell(self, script: str, *words: PurePosixPath) -> None:
         argv = ["sh", "-c", script, "sh", *map(str, words)]
-        done = self.transport.run(argv, timeout_s=_SHELL_SECONDS)
+        done = self.run.transport.run(argv, timeout_s=_SHELL_SECONDS)
         if done.code != 0:
             stderr = done.stderr.decode(errors="replace")
             raise DeviceError(self.info.serial, "its storage cannot be used", argv=argv, code=done.code, stderr=stderr)
-
-    def _end_session(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
 
     def _note(self, error: InfraError) -> None:
         self._trouble = self._trouble or error

@@ -13,14 +13,19 @@ from farm.bundles.bundle import load_bundle, read_tensor
 from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key
 from farm.compile.pool import BuilderPool, MemoryLimits
-from farm.compile.protocol import Reply, Request
+from farm.compile.protocol import BuildReply, BuildRequest
 from farm.compile.toolchain import prepare
 from farm.config.settings import load_config
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.root import ensure_root, user_id
 from farm.errors import NoDeviceError
-from farm.execution.session import DeviceSession, RunnerOptions
+from farm.execution.raw import RunnerOptions
+from farm.execution.session import DeviceSession
 from farm.pool.fleet import Fleet, virtual_fleet
+from farm.pool.worker_grant import Permit, leave_permit
+from farm.pytest_plugin.plan import SuitePlan
+from farm.pytest_plugin.worker import SuiteWorker
+from farm.store.records import RunRecord
 from farm.suites.manifests import load_suite
 from farm.suites.options import runtime_flags
 from farm.suites.socs import find_soc
@@ -64,9 +69,9 @@ def bundle(farm_cache: Path, stub_sdk: StubSdk, tmp_path_factory: pytest.TempPat
         case = next(case for case in load_suite(SUITE).cases if case.name == "block")
         job = Job(case, Target("SM8850", "lpai", "8a8w", COMPILED_IN))
         key = bundle_key(job, tools.versions)
-        replies: list[Reply] = []
+        replies: list[BuildReply] = []
         pool = BuilderPool(
-            [Request(job, key, tools.versions, str(scratch / "log"))], width=1, cache_root=farm_cache, env=tools.env,
+            [BuildRequest(job, key, tools.versions, str(scratch / "log"))], width=1, cache_root=farm_cache, env=tools.env,
             limits=MemoryLimits(8192, 4096), supervisor=supervisor, log_folder=scratch, timeout_s=300,
             on_start=lambda _key: None, on_done=replies.append,
         )  # fmt: skip
@@ -146,3 +151,23 @@ def test_files_and_options_arrive(
     for name in ("first", "second"):
         output = read_tensor(tmp_path / name / "output_0_0.raw", spec)
         np.testing.assert_allclose(output, bundle.reference("quantized", 0, 0), atol=step)
+
+
+def test_a_worker_of_farm_pytest_gets_root_before_its_first_test(
+    give_devices: Callable[[str], Fleet], tmp_path: Path
+) -> None:
+    fleet = give_devices("userdebug")
+    [device] = fleet.devices
+    plan = SuitePlan(
+        token="t", folder=tmp_path / "plan", soc="SM8850", backend="lpai", devices=fleet.devices, chosen=(0,),
+        runtimes=fleet.runtimes, leased=False, record=RunRecord("farm pytest", "", "", {}), cache_root=tmp_path,
+        suite_folders=(), versions={}, compiler_env={}, build_timeout_s=1.0, build_limits=MemoryLimits(1, 1),
+    )  # fmt: skip
+    plan.folder.mkdir()
+    leave_permit(plan.folder, 0, Permit(go=True))
+    worker = SuiteWorker(plan, 0)
+    try:
+        worker.get_ready()
+        assert user_id(AdbTransport(device.serial, device.address.port)) == 0
+    finally:
+        worker.close()

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from farm.pytest_plugin.record import TOLD, Told, attempt_of, job_of_test
+from farm.pytest_plugin.record import FACTS, DeviceFacts, attempt_of, job_of_test
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
 from farm.store.values import case_column, case_of
 
@@ -31,13 +31,13 @@ def test_every_failure_but_one_of_the_farm_is_the_test_s() -> None:
     failure = report("call", "failed", "AssertionError: no\nmore of it")
     assert judged(report("setup"), failure, report("teardown")).verdict is Verdict.FAILED
 
-    infra = Told("SM-1", 3, infra="SM-1: it is gone", cause=Cause.GONE)
+    infra = DeviceFacts("SM-1", 3, infra="SM-1: it is gone", cause=Cause.GONE)
     attempt = judged(report("setup"), failure, report("teardown"), told=infra)
     assert (attempt.verdict, attempt.reason, attempt.cause) == (Verdict.INFRA, "SM-1: it is gone", Cause.GONE)
 
 
 def test_what_broke_and_was_caught_is_no_failure() -> None:
-    told = Told("SM-1", 3, infra="SM-1: it was gone for a moment")
+    told = DeviceFacts("SM-1", 3, infra="SM-1: it was gone for a moment")
     assert judged(report("setup"), report("call"), report("teardown"), told=told).verdict is Verdict.PASSED
 
 
@@ -69,13 +69,13 @@ def test_hostile_text_is_cleaned() -> None:
 
 def test_numbers_come_through_whole() -> None:
     measured = Measurement("sqnr", "dB", Direction.HIGHER, (math.inf, 1.5))
-    told = Told("SM-1", 0, stage=Stage.LOAD, measurements=(measured,))
+    told = DeviceFacts("SM-1", 0, stage=Stage.LOAD, measurements=(measured,))
     assert judged(report("setup"), report("call"), report("teardown"), told=told).measurements == (measured,)
 
 
-def judged(*reports: pytest.TestReport, told: Told | None = None) -> Attempt:
+def judged(*reports: pytest.TestReport, told: DeviceFacts | None = None) -> Attempt:
     if told is not None:
-        setattr(reports[-1], TOLD, told.packed())
+        setattr(reports[-1], FACTS, told.packed())
     return attempt_of("pytest/a.py::test[SM8650-htp]", reports, "SM-1")
 
 
