@@ -18,7 +18,6 @@ from farm.request.profiling import Profile
 from farm.request.pytest_session import execute
 from farm.results.attempt import Verdict
 from farm.run.controller import Controller
-from farm.run.fork_server import forking
 from farm.store.leases.rules import Priority
 from farm.store.records import RunRecord
 from farm.store.store import open_store
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from stub_farm import StubFarm
 
+    from farm.run.fork_server import ForkServer
     from farm.store.leases.rules import Lease
     from farm.store.view import RunView
 
@@ -80,14 +80,19 @@ class StubRun:
     front: Quiet
 
 
-def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float, every: int = 0) -> StubRun:
-    """Run every job of `farm` with its store and its state in `folder`."""
+def run_stub_farm(
+    farm: StubFarm, folder: Path, *, timeout_s: float, every: int = 0, forks: ForkServer | None = None
+) -> StubRun:
+    """Run every job of `farm` with its store and its state in `folder`.
+
+    Without `forks`, which are to be made before any thread is, every worker imports for itself.
+    """
     os.environ["FARM_STATE_DIR"], os.environ["FARM_CACHE_DIR"] = str(folder / "state"), str(folder / "cache")
     config = load_config(folder=folder)
     front = Quiet(every=every)
     # Devices that others could use as well: each needs a lease.
     devices = tuple(msgspec.structs.replace(device, host=socket.gethostname()) for device in farm.devices)
-    with forking() as forks, open_store(config.store_url) as store:
+    with open_store(config.store_url) as store:
         run_id = store.begin_run(RunRecord("bench", user_name(), socket.gethostname(), {"runner": "stub"}))
         store.plan_jobs(run_id, [planned.job for planned in farm.jobs])
         plan = RunPlan(
