@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from farm.backends.registry import DEFAULT_BACKEND
 from farm.errors import ConfigError, UnknownNameError, UsageError
@@ -18,6 +19,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 When = Literal["always", "change", "failure"]
 OptionValue = str | int | bool
+_Names = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 class NightlyTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,38 +30,39 @@ class NightlyTable(msgspec.Struct, frozen=True, kw_only=True):
     wait: str = "30m"
     report_dir: str = ""
     report_url: str = ""
-    keep: int = 30
+    keep: Annotated[int, Meta(ge=1, le=10_000)] = 30
+    """Nights."""
 
 
 class RunTable(msgspec.Struct, frozen=True, kw_only=True):
     """`[[run]]`."""
 
-    socs: tuple[str, ...]
-    suites: tuple[str, ...]
+    socs: _Names
+    suites: _Names
     name: str = ""
-    backends: tuple[str, ...] = (DEFAULT_BACKEND,)
+    backends: _Names = (DEFAULT_BACKEND,)
     precisions: tuple[str, ...] = ()
     options: dict[str, OptionValue | tuple[OptionValue, ...]] = {}
-    virtual: int = 0
+    virtual: Annotated[int, Meta(ge=0, le=64)] = 0
     devices: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    most_devices: int | None = None
-    iterations: int | None = None
-    warm_up: int | None = None
-    timeout_s: float = 300.0
+    most_devices: Annotated[int, Meta(ge=1)] | None = None
+    iterations: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    warm_up: Annotated[int, Meta(ge=0, le=100_000)] | None = None
+    timeout_s: Annotated[float, Meta(ge=1)] = 300.0
     profile: Profile = Profile.AUTO
     heap: bool = False
     keyword: str = ""
     last_failed: bool = False
     failed_first: bool = False
-    share: float = 1.0
+    share: Annotated[float, Meta(gt=0, le=1000)] = 1.0
 
 
 class ExportTable(msgspec.Struct, frozen=True, kw_only=True):
     """`[export]`."""
 
-    folder: str
-    formats: tuple[str, ...]
+    folder: Annotated[str, Meta(min_length=1)]
+    formats: _Names
 
 
 class WebhookTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +81,8 @@ class MailTable(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     sender: str = msgspec.field(name="from")
-    to: tuple[str, ...]
-    port: int = 587
+    to: _Names
+    port: Annotated[int, Meta(ge=1, le=65535)] = 587
     starttls: bool = True
     user_env: str = ""
     password_env: str = ""
@@ -154,24 +157,24 @@ def _several(kind: type[_T], data: object, name: str, problems: list[str]) -> tu
 
 
 def _table(kind: type[_T], data: object, place: str, problems: list[str]) -> _T | None:
-    """Return one table; None when something about it is wrong."""
+    """Return one table, with the default of what is wrong in it; None when something that it needs is."""
     if not isinstance(data, dict):
         problems.append(f"{place}: expected a table")
         return None
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    before = len(problems)
     _check_keys(data, fields, place, problems)
     values: dict[str, Any] = {}
     for key, field in fields.items():
         if key not in data:
-            if field.required:
-                problems.append(f"{place}: {key} is missing")
+            problems += [f"{place}: {key} is missing"] * field.required
             continue
         try:
             values[field.name] = msgspec.convert(data[key], field.type)
         except msgspec.ValidationError as error:
-            problems.append(f"{place}: {key}: {error}")
-    return kind(**values) if len(problems) == before else None
+            # Other values are not shown: somebody may have written a secret.
+            value = f" is {data[key]:g}" if isinstance(data[key], int | float) else ""
+            problems.append(f"{place}: {key}{value}: {error}")
+    return kind(**values) if all(field.name in values for field in fields.values() if field.required) else None
 
 
 def _check_keys(data: dict[str, Any], known: Any, place: str, problems: list[str], kind: str = "key") -> None:
