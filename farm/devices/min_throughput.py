@@ -14,7 +14,7 @@ _STALLS = 4
 _FILE_SECONDS = 1.0
 
 
-class Pace:
+class MinThroughput:
     """The time that one transfer has: some for itself and for each file, and more with every byte that has moved."""
 
     def __init__(self, serial: str, files: int, stall_s: float) -> None:

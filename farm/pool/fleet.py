@@ -54,8 +54,7 @@ def virtual_fleet(
     """
     from farm.devices.adb.server import start_adb_server
     from farm.runtime.runtime import simulator_runtime
-    from farm.virtual.boot import boot
-    from farm.virtual.revive import Reviver
+    from farm.virtual.boot import Reviver, boot
 
     # First, as it may be what is missing.
     runtimes = {soc.name: simulator_runtime(config.cache_dir, soc, backend, sdk_root=config.sdk_root) for soc in socs}

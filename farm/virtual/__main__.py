@@ -20,8 +20,7 @@ from farm.errors import FarmError
 from farm.system.resources import data_folder
 from farm.virtual.daemon import Daemon, Port
 from farm.virtual.faults import is_running
-from farm.virtual.root import BUILDS
-from farm.virtual.tree import DeviceTree, device_properties
+from farm.virtual.tree import BUILDS, DeviceTree, device_properties
 
 _SERIAL = re.compile(rf"{VIRTUAL_PREFIX}[A-Za-z0-9_-]{{1,48}}")
 

@@ -1,9 +1,10 @@
-"""Starts virtual devices, all at the same time, and attaches them to an adb server."""
+"""Starts virtual devices, attaches them to an adb server, and keeps them up."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,12 +16,14 @@ import msgspec
 from farm.devices.adb.names import VIRTUAL_PREFIX
 from farm.devices.device import LOOPBACK, AdbAddress
 from farm.devices.identity import identify
-from farm.errors import InfraError
+from farm.errors import FarmError, InfraError
 from farm.suites.socs import find_soc
+from farm.system.processes import ending
 from farm.virtual.faults import randomize
+from farm.virtual.tree import BUILDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from farm.devices.adb.server import AdbServer
     from farm.devices.device import Device
@@ -29,6 +32,12 @@ if TYPE_CHECKING:
 # Takes a fifth of a second on an idle machine.
 _BOOT_SECONDS = 30.0
 
+MOST_STARTS = 5
+"""So often a device is started again; one that ends once more is left to whoever waits for it."""
+
+# What ended it, a full disk for example, may be over then.
+_PAUSE_SECONDS = 2.0
+
 
 def boot(
     supervisor: Supervisor,
@@ -36,7 +45,7 @@ def boot(
     socs: Sequence[str],
     root: Path,
     *,
-    build: str = "userdebug",
+    build: str = BUILDS[0],
     fault_rate: float = 0.0,
     fault_seed: int = 0,
     fault_kinds: Sequence[str] = (),
@@ -44,7 +53,7 @@ def boot(
     """Start one virtual device per entry of `socs` and return them, in that order, ready to be used.
 
     The n-th device of an SoC is `virtual-SM8650-n`, and its files are in the folder of that name in `root`: what an
-    earlier life left there is still there. `build` is one of `farm.virtual.root.BUILDS`. Once all of them are up, each
+    earlier life left there is still there. `build` is one of `farm.virtual.tree.BUILDS`. Once all of them are up, each
     of their operations meets a fault with the probability `fault_rate`, of `fault_kinds` or of all kinds; the same
     faults for the same seed. Raises UnknownNameError before anything is started, and InfraError, with the log of the
     device, when one does not come up.
@@ -108,3 +117,36 @@ def attach_device(adb_server: AdbServer, child: Child) -> Device:
         why = child.why_silent(_BOOT_SECONDS)
         child.terminate()
         raise InfraError(f"the virtual device {child.name} did not start: {why}") from None
+
+
+class Reviver:
+    """The virtual devices of `devices` that `supervisor` has started, with their files in `root`."""
+
+    def __init__(self, supervisor: Supervisor, server: AdbServer, devices: Sequence[Device], root: Path) -> None:
+        self._supervisor, self._server, self._root = supervisor, server, root
+        self._devices = list(devices)
+        self._starts: Counter[str] = Counter()
+        self._next_s: dict[str, float] = {}
+
+    def revive(self, clock: Callable[[], float] = time.monotonic) -> list[str]:
+        """Start what has ended again, and return a line for each that is back. Raises InfraError for the adb server."""
+        lines = []
+        if self._server.revive(self._supervisor):
+            lines.append("the adb server had died and was started again")
+        for device in self._devices:
+            child = self._supervisor.find(device.serial)
+            code = child.process.poll()
+            now = clock()
+            if code is None or self._starts[device.serial] >= MOST_STARTS or now < self._next_s.get(device.serial, now):
+                continue
+            self._starts[device.serial] += 1
+            self._next_s[device.serial] = now + _PAUSE_SECONDS
+            how = ending(code)
+            try:
+                again = start_device(self._supervisor, device.serial, device.soc, self._root, BUILDS[0])
+                attach_device(self._server, again)
+            except (FarmError, OSError) as error:
+                lines.append(f"{device.serial} had ended with {how} and does not start again: {error}")
+            else:
+                lines.append(f"{device.serial} had ended with {how} and was started again")
+        return lines

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import os
 import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from farm.system.peer import accept_own_async, pause_after
-from farm.virtual.control import Control
+from farm.virtual.faults import Fault, control_address
 from farm.virtual.injection import Injection
-from farm.virtual.root import ROOT_PROPERTY, switch_root
 from farm.virtual.shell import serve_shell
-from farm.virtual.streams import Connection
+from farm.virtual.streams import HostConnection
 from farm.virtual.sync import SyncSession
-from farm.virtual.wire import Link, Pace
+from farm.virtual.tree import ROOT_PROPERTY
+from farm.virtual.wire import LinkThrottle, PacketLink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +30,7 @@ FEATURES = "shell_v2,stat_v2,ls_v2,fixed_push_mkdir"
 _BANNER = ("ro.product.name", "ro.product.model", "ro.product.device")
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 16
+_CONTROL_BACKLOG = 4
 # A phone needs a minute; nobody wants to wait for one that is made up.
 _REBOOT_SECONDS = 1.0
 
@@ -77,15 +81,61 @@ class Port:
         self._holder.close()
 
 
+class Control:
+    """The socket in a device's folder where its owner asks for faults: one JSON request and one answer a line."""
+
+    def __init__(self, root: bytes, injection: Injection) -> None:
+        """Listen in the folder `root`, where nobody else does. Raises OSError."""
+        self._injection = injection
+        self._listener = socket.socket(socket.AF_UNIX)
+        folder = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._listener.bind(control_address(folder))
+        finally:
+            os.close(folder)
+        self._listener.listen(_CONTROL_BACKLOG)
+
+    async def serve(self) -> None:
+        """Answer until cancelled."""
+        server = await asyncio.start_unix_server(self._answer, sock=self._listener)
+        async with server:
+            await server.serve_forever()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while line := await reader.readline():
+                answer: dict[str, object] = {}
+                try:
+                    await self._do(json.loads(line))
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    answer["error"] = str(error)
+                except OSError as error:
+                    answer["error"] = error.strerror or type(error).__name__
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+    async def _do(self, request: dict[str, object]) -> None:
+        match request:
+            case {"do": "inject", "fault": dict(fields)}:
+                await self._injection.add(Fault(**fields))
+            case {"do": "clear"}:
+                self._injection.clear()
+            case {"do": "randomize", "rate": int() | float() as rate, "seed": int() as seed, "kinds": list(kinds)}:
+                self._injection.randomize(rate, seed, kinds)
+            case _:
+                raise ValueError(f"{request!r} is no request")
+
+
 class Daemon:
     """Serves one device tree."""
 
     def __init__(self, tree: DeviceTree, properties: Mapping[str, str]) -> None:
         self._tree = tree
         self._banner = {name: properties[name] for name in _BANNER}
-        self._connections: dict[asyncio.Task[None], Connection] = {}
-        self._pace = Pace()
-        self.faults = Injection(tree, self._pace, self, properties["ro.serialno"])
+        self._connections: dict[asyncio.Task[None], HostConnection] = {}
+        self._throttle = LinkThrottle()
+        self.faults = Injection(tree, self._throttle, self, properties["ro.serialno"])
         """What goes wrong with it."""
         self._leaving: asyncio.Future[Any] | None = None
         self._absence = 0.0
@@ -115,7 +165,9 @@ class Daemon:
     async def _accept(self, listener: socket.socket) -> None:
         while True:
             accepted = await accept_own_async(listener)
-            connection = Connection(Link(accepted, self._pace), self._banner, FEATURES, self._find, self._trusts)
+            connection = HostConnection(
+                PacketLink(accepted, self._throttle), self._banner, FEATURES, self._find, self._trusts
+            )
             task = asyncio.create_task(connection.serve())
             self._connections[task] = connection
             task.add_done_callback(self._connections.pop)
@@ -179,7 +231,7 @@ class Daemon:
         return None
 
     async def _switch_root(self, stream: Stream, *, wanted: bool) -> None:
-        answer, restarts = switch_root(self._tree.properties, wanted=wanted)
+        answer, restarts = _switched_root(self._tree.properties, wanted=wanted)
         await stream.write(answer.encode())
         await stream.finish()
         if restarts:
@@ -193,3 +245,19 @@ class Daemon:
 
     async def _sync(self, stream: Stream) -> None:
         await SyncSession(stream, self._tree, self.faults).serve()
+
+
+def _switched_root(properties: Mapping[str, str], *, wanted: bool) -> tuple[str, bool]:
+    """Return what adbd answers to `root:` or `unroot:`, and whether it starts anew, with the new user.
+
+    Commands run as the user of this machine all the time: root on a virtual device is a word. The answers are those of
+    AOSP's daemon/restart_service.cpp, which tools look for.
+    """
+    is_root = properties[ROOT_PROPERTY] == "1"
+    if wanted and is_root:
+        return "adbd is already running as root\n", False
+    if wanted and properties["ro.debuggable"] != "1":
+        return "adbd cannot run as root in production builds\n", False
+    if not wanted and not is_root:
+        return "adbd not running as root\n", False
+    return ("restarting adbd as root\n" if wanted else "restarting adbd as non root\n"), True

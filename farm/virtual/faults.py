@@ -66,7 +66,7 @@ class FaultKind(StrEnum):
     operations: frozenset[str]
     description: str
 
-    def __new__(cls, name: str, operations: str, description: str) -> FaultKind:
+    def __new__(cls, name: str, operations: str = "", description: str = "") -> FaultKind:
         """Make a kind."""
         kind = str.__new__(cls, name)
         kind._value_ = name

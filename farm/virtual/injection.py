@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from farm.virtual.tree import DeviceTree
-    from farm.virtual.wire import Pace
+    from farm.virtual.wire import LinkThrottle
 
 SOC_PROPERTY = "ro.soc.model"
 
@@ -60,8 +60,8 @@ class Machine(Protocol):
 class Injection:
     """The faults of one device."""
 
-    def __init__(self, tree: DeviceTree, pace: Pace, machine: Machine, serial: str) -> None:
-        self._tree, self._pace, self._machine, self._serial = tree, pace, machine, serial
+    def __init__(self, tree: DeviceTree, throttle: LinkThrottle, machine: Machine, serial: str) -> None:
+        self._tree, self._throttle, self._machine, self._serial = tree, throttle, machine, serial
         self._log = Path(os.fsdecode(tree.root), LOG)
         self._waiting: list[tuple[Fault, re.Pattern[str], int]] = []
         self._rate, self._seed, self._kinds = 0.0, 0, DRAWN
@@ -157,7 +157,7 @@ class Injection:
         kind = FaultKind(fault.kind)
         gone: asyncio.Future[Any] | None = None
         if kind is FaultKind.STALL:
-            self._pace.stall()
+            self._throttle.stall()
         elif kind is FaultKind.RESET:
             gone = self._machine.reset()
         elif kind in LINK_KINDS:
@@ -177,7 +177,7 @@ class Injection:
     def _begin(self, kind: FaultKind, fault: Fault) -> None:
         tree = self._tree
         if kind is FaultKind.SLOW_LINK:
-            self._pace.limit(fault.bytes_per_s or _SLOW)
+            self._throttle.limit(fault.bytes_per_s or _SLOW)
         elif kind is FaultKind.DISK_FULL:
             self.free_bytes = fault.after_bytes
             self.tell_space()
@@ -203,9 +203,9 @@ class Injection:
         tree = self._tree
         self._ends.pop(kind, None)
         if kind is FaultKind.STALL:
-            self._pace.resume()
+            self._throttle.resume()
         elif kind is FaultKind.SLOW_LINK:
-            self._pace.limit(0)
+            self._throttle.limit(0)
         elif kind is FaultKind.DISK_FULL and self.free_bytes is not None:
             self.free_bytes = None
             tree.remove("system/bin/df")

@@ -11,7 +11,19 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING
 
-from farm.virtual.wire import AUTH, CLSE, CNXN, MAX_PAYLOAD, OKAY, OPEN, VERSION, WRTE, Link, Packet, ProtocolError
+from farm.virtual.wire import (
+    AUTH,
+    CLSE,
+    CNXN,
+    MAX_PAYLOAD,
+    OKAY,
+    OPEN,
+    VERSION,
+    WRTE,
+    Packet,
+    PacketLink,
+    ProtocolError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +45,7 @@ class StreamClosedError(Exception):
 class Stream:
     """One stream to the host."""
 
-    def __init__(self, link: Link, number: int, peer: int) -> None:
+    def __init__(self, link: PacketLink, number: int, peer: int) -> None:
         self._link, self._number, self.peer = link, number, peer
         self._received: deque[bytearray] = deque()
         self._changed = asyncio.Event()
@@ -104,12 +116,12 @@ Service = Callable[[Stream], Awaitable[None]]
 FindService = Callable[[str], Service | None]
 
 
-class Connection:
+class HostConnection:
     """One adb server that is connected: its streams, and the services that they lead to."""
 
     def __init__(
         self,
-        link: Link,
+        link: PacketLink,
         properties: Mapping[str, str],
         features: str,
         find: FindService,

@@ -1,7 +1,7 @@
-"""The device's end of adb's sync protocol: stat, list, upload and download below the device's root."""
+"""The device's end of adb's sync protocol: stat, list, upload and download, and the faults that strike them."""
 
 # Names on a device are bytes, which pathlib does not take.
-# ruff: noqa: PTH118
+# ruff: noqa: PTH101, PTH103, PTH104, PTH108, PTH118, PTH120, PTH123, PTH211
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import stat
+from functools import partial
 from typing import TYPE_CHECKING
 
 from farm.devices.adb.sync_protocol import (
@@ -21,14 +22,16 @@ from farm.devices.adb.sync_protocol import (
     STAT_V2,
     DataFrames,
 )
-from farm.virtual.faults import FaultKind
+from farm.virtual.faults import CONDITIONS, FaultKind
+from farm.virtual.streams import StreamClosedError
 from farm.virtual.tools import IMPOSSIBLE_NAMES
-from farm.virtual.transfers import Upload, download, meets
 from farm.virtual.wire import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from typing import BinaryIO
 
+    from farm.virtual.faults import Fault
     from farm.virtual.injection import Injection
     from farm.virtual.streams import Stream
     from farm.virtual.tree import DeviceTree
@@ -49,10 +52,10 @@ class SyncSession:
 
     async def serve(self) -> None:
         """Answer requests until the host has no more."""
-        handlers = {
+        handlers: dict[bytes, Callable[[bytes], Awaitable[None]]] = {
             b"STAT": self._stat_v1,
-            b"STA2": self._stat_v2,
-            b"LST2": self._lstat_v2,
+            b"STA2": partial(self._stat_v2, b"STA2", follow=True),
+            b"LST2": partial(self._stat_v2, b"LST2", follow=False),
             b"LIST": self._list_v1,
             b"LIS2": self._list_v2,
             b"SEND": self._send,
@@ -77,17 +80,12 @@ class SyncSession:
             modified = int(found.st_mtime) + self._faults.skew_s & _U32
         await self._reply(STAT_V1.pack(b"STAT", mode, size, modified))
 
-    async def _stat_v2(self, path: bytes) -> None:
-        await self._reply(STAT_V2.pack(b"STA2", *self._describe(path, follow=True)))
-
-    async def _lstat_v2(self, path: bytes) -> None:
-        await self._reply(STAT_V2.pack(b"LST2", *self._describe(path, follow=False)))
-
-    def _describe(self, path: bytes, *, follow: bool) -> tuple[int, ...]:
+    async def _stat_v2(self, kind: bytes, path: bytes, *, follow: bool) -> None:
         try:
-            return _record(os.lstat(self._tree.resolve(path, follow=follow)), self._faults.skew_s)
+            record = _record(os.lstat(self._tree.resolve(path, follow=follow)), self._faults.skew_s)
         except OSError as error:
-            return (error.errno or errno.EIO, *(0,) * 10)
+            record = (error.errno or errno.EIO, *(0,) * 10)
+        await self._reply(STAT_V2.pack(kind, *record))
 
     async def _list_v1(self, path: bytes) -> None:
         def pack(found: os.stat_result, length: int) -> bytes:
@@ -104,7 +102,7 @@ class SyncSession:
 
     async def _list(self, path: bytes, pack: Callable[[os.stat_result, int], bytes]) -> None:
         batch = bytearray()
-        fault = meets(self._faults, "list", path)
+        fault = _fault_of(self._faults, "list", path)
         if fault is not None and fault.kind == FaultKind.ENDLESS_OUTPUT:
             await self._list_endlessly(pack)
         elif fault is not None:
@@ -132,8 +130,8 @@ class SyncSession:
             number += 1000
 
     async def _send(self, argument: bytes) -> None:
-        path, _, said = argument.rpartition(b",")
-        upload = Upload(self._tree, self._faults, path, int(said) if said.isdigit() else 0o644)
+        path, _, mode = argument.rpartition(b",")
+        upload = Upload(self._tree, self._faults, path, int(mode) if mode.isdigit() else 0o644)
         try:
             # After a failure the host still sends the rest, and reads the answer only then.
             while (message := await self._message())[0] == b"DATA":
@@ -159,8 +157,8 @@ class SyncSession:
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 await self._fail("open failed: not a regular file")
                 return
-            if fault := meets(self._faults, "pull", path):
-                async for piece in download(number, fault, self._faults):
+            if fault := _fault_of(self._faults, "pull", path):
+                async for piece in _download(number, fault, self._faults):
                     await self._reply(MESSAGE.pack(b"DATA", len(piece)) + piece)
                     await self._flush()
             else:
@@ -186,8 +184,8 @@ class SyncSession:
             await self._stream.write(data)
 
     async def _fail(self, problem: str) -> None:
-        said = problem.encode()
-        await self._reply(MESSAGE.pack(b"FAIL", len(said)) + said)
+        reason = problem.encode()
+        await self._reply(MESSAGE.pack(b"FAIL", len(reason)) + reason)
 
     async def _message(self) -> tuple[bytes, int]:
         kind, size = MESSAGE.unpack(await self._exactly(MESSAGE.size))
@@ -220,3 +218,143 @@ def _record(found: os.stat_result, skew_s: int) -> tuple[int, ...]:
     times = (int(seconds) + skew_s for seconds in (found.st_atime, found.st_mtime, found.st_ctime))
     owner = (found.st_uid, found.st_gid)
     return (0, found.st_dev, found.st_ino, found.st_mode, found.st_nlink, *owner, found.st_size, *times)
+
+
+class Upload:
+    """A file that grows beside the others until it is whole, and then takes its place."""
+
+    def __init__(self, tree: DeviceTree, faults: Injection, path: bytes, mode: int) -> None:
+        self._tree, self._faults, self._path, self._mode = tree, faults, path, mode
+        self._upload = tree.new_upload()
+        self._file: BinaryIO | None = None
+        self._fault = _fault_of(faults, "link" if stat.S_ISLNK(mode) else "push", path)
+        self._left = self._fault.after_bytes if self._fault is not None and self._fault.kind not in CONDITIONS else 0
+        self.problem = ""
+        """What went wrong with the file system, in one line; the rest of the file is then for nothing."""
+        try:
+            self._file = open(self._upload, "xb")  # noqa: SIM115 - closed by close
+        except OSError as error:
+            self.problem = _reason(error)
+
+    async def add(self, piece: memoryview) -> None:
+        """Take what came next. Raises StreamClosedError to hang up."""
+        if self._fault is not None:
+            before, piece = piece[: self._left], piece[self._left :]
+            self._store(before)
+            self._left -= len(before)
+            if not piece:
+                return
+            piece = await self._meet(self._fault, piece)
+        self._store(piece)
+
+    async def finish(self, modified: int) -> None:
+        """Let it take its place, unless there is a `problem`. Raises StreamClosedError to hang up."""
+        if self._fault is not None:
+            self._store(await self._meet(self._fault, memoryview(b"")))
+        if self._file is not None and not self.problem:
+            self.problem = _problem(self._file.close) or _problem(self._publish, modified)
+
+    def close(self) -> None:
+        """Leave nothing of it behind but what took its place."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._upload)
+        if self._faults.free_bytes is not None:
+            self._faults.tell_space()
+
+    def _store(self, piece: memoryview) -> None:
+        if self._faults.free_bytes is not None and not self._faults.use_space(len(piece)):
+            self.problem = self.problem or f"write failed: {os.strerror(errno.ENOSPC)}"
+        if self._file is not None and not self.problem:
+            self.problem = _problem(self._file.write, piece)
+
+    async def _meet(self, fault: Fault, piece: memoryview) -> memoryview:
+        """Let the fault strike in front of `piece`, and return what arrives of that."""
+        self._fault = None
+        kind = FaultKind(fault.kind)
+        if kind is FaultKind.DROP_PUSH:
+            raise StreamClosedError
+        if kind is FaultKind.CORRUPT_PUSH:
+            return memoryview(_changed(piece or self._last_byte()))
+        if kind is FaultKind.REBOOT and self._file is not None:
+            # What had come is on the storage of a phone by then.
+            self._file.close()
+            _problem(self._publish, 0)
+        await self._faults.hit(fault)
+        return piece
+
+    def _last_byte(self) -> bytes:
+        """Return the last byte that was stored, to be stored anew; an empty file has one too many after this."""
+        if self._file is None or not self._file.tell():
+            return b"\0"
+        self._file.seek(-1, os.SEEK_END)
+        with open(self._upload, "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read()
+
+    def _publish(self, modified: int) -> None:
+        """Let what is there take its place. Raises OSError."""
+        tree, upload = self._tree, self._upload
+        if stat.S_ISLNK(self._mode):
+            with open(upload, "rb") as file:
+                link = file.read(PATH_BYTES).rstrip(b"\0")
+            real = tree.resolve(os.path.join(os.path.dirname(self._path), link))
+            os.unlink(upload)
+            os.symlink(real if link.startswith(b"/") else link, upload)
+        else:
+            os.chmod(upload, self._mode & 0o777)
+            # Times are shown with the skew of the clock, and this one is the host's.
+            modified = max(0, modified - self._faults.skew_s)
+            os.utime(upload, (modified, modified))
+        place = tree.resolve(self._path, follow=False)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        # As adbd does. Some file systems write a whole file out when it takes the place of another.
+        with contextlib.suppress(OSError):
+            os.unlink(place)
+        os.rename(upload, place)
+
+
+async def _download(number: int, fault: Fault, faults: Injection) -> AsyncIterator[bytes]:
+    """Yield the pieces of the open file `number` as they leave the device. Raises StreamClosedError to hang up.
+
+    Everything that was yielded has to be on its way before the next piece is asked for.
+    """
+    kind, size = FaultKind(fault.kind), os.fstat(number).st_size
+    left = fault.after_bytes if kind is not FaultKind.CORRUPT_PULL else max(0, min(fault.after_bytes, size - 1))
+    while left and (data := os.read(number, min(left, DATA_BYTES))):
+        left -= len(data)
+        yield data
+    if kind is FaultKind.DROP_PULL:
+        raise StreamClosedError
+    if kind is FaultKind.CORRUPT_PULL:
+        yield _changed(os.read(number, 1) or b"\0")
+    else:
+        await faults.hit(fault)
+    while data := os.read(number, DATA_BYTES):
+        yield data
+
+
+def _changed(data: bytes | memoryview) -> bytes:
+    changed = bytearray(data)
+    changed[0] ^= 1
+    return bytes(changed)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or type(error).__name__
+
+
+def _problem(step: Callable[..., object], *arguments: object) -> str:
+    """Do a step and return what went wrong with the file system, in one line; empty when nothing did."""
+    try:
+        step(*arguments)
+    except OSError as error:
+        return _reason(error)
+    return ""
+
+
+def _fault_of(faults: Injection, operation: str, path: bytes) -> Fault | None:
+    """Return the fault that an operation on a file meets."""
+    return faults.strike(operation, path.decode(errors="surrogateescape")) if faults.armed else None

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.virtual.faults import LOG
-from farm.virtual.root import BUILDS, build_properties
 from farm.virtual.tools import (
     BATTERY,
     BOOT_ID,
@@ -39,6 +38,12 @@ _FOLDERS = ("data/local/tmp", "sdcard", "system/bin")
 _INCOMING = b".incoming"
 # In the root folder, and no file of the device.
 _HIDDEN = frozenset({_INCOMING, LOG.encode()})
+
+ROOT_PROPERTY = "service.adb.root"
+"""1 where adbd runs as root, as on Android."""
+
+BUILDS = ("userdebug", "user", "rooted-already")
+"""What a virtual device can be: one that adbd can be root on, one that it cannot, one where it is from the start."""
 
 BOOT_ID_PROPERTY = "farm.boot_id"
 """Where `getprop` says which start of the device this is: its /proc is this machine's."""
@@ -76,7 +81,7 @@ class DeviceTree:
         self.properties.pop(name, None)
         if value is not None:
             self.properties[name] = value
-        self.write("system/build.prop", "".join(f"{key}={said}\n" for key, said in self.properties.items()))
+        self.write("system/build.prop", "".join(f"{key}={text}\n" for key, text in self.properties.items()))
 
     def begin_life(self) -> None:
         """Let the device be one that has just started: another boot id."""
@@ -157,7 +162,7 @@ def _real(path: bytes) -> bytes:
 
 def device_properties(soc: str, serial: str, version: str, build: str = BUILDS[0]) -> dict[str, str]:
     """Return what `getprop` says; `version` is farm's, which makes a build of the device, of one of BUILDS."""
-    of_build = build_properties(build)
+    kind, tags = ("user", "release-keys") if build == "user" else ("userdebug", "test-keys")
     abi = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}.get(os.uname().machine, os.uname().machine)
     device = f"virtual_{soc.lower()}"
     return {
@@ -172,10 +177,11 @@ def device_properties(soc: str, serial: str, version: str, build: str = BUILDS[0
         "ro.product.cpu.abilist": abi,
         "ro.build.version.release": "15",
         "ro.build.version.sdk": "35",
-        **of_build,
-        "ro.build.fingerprint": (
-            f"farm/{device}/{device}:15/VIRTUAL.{version}/1:{of_build['ro.build.type']}/{of_build['ro.build.tags']}"
-        ),
+        "ro.build.type": kind,
+        "ro.build.tags": tags,
+        "ro.debuggable": "0" if build == "user" else "1",
+        ROOT_PROPERTY: "1" if build == "rooted-already" else "0",
+        "ro.build.fingerprint": f"farm/{device}/{device}:15/VIRTUAL.{version}/1:{kind}/{tags}",
         "ro.serialno": serial,
         "ro.boot.serialno": serial,
         "sys.boot_completed": "1",

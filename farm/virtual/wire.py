@@ -35,7 +35,7 @@ class Packet(NamedTuple):
     payload: bytearray
 
 
-class Pace:
+class LinkThrottle:
     """What holds back the links of a device: a speed, or a stop."""
 
     def __init__(self) -> None:
@@ -67,12 +67,12 @@ class Pace:
         await self._moving.wait()
 
 
-class Link:
+class PacketLink:
     """Reads and writes whole packets. Everything that a device says or hears passes here."""
 
-    def __init__(self, connection: socket.socket, pace: Pace) -> None:
+    def __init__(self, connection: socket.socket, throttle: LinkThrottle) -> None:
         connection.setblocking(False)
-        self._socket, self._pace = connection, pace
+        self._socket, self._throttle = connection, throttle
         self._sender: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._writing = asyncio.Lock()
@@ -90,8 +90,8 @@ class Link:
         payload = bytearray(size)
         if size and not await self._fill(payload):
             return None
-        if self._pace.busy:
-            await self._pace.wait(size)
+        if self._throttle.busy:
+            await self._throttle.wait(size)
         return Packet(command, arg0, arg1, payload)
 
     async def write(self, command: int, arg0: int, arg1: int, payload: bytes | memoryview = b"") -> None:
@@ -99,8 +99,8 @@ class Link:
         header = _HEADER.pack(command, arg0, arg1, len(payload), 0, command ^ 0xFFFFFFFF)
         await self._writing.acquire()
         try:
-            if self._pace.busy:
-                await self._pace.wait(len(payload))
+            if self._throttle.busy:
+                await self._throttle.wait(len(payload))
             sent = self._socket.sendmsg((header, payload))
         except BlockingIOError:
             sent = 0

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from farm.devices.adb.server import start_adb_server
 from farm.devices.connect import open_transport
 from farm.system.processes import Supervisor
-from farm.virtual.boot import boot
-from farm.virtual.revive import MOST_STARTS, Reviver
+from farm.virtual.boot import MOST_STARTS, Reviver, boot
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from farm.errors import InfraError, UnknownNameError, UsageError
 from farm.system.text import one_line
 from farm.virtual.faults import CONDITIONS, Fault, FaultKind, fired, inject, is_running
 from farm.virtual.faults import clear as clear_faults
-from farm.virtual.root import BUILDS
+from farm.virtual.tree import BUILDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from farm.devices.adb.host import acknowledge
 from farm.devices.adb.sync_protocol import DATA_BYTES, MESSAGE, PATH_BYTES, DataFrames
 from farm.devices.local.files import local_errors, replacing
-from farm.devices.min_throughput import Pace
+from farm.devices.min_throughput import MinThroughput
 from farm.devices.text import clean_text, says_full
 from farm.devices.transport import Link
 from farm.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError
@@ -34,7 +34,7 @@ class SyncStream:
         """`stall_s` is how long the device may move nothing."""
         stream.settimeout(stall_s)
         self._stream, self._serial, self._stall_s = stream, serial, stall_s
-        self._pace = Pace(serial, 0, stall_s)
+        self._throughput = MinThroughput(serial, 0, stall_s)
         self._out = bytearray()
         self._buffer = memoryview(bytearray(_BUFFER))
         self._in = self._buffer[:0]
@@ -50,7 +50,7 @@ class SyncStream:
 
         A link that the device does not make is a LinkRefusedError.
         """
-        self._pace = Pace(self._serial, len(files), self._stall_s)
+        self._throughput = MinThroughput(self._serial, len(files), self._stall_s)
         pending: deque[PurePosixPath] = deque()
         self._links = {path for path, source in files.items() if isinstance(source, Link)}
         try:
@@ -72,7 +72,7 @@ class SyncStream:
 
     def pull(self, files: Mapping[PurePosixPath, Path], limits: Mapping[PurePosixPath, int]) -> None:
         """Read every file. Raises DeviceError for one that is missing or larger than its limit."""
-        self._pace = Pace(self._serial, len(files), self._stall_s)
+        self._throughput = MinThroughput(self._serial, len(files), self._stall_s)
         asked: deque[PurePosixPath] = deque()
         for path in files:
             self._request(b"RECV", _name(path, self._serial))
@@ -169,7 +169,7 @@ class SyncStream:
             raise self._stalled() from None
         except OSError as error:
             raise HungUpError(self._serial, f"the connection broke during a push: {error.strerror}") from None
-        self._pace.moved(len(data))
+        self._throughput.moved(len(data))
 
     def _receive(self) -> int:
         try:
@@ -181,7 +181,7 @@ class SyncStream:
             raise HungUpError(self._serial, f"the connection broke while files moved: {error.strerror}") from None
         if not count:
             raise HungUpError(self._serial, "the connection ended while files moved")
-        self._pace.moved(count)
+        self._throughput.moved(count)
         return count
 
     def _stalled(self) -> DeviceTimeoutError:

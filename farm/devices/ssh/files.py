@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from paramiko.sftp import SFTP_NO_SUCH_FILE, SFTP_PERMISSION_DENIED
 
 from farm.devices.local.files import local_errors, replacing
-from farm.devices.ssh.sftp_stream import DATA_BYTES, WINDOW, Attributes, Room, Status, succeeded
+from farm.devices.ssh.sftp_stream import DATA_BYTES, WINDOW, Attributes, Room, SftpStatus, succeeded
 from farm.devices.transport import Link
 from farm.errors import DeviceError, DeviceSpaceError
 
@@ -102,7 +102,7 @@ class Files:
         wanted = sorted({folder for path in missing for folder in (path, *path.parents) if folder.name})
         for made, answer in stream.ahead(wanted, lambda one: stream.make_folder(os.fsencode(one), 0o755), WINDOW):
             # Most of the others are there already, which has no code of its own.
-            if isinstance(answer, Status) and answer.code == SFTP_PERMISSION_DENIED:
+            if isinstance(answer, SftpStatus) and answer.code == SFTP_PERMISSION_DENIED:
                 raise self._refused("push", made, answer)
 
     def _write(self, path: PurePosixPath, handle: bytes, source: Path | bytes) -> None:
@@ -132,7 +132,7 @@ class Files:
         self._expect_done(path, self._stream.answer(number))
 
     def _expect_done(self, path: PurePosixPath, answer: Answer) -> None:
-        if not isinstance(answer, Status) or not succeeded(answer):
+        if not isinstance(answer, SftpStatus) or not succeeded(answer):
             raise self._refused("push", path, answer)
 
     def _size(self, path: PurePosixPath, answer: Answer, limit: int) -> int:
@@ -173,7 +173,7 @@ class Files:
 
     def _refused(self, doing: str, path: PurePosixPath, answer: Answer) -> DeviceError:
         """Return the error for a path. SFTP has no code for a full storage: the file system is asked."""
-        if not isinstance(answer, Status):
+        if not isinstance(answer, SftpStatus):
             return DeviceError(self._serial, f"{doing} of {path}: answered with {type(answer).__name__}")
         if doing == "push" and answer.code != SFTP_PERMISSION_DENIED:
             for folder in path.parents:

@@ -37,7 +37,7 @@ from paramiko.sftp import (
     SFTP_OK,
 )
 
-from farm.devices.min_throughput import Pace
+from farm.devices.min_throughput import MinThroughput
 from farm.devices.ssh.link import end
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, DeviceTimeoutError
@@ -68,7 +68,7 @@ _READ_ONLY = 1
 _STATVFS = struct.Struct(">11Q")
 
 
-class Status(NamedTuple):
+class SftpStatus(NamedTuple):
     """How a request ended."""
 
     code: int
@@ -91,7 +91,7 @@ class Room(NamedTuple):
     read_only: bool
 
 
-Answer = Status | Attributes | Room | bytes
+Answer = SftpStatus | Attributes | Room | bytes
 """To a request; bytes are a handle, or data of a file."""
 
 
@@ -102,7 +102,7 @@ class SftpStream:
     """
 
     def __init__(self, link: SshLink, serial: str, stall_s: float, files: int) -> None:
-        """`stall_s` is how long nothing may move; `files` is how many it is for, which have to keep to a Pace."""
+        """`stall_s` is how long nothing may move; `files` is how many have to keep to the least throughput."""
         self._link, self._serial, self._stall_s = link, serial, stall_s
         self._number = 0
         self._out, self._in = bytearray(), bytearray()
@@ -112,7 +112,7 @@ class SftpStream:
         link.take(stall_s)
         try:
             self._channel = link.sftp(timeout_s=stall_s)
-            self._pace = Pace(serial, files, stall_s)
+            self._throughput = MinThroughput(serial, files, stall_s)
             try:
                 self._greet()
             except BaseException:
@@ -132,7 +132,7 @@ class SftpStream:
         return self._ask(CMD_STAT, _string(path))
 
     def room(self, path: bytes) -> int:
-        """Ask what the file system of a path has left: Room, or a Status where the server does not know it."""
+        """Ask what the file system of a path has left: Room, or a SftpStatus where the server does not know it."""
         return self._ask(CMD_EXTENDED, _string(b"statvfs@openssh.com"), _string(path))
 
     def open(self, path: bytes) -> int:
@@ -145,31 +145,31 @@ class SftpStream:
         return self._ask(CMD_OPEN, _string(path), struct.pack(">III", flags, _HAS_MODE, mode))
 
     def read(self, handle: bytes, offset: int, size: int) -> int:
-        """Ask for at most `size` bytes of a file: data, or a Status at its end."""
+        """Ask for at most `size` bytes of a file: data, or a SftpStatus at its end."""
         return self._ask(CMD_READ, _string(handle), struct.pack(">QI", offset, size))
 
     def write(self, handle: bytes, offset: int, data: bytes) -> int:
-        """Ask to write into a file: Status."""
+        """Ask to write into a file: SftpStatus."""
         return self._ask(CMD_WRITE, _string(handle), struct.pack(">QI", offset, len(data)), data)
 
     def set_mode(self, handle: bytes, mode: int) -> int:
-        """Ask for a mode, whatever the server's umask is: Status."""
+        """Ask for a mode, whatever the server's umask is: SftpStatus."""
         return self._ask(CMD_FSETSTAT, _string(handle), struct.pack(">II", _HAS_MODE, mode))
 
     def shut(self, handle: bytes) -> int:
-        """Ask to close a file: Status."""
+        """Ask to close a file: SftpStatus."""
         return self._ask(CMD_CLOSE, _string(handle))
 
     def remove(self, path: bytes) -> int:
-        """Ask to remove a file or a link: Status."""
+        """Ask to remove a file or a link: SftpStatus."""
         return self._ask(CMD_REMOVE, _string(path))
 
     def link(self, path: bytes, target: bytes) -> int:
-        """Ask for a symbolic link: Status. In OpenSSH's order, which is not the draft's."""
+        """Ask for a symbolic link: SftpStatus. In OpenSSH's order, which is not the draft's."""
         return self._ask(CMD_SYMLINK, _string(target), _string(path))
 
     def make_folder(self, path: bytes, mode: int) -> int:
-        """Ask for a folder: Status."""
+        """Ask for a folder: SftpStatus."""
         return self._ask(CMD_MKDIR, _string(path), struct.pack(">II", _HAS_MODE, mode))
 
     def forget(self, number: int) -> None:
@@ -183,10 +183,10 @@ class SftpStream:
             self._receive_one()
         return self._answers.pop(number)
 
-    def status(self, number: int) -> Status:
+    def status(self, number: int) -> SftpStatus:
         """Wait for an answer that can only be a status."""
         answer = self.answer(number)
-        if not isinstance(answer, Status):
+        if not isinstance(answer, SftpStatus):
             raise self._nonsense(f"it answers with {type(answer).__name__} where a status is due")
         return answer
 
@@ -268,7 +268,7 @@ class SftpStream:
     def _moved(self, size: int) -> None:
         if not size:
             raise self._link.blame("its SFTP server ended while files moved")
-        self._pace.moved(size)
+        self._throughput.moved(size)
 
     def _broken(self, error: Exception) -> DeviceError:
         if isinstance(error, TimeoutError):
@@ -290,7 +290,7 @@ def _decode(kind: int, body: bytes) -> Answer:
         (code,) = struct.unpack_from(">I", body)
         # Servers older than version 3 say nothing.
         text = clean_text(_first_string(body[4:])) if len(body) >= 8 else ""
-        return Status(code, text or (SFTP_DESC[code] if code < len(SFTP_DESC) else f"error {code}"))
+        return SftpStatus(code, text or (SFTP_DESC[code] if code < len(SFTP_DESC) else f"error {code}"))
     if kind in {CMD_HANDLE, CMD_DATA}:
         return _first_string(body)
     if kind == CMD_ATTRS:
@@ -318,6 +318,6 @@ def _first_string(body: bytes) -> bytes:
     return body[4 : 4 + size]
 
 
-def succeeded(status: Status) -> bool:
+def succeeded(status: SftpStatus) -> bool:
     """Tell whether a request did what it should."""
     return status.code == SFTP_OK
