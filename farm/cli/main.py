@@ -43,7 +43,7 @@ _COMMANDS = {
     "repro": ("running.repro", "Run a past result again from its exact bundle, or write a script that does."),
     "sql": ("looking.sql", "Ask the store a question in SQL, read only."),
     "suites": ("setup.suites", "List suites, or the cases of some."),
-    "socs": ("setup.socs", "List the SoCs that farm knows."),
+    "socs": ("setup.suites", "List the SoCs that farm knows."),
     "doctor": ("setup.doctor", "Say what can be compiled, staged and run here, and how to repair what cannot."),
     "sign": ("setup.sign", "Sign the skels that LPAI and direct mode need, with the Hexagon SDK."),
     "runtime": ("setup.runtime", "Show, build and check what devices need: runner, libraries, skels."),

@@ -107,3 +107,5 @@ interleaved_options = _together(
                  help="This attached device; otherwise that of the newer run, or one like it."),
     click.option("--virtual", is_flag=True, help="A virtual device of its own: as of itself for virtual results."),
 )  # fmt: skip
+
+pairs_options = interleaved_options

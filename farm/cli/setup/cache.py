@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from farm.bundles.cache import BundleCache
 from farm.bundles.leftovers import leftovers
-from farm.cli.options import config_option
-from farm.cli.output import echo, print_json
+from farm.cli.options import config_option, json_option
+from farm.cli.output import echo, show
 from farm.config.settings import load_config
 from farm.errors import UsageError
+from farm.report.model.format import plural, short_age, size
+from farm.report.terminal.layout import columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from farm.bundles.leftovers import Leftover
 
@@ -36,24 +37,20 @@ def command(context: click.Context) -> None:
     removes them then, or at the next compile when it was killed itself.
     """
     if context.invoked_subcommand is None:
-        context.invoke(show)
+        context.invoke(show_bundles)
 
 
 @command.command("show")
-@config_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def show(config_file: Path | None = None, *, as_json: bool = False) -> None:
+@json_option("Print JSON instead of a table.")
+def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> None:
     """List the bundles, most recently used first."""
     cache = BundleCache(load_config(config_file).cache_dir)
     entries, left = cache.entries(), leftovers(cache.root)
-    if as_json:
-        print_json({"bundles": entries, "leftovers": left})
-        return
-    for entry in entries:
-        echo(f"{entry.key[:12]}  {size(entry.nbytes):>8}  {age(entry.used_ms):>6}  {entry.job_id}")
-    echo(f"{len(entries)} bundles, {size(sum(entry.nbytes for entry in entries))} in {cache.root}")
-    if left:
-        echo(f"{_total(left)}: 'farm cache prune' and the next compile remove them")
+    rows = [[entry.key[:12], size(entry.nbytes), short_age(entry.used_ms), entry.job_id] for entry in entries]
+    lines = columns(rows, right=(1, 2)) if rows else []
+    lines.append(f"{len(entries)} bundles, {size(sum(entry.nbytes for entry in entries))} in {cache.root}")
+    lines += [f"{_total(left)}: 'farm cache prune' and the next compile remove them"] if left else []
+    show({"bundles": entries, "leftovers": left}, lines, as_json=as_json)
 
 
 @command.command("prune")
@@ -81,8 +78,7 @@ def prune(config_file: Path | None, older: str | None, keep: str | None, *, ever
 def _total(left: Sequence[Leftover]) -> str:
     """Return how much is left over, for people."""
     files, nbytes = sum(one.files for one in left), sum(one.nbytes for one in left)
-    folders = f"{len(left)} folder{'' if len(left) == 1 else 's'}"
-    return f"{folders} that compiles left, with {files} files, {size(nbytes)}"
+    return f"{plural(len(left), 'folder')} that compiles left, with {files} files, {size(nbytes)}"
 
 
 def _parse(text: str, pattern: re.Pattern[str], units: dict[str, int], option: str, example: str) -> float:
@@ -90,22 +86,3 @@ def _parse(text: str, pattern: re.Pattern[str], units: dict[str, int], option: s
     if match is None:
         raise UsageError(f"{option} {text!r} is not understood, expected something like {example}")
     return float(match[1]) * units[match[2]]
-
-
-def size(nbytes: int) -> str:
-    """Return a size for people, in decimal units."""
-    value = float(nbytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError
-
-
-def age(epoch_ms: int) -> str:
-    """Return how long ago a time was, for people."""
-    seconds = max(0.0, time.time() - epoch_ms / 1000)
-    for unit, factor in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= factor:
-            return f"{seconds / factor:.0f} {unit}"
-    return f"{seconds:.0f} s"

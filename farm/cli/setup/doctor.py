@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import os
 import socket
-import textwrap
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from farm.backends.registry import BACKENDS, find_backend
-from farm.cli.options import config_option
-from farm.cli.output import echo, print_json
+from farm.cli.options import json_option, soc_option
+from farm.cli.output import show
 from farm.config.settings import load_config
 from farm.errors import FarmError
+from farm.report.terminal.layout import WIDTH, columns, wrapped
 from farm.suites.socs import check_backend, find_soc, load_socs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from farm.runtime.doctor import Ability, Answer, Doctor, Gap
+    from farm.runtime.doctor import Ability, Availability, MissingItem
     from farm.runtime.native.tools import Tool
-    from farm.suites.socs import Soc
 
-_WIDTH = 80
 # Longer than a healthy phone takes; one that hangs must not hold up everything else that is to be said.
 _SCAN_SECONDS = 3.0
 # More SoCs than these are not named when they are all that have the backend.
@@ -34,10 +32,9 @@ _NAMES = {"here": "yes"}
 
 
 @click.command("doctor")
-@config_option
-@click.option("--soc", help="Only this SoC.")
+@soc_option("Only this SoC.")
 @click.option("--backend", help="Only this backend.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@json_option()
 def command(config_file: Path | None, soc: str | None, backend: str | None, *, as_json: bool) -> int:
     """Say what can be compiled, staged and run here, and how to repair the rest.
 
@@ -59,12 +56,13 @@ def command(config_file: Path | None, soc: str | None, backend: str | None, *, a
     wanted = [(one, name) for one in socs for name in backends_of(one) if backend in (None, name)]
     abilities = [doctor.examine(one, name) for one, name in wanted]
     tools = list_tools(config)
-    if as_json:
-        _print_json(abilities, tools, note, doctor, wanted)
-    else:
-        _print_abilities(abilities)
-        _print_direct(doctor, wanted)
-        _print_tools(tools, note)
+    direct = [
+        {"soc": one.name, "backend": name, "runs_jobs": False, "gaps": doctor.direct(one, name)}
+        for one, name in wanted
+        if BACKENDS[name].direct_library
+    ]
+    answer = {"abilities": abilities, "direct": direct, "tools": tools, "adb": note}
+    show(answer, [*_abilities(abilities), *_direct(direct), *_tools(tools, note)], as_json=as_json)
     asked = chosen is not None and backend is not None
     return 2 if asked and not runnable(abilities[0]) else 0
 
@@ -92,58 +90,44 @@ def _scan(port: int) -> tuple[dict[str, list[str]], str]:
     from farm.devices.discovery import scan
 
     try:
-        said = scan(port)
+        found = scan(port)
     except FarmError as error:
         return {}, str(error)
     by_soc: dict[str, list[str]] = {}
-    for device in said.devices:
+    for device in found.devices:
         if device.kind == "hardware":
             by_soc.setdefault(device.soc, []).append(device.serial)
-    names = [f"{device.serial} ({device.soc})" for device in said.devices]
-    names += [f"{device.serial} ({device.state})" for device in said.unusable]
+    names = [f"{device.serial} ({device.soc})" for device in found.devices]
+    names += [f"{device.serial} ({device.state})" for device in found.unusable]
     return by_soc, f"attached are {', '.join(names) or 'none'}"
 
 
-def _print_json(
-    abilities: list[Ability], tools: list[Tool], note: str, doctor: Doctor, wanted: Iterable[tuple[Soc, str]]
-) -> None:
-    direct = [
-        {"soc": soc.name, "backend": backend, "runs_jobs": False, "gaps": doctor.direct(soc, backend)}
-        for soc, backend in _with_dsp(wanted)
-    ]
-    print_json({"abilities": abilities, "direct": direct, "tools": tools, "adb": note})
-
-
-def _print_abilities(abilities: list[Ability]) -> None:
-    repairs: dict[str, list[Gap]] = {}
+def _abilities(abilities: list[Ability]) -> Iterator[str]:
+    repairs: dict[str, list[MissingItem]] = {}
     rows: dict[tuple[str, ...], list[str]] = {}
     for one in sorted(abilities, key=lambda one: list(BACKENDS).index(one.backend)):
         cells = [_cell(answer, repairs) for answer in (one.compile, one.stage, one.run)]
         rows.setdefault((one.backend, *cells), []).append(one.soc)
-    head = ("backend", "compile", "stage", "run")
-    wide = [max(len(row[i]) for row in [*rows, head]) for i in range(len(head))]
-    echo(_row(head, wide))
-    for row, socs in rows.items():
-        echo(_row(row, wide))
+    head, *lines = columns([("backend", "compile", "stage", "run"), *rows])
+    yield head
+    for line, (row, socs) in zip(lines, rows.items(), strict=True):
+        yield line
         having = sum(one.backend == row[0] for one in abilities)
         every = len(socs) == having > _MOST_NAMES
-        echo(_fill(f"all {having} SoCs" if every else ", ".join(socs), "  "))
-    if not repairs:
-        return
-    echo()
-    echo(_fill("In brackets: what is missing, there or for other devices, and what to do about it.", ""))
+        yield from wrapped(f"  {f'all {having} SoCs' if every else ', '.join(socs)}", hanging="")
+    if repairs:
+        yield ""
+        yield from wrapped("In brackets: what is missing, there or for other devices, and what to do about it.", 80, "")
     for number, (repair, gaps) in enumerate(repairs.items(), 1):
         where = ", ".join(dict.fromkeys(gap.where for gap in gaps if gap.where))
         what = _shortened([gap.what for gap in gaps])
-        echo(_fill(f"[{number}] {where + ': ' if where else ''}{what}", "", "    "))
-        echo(_repair(repair))
+        yield from wrapped(f"[{number}] {where and f'{where}: '}{what}", hanging="    ")
+        # A command is there to be copied: not wrapped.
+        is_command = repair.startswith(("farm ", "pip ", "apt-get ", "adb "))
+        yield from [f"    {repair}"] if is_command else wrapped(f"    {repair}", hanging="")
 
 
-def _row(cells: Iterable[str], wide: list[int]) -> str:
-    return "  ".join(cell.ljust(wide[i]) for i, cell in enumerate(cells)).rstrip()
-
-
-def _cell(answer: Answer, repairs: dict[str, list[Gap]]) -> str:
+def _cell(answer: Availability, repairs: dict[str, list[MissingItem]]) -> str:
     for gap in answer.gaps:
         known = repairs.setdefault(gap.repair, [])
         if gap not in known:
@@ -160,55 +144,32 @@ def _shortened(names: list[str]) -> str:
     return ", ".join(every[:6]) + (f" and {more} more" if more > 0 else "")
 
 
-def _repair(repair: str) -> str:
-    # A command is there to be copied: not wrapped.
-    return f"    {repair}" if repair.startswith(("farm ", "pip ", "apt-get ", "adb ")) else _fill(repair, "    ")
-
-
-def _with_dsp(wanted: Iterable[tuple[Soc, str]]) -> list[tuple[Soc, str]]:
-    return [(soc, name) for soc, name in wanted if BACKENDS[name].direct_library]
-
-
-def _print_direct(doctor: Doctor, wanted: Iterable[tuple[Soc, str]]) -> None:
-    asked = _with_dsp(wanted)
+def _direct(asked: Sequence[dict[str, object]]) -> list[str]:
     if not asked:
-        return
-    ready = [f"{soc.name} {backend}" for soc, backend in asked if not doctor.direct(soc, backend)]
+        return []
+    ready = [f"{one['soc']} {one['backend']}" for one in asked if not one["gaps"]]
     state = f"complete for {', '.join(ready)}" if ready else "not complete for any of them"
-    echo()
-    echo(
-        _fill(
-            f"direct mode: {state}. farm checks and stages its files ('farm runtime check --direct'), and runs no "
-            "jobs with it, as its runner takes none in a session.",
-            "",
-        )
-    )
+    return ["", *wrapped(
+        f"direct mode: {state}. farm checks and stages its files ('farm runtime check --direct'), and runs no "
+        "jobs with it, as its runner takes none in a session.",
+        hanging="",
+    )]  # fmt: skip
 
 
-def _print_tools(tools: list[Tool], note: str) -> None:
-    echo()
-    echo("tools")
-    wide = max(len(tool.name) for tool in tools) + 4
+def _tools(tools: list[Tool], note: str) -> Iterator[str]:
+    yield from ("", "tools")
+    name_width = max(len(tool.name) for tool in tools) + 4
     for tool in tools:
         text = f"{tool.version}: {tool.problem}" if tool.problem else tool.version or "none"
         if tool.name == "adb":
             text = f"{text}; {note}"
-        line = f"  {tool.name}".ljust(wide) + text
-        if tool.path and len(line) + 2 + len(tool.path) <= _WIDTH:
-            echo(f"{line}  {tool.path}")
+        line = f"  {tool.name}".ljust(name_width) + text
+        if tool.path and len(line) + 2 + len(tool.path) <= WIDTH:
+            yield f"{line}  {tool.path}"
             continue
-        echo(_fill(line, "", " " * wide))
+        first, *more = wrapped(text, WIDTH - name_width, "")
+        yield f"  {tool.name}".ljust(name_width) + first
+        yield from (" " * name_width + one for one in more)
         if tool.path:
             # Not wrapped: it is there to be copied.
-            echo(f"    {tool.path}")
-
-
-def _fill(text: str, indent: str, hanging: str | None = None) -> str:
-    return textwrap.fill(
-        text,
-        _WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent if hanging is None else hanging,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+            yield f"    {tool.path}"

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from farm.cli.options import config_option
-from farm.cli.output import echo, print_json
+from farm.cli.options import json_option
+from farm.cli.output import opened, show
 from farm.config.retention import Kept, RetentionConfig, Rules, age_ms
 from farm.config.settings import load_config
 from farm.errors import StoreError, UsageError
+from farm.report.model.format import size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from farm.config.settings import Config
     from farm.request.pruning import Freed
@@ -32,7 +33,7 @@ _WHY = {
 }
 
 
-class Answer(msgspec.Struct):
+class PruneAnswer(msgspec.Struct):
     """What was deleted, or would be."""
 
     freed: Freed
@@ -67,45 +68,29 @@ def _age(context: click.Context, option: click.Parameter, value: str | None) -> 
 )
 @click.option("--orphans", is_flag=True, help="Also files in the state folder of runs that this store does not have.")
 @click.option("--yes", is_flag=True, help="Delete; otherwise say what would go, and change nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-@config_option
-def command(
-    keep: str | None,
-    keep_nightly: str | None,
-    keep_runs: int | None,
-    keep_results: int | None,
-    config_file: Path | None,
-    *,
-    orphans: bool,
-    yes: bool,
-    as_json: bool,
-) -> None:
+@json_option()
+def command(config_file: Path | None, *, orphans: bool, yes: bool, as_json: bool, **given: str | int | None) -> None:
     """Delete old runs: their rows, files that no other run has, their folders.
 
     A run stays for any one reason: its age, its place among the newest, one of the 30 newest results of a job, that
     it is going on, that an alert names it. What is not given comes from [retention] in farm.toml. Without --yes
     nothing is deleted. Compiled bundles have a command of their own: 'farm cache prune'.
     """
+    given = {name: value for name, value in given.items() if value is not None}
     config = load_config(config_file)
-    given = {"keep": keep, "keep_nightly": keep_nightly, "keep_runs": keep_runs, "keep_results": keep_results}
     rules = _rules(config.retention, given, orphans=orphans)
-    from farm.store.store import open_store
-
-    with open_store(config.store_url, readonly=not yes, existing=True) as store:
-        answer = _delete(config, store, rules, orphans=orphans) if yes else _plan(config, store, rules, orphans=orphans)
-    if as_json:
-        print_json({"prune": answer})
-        return
-    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+    with opened(config_file, readonly=not yes, existing=True) as (_, store):
+        answer = (_delete if yes else _plan)(config, store, rules, orphans=orphans)
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     again = shlex.join(["farm", "prune", *arguments, *(["--orphans"] if orphans else []), "--yes"])
-    echo("\n".join(_lines(answer, "" if yes else again)))
-    if answer.stopped:
+    show({"prune": answer}, _lines(answer, "" if yes else again), as_json=as_json)
+    if answer.stopped and not as_json:
         raise click.exceptions.Exit(130)
 
 
-def _rules(config: RetentionConfig, given: Mapping[str, str | int | None], *, orphans: bool) -> Rules | None:
+def _rules(config: RetentionConfig, given: Mapping[str, str | int], *, orphans: bool) -> Rules | None:
     """Return what runs have to be to stay; None where no run is to go. Raises UsageError."""
-    asked = msgspec.structs.replace(config, **{name: value for name, value in given.items() if value is not None})
+    asked = msgspec.structs.replace(config, **given)
     if asked.keep is None and asked.keep_runs is None:
         if orphans and asked.keep_nightly is None:
             return None
@@ -118,12 +103,12 @@ def _rules(config: RetentionConfig, given: Mapping[str, str | int | None], *, or
     )
 
 
-def _plan(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -> Answer:
+def _plan(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -> PruneAnswer:
     from farm.request.pruning import Freed, Remains
 
     remains, freed = Remains(config, store.pruning), Freed()
     decided = store.pruning.decide(rules) if rules else {}
-    answer = Answer(freed, decided)
+    answer = PruneAnswer(freed, decided)
     holding = store.pruning.holding(answer.old)
     answer.rows, answer.database_bytes = holding.rows, holding.database_bytes
     remains.measure(answer.old, holding.artifacts, freed)
@@ -133,11 +118,11 @@ def _plan(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -
     return answer
 
 
-def _delete(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -> Answer:
+def _delete(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -> PruneAnswer:
     from farm.request.pruning import Freed, Remains
 
     remains, freed = Remains(config, store.pruning), Freed()
-    answer = Answer(freed, store.pruning.decide(rules) if rules else {}, deleted=True)
+    answer = PruneAnswer(freed, store.pruning.decide(rules) if rules else {}, deleted=True)
     try:
         # Oldest first: what is left when somebody stops it is what would go last.
         for run_id in reversed(answer.old):
@@ -156,14 +141,12 @@ def _delete(config: Config, store: Store, rules: Rules | None, *, orphans: bool)
     return answer
 
 
-def _lines(answer: Answer, again: str) -> list[str]:
+def _lines(answer: PruneAnswer, again: str) -> list[str]:
     """Return the answer as text; `again` is the command that deletes, empty where something was deleted."""
-    from farm.cli.setup.cache import size
-
     freed, old = answer.freed, answer.old
-    said = "deleted" if answer.deleted else "would delete"
+    verb = "deleted" if answer.deleted else "would delete"
     span = f", {old[-1]} to {old[0]}" if old else ""
-    lines = [f"{said} {freed.runs} of {len(answer.runs)} runs{span}"]
+    lines = [f"{verb} {freed.runs} of {len(answer.runs)} runs{span}"]
     if not answer.deleted:
         lines.append(f"  rows         {answer.rows:,}, about {size(answer.database_bytes)} of the database")
     lines += [

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
-from farm.cli.options import config_option
-from farm.cli.output import echo, print_json
-from farm.config.settings import Config, load_config
+from farm.cli.options import FOLDER, config_option, json_option, soc_option
+from farm.cli.output import echo, notice, print_json, show
+from farm.config.settings import load_config
 from farm.errors import UnknownNameError
+from farm.report.model.format import size
+from farm.report.terminal.layout import columns, wrapped
 from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from farm.runtime.inventory import FileState
     from farm.runtime.native.targets import Mode
 
-_WIDTH = 80
 _direct_option = click.option("--direct", is_flag=True, help="Direct mode: QNN and ExecuTorch's delegate on the DSP.")
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+_backend_option = click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help=f"{', '.join(BACKENDS)}.")
 
 
 class _Group(click.Group):
@@ -48,11 +49,10 @@ def command() -> None:
 
 
 @command.command("list")
-@config_option
-@click.option("--soc", help="Only runtimes for this SoC.")
+@soc_option("Only runtimes for this SoC.")
 @click.option("--backend", help="Only runtimes for this backend.")
 @_direct_option
-@_json_option
+@json_option()
 def list_runtimes(
     config_file: Path | None, soc: str | None, backend: str | None, *, direct: bool, as_json: bool
 ) -> None:
@@ -63,29 +63,20 @@ def list_runtimes(
     if backend is not None:
         find_backend(backend)
     offers = list_offers(load_config(config_file), chosen, backend, "direct" if direct else "traditional")
-    if as_json:
-        print_json({"runtimes": offers})
-        return
-    echo(f"{'runtime':<24}{'kind':<11}{'backends':<14}state")
-    for offer in offers:
-        echo(f"{offer.name:<24}{offer.kind:<11}{', '.join(offer.backends):<14}{offer.state}")
-    repairs = {offer.name: offer.repairs for offer in offers if offer.repairs}
-    by_repair: dict[str, list[str]] = {}
-    for name, needed in repairs.items():
-        for repair in needed:
-            by_repair.setdefault(repair, []).append(name)
-    _print_repairs(by_repair)
+    table = [("runtime", "kind", "backends", "state")]
+    table += [(offer.name, offer.kind, ", ".join(offer.backends), offer.state) for offer in offers]
+    repairs = _repairs((repair, offer.name) for offer in offers for repair in offer.repairs)
+    show({"runtimes": offers}, [*columns(table), *repairs], as_json=as_json)
 
 
 @command.command("build")
-@config_option
 @click.option(
     "--target",
     default="linux-x86_64",
     show_default=True,
     help="linux-x86_64, linux-aarch64, android-arm64; oe-linux-aarch64, whose QNN libraries are fetched.",
 )
-@_json_option
+@json_option()
 def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
     """Build the runner for a target, once, and print where it is."""
     from farm.runtime.device_files import android_kit
@@ -97,28 +88,22 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
     config = load_config(config_file)
     if target == OE_LINUX:
         # There is no runner of ours to be built; what can be had is fetched.
-        libraries = fetch_linux_files(config.cache_dir, log=_notice(target, "fetching QNN's libraries"))
-        if as_json:
-            print_json({"target": target, "libraries": str(libraries)})
-        else:
-            echo(libraries)
+        libraries = fetch_linux_files(config.cache_dir, log=_told_once(target, "fetching QNN's libraries"))
+        show({"target": target, "libraries": str(libraries)}, [str(libraries)], as_json=as_json)
         return
-    native = build_native(config.cache_dir, target, android=android_kit(config), log=_notice(target))
+    native = build_native(config.cache_dir, target, android=android_kit(config), log=_told_once(target))
     if target == HOST:
         host_sdk(config.cache_dir, sdk_root=config.sdk_root)
-    if as_json:
-        print_json({"target": target, "runner": str(native.runner), "log": str(native.folder / "build.log")})
-        return
-    echo(native.runner)
+    answer = {"target": target, "runner": str(native.runner), "log": str(native.folder / "build.log")}
+    show(answer, [str(native.runner)], as_json=as_json)
 
 
 @command.command("check")
-@config_option
 @click.option("--soc", required=True, help="The device's SoC.")
-@click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help=f"{', '.join(BACKENDS)}.")
+@_backend_option
 @click.option("--target", help="See farm runtime --help; otherwise the first that has the backend.")
 @_direct_option
-@_json_option
+@json_option()
 def check(config_file: Path | None, soc: str, backend: str, target: str | None, *, direct: bool, as_json: bool) -> int:
     """Check every file of a runtime: where it is from, what is wrong.
 
@@ -135,28 +120,24 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
     bad = [state for state in states if state.state != "ok"]
     if as_json:
         print_json({"soc": chosen.name, "backend": backend, "target": place.name, "ok": not bad, "files": states})
-    else:
-        _print_states(states)
-        if place.kind == "linux" and not bad:
-            from farm.runtime.native.versions import required_versions
+        return 2 if bad else 0
+    lines = list(_state_lines(states))
+    if place.kind == "linux" and not bad:
+        from farm.runtime.native.versions import required_versions
 
-            needed = required_versions(Path(state.source) for state in states)
-            echo()
-            echo(f"the device needs {' and '.join(f'{name} {version}' for name, version in needed.items())}")
-        by_repair: dict[str, list[str]] = {}
-        for state in bad:
-            by_repair.setdefault(state.repair, []).append(state.name)
-        _print_repairs(by_repair)
+        needed = required_versions(Path(state.source) for state in states)
+        lines += ["", f"the device needs {' and '.join(f'{name} {version}' for name, version in needed.items())}"]
+    echo("\n".join([*lines, *_repairs((state.repair, state.name) for state in bad)]))
     return 2 if bad else 0
 
 
 @command.command("stage")
 @config_option
 @click.option("--soc", required=True, help="The device's SoC.")
-@click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help=f"{', '.join(BACKENDS)}.")
+@_backend_option
 @click.option("--target", default="android-arm64", show_default=True, help="android-arm64 or oe-linux-aarch64.")
 @_direct_option
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", type=FOLDER)
 def stage(config_file: Path | None, soc: str, backend: str, target: str, folder: Path, *, direct: bool) -> None:
     """Copy a device's runtime into FOLDER, every file checked.
 
@@ -182,9 +163,8 @@ def stage(config_file: Path | None, soc: str, backend: str, target: str, folder:
 
 
 @command.command("env")
-@config_option
-@click.option("--soc", help="Checked for an HTP; the simulator is the same for every SoC.")
-@_json_option
+@soc_option("Checked for an HTP; the simulator is the same for every SoC.")
+@json_option()
 def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
     """Print the environment for tools outside farm.
 
@@ -199,8 +179,8 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
 
     if soc:
         check_backend(find_soc(soc), DEFAULT_BACKEND)
-    config: Config = load_config(config_file)
-    variables = outside_environment(config.cache_dir, sdk_root=config.sdk_root, log=_notice("linux-x86_64"))
+    config = load_config(config_file)
+    variables = outside_environment(config.cache_dir, sdk_root=config.sdk_root, log=_told_once("linux-x86_64"))
     if as_json:
         print_json({"env": variables})
         return
@@ -210,50 +190,48 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
         echo(f"export {name}={quoted}")
 
 
-def _notice(target: str, what: str = "building the native runner") -> Callable[[str], None]:
-    told: list[str] = []
+def _told_once(target: str, what: str = "building the native runner") -> Callable[[str], None]:
+    """Return what takes the lines of a build, which are in its log: it says once that there is one."""
+    lines: list[str] = []
 
-    def tell(line: str) -> None:
-        # What cmake and ninja print is in the build's log; here it is enough to know why it takes a while.
-        if not told:
-            echo(f"farm: {what} for {target}, once (half a minute)", err=True)
-        told.append(line)
+    def log(line: str) -> None:
+        if not lines:
+            notice(f"{what} for {target}, once (half a minute)")
+        lines.append(line)
 
-    return tell
+    return log
 
 
-def _print_states(states: Iterable[FileState]) -> None:
-    from farm.cli.setup.cache import size
-
+def _state_lines(states: Iterable[FileState]) -> Iterator[str]:
+    ordered = sorted(states, key=lambda one: (not one.source, str(Path(one.source).parent), one.name))
+    rows = [("file", "size", "made for", "sha256", "state")]
+    for state in ordered:
+        nbytes = size(state.nbytes) if state.nbytes else "-"
+        rows.append((state.name, nbytes, state.made_for or "-", state.sha256[:8] or "-", state.state))
+    head, *lines = columns(rows, right=[1], indent="  ")
+    yield head
     folder = None
-    echo(f"  {'file':<36}{'size':>8}  {'made for':<12}{'sha256':<9}state")
-    for state in sorted(states, key=lambda one: (not one.source, str(Path(one.source).parent), one.name)):
+    for line, state in zip(lines, ordered, strict=True):
         where = str(Path(state.source).parent) if state.source else "(nowhere)"
         if where != folder:
             folder = where
-            echo(folder)
-        nbytes = size(state.nbytes) if state.nbytes else "-"
-        made = state.made_for or "-"
-        echo(f"  {state.name:<36}{nbytes:>8}  {made:<12}{state.sha256[:8] or '-':<9}{state.state}")
+            yield folder
+        yield line
 
 
-def _print_repairs(by_repair: dict[str, list[str]]) -> None:
+def _repairs(needed: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield what to do, and of what; `needed` are repairs and names of what needs each."""
+    by_repair: dict[str, list[str]] = {}
+    for repair, name in needed:
+        by_repair.setdefault(repair, []).append(name)
     for repair, names in by_repair.items():
-        echo()
-        echo(_fill(f"{', '.join(names)}:", ""))
+        yield ""
+        yield from wrapped(f"{', '.join(names)}:", hanging="")
         prose, _, action = repair.rpartition(": ")
         if repair.startswith(("set ", "put ")):
             prose, action = repair, ""
         if prose:
-            echo(_fill(f"{prose}:" if action else prose, "  "))
+            yield from wrapped(f"  {prose}:" if action else f"  {prose}", hanging="")
         if action:
             # Not wrapped: it is there to be copied.
-            echo(f"  {action}")
-
-
-def _fill(text: str, indent: str) -> str:
-    import textwrap
-
-    return textwrap.fill(
-        text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+            yield f"  {action}"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from farm.cli.options import config_option
-from farm.cli.output import echo, print_json
+from farm.cli.options import FILE, json_option
+from farm.cli.output import echo, notice, print_json
 from farm.config.settings import Config, load_config
 from farm.errors import UsageError
 
@@ -40,7 +40,6 @@ def _folder(_context: click.Context, parameter: click.Parameter, value: Path | N
 
 
 @click.command("sign")
-@config_option
 @click.option("--lpai", required=True, callback=_version, help="Version of the LPAI: v6.")
 @click.option("--direct", is_flag=True, help="Sign what direct mode needs too; wants --htp.")
 @click.option("--htp", callback=_version, help="Hexagon architecture of direct mode's files: v81.")
@@ -50,9 +49,9 @@ def _folder(_context: click.Context, parameter: click.Parameter, value: Path | N
 )
 @click.option("--force", is_flag=True, help="Sign again what is signed already, by whomever.")
 @click.option("--adopt", is_flag=True, help="Sign nothing: vouch for signed files that are there.")
-@click.option("--python", type=click.Path(path_type=Path, dir_okay=False), help="Interpreter for elfsigner (< 3.12).")
+@click.option("--python", type=FILE, help="Interpreter for elfsigner (< 3.12).")
 @click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds for one file.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@json_option()
 def command(
     config_file: Path | None,
     lpai: int,
@@ -87,10 +86,16 @@ def command(
         if adopt and given:
             raise UsageError(f"--adopt signs nothing: leave {name} out")
     config = _with_roots(load_config(config_file), sdk_root, hexagon_sdk)
+    from farm.runtime.signing.sign import adopt as vouch_for
     from farm.runtime.signing.sign import plan_signing
 
     plan = plan_signing(config, lpai, htp, adopting=adopt)
-    done = _adopt(plan) if adopt else _sign(config, plan, python, timeout, force=force)
+    if adopt:
+        for one in plan:
+            vouch_for(one.unsigned, one.signed)
+        done = [(one.signed, "adopted") for one in plan]
+    else:
+        done = _sign(config, plan, python, timeout, force=force)
     if as_json:
         print_json({"files": [{"file": str(path), "state": state} for path, state in done]})
         return
@@ -100,16 +105,6 @@ def command(
             folder = path.parent
             echo(folder)
         echo(f"  {path.name:<36}{state}")
-
-
-def _adopt(plan: tuple[Signing, ...]) -> list[tuple[Path, str]]:
-    from farm.runtime.signing.sign import adopt
-
-    done = []
-    for one in plan:
-        adopt(one.unsigned, one.signed)
-        done.append((one.signed, "adopted"))
-    return done
 
 
 def _sign(
@@ -128,13 +123,16 @@ def _sign(
     if todo:
         tool, interpreter = find_elfsigner(config.hexagon_sdk_root), find_python(python)
         for one in todo:
-            echo(f"farm: signing {one.unsigned}", err=True)
-            sign(config, one, tool=tool, python=interpreter, show=_show, timeout_s=timeout)
+            notice(f"signing {one.unsigned}")
+            sign(
+                config,
+                one,
+                tool=tool,
+                python=interpreter,
+                show=lambda line: echo(f"  elfsigner: {line}", err=True),
+                timeout_s=timeout,
+            )
     return [(one.signed, "signed" if one in todo else "is signed already") for one in plan]
-
-
-def _show(line: str) -> None:
-    echo(f"  elfsigner: {line}", err=True)
 
 
 def _with_roots(config: Config, sdk_root: Path | None, hexagon_sdk: Path | None) -> Config:

@@ -1,48 +1,47 @@
-"""`farm suites`."""
+"""`farm suites` and `farm socs`."""
 
 from __future__ import annotations
 
-import shutil
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option
-from farm.cli.output import echo, print_json
-from farm.config.settings import load_config
-from farm.suites.manifests import find_suites, load_suite, resolve_suite
+from farm.cli.options import json_option
+from farm.cli.output import echo, print_json, show, width
+from farm.report.terminal.layout import columns
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from farm.suites.suite import Case
 
 
 @click.command("suites")
 @click.argument("names", nargs=-1)
-@config_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def command(names: tuple[str, ...], config_file: Path | None, *, as_json: bool) -> None:
+@json_option("Print JSON instead of a table.")
+def suites_command(names: tuple[str, ...], config_file: Path | None, *, as_json: bool) -> None:
     """List the suites; with NAMES (or paths), the cases of those.
 
     Jobs and precisions are those that a suite declares. Every case also runs
     on the CPU of any SoC: farm run --backend xnnpack.
     """
+    from farm.config.settings import load_config
+    from farm.suites.manifests import find_suites, load_suite, resolve_suite
+
     known = find_suites(load_config(config_file).suite_folders)
     suites = [resolve_suite(name, known) for name in names] or [load_suite(path) for path in known.values()]
     if as_json:
         print_json({"suites": suites})
         return
-    width = min(shutil.get_terminal_size().columns, 100)
     for suite in suites:
         jobs = sum(len(case.precisions) for case in suite.cases)
         echo(f"{suite.name}: {len(suite.cases)} cases, {jobs} jobs a SoC")
-        echo(textwrap.fill(suite.description, width, initial_indent="  ", subsequent_indent="  "))
+        echo(textwrap.fill(suite.description, min(width(), 100), initial_indent="  ", subsequent_indent="  "))
         if names:
             echo(f"  {suite.path}")
-            column = max(len(case.name) for case in suite.cases)
-            for case in suite.cases:
-                echo(f"    {case.name:<{column}}  {', '.join(case.precisions)}{_known_issues(case)}")
+            rows = [[case.name, f"{', '.join(case.precisions)}{_known_issues(case)}"] for case in suite.cases]
+            echo("\n".join(columns(rows, indent="    ")))
 
 
 def _known_issues(case: Case) -> str:
@@ -59,3 +58,18 @@ def _known_issues(case: Case) -> str:
             socs = f" on {len(issue.socs)} SoCs" if issue.socs else ""
             places.append(f"{', '.join(dict.fromkeys(precisions))}{socs}")
     return f"  (known issue: {'; '.join(places)})" if places else ""
+
+
+@click.command("socs")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def socs_command(*, as_json: bool) -> None:
+    """List the SoCs that farm knows, and what each has."""
+    from farm.suites.socs import load_socs
+
+    socs = list(load_socs().values())
+    rows = [["SoC", "id", "HTP", "VTCM", "LPAI", "backends", "product"]]
+    for soc in socs:
+        lpai = f"v{soc.lpai_version}" if soc.lpai_version else "-"
+        cells = [f"V{soc.htp_arch}", f"{soc.vtcm_mb} MiB", lpai, ", ".join(soc.backends), soc.product]
+        rows.append([soc.name, str(soc.soc_id), *cells])
+    show({"socs": socs}, columns(rows, right=(1, 3)), as_json=as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -122,6 +123,25 @@ def age(seconds: float) -> str:
     """Return a time that has passed: `3 min 05 s`, and of two days and more `12 days`."""
     seconds = max(0.0, seconds)
     return f"{round(seconds / DAY_S)} days" if seconds >= 2 * DAY_S else duration(seconds)
+
+
+def short_age(epoch_ms: int) -> str:
+    """Return how long ago a time was, in its greatest unit: `3 d`, `5 h`, `20 min`, `12 s`."""
+    seconds = max(0.0, time.time() - epoch_ms / 1000)
+    for unit, factor in (("d", DAY_S), ("h", 3600), ("min", 60)):
+        if seconds >= factor:
+            return f"{seconds // factor:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def size(nbytes: int) -> str:
+    """Return a size in decimal units: `512 B`, `1.5 kB`, `20.0 GB`."""
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    value, units = float(nbytes), ["GB", "MB", "kB"]
+    while value >= 1000 and units:
+        value, unit = value / 1000, units.pop()
+    return f"{value:.1f} {unit}"
 
 
 def days(seconds: float) -> str:
