@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING
 
 from farm.bundles.bundle import load_bundle
@@ -150,12 +151,14 @@ class DeviceWorker:
         self.run.prepare(session, self._compiled)
 
     def _compiled(self) -> list[Bundle]:
-        """Return what can be brought to the device already."""
+        """Return what can be brought to the device already: as many of the first jobs as are its share of the run."""
+        of_soc = [one for one in (*self._plan.canaries, *self._plan.jobs) if one.job.target.soc == self.device.soc]
+        devices = sum(device.soc == self.device.soc for device in self._plan.devices)
+        keys = dict.fromkeys(one.key for one in of_soc[: math.ceil(len(of_soc) / devices)] if one.cached)
         bundles = []
-        for planned in (*self._plan.canaries, *self._plan.jobs):
-            if planned.cached and planned.job.target.soc == self.device.soc:
-                with contextlib.suppress(FarmError):
-                    bundles.append(load_bundle(self._cache.folder(planned.key)))
+        for key in keys:
+            with contextlib.suppress(FarmError):
+                bundles.append(load_bundle(self._cache.folder(key)))
         return bundles
 
     def _is_built(self, planned: PlannedJob) -> bool:
