@@ -1,6 +1,7 @@
 """How long `farm debug` takes for a model of fifty layers, from a warm cache.
 
     python bench/debug.py
+    python bench/debug.py --quick   eight layers
 
 Two calls of the command as a user makes them: the first builds and fetches what is missing, the second is timed. Their
 state folder is their own; the cache is the user's, or $FARM_CACHE_DIR. The last line is JSON: layers that were
@@ -9,6 +10,7 @@ compared, and seconds.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -27,7 +29,8 @@ precisions = ["8a8w"]
 module = ".model:Residual"
 inputs = [{ shape = [1, 3, 32, 32] }]
 """
-# A convolution, a ReLU and an addition in each of sixteen blocks, after a convolution and a ReLU.
+# A convolution, a ReLU and an addition in each block, after a convolution and a ReLU.
+_BLOCKS, _QUICK_BLOCKS = 16, 2
 _MODEL = """
 import torch
 
@@ -36,7 +39,7 @@ class Residual(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.first = torch.nn.Conv2d(3, 16, 3, padding=1)
-        self.convolutions = torch.nn.ModuleList(torch.nn.Conv2d(16, 16, 3, padding=1) for _ in range(16))
+        self.convolutions = torch.nn.ModuleList(torch.nn.Conv2d(16, 16, 3, padding=1) for _ in range(BLOCKS))
 
     def forward(self, x):
         x = torch.relu(self.first(x))
@@ -47,11 +50,14 @@ class Residual(torch.nn.Module):
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="eight layers")
+    blocks = _QUICK_BLOCKS if parser.parse_args().quick else _BLOCKS
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
         suite = Path(folder, "deep")
         suite.mkdir()
         (suite / "suite.toml").write_text(_SUITE)
-        (suite / "model.py").write_text(_MODEL)
+        (suite / "model.py").write_text(_MODEL.replace("BLOCKS", str(blocks)))
         for which in ("warming", "timed"):
             started = time.perf_counter()
             layers = _debug(suite, Path(folder, "state"))

@@ -1,6 +1,6 @@
 """Is a compiler that makes a program 8 % slower found the same night, on the simulator?
 
-    python bench/planted.py [--times 5] [--layers 1] [--nights 9] [--iterations 3]
+    python bench/planted.py [--times 5] [--layers 1] [--nights 9] [--iterations 3] [--quick]
 
 Each time: a new store, `--nights` runs of a program of twelve equal layers, then one by a release of torchao that makes
 thirteen of them (`tests/planted.py`), and `farm confirm`. Found is what `farm confirm` tells as confirmed, with that
@@ -50,7 +50,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1, help="More than the twelve that there are.")
     parser.add_argument("--nights", type=int, default=9)
     parser.add_argument("--iterations", type=int, default=3, help="Of each run, as farm run takes them.")
+    parser.add_argument("--quick", action="store_true", help="Once.")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.times = 1
     cache = Path(os.environ.get("FARM_CACHE_DIR") or Path.home() / ".cache" / "farm")
     told = [once(cache, arguments.nights, arguments.layers, arguments.iterations) for _ in range(arguments.times)]
     candidates, found = (sum(column) for column in zip(*told, strict=True))

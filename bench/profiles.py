@@ -1,6 +1,7 @@
 """How long a profile takes: an ETDump of 5 MB to events, and those to a row for every node.
 
     python bench/profiles.py            a real dump of 5 MB from the simulator, about a minute
+    python bench/profiles.py --quick    one of a tenth of that
     python bench/profiles.py FILE       another ETDump
 
 The last line is one JSON object: the size in MB (10^6 bytes), and the best of five times in one process, in s:
@@ -25,7 +26,7 @@ from farm.results.profile.event_names import INFERENCE
 
 ROUNDS = 5
 # A convolution's profile takes 1.1 kB for every inference.
-ITERATIONS = "3900"
+ITERATIONS, QUICK_ITERATIONS = 3900, 390
 
 
 def best(call: Callable[[], object]) -> float:
@@ -37,13 +38,13 @@ def best(call: Callable[[], object]) -> float:
     return min(seconds)
 
 
-def recorded(folder: Path) -> Path:
-    """Run one job until its dump is large enough, and return the dump that farm keeps."""
+def recorded(folder: Path, iterations: int) -> Path:
+    """Run one job so many times, and return the dump that farm keeps."""
     farm = [sys.executable, "-m", "farm.cli.main"]
     env = {**os.environ, "FARM_STATE_DIR": str(folder / "state")}
     job = ["run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d", "--virtual", "1"]
     for argv in (
-        [*farm, *job, "--profile", "detailed", "--iterations", ITERATIONS, "--timeout", "300"],
+        [*farm, *job, "--profile", "detailed", "--iterations", str(iterations), "--timeout", "300"],
         [*farm, "profile", "smoke/conv2d", "--artifacts", str(folder / "files")],
     ):
         subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL)
@@ -53,9 +54,11 @@ def recorded(folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE")
-    given = parser.parse_args().file
+    parser.add_argument("--quick", action="store_true", help="a tenth of the inferences")
+    given = parser.parse_args()
+    iterations = QUICK_ITERATIONS if given.quick else ITERATIONS
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
-        data = (given or recorded(Path(folder))).read_bytes()
+        data = (given.file or recorded(Path(folder), iterations)).read_bytes()
     inferences = [block for block in read_etdump(data) if block.name == INFERENCE]
     events = sum(len(block.events) for block in inferences)
     parse_s = best(lambda: read_etdump(data))

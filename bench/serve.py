@@ -2,6 +2,7 @@
 
     python bench/serve.py                 20 readers of a run of 840 jobs, three pages each: a minute
     python bench/serve.py --live          the same while a run records an attempt ten times a second
+    python bench/serve.py --quick         4 readers of a run of 60 jobs
 
 Makes a store as bench/report.py does, starts `farm serve` on loopback, and lets that many readers ask for the same
 report at the same time, each for the next page when it has read the one before.
@@ -114,7 +115,10 @@ def main() -> None:
     parser.add_argument("--readers", type=int, default=20)
     parser.add_argument("--pages", type=int, default=3, help="of each reader")
     parser.add_argument("--live", action="store_true", help="while a run records")
+    parser.add_argument("--quick", action="store_true", help="60 jobs, 5 runs, 4 readers")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.jobs, arguments.runs, arguments.readers = 60, 5, 4
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
         state = Path(folder)
         path = f"/runs/{fill(state, arguments.jobs, arguments.runs)}"
