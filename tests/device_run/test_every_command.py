@@ -14,7 +14,7 @@ import pytest
 from attached import Attached, attach
 from farm_home import FarmHome
 
-from farm.compile.debug.protocol import BUNDLE, CompareRequest, CompileRequest, Reply
+from farm.compile.debug.protocol import BUNDLE, CompareRequest, CompileRequest, DebugReply
 from farm.config.settings import load_config
 from farm.errors import LeaseLostError
 from farm.replay.debug import DebugOutcome, DebugRequest, debug
@@ -41,36 +41,40 @@ def bench(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield attached
 
 
+@pytest.fixture(scope="module")
+def hot(bench: Attached) -> Attached:
+    """The device stays hot, so that whoever measures on it waits a second and then says so."""
+    (bench.home.cwd / "farm.toml").write_text("[health]\ngate_wait_s = 1.0\n")
+    inject(bench.root(0), Fault("overheated", times=0))
+    return bench
+
+
+@pytest.fixture(scope="module")
+def ran(hot: Attached, models: Path) -> dict[str, Any]:
+    """A run of a job on the hot device."""
+    return hot.json("exec", str(models / "conv.pte"), "--iterations", "2")
+
+
 class TestAHotDevice:
-    @pytest.fixture(scope="class")
-    def hot(self, bench: Attached) -> Attached:
-        """A device that stays hot, so that whoever measures on it waits a second and then says so."""
-        (bench.home.cwd / "farm.toml").write_text("[health]\ngate_wait_s = 1.0\n")
-        inject(bench.root(0), Fault("overheated", times=0))
-        return bench
-
-    @pytest.fixture(scope="class")
-    def run(self, hot: Attached, models: Path) -> dict[str, Any]:
-        return hot.json("exec", str(models / "conv.pte"), "--iterations", "2")
-
     @staticmethod
     def notes(view: dict[str, Any]) -> str:
         return " ".join(view["attempt"]["notes"])
 
-    def test_farm_exec_waits_and_then_says_so(self, run: dict[str, Any]) -> None:
-        assert HOT in self.notes(run)
+    def test_farm_exec_waits_and_then_says_so(self, ran: dict[str, Any]) -> None:
+        assert HOT in self.notes(ran)
 
-    def test_farm_repro_waits_and_then_says_so(self, hot: Attached, run: dict[str, Any]) -> None:
-        again = hot.json("repro", JOB, "--run", run["run"], "--device", "same")
+    def test_farm_repro_waits_and_then_says_so(self, hot: Attached, ran: dict[str, Any]) -> None:
+        again = hot.json("repro", JOB, "--run", ran["run"], "--device", "same")
         assert HOT in self.notes(again["now"])
 
     @pytest.mark.parametrize("command", ["confirm", "bisect"])
     def test_what_measures_in_turns_waits_and_then_says_so(
-        self, hot: Attached, models: Path, run: dict[str, Any], command: str
+        self, hot: Attached, models: Path, ran: dict[str, Any], command: str
     ) -> None:
         later = hot.json("exec", str(models / "conv.pte"), "--iterations", "2")
         done = hot.farm(
-            command, JOB, "--good", run["run"], "--bad", later["run"], "--metric", "latency", "--pairs", "5"
+            command, JOB, "--good", ran["run"], "--bad", later["run"], "--metric", "latency", "--pairs", "5",
+            "--device", hot.devices[0].serial,
         )  # fmt: skip
         assert done.returncode in (0, 3), done.stderr
         assert HOT in done.stderr
@@ -90,9 +94,9 @@ class CompilerStub:
         elif isinstance(request, CompareRequest):
             type(self).compared()
 
-    def receive(self, timeout_s: float) -> Reply:
+    def receive(self, timeout_s: float) -> DebugReply:
         del timeout_s
-        return Reply(ok=True)
+        return DebugReply(ok=True)
 
 
 class TestDebug:
