@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -47,7 +48,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     battery_percent: int | None = None
     temperature_c: float | None = None
     free_bytes: int | None = None
-    state: str
+    state: str = ""
     """`ready`, adb's word for what is not, or `absent`."""
     reason: str = ""
     """Why it cannot be used, and what to do."""
@@ -62,8 +63,8 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     last_seen_ms: int = 0
 
 
-def survey(config: Config, store: Store, supervisor: Supervisor) -> list[DeviceRow]:
-    """Ask every attached device how it is, and tell of those that are known and absent as well; sorted by serial."""
+def take_inventory(config: Config, store: Store, supervisor: Supervisor) -> list[DeviceRow]:
+    """Ask every attached device how it is, and return it and those that are known and absent; sorted by serial."""
     from farm.devices.discovery import scan_all
     from farm.store.leases.registry import Seen
 
@@ -91,15 +92,15 @@ def rows(
         # By the two ids that a device of that serial can have: see Device.id.
         ids = (f"{unusable.serial}@{unusable.host}", unusable.serial)
         before = next((known[id_] for id_ in ids if id_ in known and id_ not in here), None)
-        row = DeviceRow(id=unusable.serial, serial=unusable.serial, state="")
+        row = DeviceRow(id=unusable.serial, serial=unusable.serial)
         if before is not None:
-            row = _known(before, leases.get(before.id))
+            row = _row(before, leases.get(before.id))
         found.append(replace(row, host=unusable.host, state=unusable.state, reason=unusable.reason))
         here.add(row.id)
     for one in known.values():
         if one.last_seen_ms and one.id not in here:
             reason = "" if one.in_service else one.service_note or "out of service"
-            found.append(replace(_known(one, leases.get(one.id)), state=ABSENT, reason=reason))
+            found.append(_row(one, leases.get(one.id), state=ABSENT, reason=reason))
     return sorted(map(_clean, found), key=lambda row: (row.state == ABSENT, row.serial))
 
 
@@ -115,17 +116,8 @@ def remembered(known: Registered, lease: Lease | None) -> DeviceRow:
         state = "quarantined"
     if lease is not None:
         state = "leased" if lease.token else "reserved"
-    status = known.status
-    row = replace(
-        _known(known, lease),
-        state=state,
-        reason="" if known.in_service else known.service_note or "out of service",
-        root=status.root if status else None,
-        battery_percent=status.battery_percent if status else None,
-        temperature_c=status.temperature_c if status else None,
-        free_bytes=status.free_bytes if status else None,
-    )
-    return _clean(row)
+    reason = "" if known.in_service else known.service_note or "out of service"
+    return _clean(_row(known, lease, state=state, reason=reason, **_status(known.status)))
 
 
 def resolve_device(store: Store, name: str) -> Registered:
@@ -142,13 +134,11 @@ def _ask(device: Device) -> DeviceStatus | str:
     from farm.devices.connect import open_transport
     from farm.devices.status import read_status
 
-    transport = open_transport(device)
-    try:
-        return read_status(transport, os=device.os)
-    except DeviceError as error:
-        return str(error).removeprefix(f"{device.serial}: ")
-    finally:
-        transport.close()
+    with contextlib.closing(open_transport(device)) as transport:
+        try:
+            return read_status(transport, os=device.os)
+        except DeviceError as error:
+            return str(error).removeprefix(f"{device.serial}: ")
 
 
 def _attached(device: Device, answer: DeviceStatus | str, known: Registered | None, lease: Lease | None) -> DeviceRow:
@@ -163,71 +153,44 @@ def _attached(device: Device, answer: DeviceStatus | str, known: Registered | No
         state, reason = "out", known.service_note or "out of service"
     elif known is not None and known.health == "quarantined":
         state, reason = "quarantined", known.health_reason
-    holder, purpose, until_ms = _held(lease)
-    return DeviceRow(
-        id=device.id,
-        serial=device.serial,
-        name=device.name or (known.name if known is not None else ""),
-        host=device.host,
-        soc=device.soc,
-        kind=device.kind,
-        os=device.os,
-        product=device.product,
-        build=device.build,
-        labels=tuple(dict.fromkeys((*device.labels, *(known.labels if known is not None else ())))),
+    row = _row(known, lease) if known is not None else DeviceRow(id=device.id, serial=device.serial, **_held(lease))
+    return replace(
+        row,
+        **{name: getattr(device, name) for name in ("serial", "host", "soc", "kind", "os", "product", "build")},
+        name=device.name or row.name,
+        labels=tuple(dict.fromkeys((*device.labels, *row.labels))),
         backends=_backends(socs[device.soc], device.kind) if device.soc in socs else (),
-        root=status.root if status else None,
-        battery_percent=status.battery_percent if status else None,
-        temperature_c=status.temperature_c if status else None,
-        free_bytes=status.free_bytes if status else None,
         state=state,
         reason=reason,
-        in_service=known.in_service if known is not None else True,
-        holder=holder,
-        purpose=purpose,
-        until_ms=until_ms,
-        health=known.health if known is not None else "healthy",
-        health_reason=known.health_reason if known is not None else "",
-        last_seen_ms=known.last_seen_ms if known is not None else 0,
+        **_status(status),
     )
 
 
-def _known(known: Registered, lease: Lease | None) -> DeviceRow:
-    """Return what is known of a device that cannot be asked; its state is for the caller to say."""
-    holder, purpose, until_ms = _held(lease)
-    return DeviceRow(
-        id=known.id,
-        serial=known.serial,
-        name=known.name,
-        host=known.host,
-        soc=known.soc,
-        kind=known.kind,
-        os=known.os,
-        product=known.product,
-        labels=known.labels,
-        state="",
-        in_service=known.in_service,
-        holder=holder,
-        purpose=purpose,
-        until_ms=until_ms,
-        health=known.health,
-        health_reason=known.health_reason,
-        last_seen_ms=known.last_seen_ms,
-    )
+def _row(known: Registered, lease: Lease | None, **more: Any) -> DeviceRow:
+    """Return what is known of a device, with what its lease says and `more`."""
+    same = ("id", "serial", "name", "host", "soc", "kind", "os", "product", "labels", "in_service")
+    names = (*same, "health", "health_reason", "last_seen_ms")
+    return DeviceRow(**{name: getattr(known, name) for name in names}, **_held(lease), **more)
 
 
-def _held(lease: Lease | None) -> tuple[str, str, int]:
+def _status(status: DeviceStatus | None) -> dict[str, Any]:
+    names = ("root", "battery_percent", "temperature_c", "free_bytes")
+    return {name: getattr(status, name) for name in names} if status is not None else {}
+
+
+def _held(lease: Lease | None) -> dict[str, Any]:
     if lease is None:
-        return "", "", 0
+        return {}
     if lease.reserved_for:
-        return lease.reserved_for, lease.purpose or "reserved", lease.reserved_until_ms
-    return lease.user, lease.purpose, 0
+        until_ms = lease.reserved_until_ms
+        return {"holder": lease.reserved_for, "purpose": lease.purpose or "reserved", "until_ms": until_ms}
+    return {"holder": lease.user, "purpose": lease.purpose}
 
 
 def _clean(row: DeviceRow) -> DeviceRow:
     """Return it without what a terminal would obey, whoever wrote it: what others hold and say is among it."""
     fields = msgspec.structs.asdict(row)
-    return replace(row, **{name: clean_text(said, 1000) for name, said in fields.items() if isinstance(said, str)})
+    return replace(row, **{name: clean_text(text, 1000) for name, text in fields.items() if isinstance(text, str)})
 
 
 def find_rows(found: Sequence[DeviceRow], names: Sequence[str]) -> list[DeviceRow]:

@@ -41,7 +41,7 @@ def command(*, names: tuple[str, ...], watch: bool, as_json: bool, config_file: 
     are shown as absent.
     """
     from farm.config.settings import load_config
-    from farm.pool.inventory import find_rows, survey
+    from farm.pool.inventory import find_rows, take_inventory
     from farm.store.store import open_store
     from farm.system.processes import Supervisor
 
@@ -49,7 +49,7 @@ def command(*, names: tuple[str, ...], watch: bool, as_json: bool, config_file: 
     with Supervisor() as supervisor, open_store(config.store_url) as store:
 
         def look() -> list[DeviceRow]:
-            return find_rows(survey(config, store, supervisor), names)
+            return find_rows(take_inventory(config, store, supervisor), names)
 
         if watch:
             _watch(look, names, as_json=as_json)
