@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pytest
+from native_runner.sanitizers import HERE, put_sanitized_runner, runner_environment
 
 from farm.runtime.packages import package_folder
 from farm.runtime.runtime import simulator_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,7 @@ class Workspace:
         done = subprocess.run(
             [str(self.runtime / "farm_runner"), *flags],
             cwd=self.folder,
-            # Nothing of this machine's environment reaches a device.
-            env={"LD_LIBRARY_PATH": str(self.runtime), **(env or {})},
+            env=runner_environment(self.runtime, env or {}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -93,7 +91,7 @@ class Session:
         self.process = subprocess.Popen(
             [str(workspace.runtime / "farm_runner"), "--serve", *flags],
             cwd=workspace.folder,
-            env={"LD_LIBRARY_PATH": str(workspace.runtime), **env},
+            env=runner_environment(workspace.runtime, env),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -159,6 +157,7 @@ def runtime_folder(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -
     for name, path in runtime.files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(path, folder / name)
+    put_sanitized_runner(farm_cache, folder)
     return folder
 
 

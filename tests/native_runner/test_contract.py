@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from native_runner.sanitizers import runner_environment
 
 
 def _expect(ran: Any, code: int, stage: str, message: str) -> None:
@@ -210,7 +211,7 @@ def test_called_by_the_name_of_the_original_it_always_writes_an_etdump(conv: Any
     shutil.copytree(conv.runtime, folder, copy_function=os.link)
     (folder / "qnn_executor_runner").symlink_to("farm_runner")
     argv = [str(folder / "qnn_executor_runner")]
-    env = {"LD_LIBRARY_PATH": str(folder)}
+    env = runner_environment(folder, {})
     subprocess.run(argv, cwd=conv.folder, env=env, check=True, capture_output=True, timeout=120)
     assert (conv.folder / "etdump.etdp").stat().st_size > 0
     (conv.folder / "etdump.etdp").unlink()

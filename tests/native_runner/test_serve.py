@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from native_runner.sanitizers import runner_environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,7 +165,7 @@ def test_jobs_from_a_file_and_answers_into_one(conv: Any) -> None:
     argv = [str(conv.runtime / "farm_runner"), "--serve"]
     options: dict[str, Any] = {
         "cwd": conv.folder,
-        "env": {"LD_LIBRARY_PATH": str(conv.runtime)},
+        "env": runner_environment(conv.runtime, {}),
         "stderr": subprocess.DEVNULL,
         "timeout": 120,
     }
@@ -361,7 +362,7 @@ def test_a_session_that_nobody_listens_to_ends_while_it_waits(bare: Any) -> None
 def test_a_session_without_standard_output_does_not_start(bare: Any) -> None:
     done = subprocess.run(
         ["sh", "-c", 'exec "$0" --serve >&-', str(bare.runtime / "farm_runner")],
-        env={"LD_LIBRARY_PATH": str(bare.runtime)},
+        env=runner_environment(bare.runtime, {}),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=60,

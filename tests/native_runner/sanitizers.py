@@ -1,0 +1,54 @@
+"""The runner built with a sanitizer, for test_sanitizers.py: RUNNER_SANITIZER names one for the tests here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.runtime.native.build import build_native
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HERE = Path(__file__).parent
+# To how each makes itself known in the binary.
+SYMBOLS = {"address": b"__asan_init", "undefined": b"__ubsan_handle", "thread": b"__tsan_func_entry"}
+SANITIZER = os.environ.get("RUNNER_SANITIZER", "")
+_REPORTS = os.environ.get("RUNNER_SANITIZER_REPORTS", "")
+# Signals are left to the runner: what ends one is what the farm has to be told.
+_SIGNALS = ("segv", "abort", "sigbus", "sigfpe", "sigill")
+
+
+def put_sanitized_runner(cache: Path, folder: Path) -> None:
+    """Replace the runner and the bridge of a runtime folder by those that were built with the sanitizer, if any."""
+    if not SANITIZER:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXXFLAGS", f"-fsanitize={SANITIZER} -fno-sanitize-recover=all -fno-omit-frame-pointer -g")
+        patch.setenv("LDFLAGS", f"-fsanitize={SANITIZER}")
+        build = build_native(cache)
+    for path in (build.runner, build.bridge):
+        shutil.copy(path, folder / path.name)
+    assert SYMBOLS[SANITIZER] in (folder / build.runner.name).read_bytes()
+    source, library = HERE / "deepbind_stub.cpp", folder / "libdeepbind_stub.so"
+    subprocess.run(["c++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=120)
+
+
+def runner_environment(runtime: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """Return all of the environment that a runner is started with: nothing of this machine's reaches a device."""
+    wanted = {"LD_LIBRARY_PATH": str(runtime), **env}
+    if SANITIZER:
+        options = ":".join([f"log_path={_REPORTS}/report", *(f"handle_{name}=0" for name in _SIGNALS)])
+        wanted["ASAN_OPTIONS"] = f"{options}:detect_leaks=1:verify_asan_link_order=0"
+        wanted["LSAN_OPTIONS"] = f"suppressions={HERE / 'leaks.supp'}:print_suppressions=0"
+        wanted["UBSAN_OPTIONS"] = f"{options}:print_stacktrace=1"
+        # ExecuTorch's libraries and QNN's were not built with it: what they do with locks of their own cannot be seen.
+        wanted["TSAN_OPTIONS"] = f"{options}:ignore_noninstrumented_modules=1"
+        stub = str(runtime / "libdeepbind_stub.so")
+        wanted["LD_PRELOAD"] = ":".join(filter(None, (stub, wanted.get("LD_PRELOAD"))))
+    return wanted
