@@ -16,6 +16,8 @@ The jobs are every n-th of the suite in the order of the manifest, in 8a8w, 16a8
 which takes half a minute of the same on both sides. farm does more for each: it computes the reference in FP32 as well,
 hashes all files, and publishes the bundle.
 
+ExecuTorch's tests import more than farm does: `pip install 'snapdragon-farm[conformance]'`, as `./farmw test` does.
+
 The `.pte` files of one builder are compared with upstream's, which are compiled in the same order: QNN writes into each
 the time, which is left out here, and numbers its tensors through the life of a process, so that those of two builders
 have others. Those that differ are named.
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -43,9 +46,10 @@ from farm.bundles.bundle import MODEL
 from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key
 from farm.compile.pool import BuilderPool, MemoryLimits
-from farm.compile.protocol import Reply, Request
+from farm.compile.protocol import BuildReply, BuildRequest
 from farm.compile.toolchain import Toolchain, prepare
 from farm.config.settings import Config, load_config
+from farm.runtime.packages import install_hint
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.socs import find_soc
 from farm.suites.suite import plan
@@ -55,6 +59,8 @@ SOC = "SM8650"
 SUITE = "quantized_ops"
 LEFT_OUT = "batch_norm"
 PRECISIONS = ("8a8w", "16a8w", "16a16w")
+# Of the extra `conformance`; nothing that farm itself imports.
+UPSTREAM_IMPORTS = ("graphviz", "openpyxl", "pydot")
 # In a context binary of QNN 2.51, after its magic number: nanoseconds since 1970.
 TIME = re.compile(rb"(?<=\xcd\xab\x78\x56).{8}", re.DOTALL)
 
@@ -71,7 +77,14 @@ class Took(NamedTuple):
     """SHA-256 of the `.pte` file but for its time, by key."""
 
 
-def choose(tools: Toolchain, count: int, folder: Path) -> tuple[list[Request], list[Request]]:
+def require_upstream() -> None:
+    """End with how to get what ExecuTorch's tests import and is not installed."""
+    missing = [name for name in UPSTREAM_IMPORTS if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"ExecuTorch's own tests import {', '.join(missing)}: {install_hint('conformance')}")
+
+
+def choose(tools: Toolchain, count: int, folder: Path) -> tuple[list[BuildRequest], list[BuildRequest]]:
     """Return two jobs to warm up with and `count` to measure."""
     suite = resolve_suite(SUITE, find_suites(()))
     planned = plan([suite], [find_soc(SOC)], "htp", (), ((),))
@@ -83,13 +96,15 @@ def choose(tools: Toolchain, count: int, folder: Path) -> tuple[list[Request], l
         if case.name == LEFT_OUT or not fixed or job.target.precision not in PRECISIONS:
             continue
         key = bundle_key(job, tools.versions)
-        requests.append(Request(job, key, tools.versions, str(folder / f"{key}.log")))
+        requests.append(BuildRequest(job, key, tools.versions, str(folder / f"{key}.log")))
     measured = requests[:: len(requests) // count][:count]
     spare = [request for request in requests if request not in measured]
     return spare[:2], measured
 
 
-def farm(tools: Toolchain, config: Config, warm_up: list[Request], measured: list[Request], scratch: Path) -> Took:
+def farm(
+    tools: Toolchain, config: Config, warm_up: list[BuildRequest], measured: list[BuildRequest], scratch: Path
+) -> Took:
     """Compile with a builder for each of `warm_up`."""
     width = len(warm_up)
     # Who has warmed up waits for the other: the clock starts when all can go.
@@ -97,9 +112,9 @@ def farm(tools: Toolchain, config: Config, warm_up: list[Request], measured: lis
     warm = {request.key for request in warm_up}
     begun: list[float] = []
     ended: list[float] = []
-    replies: list[Reply] = []
+    replies: list[BuildReply] = []
 
-    def on_done(reply: Reply) -> None:
+    def on_done(reply: BuildReply) -> None:
         replies.append(reply)
         if reply.key in warm:
             ready.wait()
@@ -131,7 +146,7 @@ def farm(tools: Toolchain, config: Config, warm_up: list[Request], measured: lis
     return Took(max(ended) - min(begun), time.perf_counter() - started, cpu_seconds() - cpu, programs)
 
 
-def upstream(tools: Toolchain, warm_up: list[Request], measured: list[Request], scratch: Path) -> Took:
+def upstream(tools: Toolchain, warm_up: list[BuildRequest], measured: list[BuildRequest], scratch: Path) -> Took:
     """Compile with ExecuTorch's tests, in one process."""
     requests, out = scratch / "requests.json", scratch / "programs"
     out.mkdir()
@@ -168,6 +183,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="4 jobs, once")
     parser.add_argument("--rounds", type=int, default=3, help="times each way is taken")
     arguments = parser.parse_args()
+    require_upstream()
     count, rounds = (4, 1) if arguments.quick else (40, arguments.rounds)
     config = load_config()
     tools = prepare(config, note=print)

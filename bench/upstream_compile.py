@@ -26,7 +26,7 @@ from executorch.backends.qualcomm.tests.utils import TestQNN
 from executorch.backends.qualcomm.utils.utils import generate_htp_compiler_spec, generate_qnn_executorch_compiler_spec
 
 from farm.compile.flows.factory import make_inputs, make_module
-from farm.compile.protocol import Request
+from farm.compile.protocol import BuildRequest
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ def compile_one(job: Job, out: Path) -> None:
 
 
 def main() -> None:
-    requests = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=list[Request])
+    requests = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=list[BuildRequest])
     out, warm_up = Path(sys.argv[2]), int(sys.argv[3])
     for number, request in enumerate(requests):
         if number == warm_up:

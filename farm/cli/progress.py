@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from farm.compile.protocol import Reply
+    from farm.compile.protocol import BuildReply
 
 _MARKS = {"passed": "ok", "failed": "FAILED", "infra": "INFRA", "skipped": "skipped", "known issue": "known issue"}
 _STYLES = {"passed": "green", "failed": "bold red", "infra": "magenta", "skipped": "dim", "known issue": "yellow"}
@@ -52,7 +52,7 @@ class Front:
         with self._lock:
             self.building[job_id] = job_id
 
-    def build_ended(self, job_id: str, reply: Reply) -> None:
+    def build_ended(self, job_id: str, reply: BuildReply) -> None:
         """A builder finished it; what it could not compile is told when the job ends, with its verdict."""
         del reply
         with self._lock:

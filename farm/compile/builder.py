@@ -19,7 +19,7 @@ import msgspec
 
 from farm.bundles.cache import BundleCache
 from farm.bundles.leftovers import builder_folder, work_in
-from farm.compile.protocol import BEGAN, Reply, Request, exit_reason, reason_of
+from farm.compile.protocol import BEGAN, BuildReply, BuildRequest, exit_reason, reason_of
 from farm.errors import FarmError, InfraError
 from farm.system.memory import resident_bytes
 
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
             line = next(requests, b"")
             if not line:
                 return 1
-            refusal = _refusal(msgspec.json.decode(line, type=Request), problem)
+            refusal = _refusal(msgspec.json.decode(line, type=BuildRequest), problem)
             replies.write(msgspec.json.encode(refusal) + b"\n")
         _serve_all(requests, replies, BundleCache(root))
         os.chdir("/")
@@ -70,7 +70,7 @@ def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache
     # The pool is as wide as the machine: threads of one builder would only get in the way of another.
     torch.set_num_threads(1)
     gc.set_threshold(*_GC_THRESHOLDS)
-    decoder = msgspec.json.Decoder(Request)
+    decoder = msgspec.json.Decoder(BuildRequest)
     settled = resident_bytes(os.getpid())
     for line in requests:
         request = decoder.decode(line)
@@ -85,12 +85,12 @@ def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache
         replies.write(msgspec.json.encode(reply) + b"\n")
 
 
-def _refusal(request: Request, error: Exception) -> Reply:
+def _refusal(request: BuildRequest, error: Exception) -> BuildReply:
     """Return the reply to a request that the machine stands in the way of."""
-    return Reply(request.key, ok=False, seconds=0.0, reason=reason_of(error), infra=True)
+    return BuildReply(request.key, ok=False, seconds=0.0, reason=reason_of(error), infra=True)
 
 
-def _serve(request: Request, cache: BundleCache) -> Reply:
+def _serve(request: BuildRequest, cache: BundleCache) -> BuildReply:
     from farm.compile.flows.compiler import compile_job, flow_of
 
     # Loaded outside the clock, so that the first job is as fast as the next; what is wrong with it the job says.
@@ -120,7 +120,7 @@ def _serve(request: Request, cache: BundleCache) -> Reply:
         except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the verdict of this job alone
             traceback.print_exc()
             reason = reason_of(error)
-    return Reply(request.key, ok=not reason, seconds=time.perf_counter() - started, reason=reason, infra=infra)
+    return BuildReply(request.key, ok=not reason, seconds=time.perf_counter() - started, reason=reason, infra=infra)
 
 
 @contextlib.contextmanager

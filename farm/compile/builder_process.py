@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from farm.bundles.leftovers import builder_folder_size, remove_builder
-from farm.compile.protocol import BEGAN, Reply, Request
+from farm.compile.protocol import BEGAN, BuildReply, BuildRequest
 from farm.system import memory
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ _LOOK_EVERY_S = 0.1
 _MOST_LEFT_BYTES = 2**30
 
 
-class Answer(NamedTuple):
+class BuilderOutcome(NamedTuple):
     """How one request ended."""
 
-    reply: Reply | None = None
+    reply: BuildReply | None = None
     """None when the process ended, or was ended, without one; all else says how."""
     code: int = 0
     """Of the process; -n for signal n."""
@@ -76,7 +76,7 @@ class BuilderProcess:
             return True
         return builder_folder_size(self._cache_root, self._name) > _MOST_LEFT_BYTES
 
-    def ask(self, request: Request, timeout_s: float, most_mb: int) -> Answer:
+    def ask(self, request: BuildRequest, timeout_s: float, most_mb: int) -> BuilderOutcome:
         """Return how `request` ended. Raises OSError and ValueError where it is not an answer that comes."""
         process = self._child.process
         if process.stdin is None or process.stdout is None:
@@ -97,12 +97,12 @@ class BuilderProcess:
                     # At once: every moment of grace is another gigabyte.
                     self._child.terminate(timeout_s=0.0)
         if code is not None:
-            return Answer(None, code, received.startswith(BEGAN), overdue.is_set(), greedy)
+            return BuilderOutcome(None, code, received.startswith(BEGAN), overdue.is_set(), greedy)
         self.is_fresh = False
-        reply = msgspec.json.decode(received.removeprefix(BEGAN), type=Reply)
+        reply = msgspec.json.decode(received.removeprefix(BEGAN), type=BuildReply)
         if reply.key != request.key:
             raise ValueError(f"it answered what it was asked before ({reply.key})")
-        return Answer(reply)
+        return BuilderOutcome(reply)
 
     def interrupt(self) -> None:
         """End it and all that it started, whatever they are doing."""

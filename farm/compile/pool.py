@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from farm.bundles.cache import BundleCache
 from farm.bundles.leftovers import remove_half_made, remove_leftovers
 from farm.compile.builder_process import BuilderProcess
-from farm.compile.protocol import CRASHES, Reply, Request, exit_reason
+from farm.compile.protocol import CRASHES, BuildReply, BuildRequest, exit_reason
 from farm.system.processes import ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from farm.compile.builder_process import Answer
+    from farm.compile.builder_process import BuilderOutcome
     from farm.system.processes import Supervisor
 
 _TRIES = 2
@@ -50,7 +50,7 @@ class BuilderPool:
 
     def __init__(
         self,
-        requests: Iterable[Request],
+        requests: Iterable[BuildRequest],
         *,
         width: int,
         limits: MemoryLimits,
@@ -60,7 +60,7 @@ class BuilderPool:
         log_folder: Path,
         timeout_s: float,
         on_start: Callable[[str], None],
-        on_done: Callable[[Reply], None],
+        on_done: Callable[[BuildReply], None],
     ) -> None:
         self._queue = deque(requests)
         self._cache, self._supervisor, self._log_folder = BundleCache(cache_root), supervisor, log_folder
@@ -118,8 +118,8 @@ class BuilderPool:
         if builder is not None:
             builder.end()
 
-    def _build(self, number: int, request: Request) -> Reply:
-        reply, again = Reply(request.key, ok=False, seconds=0.0, reason="not tried", infra=True), _Again.BESIDE
+    def _build(self, number: int, request: BuildRequest) -> BuildReply:
+        reply, again = BuildReply(request.key, ok=False, seconds=0.0, reason="not tried", infra=True), _Again.BESIDE
         for _ in range(_TRIES):
             with self._turns.take(alone=again is _Again.ALONE):
                 if self._stopping.is_set():
@@ -129,13 +129,13 @@ class BuilderPool:
                 except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for a reply
                     # What it was asked it may still answer, and that would be taken for the answer to the next.
                     self._end_builder(number)
-                    reply = Reply(request.key, ok=False, seconds=0.0, reason=f"no builder: {error}", infra=True)
+                    reply = BuildReply(request.key, ok=False, seconds=0.0, reason=f"no builder: {error}", infra=True)
                     again = _Again.BESIDE
             if again is _Again.NO:
                 break
         return reply
 
-    def _ask(self, number: int, request: Request) -> tuple[Reply, _Again]:
+    def _ask(self, number: int, request: BuildRequest) -> tuple[BuildReply, _Again]:
         builder = self._builder(number)
         fresh = builder.is_fresh
         answer = builder.ask(request, self._timeout_s, self._limits.most_mb)
@@ -143,9 +143,9 @@ class BuilderPool:
             return answer.reply, _Again.BESIDE if answer.reply.infra else _Again.NO
         return self._without_reply(request, answer, builder.log, fresh=fresh)
 
-    def _without_reply(self, request: Request, answer: Answer, log: Path, *, fresh: bool) -> tuple[Reply, _Again]:
-        def failed(reason: str, *, seconds: float = 0.0, infra: bool = False) -> Reply:
-            return Reply(request.key, ok=False, seconds=seconds, reason=reason, infra=infra)
+    def _without_reply(self, request: BuildRequest, answer: BuilderOutcome, log: Path, *, fresh: bool) -> tuple[BuildReply, _Again]:
+        def failed(reason: str, *, seconds: float = 0.0, infra: bool = False) -> BuildReply:
+            return BuildReply(request.key, ok=False, seconds=seconds, reason=reason, infra=infra)
 
         code = answer.code
         if answer.overdue:
@@ -187,7 +187,7 @@ class BuilderPool:
 
 
 def build_one(
-    request: Request,
+    request: BuildRequest,
     *,
     limits: MemoryLimits,
     cache_root: Path,
@@ -195,9 +195,9 @@ def build_one(
     supervisor: Supervisor,
     log_folder: Path,
     timeout_s: float,
-) -> Reply:
+) -> BuildReply:
     """Build a single bundle in a builder of its own and return how it went."""
-    replies: list[Reply] = []
+    replies: list[BuildReply] = []
     pool = BuilderPool(
         [request],
         width=1,

@@ -17,7 +17,7 @@ BEGAN = b"began\n"
 _REASON_CHARS = 500
 
 
-class Request(msgspec.Struct, frozen=True):
+class BuildRequest(msgspec.Struct, frozen=True):
     """Build this."""
 
     job: Job
@@ -27,7 +27,7 @@ class Request(msgspec.Struct, frozen=True):
     """File that takes what the compiler prints."""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class BuildReply(msgspec.Struct, frozen=True):
     """How it went."""
 
     key: str

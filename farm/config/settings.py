@@ -65,7 +65,7 @@ class _QnnTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hexagon_tools_root: str | None = None
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     suites: tuple[str, ...] = ()
     store: str | None = None
     paths: _PathsTable = _PathsTable()
@@ -143,7 +143,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     Raises ConfigError, naming file and key.
     """
     path = file or _from_environment("FARM_CONFIG") or _nearest(folder or Path.cwd())
-    table = _read(path) if path else _File()
+    table = _read(path) if path else _FarmToml()
     base = path.parent.resolve() if path else Path.cwd()
     builders = table.build.builders if table.build.builders is not None else _usable_cores()
     if builders < 1:
@@ -263,9 +263,9 @@ def _warn(text: str) -> None:
     print(f"farm: {one_line(text, 2000)}", file=sys.stderr)  # noqa: T201 - there is no command here that prints
 
 
-def _read(path: Path) -> _File:
+def _read(path: Path) -> _FarmToml:
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=_File)
+        return msgspec.toml.decode(path.read_bytes(), type=_FarmToml)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ConfigError(path, "", str(error)) from None
     except FileNotFoundError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.compile.protocol import Reply
+from farm.compile.protocol import BuildReply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ def builds_folder(run_folder: Path) -> Path:
     return run_folder / "builds"
 
 
-def leave_reply(run_folder: Path, reply: Reply) -> None:
+def leave_reply(run_folder: Path, reply: BuildReply) -> None:
     """Tell the workers that a build ended."""
     folder = builds_folder(run_folder)
     part = folder / f".{reply.key}"
@@ -35,12 +35,12 @@ def has_reply(run_folder: Path, key: str) -> bool:
     return _reply_file(run_folder, key).exists()
 
 
-def read_reply(run_folder: Path, key: str) -> Reply:
+def read_reply(run_folder: Path, key: str) -> BuildReply:
     """Return the reply for `key`. Raises FileNotFoundError before it is there."""
-    return msgspec.json.decode(_reply_file(run_folder, key).read_bytes(), type=Reply)
+    return msgspec.json.decode(_reply_file(run_folder, key).read_bytes(), type=BuildReply)
 
 
-def await_reply(run_folder: Path, key: str, stop: Callable[[], bool]) -> Reply | None:
+def await_reply(run_folder: Path, key: str, stop: Callable[[], bool]) -> BuildReply | None:
     """Return the reply for `key` once it is there; None when `stop` says that nobody waits for it any more."""
     while True:
         try:

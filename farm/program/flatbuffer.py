@@ -35,7 +35,7 @@ class Slot(NamedTuple):
     """Its value where a file leaves it out."""
 
 
-class Column(NamedTuple):
+class FieldColumn(NamedTuple):
     """One field of several tables; absent where the file leaves it out."""
 
     present: NDArray[np.bool_]
@@ -65,10 +65,10 @@ class Flatbuffer:
         values[column.present] = self._scalars(column.positions, slot.kind)
         return values
 
-    def tables(self, tables: Positions, slot: Slot) -> Column:
+    def tables(self, tables: Positions, slot: Slot) -> FieldColumn:
         """Return the tables that `tables` lead to."""
         column = self._column(tables, slot)
-        return Column(column.present, self._follow(column.positions))
+        return FieldColumn(column.present, self._follow(column.positions))
 
     def vectors(self, tables: Positions, slot: Slot) -> tuple[NDArray[np.int64], Positions]:
         """Return how many tables the vector of each of `tables` has, and all of those, one vector after another."""
@@ -122,7 +122,7 @@ class Flatbuffer:
         self._texts[start] = text
         return text
 
-    def _column(self, tables: Positions, slot: Slot) -> Column:
+    def _column(self, tables: Positions, slot: Slot) -> FieldColumn:
         lists = tables - self._scalars(tables, "<i4")
         places = 4 + 2 * slot.place
         # A file of an older schema has shorter lists.
@@ -130,7 +130,7 @@ class Flatbuffer:
         offsets = np.zeros(len(tables), np.int64)
         offsets[listed] = self._scalars(lists[listed] + places, "<u2")
         present = offsets != 0
-        return Column(present, tables[present] + offsets[present])
+        return FieldColumn(present, tables[present] + offsets[present])
 
     def _follow(self, positions: Positions) -> Positions:
         targets: Positions = positions + self._scalars(positions, "<u4")

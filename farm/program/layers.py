@@ -10,7 +10,7 @@ INPUT = "input"
 """What a layer that is an input of the program has as its operator."""
 
 
-class Step(StrEnum):
+class LayerStep(StrEnum):
     """What lies between two ways of computing the same layer, in the order in which they are taken."""
 
     QUANTIZATION = "quantization"
@@ -43,5 +43,5 @@ class Layer(msgspec.Struct, frozen=True):
     """`aten.convolution.default`; INPUT for an input of the program."""
     inputs: tuple[str, ...]
     """Names of the layers that it reads."""
-    gaps: dict[Step, Gap]
+    gaps: dict[LayerStep, Gap]
     """Only the steps of which both ways are known; none where nothing was written of it."""

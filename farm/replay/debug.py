@@ -17,7 +17,7 @@ from farm.errors import UsageError
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, RunnerOptions
 from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
-from farm.program.layers import Gap, Layer, Step
+from farm.program.layers import Gap, Layer, LayerStep
 from farm.replay.one_off import finish_run
 from farm.request.ending import Patience, write_report
 from farm.request.profiling import Profile
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from farm.bundles.bundle import Bundle
     from farm.compile.debug.process import DebugProcess
-    from farm.compile.debug.protocol import Reply
+    from farm.compile.debug.protocol import DebugReply
     from farm.compile.toolchain import Toolchain
     from farm.config.settings import Config
     from farm.pool.acquire import AcquiredDevice
@@ -258,7 +258,7 @@ class _Debug:
         )
         return msgspec.structs.replace(self._verdict(), notes=reply.notes)
 
-    def _add_steps(self, prefix: str, reply: Reply) -> None:
+    def _add_steps(self, prefix: str, reply: DebugReply) -> None:
         for name, seconds in reply.seconds.items():
             if name != "total":
                 self._clock.add(f"{prefix}: {name}" if prefix else name, seconds)
@@ -267,7 +267,7 @@ class _Debug:
         return diagnose([row.layer for row in self._layers])
 
     def _verdict(self) -> Ending:
-        if not any(Step.COMPILER in row.layer.gaps for row in self._layers):
+        if not any(LayerStep.COMPILER in row.layer.gaps for row in self._layers):
             return failed(
                 Stage.NUMERICS, "no layer could be compared: the program wrote no intermediate output", Cause.NONE
             )
@@ -292,7 +292,7 @@ class _Debug:
             layers=layer_comparisons([row.layer for row in self._layers], self._diagnosis()),
         )
 
-    def _not_compiled(self, reply: Reply, log: Path) -> Attempt:
+    def _not_compiled(self, reply: DebugReply, log: Path) -> Attempt:
         try:
             text = log.read_bytes()[-64 * 1024 :].decode(errors="replace")
         except OSError:

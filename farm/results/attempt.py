@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.program.layers import Step
+from farm.program.layers import LayerStep
 from farm.suites.figures import Direction as Direction  # noqa: PLC0414 - one imports it with Measurement
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class LayerComparison(msgspec.Struct, frozen=True):
     """Node of the edge graph: `aten_convolution_default_1`."""
     operator: str
     """What it computes: `aten.convolution.default`."""
-    step: Step
+    step: LayerStep
     mse: float | None
     sqnr_db: float | None
     """inf where both are equal."""

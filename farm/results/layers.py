@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.program.layers import Gap, Layer, Step
+from farm.program.layers import Gap, Layer, LayerStep
 from farm.results.attempt import LayerComparison
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-FLOOR_DB = {Step.QUANTIZATION: 10.0, Step.COMPILER: 15.0, Step.DEVICE: 15.0}
+FLOOR_DB = {LayerStep.QUANTIZATION: 10.0, LayerStep.COMPILER: 15.0, LayerStep.DEVICE: 15.0}
 """Below it two values have little to do with each other: at 10 dB the noise is a third of the signal."""
-SUSPECT_DB = {Step.QUANTIZATION: 20.0, Step.COMPILER: 30.0, Step.DEVICE: 30.0}
+SUSPECT_DB = {LayerStep.QUANTIZATION: 20.0, LayerStep.COMPILER: 30.0, LayerStep.DEVICE: 30.0}
 """8-bit layers that are in order have 30 to 45 dB against FP32, and rounding alone keeps 35 dB and more between two
 ways of computing the same quantized layer; errors that are handed on for fifty layers still leave 25 dB."""
 DROP_DB = 10.0
@@ -43,7 +43,7 @@ class Divergence(msgspec.Struct, frozen=True):
 
     layer: str
     operator: str
-    step: Step
+    step: LayerStep
     """The likely cause."""
     why: str
     """`SQNR 5.9 dB, its inputs 41.2 dB`."""
@@ -54,17 +54,17 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     first: Divergence | None
     """The first of all steps; of two at the same layer, the one that is taken earlier. None: nothing diverges."""
-    steps: dict[Step, Divergence]
+    steps: dict[LayerStep, Divergence]
     """The first of each step that diverges anywhere."""
 
 
 def diagnose(layers: Sequence[Layer]) -> Diagnosis:
     """Return which of `layers`, in the order of execution, diverges first, and at which step."""
     by_name = {layer.name: layer for layer in layers}
-    found: dict[Step, Divergence] = {}
+    found: dict[LayerStep, Divergence] = {}
     first: Divergence | None = None
     for layer in layers:
-        for step in Step:
+        for step in LayerStep:
             gap = layer.gaps.get(step)
             if gap is None or step in found:
                 continue
@@ -88,12 +88,12 @@ def layer_comparisons(layers: Sequence[Layer], diagnosis: Diagnosis) -> tuple[La
             diverges=step in diagnosis.steps and diagnosis.steps[step].layer == layer.name,
         )
         for layer in layers
-        for step in Step
+        for step in LayerStep
         if (gap := layer.gaps.get(step)) is not None
     )
 
 
-def _worst_input(layer: Layer, step: Step, by_name: Mapping[str, Layer]) -> float:
+def _worst_input(layer: Layer, step: LayerStep, by_name: Mapping[str, Layer]) -> float:
     """Return the least SQNR of what `layer` reads, through layers of which nothing is known; inf where none is."""
     worst = math.inf
     seen: set[str] = set()
@@ -111,11 +111,11 @@ def _worst_input(layer: Layer, step: Step, by_name: Mapping[str, Layer]) -> floa
     return worst
 
 
-def _why(step: Step, gap: Gap, inputs_db: float) -> str:
+def _why(step: LayerStep, gap: Gap, inputs_db: float) -> str:
     if gap.problem:
         return gap.problem
     sqnr = gap.sqnr_db
-    if sqnr is None or (step is not Step.QUANTIZATION and gap.steps is not None and gap.steps <= ROUNDING_STEPS):
+    if sqnr is None or (step is not LayerStep.QUANTIZATION and gap.steps is not None and gap.steps <= ROUNDING_STEPS):
         return ""
     before = "equal" if inputs_db == math.inf else f"{inputs_db:.1f} dB"
     if sqnr < SUSPECT_DB[step] and inputs_db - sqnr >= DROP_DB:

@@ -17,7 +17,7 @@ from farm.runtime.native.build import planned_native
 from farm.runtime.native.cross_compilers import AndroidKit
 from farm.runtime.native.elf import HEXAGON
 from farm.runtime.native.targets import ANDROID, OE_LINUX, RUNNER
-from farm.runtime.parts import Part, library
+from farm.runtime.parts import RuntimePart, library
 from farm.runtime.qnn_sdk import QnnFiles, android_files, get_lpai, linux_files, repair_of
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class Places(msgspec.Struct, frozen=True):
     """Where the files of the runtimes for one kind of device are."""
 
     qnn: QnnFiles
-    runner: Part
-    backend_library: Part
+    runner: RuntimePart
+    backend_library: RuntimePart
     build: Path | None = None
     """Build folder of ExecuTorch for the device's processor, for direct mode's runner and stub."""
     get_build: str = ""
@@ -103,7 +103,7 @@ def _linux_places(config: Config) -> Places:
     )
 
 
-def _android_runner(config: Config) -> Part:
+def _android_runner(config: Config) -> RuntimePart:
     if (named := config.android_runner) is not None:
         return library(named.name, named, f"set android_runner {_TABLE} (docs/runtime.md)")
     try:
@@ -120,7 +120,7 @@ def _android_runner(config: Config) -> Part:
     return library(RUNNER, None, get, absent)
 
 
-def _android_backend_library(config: Config) -> Part:
+def _android_backend_library(config: Config) -> RuntimePart:
     if (named := config.android_backend_library) is not None:
         return library(named.name, named, f"set android_backend_library {_TABLE} (docs/runtime.md)")
     candidates = [config.executorch_build / BACKEND_IN_BUILD] if config.executorch_build else []
@@ -134,7 +134,7 @@ def takes_sessions(runner: Path) -> bool:
     return RUNNER.encode() in runner.read_bytes()
 
 
-def device_parts(soc: Soc, backend_name: str, places: Places, mode: Mode = "traditional") -> tuple[Part, ...]:
+def device_parts(soc: Soc, backend_name: str, places: Places, mode: Mode = "traditional") -> tuple[RuntimePart, ...]:
     """Return what a device with `soc` needs for bundles of a backend, the runner first. Raises IllegalTargetError."""
     backend = find_backend(backend_name)
     if mode == "direct":
@@ -157,13 +157,13 @@ def soc_name(name: str, soc: Soc) -> str:
     return name.format_map(msgspec.structs.asdict(soc))
 
 
-def signed_skel(soc: Soc, qnn: QnnFiles) -> Part:
+def signed_skel(soc: Soc, qnn: QnnFiles) -> RuntimePart:
     """Return the skel of an LPAI, which must be signed."""
     get = get_lpai(soc.lpai_version) if qnn.root else qnn.get
-    return _signed(soc, qnn, Part(LPAI.skel, qnn.lpai(soc.lpai_version, LPAI.skel, "unsigned"), HEXAGON, get))
+    return _signed(soc, qnn, RuntimePart(LPAI.skel, qnn.lpai(soc.lpai_version, LPAI.skel, "unsigned"), HEXAGON, get))
 
 
-def direct_sources(lpai: int, arch: int, places: Places) -> dict[str, Part]:
+def direct_sources(lpai: int, arch: int, places: Places) -> dict[str, RuntimePart]:
     """Return the unsigned files that direct mode runs on the DSP of an LPAI, by name.
 
     Source: ExecuTorch, backends/qualcomm/scripts/sign_library.sh.
@@ -175,10 +175,10 @@ def direct_sources(lpai: int, arch: int, places: Places) -> dict[str, Part]:
         "libQnnSystem.so": (qnn.hexagon(arch, "libQnnSystem.so"), qnn.get),
         **_direct_files(places, arch),
     }
-    return {name: Part(name, path, HEXAGON, get, hexagon=arch, exact=False) for name, (path, get) in files.items()}
+    return {name: RuntimePart(name, path, HEXAGON, get, hexagon=arch, exact=False) for name, (path, get) in files.items()}
 
 
-def _direct_parts(soc: Soc, backend: Backend, places: Places) -> tuple[Part, ...]:
+def _direct_parts(soc: Soc, backend: Backend, places: Places) -> tuple[RuntimePart, ...]:
     if not backend.direct_library:
         able = " and ".join(one.name for one in BACKENDS.values() if one.direct_library)
         raise IllegalTargetError(f"direct mode runs on a DSP: legal are {able}, not {backend.name}")
@@ -194,7 +194,7 @@ def _direct_parts(soc: Soc, backend: Backend, places: Places) -> tuple[Part, ...
         _hexagon_part(soc, places.qnn, soc_name(backend.direct_library, soc)),
         _hexagon_part(soc, places.qnn, "libQnnSystem.so", exact=False),
         *(
-            Part(name, path, HEXAGON, get, hexagon=soc.htp_arch, exact=False, soc=soc.name)
+            RuntimePart(name, path, HEXAGON, get, hexagon=soc.htp_arch, exact=False, soc=soc.name)
             for name, (path, get) in _direct_files(places, soc.htp_arch).items()
         ),
     )
@@ -210,17 +210,17 @@ def _direct_files(places: Places, arch: int) -> dict[str, tuple[Path | None, str
     }
 
 
-def _hexagon_part(soc: Soc, qnn: QnnFiles, name: str, *, exact: bool = True) -> Part:
+def _hexagon_part(soc: Soc, qnn: QnnFiles, name: str, *, exact: bool = True) -> RuntimePart:
     path = qnn.hexagon(soc.htp_arch, name)
-    return Part(name, path, HEXAGON, qnn.get, hexagon=soc.htp_arch, exact=exact, soc=soc.name)
+    return RuntimePart(name, path, HEXAGON, qnn.get, hexagon=soc.htp_arch, exact=exact, soc=soc.name)
 
 
-def _signed(soc: Soc, qnn: QnnFiles, source: Part, *, direct: bool = False) -> Part:
+def _signed(soc: Soc, qnn: QnnFiles, source: RuntimePart, *, direct: bool = False) -> RuntimePart:
     """Return the signed file that is made from `source`: by signing it, where that is there."""
     signs = f"farm sign --lpai v{soc.lpai_version}" + (f" --direct --htp v{soc.htp_arch}" if direct else "")
     get = signs if source.path is not None and source.path.is_file() else source.get
     path = qnn.lpai(soc.lpai_version, source.name)
-    return Part(source.name, path, HEXAGON, get, signs=signs, unsigned=source.path)
+    return RuntimePart(source.name, path, HEXAGON, get, signs=signs, unsigned=source.path)
 
 
 def _is_linked_with(runner: Path | None, name: str) -> bool:

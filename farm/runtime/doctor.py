@@ -17,7 +17,7 @@ from farm.runtime.native.build import planned_native
 from farm.runtime.native.cross_compilers import planned_aarch64_executorch
 from farm.runtime.native.targets import ANDROID, HOST, LINUX_AARCH64, TARGETS, BuildTarget, Kind, Mode
 from farm.runtime.packages import install_hint, package_folder, package_version
-from farm.runtime.parts import Part, find_fault
+from farm.runtime.parts import RuntimePart, find_fault
 from farm.runtime.qnn_sdk import repair_of
 from farm.runtime.runtime import EXECUTORCH_LIBRARIES, rehearsal_parts, require_backend
 from farm.runtime.simulator import package_libraries
@@ -32,7 +32,7 @@ _COMPILER_PACKAGES = ("executorch", "torch", "torchao")
 _BUILD_ANDROID = f"farm runtime build --target {ANDROID}"
 
 
-class Gap(msgspec.Struct, frozen=True):
+class MissingItem(msgspec.Struct, frozen=True):
     """Something that is not there."""
 
     what: str
@@ -43,12 +43,12 @@ class Gap(msgspec.Struct, frozen=True):
     """The kind of device that lacks it; "" where it is this machine."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Availability(msgspec.Struct, frozen=True):
     """One cell: where it can be done, and what stands in the way elsewhere."""
 
     where: tuple[str, ...]
     """`here` for compiling; kinds of target for staging; `simulator` and serials for running. Empty for nowhere."""
-    gaps: tuple[Gap, ...] = ()
+    gaps: tuple[MissingItem, ...] = ()
 
 
 class Ability(msgspec.Struct, frozen=True):
@@ -56,9 +56,9 @@ class Ability(msgspec.Struct, frozen=True):
 
     soc: str
     backend: str
-    compile: Answer
-    stage: Answer
-    run: Answer
+    compile: Availability
+    stage: Availability
+    run: Availability
 
 
 class Doctor:
@@ -69,9 +69,9 @@ class Doctor:
         self._attached = {soc: tuple(serials) for soc, serials in (attached or {}).items()}
         self._asked = attached is not None
         self._places: dict[str, Places] = {}
-        self._staged: dict[tuple[object, ...], tuple[Gap, ...]] = {}
-        self._host: tuple[Gap, ...] | None = None
-        self._sessions: Gap | bool | None = False
+        self._staged: dict[tuple[object, ...], tuple[MissingItem, ...]] = {}
+        self._host: tuple[MissingItem, ...] | None = None
+        self._sessions: MissingItem | bool | None = False
 
     def examine(self, soc: Soc, backend: str) -> Ability:
         """Return what can be done with `backend` of `soc`. Raises IllegalTargetError for one that it does not have."""
@@ -81,19 +81,19 @@ class Doctor:
             for target in TARGETS.values()
             if backend in (*target.backends, *target.rehearses)
         }
-        staged = Answer(
+        staged = Availability(
             tuple(kind for kind, found in gaps.items() if not found),
             tuple(dict.fromkeys(gap for found in gaps.values() for gap in found)),
         )
         return Ability(soc.name, backend, compiled, staged, self._run(soc, compiled, gaps))
 
-    def direct(self, soc: Soc, backend: str) -> tuple[Gap, ...]:
+    def direct(self, soc: Soc, backend: str) -> tuple[MissingItem, ...]:
         """Return what direct mode lacks for `backend` of `soc`: its files can be staged, and run no jobs of farm's."""
         return self._stage(soc, backend, TARGETS[ANDROID], "direct")
 
-    def _compile(self, soc: Soc, backend: str) -> Answer:
+    def _compile(self, soc: Soc, backend: str) -> Availability:
         gaps = [
-            Gap(f"the Python package {name}", install_hint("build"))
+            MissingItem(f"the Python package {name}", install_hint("build"))
             for name in _COMPILER_PACKAGES
             if not package_version(name)
         ]
@@ -101,10 +101,10 @@ class Doctor:
         try:
             require_backend(soc, backend, self._config.sdk_root)
         except MissingToolError as error:
-            gaps.append(Gap(f"what compiles for {backend}", repair_of(error)))
-        return Answer((), tuple(dict.fromkeys(gaps))) if gaps else Answer(("here",))
+            gaps.append(MissingItem(f"what compiles for {backend}", repair_of(error)))
+        return Availability((), tuple(dict.fromkeys(gaps))) if gaps else Availability(("here",))
 
-    def _host_gaps(self) -> tuple[Gap, ...]:
+    def _host_gaps(self) -> tuple[MissingItem, ...]:
         """Return what building the runner and the bridge lacks. What `farm run` builds by itself is no gap."""
         if self._host is None:
             gaps = []
@@ -117,11 +117,11 @@ class Doctor:
                 try:
                     ask()
                 except MissingToolError as error:
-                    gaps.append(Gap(what, repair_of(error)))
+                    gaps.append(MissingItem(what, repair_of(error)))
             self._host = tuple(gaps)
         return self._host
 
-    def _stage(self, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional") -> tuple[Gap, ...]:
+    def _stage(self, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional") -> tuple[MissingItem, ...]:
         key = (target.name, mode, backend, soc.htp_arch, soc.lpai_version)
         if key not in self._staged:
             if target.kind == "simulator":
@@ -135,31 +135,31 @@ class Doctor:
             self._staged[key] = gaps
         return self._staged[key]
 
-    def _simulator(self, soc: Soc, backend: str) -> tuple[Gap, ...]:
+    def _simulator(self, soc: Soc, backend: str) -> tuple[MissingItem, ...]:
         gaps = list(self._host_gaps())
         try:
             folder = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
-            gaps += [Gap(name, install_hint("build")) for name in EXECUTORCH_LIBRARIES if not (folder / name).is_file()]
+            gaps += [MissingItem(name, install_hint("build")) for name in EXECUTORCH_LIBRARIES if not (folder / name).is_file()]
         except MissingToolError as error:
-            gaps.append(Gap("ExecuTorch's libraries", repair_of(error)))
+            gaps.append(MissingItem("ExecuTorch's libraries", repair_of(error)))
         if find_backend(backend).on_host == "rehearsed":
             gaps += _gaps_of(rehearsal_parts(soc, backend, self._config.sdk_root))
         return tuple(dict.fromkeys(gaps))
 
-    def _linux(self) -> tuple[Gap, ...]:
+    def _linux(self) -> tuple[MissingItem, ...]:
         repair = f"farm runtime build --target {LINUX_AARCH64}"
         try:
             built = planned_native(self._config.cache_dir, LINUX_AARCH64).built
             fetched = planned_aarch64_executorch(self._config.cache_dir).is_dir()
         except MissingToolError as error:
-            return (Gap("what builds farm_runner", repair_of(error), "linux"),)
-        return () if built and fetched else (Gap("farm_runner", repair, "linux"),)
+            return (MissingItem("what builds farm_runner", repair_of(error), "linux"),)
+        return () if built and fetched else (MissingItem("farm_runner", repair, "linux"),)
 
-    def _run(self, soc: Soc, compiled: Answer, gaps: Mapping[Kind, tuple[Gap, ...]]) -> Answer:
+    def _run(self, soc: Soc, compiled: Availability, gaps: Mapping[Kind, tuple[MissingItem, ...]]) -> Availability:
         if not compiled.where:
-            return Answer((), tuple(dict.fromkeys((*compiled.gaps, *gaps.get("android", ())))))
+            return Availability((), tuple(dict.fromkeys((*compiled.gaps, *gaps.get("android", ())))))
         where = ["simulator"] if gaps.get("simulator") == () else []
-        lacking: list[Gap] = []
+        lacking: list[MissingItem] = []
         sessions = self._session_gap() if gaps.get("android") == () else None
         if sessions is not None:
             lacking.append(sessions)
@@ -168,20 +168,20 @@ class Doctor:
         if not where and not lacking:
             lacking = list(gaps.get("android", ()))
             lacking += [] if soc.name in self._attached else [self._no_device()]
-        return Answer(tuple(where), () if where else tuple(lacking))
+        return Availability(tuple(where), () if where else tuple(lacking))
 
-    def _session_gap(self) -> Gap | None:
+    def _session_gap(self) -> MissingItem | None:
         if isinstance(self._sessions, bool):
             runner = self._places[ANDROID].runner.path
             known = runner is not None and runner.is_file() and takes_sessions(runner)
             name = runner.name if runner else "the runner"
-            self._sessions = None if known else Gap(f"{name}: takes no jobs in a session", _BUILD_ANDROID)
+            self._sessions = None if known else MissingItem(f"{name}: takes no jobs in a session", _BUILD_ANDROID)
         return self._sessions
 
-    def _no_device(self) -> Gap:
+    def _no_device(self) -> MissingItem:
         if not self._asked:
-            return Gap("a device: no adb server", "adb start-server")
-        return Gap("a device with that SoC", "attach one; 'adb devices' shows what is attached")
+            return MissingItem("a device: no adb server", "adb start-server")
+        return MissingItem("a device with that SoC", "attach one; 'adb devices' shows what is attached")
 
 
 def runnable(ability: Ability) -> bool:
@@ -194,14 +194,14 @@ def backends_of(soc: Soc) -> tuple[str, ...]:
     return tuple(sorted(soc.backends, key=runs_on_cpu))
 
 
-def _gaps_of(parts: Iterable[Part], where: str = "") -> tuple[Gap, ...]:
+def _gaps_of(parts: Iterable[RuntimePart], where: str = "") -> tuple[MissingItem, ...]:
     """Return what is wrong with the parts, one gap for every repair."""
     names: dict[str, list[str]] = {}
     for part in parts:
         if (fault := find_fault(part)) is not None:
             told = part.name if fault.brief == "missing" else f"{part.name} ({fault.brief})"
             names.setdefault(fault.repair, []).append(told)
-    return tuple(Gap(", ".join(told), repair, where) for repair, told in names.items())
+    return tuple(MissingItem(", ".join(told), repair, where) for repair, told in names.items())
 
 
 def _package(name: str) -> None:

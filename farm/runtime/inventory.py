@@ -14,7 +14,7 @@ from farm.runtime.native.cross_compilers import planned_aarch64_executorch
 from farm.runtime.native.hashes import hash_files
 from farm.runtime.native.targets import ANDROID, HOST, RUNNER, TARGETS, BuildTarget, Mode
 from farm.runtime.packages import package_folder
-from farm.runtime.parts import Part, find_fault, made_for
+from farm.runtime.parts import RuntimePart, find_fault, made_for
 from farm.runtime.qnn_sdk import repair_of
 from farm.runtime.runtime import EXECUTORCH_LIBRARIES, rehearsal_parts, simulator_runtime
 from farm.runtime.simulator import LIBRARY, package_libraries
@@ -137,7 +137,7 @@ def _offer(name: str, target: BuildTarget, backends: tuple[str, ...], states: li
     return Offer(name, target.kind, target.name, backends, state, tuple(dict.fromkeys(one.repair for one in bad)))
 
 
-def _examine(parts: list[Part], cache_dir: Path | None = None) -> Iterator[FileState]:
+def _examine(parts: list[RuntimePart], cache_dir: Path | None = None) -> Iterator[FileState]:
     """Yield the state of every part, with hashes where `cache_dir` says where they are remembered."""
     there = [part.path for part in parts if part.path is not None and part.path.is_file()]
     hashes = hash_files(cache_dir, there) if cache_dir else {}
@@ -156,7 +156,7 @@ def _examine(parts: list[Part], cache_dir: Path | None = None) -> Iterator[FileS
         )
 
 
-def _parts(config: Config, soc: Soc, backend: str, target: BuildTarget, mode: Mode) -> list[Part]:
+def _parts(config: Config, soc: Soc, backend: str, target: BuildTarget, mode: Mode) -> list[RuntimePart]:
     if target.kind == "simulator":
         return _simulator_parts(config, soc, backend, target)
     if target.kind == "linux":
@@ -164,7 +164,7 @@ def _parts(config: Config, soc: Soc, backend: str, target: BuildTarget, mode: Mo
     return list(device_parts(soc, backend, device_places(config, target), mode))
 
 
-def _simulator_parts(config: Config, soc: Soc, backend: str, target: BuildTarget) -> list[Part]:
+def _simulator_parts(config: Config, soc: Soc, backend: str, target: BuildTarget) -> list[RuntimePart]:
     runner = _runner_part(config, target)
     known = find_backend(backend)
     if not known.simulated:
@@ -173,45 +173,45 @@ def _simulator_parts(config: Config, soc: Soc, backend: str, target: BuildTarget
     if runner.path is not None and runner.path.is_file():
         try:
             files = simulator_runtime(config.cache_dir, sdk_root=config.sdk_root).files
-            return [Part(name, path, target.machine, runner.get) for name, path in files.items()]
+            return [RuntimePart(name, path, target.machine, runner.get) for name, path in files.items()]
         except MissingToolError:
             # Then one by one, to say which.
             pass
     return [runner, _qnn_part(config, target), *_executorch_parts(target)]
 
 
-def _executorch_parts(target: BuildTarget) -> list[Part]:
+def _executorch_parts(target: BuildTarget) -> list[RuntimePart]:
     try:
         libraries = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
     except MissingToolError as error:
-        return [Part(name, None, target.machine, repair_of(error)) for name in EXECUTORCH_LIBRARIES]
-    return [Part(name, libraries / name, target.machine, "") for name in EXECUTORCH_LIBRARIES]
+        return [RuntimePart(name, None, target.machine, repair_of(error)) for name in EXECUTORCH_LIBRARIES]
+    return [RuntimePart(name, libraries / name, target.machine, "") for name in EXECUTORCH_LIBRARIES]
 
 
-def _qnn_part(config: Config, target: BuildTarget) -> Part:
+def _qnn_part(config: Config, target: BuildTarget) -> RuntimePart:
     try:
         package_libraries(config.sdk_root)
     except MissingToolError as error:
-        return Part(LIBRARY, None, target.machine, repair_of(error))
-    return Part(LIBRARY, None, target.machine, "farm runtime build", absent="not built")
+        return RuntimePart(LIBRARY, None, target.machine, repair_of(error))
+    return RuntimePart(LIBRARY, None, target.machine, "farm runtime build", absent="not built")
 
 
-def _linux_parts(config: Config, target: BuildTarget) -> list[Part]:
+def _linux_parts(config: Config, target: BuildTarget) -> list[RuntimePart]:
     runner = _runner_part(config, target)
     names = [name for name in EXECUTORCH_LIBRARIES if name != _QNN_BACKEND]
     try:
         folder = planned_aarch64_executorch(config.cache_dir) / "lib"
     except MissingToolError as error:
-        return [runner, *(Part(name, None, target.machine, repair_of(error)) for name in names)]
-    return [runner, *(Part(name, folder / name, target.machine, runner.get, absent="not built") for name in names)]
+        return [runner, *(RuntimePart(name, None, target.machine, repair_of(error)) for name in names)]
+    return [runner, *(RuntimePart(name, folder / name, target.machine, runner.get, absent="not built") for name in names)]
 
 
-def _runner_part(config: Config, target: BuildTarget) -> Part:
+def _runner_part(config: Config, target: BuildTarget) -> RuntimePart:
     try:
         build = planned_native(config.cache_dir, target.name, android=android_kit(config))
     except MissingToolError as error:
-        return Part(RUNNER, None, target.machine, repair_of(error))
-    return Part(RUNNER, build.runner, target.machine, _build_command(target), absent="not built")
+        return RuntimePart(RUNNER, None, target.machine, repair_of(error))
+    return RuntimePart(RUNNER, build.runner, target.machine, _build_command(target), absent="not built")
 
 
 def _build_command(target: BuildTarget) -> str:

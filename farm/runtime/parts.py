@@ -11,7 +11,7 @@ from farm.runtime.native.elf import AARCH64, HEXAGON, MACHINES, ElfHeader, read_
 from farm.runtime.signing.record import find_signing_fault
 
 
-class Fault(msgspec.Struct, frozen=True):
+class FileFault(msgspec.Struct, frozen=True):
     """What is wrong with a file, and the one thing to do about it."""
 
     problem: str
@@ -20,7 +20,7 @@ class Fault(msgspec.Struct, frozen=True):
     """The problem in a word or two."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class RuntimePart(msgspec.Struct, frozen=True):
     """One file of a runtime."""
 
     name: str
@@ -45,36 +45,36 @@ class Part(msgspec.Struct, frozen=True):
     """What to call it when it is not there."""
 
 
-def find_fault(part: Part) -> Fault | None:
+def find_fault(part: RuntimePart) -> FileFault | None:
     """Return what is wrong with the file, None when nothing is."""
     if part.path is None or not part.path.is_file():
         looked = f" (looked for {part.path})" if part.path else ""
-        return Fault(f"{part.name} is {part.absent}{looked}", part.get, part.absent)
+        return FileFault(f"{part.name} is {part.absent}{looked}", part.get, part.absent)
     try:
         header = read_elf(part.path)
         return _find_wrong(part, header) or (_find_unsigned(part, part.path, header) if part.signs else None)
     except ConfigError as error:
-        return Fault(error.problem, part.get, "damaged")
+        return FileFault(error.problem, part.get, "damaged")
     except OSError as error:
-        return Fault(f"cannot be read: {error.strerror}", f"make {part.path} readable for you", "unreadable")
+        return FileFault(f"cannot be read: {error.strerror}", f"make {part.path} readable for you", "unreadable")
 
 
-def _find_wrong(part: Part, header: ElfHeader) -> Fault | None:
+def _find_wrong(part: RuntimePart, header: ElfHeader) -> FileFault | None:
     if header.machine != part.machine:
         problem = f"is made for {header.machine_name}, expected {MACHINES[part.machine]}"
-        return Fault(problem, part.get, "wrong CPU")
+        return FileFault(problem, part.get, "wrong CPU")
     arch = header.hexagon_arch
     if part.hexagon in (0, arch) or (not part.exact and 0 < arch < part.hexagon):
         return None
     kind = "a skel" if part.name.endswith("Skel.so") else "made"
     needs = f"V{part.hexagon}" + ("" if part.exact else " or older")
     problem = f"is {kind} for V{arch} (e_flags {header.flags:#x}), {part.soc or 'the device'} needs {needs}"
-    return Fault(problem, "the SDK's files are mixed up; unpack it again" if part.exact else part.get, "wrong arch")
+    return FileFault(problem, "the SDK's files are mixed up; unpack it again" if part.exact else part.get, "wrong arch")
 
 
-def _find_unsigned(part: Part, path: Path, header: ElfHeader) -> Fault | None:
+def _find_unsigned(part: RuntimePart, path: Path, header: ElfHeader) -> FileFault | None:
     if not header.signed:
-        return Fault("is not signed and LPAI loads signed files only", part.get, "unsigned")
+        return FileFault("is not signed and LPAI loads signed files only", part.get, "unsigned")
     found = find_signing_fault(path, part.unsigned)
     if found is None:
         return None
@@ -83,7 +83,7 @@ def _find_unsigned(part: Part, path: Path, header: ElfHeader) -> Fault | None:
         repair = f"{part.signs} --adopt"
     elif found.adopted:
         repair = f"have it signed anew where it came from and run '{part.signs} --adopt', or run '{part.signs} --force'"
-    return Fault(found.problem, repair, found.kind)
+    return FileFault(found.problem, repair, found.kind)
 
 
 def made_for(path: Path) -> str:
@@ -95,6 +95,6 @@ def made_for(path: Path) -> str:
     return f"Hexagon V{header.hexagon_arch}" if header.machine == HEXAGON else header.machine_name
 
 
-def library(name: str, path: Path | None, get: str, absent: str = "missing") -> Part:
+def library(name: str, path: Path | None, get: str, absent: str = "missing") -> RuntimePart:
     """Return a library or a program for the device's processor."""
-    return Part(name, path, AARCH64, get, absent=absent)
+    return RuntimePart(name, path, AARCH64, get, absent=absent)

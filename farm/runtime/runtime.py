@@ -18,7 +18,7 @@ from farm.runtime.native.elf import X86_64
 from farm.runtime.native.hashes import hash_files
 from farm.runtime.native.targets import ANDROID, LINUX_AARCH64, OE_LINUX, RUNNER, TARGETS, BuildTarget, Kind, Mode
 from farm.runtime.packages import package_folder, package_version
-from farm.runtime.parts import Part, find_fault
+from farm.runtime.parts import RuntimePart, find_fault
 from farm.runtime.qnn_sdk import GET_SDK, QnnFiles, release_of, sdk_version
 from farm.runtime.simulator import LIBRARY, TARGET, host_sdk
 from farm.suites.socs import Soc, check_backend
@@ -103,7 +103,7 @@ def simulator_runtime(
     return _runtime(cache_dir, files, RUNNER, versions, "simulator", needs_root=known.needs_root)
 
 
-def rehearsal_parts(soc: Soc, backend: str, sdk_root: Path | None) -> tuple[Part, ...]:
+def rehearsal_parts(soc: Soc, backend: str, sdk_root: Path | None) -> tuple[RuntimePart, ...]:
     """Return what a virtual device needs of an SDK to rehearse `backend` of `soc`. Raises IllegalTargetError."""
     known = check_backend(soc, backend)
     wanted = known.host_library.name if known.host_library else ""
@@ -113,7 +113,7 @@ def rehearsal_parts(soc: Soc, backend: str, sdk_root: Path | None) -> tuple[Part
     if folder is not None:
         patterns = (wanted.replace(".so", "*.so"), *_SIMULATOR_LIBRARIES)
         names |= dict.fromkeys(path.name for pattern in patterns for path in sorted(folder.glob(pattern)))
-    libraries = [Part(name, folder / name if folder else None, X86_64, get) for name in names]
+    libraries = [RuntimePart(name, folder / name if folder else None, X86_64, get) for name in names]
     return (*libraries, signed_skel(soc, QnnFiles(get, sdk_root)))
 
 
@@ -253,7 +253,7 @@ def _runtime(
     )
 
 
-def _complete(soc: Soc, backend: str, parts: Sequence[Part]) -> dict[str, Path]:
+def _complete(soc: Soc, backend: str, parts: Sequence[RuntimePart]) -> dict[str, Path]:
     """Return the files by name. Raises MissingToolError that names all that are not there, ConfigError."""
     missing = [fault for part in parts if part.path is None or not part.path.is_file() if (fault := find_fault(part))]
     if missing:

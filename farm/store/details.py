@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.program.layers import Step
+from farm.program.layers import LayerStep
 from farm.results.attempt import Attempt, LayerComparison, OperatorProfile
 from farm.store import values
 
@@ -63,10 +63,10 @@ def layer_rows(attempt_id: int, layers: Sequence[LayerComparison]) -> list[dict[
 
 
 def operators_of(rows: Iterable[Sequence[Any]]) -> dict[int, tuple[OperatorProfile, ...]]:
-    """Return profiles by attempt id; `rows` are whole ones of the table, ordered by position."""
+    """Return profiles by attempt id; `rows` are ordered by position."""
     found: dict[int, list[OperatorProfile]] = {}
     # Unpacked, which is quicker than by name: a run may have a hundred thousand rows.
-    for attempt_id, _, node, delegate, unit, n, p50, least, greatest, share in rows:
+    for attempt_id, node, delegate, unit, n, p50, least, greatest, share in rows:
         if None in (p50, least, greatest, share):
             p50, least, greatest, share = (  # noqa: PLW2901 - here, NULL can only have been NaN
                 math.nan if time is None else time for time in (p50, least, greatest, share)
@@ -86,7 +86,7 @@ def layers_of(rows: Iterable[Row[Any]]) -> dict[int, tuple[LayerComparison, ...]
             **dict.fromkeys(row.nan_figures, math.nan),
         }
         found.setdefault(row.attempt_id, []).append(
-            LayerComparison(row.layer, row.operator, Step(row.step), diverges=row.diverges, **figures)
+            LayerComparison(row.layer, row.operator, LayerStep(row.step), diverges=row.diverges, **figures)
         )
     return {attempt_id: tuple(layers) for attempt_id, layers in found.items()}
 

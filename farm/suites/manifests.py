@@ -72,7 +72,7 @@ class _Include(_Table, frozen=True):
     precisions: tuple[str, ...] = ()
 
 
-class _Manifest(_Table, frozen=True):
+class _SuiteManifest(_Table, frozen=True):
     suite: _SuiteTable
     case: dict[str, _CaseTable] = {}
     include: tuple[_Include, ...] = ()
@@ -85,7 +85,7 @@ def load_suite(manifest: Path, including: tuple[Path, ...] = ()) -> Suite:
     `including` are the manifests that brought us here.
     """
     try:
-        table = msgspec.toml.decode(manifest.read_bytes(), type=_Manifest)
+        table = msgspec.toml.decode(manifest.read_bytes(), type=_SuiteManifest)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ConfigError(manifest, "", str(error)) from None
     except OSError as error:

@@ -16,7 +16,7 @@ from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key, relevant_versions
 from farm.bundles.leftovers import leftovers
 from farm.compile.pool import BuilderPool, MemoryLimits
-from farm.compile.protocol import Reply, Request
+from farm.compile.protocol import BuildReply, BuildRequest
 from farm.suites.suite import Case, InputSpec, Job, Target
 from farm.system.processes import Supervisor
 
@@ -118,22 +118,22 @@ class Builds:
     def request(
         self, module: str, *, args: tuple[object, ...] = (), samples: int = 1, precision: str = "8a8w",
         backend: str = "htp",
-    ) -> Request:  # fmt: skip
+    ) -> BuildRequest:  # fmt: skip
         case = Case(
             suite="s", name="c", module=module, args=args, inputs=(InputSpec(shape=(1, 3, 8, 8)),), samples=samples,
             folder=str(self.folder),
         )  # fmt: skip
         job = Job(case, Target("SM8650", backend, precision))
         key = bundle_key(job, self.tools.versions)
-        return Request(job, key, self.tools.versions, str(self.scratch / f"{key[:8]}.log"))
+        return BuildRequest(job, key, self.tools.versions, str(self.scratch / f"{key[:8]}.log"))
 
     def run(
         self,
-        *requests: Request,
+        *requests: BuildRequest,
         width: int = 2,
         meanwhile: Callable[[Supervisor, BuilderPool], None] | None = None,
-    ) -> list[Reply]:
-        replies: list[Reply] = []
+    ) -> list[BuildReply]:
+        replies: list[BuildReply] = []
         with Supervisor() as supervisor:
             pool = BuilderPool(
                 requests, width=width, limits=self.limits, cache_root=self.cache.root, env=self.tools.env,
@@ -158,7 +158,7 @@ def builds(tools: Toolchain, tmp_path: Path) -> Builds:
 
 
 @pytest.fixture(scope="module")
-def mixed(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> tuple[Builds, dict[str, Reply]]:
+def mixed(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> tuple[Builds, dict[str, BuildReply]]:
     """One pool, good and bad jobs side by side; loading torch for every test would take a minute."""
     folder = tmp_path_factory.mktemp("mixed")
     builds = Builds(tools, folder / "cache", folder)
@@ -175,7 +175,7 @@ def mixed(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> tuple[B
     return builds, dict(zip(keys, replies, strict=True))
 
 
-def test_a_module_becomes_a_bundle_with_inputs_and_both_references(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+def test_a_module_becomes_a_bundle_with_inputs_and_both_references(mixed: tuple[Builds, dict[str, BuildReply]]) -> None:
     builds, replies = mixed
     reply = replies[".ops:TwoOut"]
     assert reply.ok, reply.reason
@@ -200,7 +200,7 @@ def test_a_module_becomes_a_bundle_with_inputs_and_both_references(mixed: tuple[
     assert (bundle.folder / "build.log").stat().st_size > 0
 
 
-def test_on_the_cpu_nothing_is_quantized_and_no_qnn_takes_part(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+def test_on_the_cpu_nothing_is_quantized_and_no_qnn_takes_part(mixed: tuple[Builds, dict[str, BuildReply]]) -> None:
     builds, replies = mixed
     reply = replies[".ops:TwoOut on the CPU"]
     assert reply.ok, reply.reason
@@ -219,7 +219,7 @@ def test_on_the_cpu_nothing_is_quantized_and_no_qnn_takes_part(mixed: tuple[Buil
     np.testing.assert_array_equal(bundle.reference("fp32", 0, 0), np.maximum(x, 0))
 
 
-def test_what_xnnpack_does_not_take_stays_an_operator(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+def test_what_xnnpack_does_not_take_stays_an_operator(mixed: tuple[Builds, dict[str, BuildReply]]) -> None:
     builds, replies = mixed
     reply = replies[".ops:NoDelegate on the CPU"]
     assert reply.ok, reply.reason
@@ -229,7 +229,7 @@ def test_what_xnnpack_does_not_take_stays_an_operator(mixed: tuple[Builds, dict[
     assert bundle.manifest.fallback_ops == {"aten.cumsum.default": 1}
 
 
-def test_fp16_is_not_quantized_either(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+def test_fp16_is_not_quantized_either(mixed: tuple[Builds, dict[str, BuildReply]]) -> None:
     builds, replies = mixed
     assert replies["fp16"].ok, replies["fp16"].reason
     bundle = builds.cache.lookup(replies["fp16"].key)
@@ -237,7 +237,7 @@ def test_fp16_is_not_quantized_either(mixed: tuple[Builds, dict[str, Reply]]) ->
     assert (bundle.manifest.references, bundle.manifest.delegates) == (("fp32",), {"QnnBackend": 1})
 
 
-def test_a_refusal_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+def test_a_refusal_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[str, BuildReply]]) -> None:
     builds, replies = mixed
     assert replies[".ops:Noisy"].reason == "ValueError: two lines"
     assert "Traceback" in Path(builds.request(".ops:Noisy", samples=2).log).read_text()
@@ -247,7 +247,7 @@ def test_a_refusal_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[
     assert not any(reply.infra for reply in replies.values())
 
 
-def test_a_module_that_eats_all_memory_fails_alone(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+def test_a_module_that_eats_all_memory_fails_alone(mixed: tuple[Builds, dict[str, BuildReply]]) -> None:
     _, replies = mixed
     eater = replies[".ops:EatsMemory"]
     assert (eater.ok, eater.infra) == (False, False)
@@ -257,7 +257,7 @@ def test_a_module_that_eats_all_memory_fails_alone(mixed: tuple[Builds, dict[str
     assert replies[".ops:TwoOut"].ok
 
 
-def test_a_crash_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+def test_a_crash_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[str, BuildReply]]) -> None:
     _, replies = mixed
     crash = replies[".ops:Crash"]
     assert (crash.ok, crash.infra) == (False, False)
@@ -266,7 +266,7 @@ def test_a_crash_of_the_compiler_is_that_jobs_alone(mixed: tuple[Builds, dict[st
     assert replies[".ops:TwoOut"].ok
 
 
-def test_a_compiler_that_calls_exit_is_that_jobs_alone(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+def test_a_compiler_that_calls_exit_is_that_jobs_alone(mixed: tuple[Builds, dict[str, BuildReply]]) -> None:
     builds, replies = mixed
     for how in ("sys.exit", "os._exit", "exit"):
         reply = replies[how]
@@ -274,7 +274,7 @@ def test_a_compiler_that_calls_exit_is_that_jobs_alone(mixed: tuple[Builds, dict
     assert builds.started.count(replies["os._exit"].key) == 1
 
 
-def test_nothing_is_left_by_compiles_whatever_ended_them(mixed: tuple[Builds, dict[str, Reply]]) -> None:
+def test_nothing_is_left_by_compiles_whatever_ended_them(mixed: tuple[Builds, dict[str, BuildReply]]) -> None:
     builds, _ = mixed
     assert left(builds.cache.root) == []
 
@@ -328,7 +328,7 @@ def test_every_job_has_its_own_answer_also_when_its_builder_could_not_be_looked_
     assert said == {request.key: f"ValueError: number {n}" for n, request in enumerate(requests)}
 
 
-def _leaving(builds: Builds) -> list[Request]:
+def _leaving(builds: Builds) -> list[BuildRequest]:
     return [builds.request(".ops:Leaves700MB", args=(n,), precision="fp32", backend="xnnpack") for n in range(2)]
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.cli.running.debug import _csv, _json, _text, check_writable
+from farm.cli.running.debug import _csv, _data, _text, check_writable
 from farm.errors import UsageError
-from farm.program.layers import INPUT, Gap, Layer, Step
+from farm.program.layers import INPUT, Gap, Layer, LayerStep
 from farm.replay.debug import DebuggedLayer, DebugOutcome, describe
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.layers import diagnose
+from farm.system.text import json_document
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
@@ -73,12 +74,12 @@ def gap(db: float, mse: float = 0.00012345) -> Gap:
 def outcome(*, device: bool) -> DebugOutcome:
     """A convolution that the compiler breaks, under a name that is as long as such names are."""
     name = "aten__native_batch_norm_legit_no_training_default_12"
-    known = list(Step) if device else [Step.QUANTIZATION, Step.COMPILER]
+    known = list(LayerStep) if device else [LayerStep.QUANTIZATION, LayerStep.COMPILER]
     good = {step: gap(40.0) for step in known}
     layers = [
-        Layer("x", INPUT, (), {Step.QUANTIZATION: gap(43.0)}),
-        Layer("aten_view_copy_default", "aten.view_copy.default", ("x",), {**good, Step.COMPILER: Gap(0, math.inf, 1)}),
-        Layer(name, "aten.norm", ("aten_view_copy_default",), {**good, Step.COMPILER: gap(-3.25, 12345.0)}),
+        Layer("x", INPUT, (), {LayerStep.QUANTIZATION: gap(43.0)}),
+        Layer("aten_view_copy_default", "aten.view_copy.default", ("x",), {**good, LayerStep.COMPILER: Gap(0, math.inf, 1)}),
+        Layer(name, "aten.norm", ("aten_view_copy_default",), {**good, LayerStep.COMPILER: gap(-3.25, 12345.0)}),
         Layer("fused", "aten.relu.default", (name,), {}),
     ]
     diagnosis = diagnose(layers)
@@ -132,7 +133,7 @@ def test_csv_and_json_have_every_layer_and_figure() -> None:
     assert rows[2]["compiler_diverges"] == "True"
     assert rows[2]["inspector_sqnr_db"] == "39.0"
     assert rows[3]["compiler_mse"] == ""
-    told = json.loads(_json(outcome(device=True), 3))
+    told = json.loads(json_document(_data(outcome(device=True), 3)))
     assert (told["schema"], told["sample"], told["first"]["step"]) == (1, 3, "compiler")
     assert told["layers"][1]["compiler"]["sqnr_db"] == "inf"
     assert told["layers"][3]["device"] is None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attached import until
 
-from farm.compile.protocol import Reply
+from farm.compile.protocol import BuildReply
 from farm.device_run.builds import builds_folder, has_reply
 from farm.run.compiling import _Builds
 
@@ -33,7 +33,7 @@ def builds(folder: Path) -> _Builds:
 
 
 def test_a_reply_that_cannot_be_written_is_left_as_soon_as_it_can(tmp_path: Path) -> None:
-    ending = threading.Thread(target=builds(tmp_path).ended, args=(Reply(KEY, ok=True, seconds=1.0),))
+    ending = threading.Thread(target=builds(tmp_path).ended, args=(BuildReply(KEY, ok=True, seconds=1.0),))
     ending.start()
     # There is no folder for it yet, as there may be no room.
     ending.join(0.7)
@@ -46,5 +46,5 @@ def test_a_reply_that_cannot_be_written_is_left_as_soon_as_it_can(tmp_path: Path
 def test_nobody_keeps_at_a_reply_that_is_not_waited_for_any_more(tmp_path: Path) -> None:
     several = builds(tmp_path)
     several.over.set()
-    several.ended(Reply(KEY, ok=True, seconds=1.0))
+    several.ended(BuildReply(KEY, ok=True, seconds=1.0))
     assert not has_reply(tmp_path, KEY)

@@ -14,10 +14,10 @@ import pytest
 from attached import attach
 from farm_home import FarmHome, processes_of
 
-from farm.compile.debug.protocol import Reply
+from farm.compile.debug.protocol import DebugReply
 from farm.config.settings import load_config
 from farm.errors import UsageError
-from farm.program.layers import Step
+from farm.program.layers import LayerStep
 from farm.replay.debug import DebugRequest, debug
 from farm.replay.debug_job import find_job
 from farm.results.attempt import Stage, Verdict
@@ -111,7 +111,7 @@ def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite
     assert (job.id, attempt.verdict) == ("wrong/broken[SM8650-htp-8a8w]", Verdict.FAILED)
     assert "aten_convolution_default_1" in attempt.reason
     [marked] = [row for row in attempt.layers if row.diverges]
-    assert (marked.layer, marked.step) == ("aten_convolution_default_1", Step.COMPILER)
+    assert (marked.layer, marked.step) == ("aten_convolution_default_1", LayerStep.COMPILER)
     shown = home.farm("report", "latest", "--json")
     assert '"aten_convolution_default_1"' in shown.stdout
     assert not list((home.cache / "virtual").glob("debug-*"))
@@ -129,11 +129,11 @@ def test_an_attached_device_is_a_third_way_to_compute_every_layer(
     assert outcome.attempt is not None
     assert outcome.attempt.device == "virtual-SM8650-0"
     rows = {(row.layer, row.step): row for row in outcome.attempt.layers}
-    by_step = [{layer for layer, step in rows if step == wanted} for wanted in (Step.COMPILER, Step.DEVICE)]
+    by_step = [{layer for layer, step in rows if step == wanted} for wanted in (LayerStep.COMPILER, LayerStep.DEVICE)]
     assert by_step[0] == by_step[1] != set()
-    assert {row.mse for row in outcome.attempt.layers if row.step == Step.DEVICE} == {0.0}
+    assert {row.mse for row in outcome.attempt.layers if row.step == LayerStep.DEVICE} == {0.0}
     [marked] = [row for row in outcome.attempt.layers if row.diverges]
-    assert (marked.layer, marked.step) == ("aten_convolution_default_1", Step.COMPILER)
+    assert (marked.layer, marked.step) == ("aten_convolution_default_1", LayerStep.COMPILER)
 
 
 def test_ctrl_c_ends_it_all_and_says_so(home: FarmHome, suite: Path) -> None:
@@ -164,7 +164,7 @@ def test_ctrl_c_ends_it_all_and_says_so(home: FarmHome, suite: Path) -> None:
 class CompilerStub:
     """Stands in for the compiler process: what it does not compile takes as long as what it does."""
 
-    reply = Reply(ok=False)
+    reply = DebugReply(ok=False)
 
     def __init__(self, *_: object) -> None:
         pass
@@ -172,16 +172,16 @@ class CompilerStub:
     def send(self, request: object) -> None:
         pass
 
-    def receive(self, timeout_s: float) -> Reply:
+    def receive(self, timeout_s: float) -> DebugReply:
         del timeout_s
         return self.reply
 
 
 @pytest.fixture
-def stubbed(suite: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Reply], tuple[int, RunView]]:
+def stubbed(suite: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[DebugReply], tuple[int, RunView]]:
     monkeypatch.setattr("farm.compile.debug.process.DebugProcess", CompilerStub)
 
-    def run(reply: Reply) -> tuple[int, RunView]:
+    def run(reply: DebugReply) -> tuple[int, RunView]:
         monkeypatch.setattr(CompilerStub, "reply", reply)
         config = load_config()
         job = find_job(config, f"{suite}/broken[SM8650-htp-8a8w]")
@@ -200,14 +200,14 @@ def stubbed(suite: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Reply], t
 @pytest.mark.parametrize(
     ("reply", "verdict", "code"),
     [
-        (Reply(ok=False, reason="ValueError: no such shape"), Verdict.FAILED, 1),
-        (Reply(ok=False, reason="the compiler process ended with signal 9", infra=True), Verdict.INFRA, 4),
-        (Reply(ok=False, reason="the program has 2 partitions", refused=True), Verdict.SKIPPED, 2),
+        (DebugReply(ok=False, reason="ValueError: no such shape"), Verdict.FAILED, 1),
+        (DebugReply(ok=False, reason="the compiler process ended with signal 9", infra=True), Verdict.INFRA, 4),
+        (DebugReply(ok=False, reason="the program has 2 partitions", refused=True), Verdict.SKIPPED, 2),
     ],
     ids=["fails", "killed", "refused"],
 )
 def test_what_is_not_compiled_is_recorded_with_its_reason_and_its_exit_code(
-    stubbed: Callable[[Reply], tuple[int, RunView]], reply: Reply, verdict: Verdict, code: int
+    stubbed: Callable[[DebugReply], tuple[int, RunView]], reply: DebugReply, verdict: Verdict, code: int
 ) -> None:
     returned, view = stubbed(reply)
     [attempt] = view.jobs[0].attempts

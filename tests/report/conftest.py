@@ -14,10 +14,10 @@ from farm.results.attempt import (
     Comparison,
     Direction,
     LayerComparison,
+    LayerStep,
     Measurement,
     OperatorProfile,
     Stage,
-    Step,
     Verdict,
 )
 from farm.store.view import CaseResult, DeviceView, JobView, RunView
@@ -237,9 +237,9 @@ def layers() -> tuple[LayerComparison, ...]:
         operator = f"aten.{name.removesuffix('_1')}.default"
         broken = place >= 3
         found += [
-            LayerComparison(f"aten_{name}_default", operator, Step.QUANTIZATION, 0.0004, 38.0 - place, 0.9999),
+            LayerComparison(f"aten_{name}_default", operator, LayerStep.QUANTIZATION, 0.0004, 38.0 - place, 0.9999),
             LayerComparison(
-                f"aten_{name}_default", operator, Step.COMPILER, 0.9 if broken else 1e-6,
+                f"aten_{name}_default", operator, LayerStep.COMPILER, 0.9 if broken else 1e-6,
                 4.1 if broken else float("inf"), 0.71 if broken else 1.0, diverges=place == 3,
             ),
         ]  # fmt: skip
@@ -282,7 +282,7 @@ def hostile() -> RunView:
         f"log {evil} {{{{ 7*7 }}}}\n</pre><script>window.pwned=3</script>\ud800", (f"note {evil}",),
         (OperatorProfile(evil, evil, evil, 1, float("nan"), float("-inf"), float("inf"), float("nan")),
          OperatorProfile(f"whole call: {evil}", evil, evil, 2, 1e300, 0.0, 1e300, 7.0)),
-        (LayerComparison(evil, evil, Step.DEVICE, float("nan"), float("-inf"), None, diverges=True),),
+        (LayerComparison(evil, evil, LayerStep.DEVICE, float("nan"), float("-inf"), None, diverges=True),),
     )  # fmt: skip
     known = msgspec.structs.replace(attempt, known_issue=f"known {evil}")
     lost = msgspec.structs.replace(attempt, verdict=Verdict.INFRA)

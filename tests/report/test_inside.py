@@ -7,7 +7,7 @@ from html import unescape
 import msgspec
 import pytest
 
-from farm.program.layers import Step
+from farm.program.layers import LayerStep
 from farm.report.html.page_of_run import render_html
 from farm.report.model.data import parse_json, render_json
 from farm.report.model.profile_tables import ROW_LIMITS, SHOWN_JOBS, layer_table, operator_tables, row_limit
@@ -33,12 +33,12 @@ def test_many_profiles_have_short_tables() -> None:
     assert ROW_LIMITS[0] < row_limit(300) == row_limit(100_000) <= ROW_LIMITS[1]
 
 
-def compared(layer: str, step: Step, *, diverges: bool = False) -> LayerComparison:
+def compared(layer: str, step: LayerStep, *, diverges: bool = False) -> LayerComparison:
     return LayerComparison(layer, "aten.x.default", step, 0.1, 3.0, 0.5, diverges=diverges)
 
 
 def test_the_first_divergence_is_that_of_the_first_layer_and_there_of_the_first_step() -> None:
-    q, c = Step.QUANTIZATION, Step.COMPILER
+    q, c = LayerStep.QUANTIZATION, LayerStep.COMPILER
     late_first = [compared("a", q), compared("a", c, diverges=True), compared("b", q, diverges=True), compared("b", c)]
     table = layer_table(late_first)
     assert table.steps == (q, c)
@@ -51,7 +51,7 @@ def test_the_first_divergence_is_that_of_the_first_layer_and_there_of_the_first_
 
 
 def test_a_layer_that_a_step_does_not_have_leaves_its_place_empty() -> None:
-    table = layer_table([compared("a", Step.QUANTIZATION), compared("b", Step.DEVICE)])
+    table = layer_table([compared("a", LayerStep.QUANTIZATION), compared("b", LayerStep.DEVICE)])
     assert [[one is not None for one in row.steps] for row in table.rows] == [[True, False], [False, True]]
 
 

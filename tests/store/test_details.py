@@ -12,7 +12,7 @@ from alembic.config import Config
 from sqlalchemy import MetaData, create_engine, select
 
 from farm.errors import StoreError, UnknownNameError, UsageError
-from farm.program.layers import Step
+from farm.program.layers import LayerStep
 from farm.results.attempt import LayerComparison, OperatorProfile
 from farm.store import rows, schema, values
 from farm.store.records import ArtifactRecord, RunRecord
@@ -29,9 +29,9 @@ OPERATORS = (
     OperatorProfile("aten_relu_default:OpId_80", "QnnBackend[0]", "cycles", 6, 0.0, 0.0, float(2**63), 0.25),
 )
 LAYERS = (
-    LayerComparison("aten_conv_default", "aten.conv.default", Step.QUANTIZATION, 0.5, 30.25, 0.999),
-    LayerComparison("aten_conv_default", "aten.conv.default", Step.COMPILER, 0.0, math.inf, None, diverges=True),
-    LayerComparison("aten_relu_default", "aten.relu.default", Step.DEVICE, None, -math.inf, None),
+    LayerComparison("aten_conv_default", "aten.conv.default", LayerStep.QUANTIZATION, 0.5, 30.25, 0.999),
+    LayerComparison("aten_conv_default", "aten.conv.default", LayerStep.COMPILER, 0.0, math.inf, None, diverges=True),
+    LayerComparison("aten_relu_default", "aten.relu.default", LayerStep.DEVICE, None, -math.inf, None),
 )
 ETDUMP = ArtifactRecord("e" * 64, 5_688, "etdump")
 
@@ -60,8 +60,8 @@ def test_figures_that_are_no_numbers_come_back(store: Store, make: type[Make]) -
         job,
         operators=(OperatorProfile("x", "", "us", 1, nan, -inf, inf, nan),),
         layers=(
-            LayerComparison("x", "y", Step.COMPILER, nan, nan, None),
-            LayerComparison("x", "y", Step.DEVICE, inf, None, nan),
+            LayerComparison("x", "y", LayerStep.COMPILER, nan, nan, None),
+            LayerComparison("x", "y", LayerStep.DEVICE, inf, None, nan),
         ),
     )
     store.record_attempt(run_id, attempt)
@@ -79,7 +79,7 @@ def test_hostile_names_and_numbers_of_rows_are_bounded(
     job = make.job()
     run_id = make.begin(store, job)
     operator = OperatorProfile(evil, evil, evil, 1, 1.0, 1.0, 1.0, 1.0)
-    layer = LayerComparison(evil, evil, Step.COMPILER, 1.0, 1.0, 1.0)
+    layer = LayerComparison(evil, evil, LayerStep.COMPILER, 1.0, 1.0, 1.0)
     store.record_attempt(run_id, make.attempt(job, operators=(operator,) * 25, layers=(layer,) * 35))
     (back,) = store.runs.view(run_id).jobs[0].attempts
     assert (len(back.operators), len(back.layers)) == (20, 30)

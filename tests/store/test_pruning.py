@@ -16,7 +16,7 @@ from old_store import snapshot
 from sqlalchemy import update
 
 from farm.config.retention import Kept, Rules
-from farm.results.attempt import LayerComparison, OperatorProfile, Step, Verdict
+from farm.results.attempt import LayerComparison, LayerStep, OperatorProfile, Verdict
 from farm.store import schema
 from farm.store.artifacts import GRACE_S, ArtifactStore
 from farm.store.records import ArtifactRecord, NewAlert, Remark, RunRecord
@@ -48,7 +48,7 @@ def run(store: Store, make: type[Make], days: float, *jobs: Job, **changes: str)
         attempt = make.attempt(
             job, verdict=verdict, started_ms=started_ms, comparisons=(make.comparison(),),
             operators=(OperatorProfile("n", "d", "ns", 1, 1.0, 1.0, 1.0, 1.0),),
-            layers=(LayerComparison("a", "relu", Step.DEVICE, 1.0, 1.0, 1.0),),
+            layers=(LayerComparison("a", "relu", LayerStep.DEVICE, 1.0, 1.0, 1.0),),
         )  # fmt: skip
         store.record_attempt(run_id, attempt, artifacts=[ETDUMP, ArtifactRecord(own(run_id), 7, "output")])
     store.finish_run(run_id, 0)

@@ -14,10 +14,10 @@ from farm.results.attempt import (
     Cause,
     Direction,
     LayerComparison,
+    LayerStep,
     Measurement,
     OperatorProfile,
     Stage,
-    Step,
     Verdict,
 )
 from farm.store.records import ArtifactRecord, RunRecord
@@ -110,8 +110,8 @@ def everything(store: Store, make: type[Make]) -> list[str]:
             OperatorProfile("inf", "", "ns", 2, NAN, NAN, NAN, NAN),
         ),
         layers=(
-            LayerComparison("a", "aten.relu", Step.COMPILER, NAN, INF, None, diverges=True),
-            LayerComparison("b", "aten.relu", Step.DEVICE, 1e-9, None, 0.3),
+            LayerComparison("a", "aten.relu", LayerStep.COMPILER, NAN, INF, None, diverges=True),
+            LayerComparison("b", "aten.relu", LayerStep.DEVICE, 1e-9, None, 0.3),
         ),
     )  # fmt: skip
     kept = [ArtifactRecord("e" * 64, 2**40, "etdump"), ArtifactRecord("d" * 64, 0, "optrace:x.json")]

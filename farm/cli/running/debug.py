@@ -7,52 +7,48 @@ import errno
 import io
 import math
 import os
-import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.cli.options import config_option
-from farm.cli.output import as_called, echo, json_text, write_file
+from farm.cli.options import FILE, json_option, soc_option, timeout_option
+from farm.cli.output import as_called, echo, notice, show, write_file
 from farm.config.settings import load_config
 from farm.errors import UsageError
+from farm.report.terminal.layout import WIDTH, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from farm.program.layers import Gap, Step
+    from farm.program.layers import Gap, LayerStep
     from farm.replay.debug import DebugOutcome
 
-_WIDTH = 80
 _FIGURES = 21
-_NAME = _WIDTH - 2 * _FIGURES
+_NAME = WIDTH - 2 * _FIGURES
 
 
 @click.command("debug")
 @click.argument("job")
-@click.option("--soc", help="SoC, where JOB has no target.")
+@soc_option("SoC, where JOB has no target.")
 @click.option("--precision", help="Precision, where JOB has no target and the case has several.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
 @click.option("--virtual", is_flag=True, help="Run on the HTP simulator only: no device, and no column for it.")
 @click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="Which of the inputs of the case.")  # fmt: skip
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=600.0, show_default=True,
-              metavar="SECONDS", help="Longest that the job may take on one device.")  # fmt: skip
-@click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here too.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
-@config_option
+@timeout_option("Longest that the job may take on one device.", 600.0)
+@click.option("--csv", "csv_file", type=FILE, help="Write the figures here too.")
+@json_option("Print everything as JSON instead of a table.")
 def command(
     job: str,
-    soc: str | None,
-    precision: str | None,
-    options: tuple[str, ...],
+    csv_file: Path | None,
+    config_file: Path | None,
+    *,
     virtual: bool,
     sample: int,
     timeout_s: float,
-    csv_file: Path | None,
     as_json: bool,
-    config_file: Path | None,
+    **target: Any,
 ) -> int:
     """Compare the numbers of JOB layer by layer, and name the first layer that goes wrong and the likely cause.
 
@@ -71,7 +67,7 @@ def command(
 
     config = load_config(config_file)
     request = DebugRequest(
-        job=find_job(config, job, soc=soc, precision=precision, options=options),
+        job=find_job(config, job, **target),
         virtual=virtual,
         sample=sample,
         timeout_s=timeout_s,
@@ -79,8 +75,8 @@ def command(
     )
     if csv_file is not None:
         check_writable(csv_file)
-    outcome = debug(config, request, lambda text: echo(f"farm: {text}", err=True))
-    echo(_json(outcome, sample) if as_json else "\n".join(_text(outcome, sample)))
+    outcome = debug(config, request, notice)
+    show(_data(outcome, sample), _text(outcome, sample), as_json=as_json)
     if csv_file is not None:
         write_file(csv_file, _csv(outcome))
         echo(f"csv: {csv_file}", err=True)
@@ -105,20 +101,20 @@ def check_writable(path: Path) -> None:
 
 
 def _text(outcome: DebugOutcome, sample: int) -> list[str]:
-    from farm.program.layers import Step
+    from farm.program.layers import LayerStep
 
     parts = ", ".join(f"{part} {serial}" for part, serial in outcome.devices.items())
     lines = [f"{outcome.job_id}, sample {sample}", *([parts] if parts else [])]
     if outcome.layers:
-        known = [step for step in Step if any(step in row.layer.gaps for row in outcome.layers)]
+        known = [step for step in LayerStep if any(step in row.layer.gaps for row in outcome.layers)]
         lines += ["", *_table(outcome, known), ""]
     return [*lines, *_verdict(outcome), f"report: {outcome.report}"]
 
 
-def _table(outcome: DebugOutcome, known: Sequence[Step]) -> list[str]:
+def _table(outcome: DebugOutcome, known: Sequence[LayerStep]) -> list[str]:
     # Three steps and a name do not fit into a line: the name gets its own.
-    wide = len(known) * _FIGURES > _WIDTH - _NAME
-    indent = _WIDTH - len(known) * _FIGURES
+    wide = len(known) * _FIGURES > WIDTH - _NAME
+    indent = WIDTH - len(known) * _FIGURES
     heads = "".join(f"{step.value:>{_FIGURES}}" for step in known)
     units = "".join(f"{'MSE':>8}{'dB':>6}{'cosine':>7}" for _ in known)
     lines = [" " * indent + heads, f"{'  layer':<{indent}}" + units]
@@ -156,30 +152,30 @@ def _verdict(outcome: DebugOutcome) -> list[str]:
     attempt, diagnosis = outcome.attempt, outcome.diagnosis
     if attempt is None:
         return ["interrupted"]
-    told: list[str] = []
+    lines: list[str] = []
     if diagnosis.first is not None:
         first = diagnosis.first
-        told += [f"first divergence: {first.layer} ({first.operator})", f"likely cause: {first.step} ({first.why})"]
+        lines += [f"first divergence: {first.layer} ({first.operator})", f"likely cause: {first.step} ({first.why})"]
         for step, found in diagnosis.steps.items():
             if found is not first:
-                told.append(f"{step} goes wrong at {found.layer} as well ({found.why})")
+                lines.append(f"{step} goes wrong at {found.layer} as well ({found.why})")
     if attempt.reason and not attempt.reason.startswith("first divergence"):
-        told.append(f"{attempt.verdict}: {attempt.reason}")
-    if not told:
-        told.append("nothing diverges")
+        lines.append(f"{attempt.verdict}: {attempt.reason}")
+    if not lines:
+        lines.append("nothing diverges")
     if "device" not in outcome.devices:
-        told.append("device: none was asked for; the simulator is all that ran")
-    told += [f"note: {note}" for note in attempt.notes]
-    return [line for text in told for line in textwrap.wrap(text, _WIDTH, subsequent_indent="  ")]
+        lines.append("device: none was asked for; the simulator is all that ran")
+    lines += [f"note: {note}" for note in attempt.notes]
+    return [part for line in lines for part in wrapped(line)]
 
 
 def _rows(outcome: DebugOutcome) -> list[dict[str, Any]]:
-    from farm.program.layers import Step
+    from farm.program.layers import LayerStep
 
     rows = []
     for row in outcome.layers:
         line: dict[str, Any] = {"layer": row.layer.name, "operator": row.layer.operator, "inputs": row.layer.inputs}
-        for step in Step:
+        for step in LayerStep:
             found = outcome.diagnosis.steps.get(step)
             line[step.value] = _gap(
                 row.layer.gaps.get(step), diverges=found is not None and found.layer == row.layer.name
@@ -202,9 +198,9 @@ def _plain(value: float | None) -> float | str | None:
     return str(value) if value is not None and math.isinf(value) else value
 
 
-def _json(outcome: DebugOutcome, sample: int) -> str:
+def _data(outcome: DebugOutcome, sample: int) -> dict[str, object]:
     attempt = outcome.attempt
-    data = {
+    return {
         "job": outcome.job_id,
         "run": outcome.run_id,
         "sample": sample,
@@ -218,14 +214,13 @@ def _json(outcome: DebugOutcome, sample: int) -> str:
         "seconds": outcome.seconds,
         "report": str(outcome.report),
     }
-    return json_text(data)
 
 
 def _csv(outcome: DebugOutcome) -> str:
-    from farm.program.layers import Step
+    from farm.program.layers import LayerStep
 
     names = ("mse", "sqnr_db", "cosine", "steps", "problem", "diverges")
-    groups = [*(step.value for step in Step), "inspector"]
+    groups = [*(step.value for step in LayerStep), "inspector"]
     columns = [f"{group}_{name}" for group in groups for name in names if (group, name) != ("inspector", "diverges")]
     text = io.StringIO()
     writer = csv.DictWriter(text, ["layer", "operator", "inputs", *columns], restval="", lineterminator="\n")

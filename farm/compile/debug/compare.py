@@ -22,7 +22,7 @@ from executorch.devtools import Inspector
 
 from farm.compile.debug.compiler import REFERENCE_GRAPH
 from farm.compile.debug.protocol import ComparedLayer, WireGap, to_wire
-from farm.program.layers import INPUT, Step
+from farm.program.layers import INPUT, LayerStep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,19 +73,19 @@ def compare_layers(program: DebugProgram, simulator: Written, device: Written | 
     """Return every layer, in the order of execution, with the gaps of the steps of which both ways are known."""
     simulated = _ran(program, simulator)
     measured = _ran(program, device) if device else {}
-    figures = _Figures(program.edge)
+    figures = _Comparators(program.edge)
     rows = []
     for node in program.nodes:
         gaps: dict[str, WireGap] = {}
         reference = fp32 = program.fp32.layers.get(node.name)
         if program.quantized is not None:
             reference = program.quantized.layers.get(node.name)
-            _put(gaps, Step.QUANTIZATION, figures.gap(fp32, reference, None))
+            _put(gaps, LayerStep.QUANTIZATION, figures.gap(fp32, reference, None))
         handle = node.handle if node.handle is not None else -1
         inspector, ran = simulated.get(handle, (None, None))
         _, hardware = measured.get(handle, (None, None))
-        _put(gaps, Step.COMPILER, figures.gap(reference, ran, node.scale))
-        _put(gaps, Step.DEVICE, figures.gap(ran, hardware, node.scale))
+        _put(gaps, LayerStep.COMPILER, figures.gap(reference, ran, node.scale))
+        _put(gaps, LayerStep.DEVICE, figures.gap(ran, hardware, node.scale))
         rows.append(
             ComparedLayer(node.name, node.operator or INPUT, node.inputs, gaps, figures.gap(inspector, ran, node.scale))
         )
@@ -94,7 +94,7 @@ def compare_layers(program: DebugProgram, simulator: Written, device: Written | 
 
 def missing_layers(program: DebugProgram, layers: tuple[ComparedLayer, ...]) -> list[str]:
     """Return the operators of which nothing was written: on the CPU, fused by QNN, or with several outputs."""
-    seen = {layer.name for layer in layers if Step.COMPILER in layer.gaps}
+    seen = {layer.name for layer in layers if LayerStep.COMPILER in layer.gaps}
     return [node.name for node in program.nodes if node.handle is not None and node.name not in seen]
 
 
@@ -118,7 +118,7 @@ def _ran(program: DebugProgram, written: Written) -> Mapping[int, tuple[torch.Te
     return collector.pairs
 
 
-class _Figures:
+class _Comparators:
     def __init__(self, edge: ExportedProgram) -> None:
         self._mse = QcomMSEComparator(edge_ep=edge)
         self._sqnr = QcomSQNRComparator(edge_ep=edge)
@@ -156,7 +156,7 @@ def _problem(before: torch.Tensor, after: torch.Tensor) -> str:
     return ""
 
 
-def _put(gaps: dict[str, WireGap], step: Step, gap: WireGap | None) -> None:
+def _put(gaps: dict[str, WireGap], step: LayerStep, gap: WireGap | None) -> None:
     if gap is not None:
         gaps[step] = gap
 

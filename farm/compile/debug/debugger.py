@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.bundles.leftovers import work_in
-from farm.compile.debug.protocol import CompareRequest, CompileRequest, Reply
+from farm.compile.debug.protocol import DebugReply, CompareRequest, CompileRequest
 from farm.compile.protocol import exit_reason, reason_of
 from farm.errors import InfraError, UsageError
 
@@ -45,37 +45,37 @@ class Debugger:
     def __init__(self) -> None:
         self._program: DebugProgram | None = None
 
-    def serve(self, request: CompileRequest | CompareRequest) -> Reply:
+    def serve(self, request: CompileRequest | CompareRequest) -> DebugReply:
         """Return how a request went. Raises nothing: whatever a compiler raises is a reply."""
         try:
             if isinstance(request, CompileRequest):
                 return self._compile(request)
             return self._compare(request)
         except UsageError as error:
-            return Reply(ok=False, reason=" ".join(str(error).split()), refused=True)
+            return DebugReply(ok=False, reason=" ".join(str(error).split()), refused=True)
         except (InfraError, MemoryError) as error:
             traceback.print_exc()
-            return Reply(ok=False, reason=reason_of(error), infra=True)
+            return DebugReply(ok=False, reason=reason_of(error), infra=True)
         except SystemExit as error:
             traceback.print_exc()
-            return Reply(ok=False, reason=exit_reason(error.code))
+            return DebugReply(ok=False, reason=exit_reason(error.code))
         except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the verdict of this job
             traceback.print_exc()
-            return Reply(ok=False, reason=reason_of(error))
+            return DebugReply(ok=False, reason=reason_of(error))
 
-    def _compile(self, request: CompileRequest) -> Reply:
+    def _compile(self, request: CompileRequest) -> DebugReply:
         started = time.perf_counter()
         from farm.compile.debug.compiler import compile_debug
 
         seconds = {"imports": time.perf_counter() - started}
         self._program = compile_debug(request.job, request.versions, request.sample, Path(request.folder))
-        return Reply(ok=True, seconds={**seconds, **self._program.seconds}, notes=self._program.notes)
+        return DebugReply(ok=True, seconds={**seconds, **self._program.seconds}, notes=self._program.notes)
 
-    def _compare(self, request: CompareRequest) -> Reply:
+    def _compare(self, request: CompareRequest) -> DebugReply:
         from farm.compile.debug.compare import compare_layers, missing_layers
 
         if self._program is None:
-            return Reply(ok=False, reason="nothing was compiled", infra=True)
+            return DebugReply(ok=False, reason="nothing was compiled", infra=True)
         started = time.perf_counter()
         layers = compare_layers(self._program, request.simulator, request.device)
         notes = []
@@ -83,7 +83,7 @@ class Debugger:
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
             why = "the CPU runs them, the compiler fused them into others, or they have several outputs"
             notes.append(f"nothing was written of {', '.join(missing[:_NAMED])}{more}: {why}")
-        return Reply(ok=True, seconds={"compare": time.perf_counter() - started}, layers=layers, notes=tuple(notes))
+        return DebugReply(ok=True, seconds={"compare": time.perf_counter() - started}, layers=layers, notes=tuple(notes))
 
 
 if __name__ == "__main__":

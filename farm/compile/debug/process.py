@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.compile.debug.protocol import Reply
+from farm.compile.debug.protocol import DebugReply
 from farm.compile.protocol import CRASHES, exit_reason
 
 if TYPE_CHECKING:
@@ -49,21 +49,21 @@ class DebugProcess:
                 pipe.write(msgspec.json.encode(request) + b"\n")
                 pipe.flush()
 
-    def receive(self, timeout_s: float) -> Reply:
+    def receive(self, timeout_s: float) -> DebugReply:
         """Return how the request went; a process that crashes or takes longer is a reply as well."""
         process = self._child.process
         if process.stdout is None:
-            return Reply(ok=False, reason="the debugger has no pipes", infra=True)
+            return DebugReply(ok=False, reason="the debugger has no pipes", infra=True)
         with self._child.limited(timeout_s) as overdue:
             line = process.stdout.readline()
             if line.endswith(b"\n"):
-                return msgspec.json.decode(line, type=Reply)
+                return msgspec.json.decode(line, type=DebugReply)
             # It may have closed its output and hang all the same.
             code = process.wait()
         if overdue.is_set():
-            return Reply(ok=False, reason=f"the compiler did not finish in {timeout_s:g} s and was ended")
+            return DebugReply(ok=False, reason=f"the compiler did not finish in {timeout_s:g} s and was ended")
         if -code in CRASHES:
-            return Reply(ok=False, reason=f"the compiler crashed ({signal.Signals(-code).name})")
+            return DebugReply(ok=False, reason=f"the compiler crashed ({signal.Signals(-code).name})")
         if code >= 0:
-            return Reply(ok=False, reason=exit_reason(code))
-        return Reply(ok=False, reason=f"the compiler process ended with signal {-code}: see {self._log}", infra=True)
+            return DebugReply(ok=False, reason=exit_reason(code))
+        return DebugReply(ok=False, reason=f"the compiler process ended with signal {-code}: see {self._log}", infra=True)

@@ -72,7 +72,7 @@ class ComparedLayer(msgspec.Struct, frozen=True):
         return Layer(self.name, self.operator, self.inputs, {step: gap.gap() for step, gap in self.gaps.items()})  # type: ignore[misc]
 
 
-class Reply(msgspec.Struct, frozen=True):
+class DebugReply(msgspec.Struct, frozen=True):
     """How a request went."""
 
     ok: bool

@@ -79,7 +79,7 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
     return manifest
 
 
-class _Program(NamedTuple):
+class _CompiledProgram(NamedTuple):
     """What is known of a `.pte` that lies in a bundle."""
 
     references: dict[str, list[Tensors]]
@@ -95,7 +95,7 @@ class _Program(NamedTuple):
 
 def _compile(
     job: Job, samples: Sequence[Tensors], versions: Mapping[str, str], folder: Path, watch: Stopwatch
-) -> _Program:
+) -> _CompiledProgram:
     case, target = job.case, job.target
     flow = flow_of(target.backend)
     module = make_module(case)
@@ -121,7 +121,7 @@ def _compile(
         from farm.compile.flows.optrace import keep_graphs
 
         keep_graphs(folder / MODEL, folder / OPTRACE)
-    return _Program(
+    return _CompiledProgram(
         references=references,
         outputs=tuple(tensor_spec(tensor, step) for tensor, step in zip(references["fp32"][0], steps, strict=True)),
         delegates=dict(Counter(delegate.id for delegate in program.executorch_program.execution_plan[0].delegates)),
@@ -135,7 +135,7 @@ def _compile(
 
 def _take_ready(
     job: Job, samples: Sequence[Tensors], versions: Mapping[str, str], folder: Path, watch: Stopwatch
-) -> _Program:
+) -> _CompiledProgram:
     del versions  # whoever compiled it chose them
     case = job.case
     method = read_ready(job)
@@ -149,7 +149,7 @@ def _take_ready(
             references["fp32"] = read_expected(case)
     shutil.copyfile(Path(case.folder, case.pte), folder / MODEL)
     outputs = tuple(tensor_spec(tensor) for tensor in references["fp32"][0]) if references else output_specs(method)
-    return _Program(
+    return _CompiledProgram(
         references=references,
         outputs=outputs,
         delegates=method.partitions,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm import __version__
-from farm.program.layers import Step
+from farm.program.layers import LayerStep
 from farm.report.html.packing import packed
 from farm.report.model import format as fmt
 from farm.report.model.alerts import alert_change, is_confirmed
@@ -84,9 +84,9 @@ _TONES = {
 
 
 _STEPS = {
-    Step.QUANTIZATION: "FP32 against quantized, both on the CPU",
-    Step.COMPILER: "quantized on the CPU against the simulator",
-    Step.DEVICE: "simulator against device",
+    LayerStep.QUANTIZATION: "FP32 against quantized, both on the CPU",
+    LayerStep.COMPILER: "quantized on the CPU against the simulator",
+    LayerStep.DEVICE: "simulator against device",
 }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.program.layers import Step
+from farm.program.layers import LayerStep
 from farm.results.attempt import LayerComparison, OperatorProfile
 from farm.results.profile.event_names import is_whole_call, sums
 
@@ -54,7 +54,7 @@ class LayerRow(msgspec.Struct, frozen=True):
 class LayerTable(msgspec.Struct, frozen=True):
     """All layers of one job in the order of execution."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[LayerStep, ...]
     rows: tuple[LayerRow, ...]
     first: LayerComparison | None
     """Where it goes wrong first, and at which step; None when nothing diverges."""
@@ -92,8 +92,8 @@ def operator_tables(operators: Sequence[OperatorProfile], limit: int) -> tuple[O
 
 def layer_table(layers: Sequence[LayerComparison]) -> LayerTable:
     """Return the layers of one job, a row each."""
-    steps = tuple(step for step in Step if any(layer.step is step for layer in layers))
-    by_layer: dict[str, dict[Step, LayerComparison]] = {}
+    steps = tuple(step for step in LayerStep if any(layer.step is step for layer in layers))
+    by_layer: dict[str, dict[LayerStep, LayerComparison]] = {}
     for layer in layers:
         by_layer.setdefault(layer.layer, {})[layer.step] = layer
     rows = [

@@ -41,7 +41,7 @@ _TIMES = ("", "cycles", "us")
 _GREATEST_CYCLES = 2**53
 
 
-class Profile(msgspec.Struct, frozen=True):
+class ProfileReading(msgspec.Struct, frozen=True):
     """What an ETDump says of one execution."""
 
     measurements: tuple[Measurement, ...] = ()
@@ -52,7 +52,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 def read_profile(
     folder: Path, report: RunnerReport, delegates: Collection[str] = (), *, operators: bool = False
-) -> Profile:
+) -> ProfileReading:
     """Return `htp_cycles`, one sample per sample of `latency`, with `operators` the rows too, and notes on what lacks.
 
     `delegates` are the names of the backends in the program: calls are named after it where there is one. Nothing at
@@ -62,18 +62,18 @@ def read_profile(
         with (folder / ETDUMP_FILE).open("rb") as file:
             blocks = read_etdump(file.read(ETDUMP_LIMIT + 1))
     except FileNotFoundError:
-        return Profile()
+        return ProfileReading()
     except (ETDumpError, OSError) as error:
-        return Profile(notes=(f"no profile: {ETDUMP_FILE} is refused: {error}",))
+        return ProfileReading(notes=(f"no profile: {ETDUMP_FILE} is refused: {error}",))
     inferences = timed_inferences(blocks, report)
     if inferences is None:
         found, expected = sum(block.name == INFERENCE for block in blocks), _executions(report)
-        return Profile(notes=(f"no profile: {ETDUMP_FILE} has {found} inferences where there were {expected}",))
+        return ProfileReading(notes=(f"no profile: {ETDUMP_FILE} has {found} inferences where there were {expected}",))
     measured, notes = _cycles(inferences)
     rows = operator_rows(inferences, delegates) if operators else ()
     if len(rows) > OPERATOR_LIMIT:
         notes = (*notes, f"the profile has {len(rows)} rows: the first {OPERATOR_LIMIT} are kept")
-    return Profile(measured, rows[:OPERATOR_LIMIT], notes)
+    return ProfileReading(measured, rows[:OPERATOR_LIMIT], notes)
 
 
 def timed_inferences(blocks: Iterable[Block], report: RunnerReport) -> list[Block] | None:

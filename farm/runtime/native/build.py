@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.errors import InfraError
-from farm.runtime.native.cross_compilers import AndroidKit, Toolchain, find_toolchain
+from farm.runtime.native.cross_compilers import AndroidKit, CMakeToolchain, find_toolchain
 from farm.runtime.native.targets import BRIDGE, HOST, RUNNER, find_target
 from farm.runtime.packages import packaged_tool
 from farm.system.processes import Supervisor
@@ -73,7 +73,7 @@ def planned_native(cache_dir: Path, target: str = HOST, *, android: AndroidKit |
     return build
 
 
-def _plan(cache_dir: Path, target: str, android: AndroidKit | None) -> tuple[Path, Toolchain, NativeBuild]:
+def _plan(cache_dir: Path, target: str, android: AndroidKit | None) -> tuple[Path, CMakeToolchain, NativeBuild]:
     sources = data_folder("native_runner")
     toolchain = find_toolchain(find_target(target), sources, android)
     key = _key(sources, toolchain)
@@ -81,7 +81,7 @@ def _plan(cache_dir: Path, target: str, android: AndroidKit | None) -> tuple[Pat
     return sources, toolchain, NativeBuild(folder, folder / RUNNER, folder / BRIDGE, key, target)
 
 
-def _key(sources: Path, toolchain: Toolchain) -> str:
+def _key(sources: Path, toolchain: CMakeToolchain) -> str:
     digest = hashlib.sha256()
     for name, content in _source_files(sources):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
@@ -97,7 +97,7 @@ def _source_files(sources: Path) -> list[tuple[str, bytes]]:
     return [(path.relative_to(sources).as_posix(), path.read_bytes()) for path in paths]
 
 
-def _build(sources: Path, toolchain: Toolchain, cache_dir: Path, folder: Path, log: Callable[[str], None]) -> None:
+def _build(sources: Path, toolchain: CMakeToolchain, cache_dir: Path, folder: Path, log: Callable[[str], None]) -> None:
     executorch = toolchain.executorch(cache_dir, log)
     cmake, ninja = packaged_tool("cmake", "simulator"), packaged_tool("ninja", "simulator")
     # Not in the folder that is published, which keeps the binaries and the log only.

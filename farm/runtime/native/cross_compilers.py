@@ -41,7 +41,7 @@ class AndroidKit:
 
 
 @dataclass(frozen=True)
-class Toolchain:
+class CMakeToolchain:
     """How CMake builds for one target."""
 
     target: BuildTarget
@@ -66,7 +66,7 @@ class Toolchain:
         return {name: value for name, value in os.environ.items() if name not in foreign}
 
 
-def find_toolchain(target: BuildTarget, sources: Path, android: AndroidKit | None) -> Toolchain:
+def find_toolchain(target: BuildTarget, sources: Path, android: AndroidKit | None) -> CMakeToolchain:
     """Return how to build `sources` (native_runner/) for `target`. Starts and fetches nothing.
 
     Raises MissingToolError.
@@ -95,7 +95,7 @@ def planned_aarch64_executorch(cache_dir: Path) -> Path:
     return wheel_folder(cache_dir, "executorch", "aarch64", "build") / "executorch"
 
 
-def _host(target: BuildTarget) -> Toolchain:
+def _host(target: BuildTarget) -> CMakeToolchain:
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise MissingToolError(
             f"{target.name} is built on x86_64 Linux, this is {platform.system()} {platform.machine()}: "
@@ -108,7 +108,7 @@ def _host(target: BuildTarget) -> Toolchain:
         where = f"CXX is {wanted!r} and there is no such program"
         where = where if wanted else f"none of {', '.join(names)} is in PATH"
         raise MissingToolError(f"a C++ compiler is needed to build the runner and {where}: apt-get install g++")
-    return Toolchain(
+    return CMakeToolchain(
         target,
         arguments=() if wanted else (f"-DCMAKE_CXX_COMPILER={compiler}",),
         identity=(
@@ -120,14 +120,14 @@ def _host(target: BuildTarget) -> Toolchain:
     )
 
 
-def _aarch64(target: BuildTarget, sources: Path) -> Toolchain:
+def _aarch64(target: BuildTarget, sources: Path) -> CMakeToolchain:
     compiler = shutil.which(_AARCH64_COMPILER)
     if compiler is None:
         raise MissingToolError(
             f"{_AARCH64_COMPILER} is needed to build the runner for {target.name} and is not in PATH: "
             "apt-get install g++-aarch64-linux-gnu"
         )
-    return Toolchain(
+    return CMakeToolchain(
         target,
         arguments=(f"-DCMAKE_TOOLCHAIN_FILE={sources / 'cmake' / 'linux-aarch64.cmake'}",),
         identity=(target.name, *_file_identity(Path(compiler)), package_version("executorch")),
@@ -135,12 +135,12 @@ def _aarch64(target: BuildTarget, sources: Path) -> Toolchain:
     )
 
 
-def _android(target: BuildTarget, kit: AndroidKit) -> Toolchain:
+def _android(target: BuildTarget, kit: AndroidKit) -> CMakeToolchain:
     ndk = _ndk_root(target, kit.ndk_root)
     package = _prefix_package(target, kit.executorch)
     # The prefix lacks headers of the profiler, which the wheel of the same version has.
     headers = package_folder("executorch", "include/executorch", "build") / "include"
-    return Toolchain(
+    return CMakeToolchain(
         target,
         arguments=(
             f"-DCMAKE_TOOLCHAIN_FILE={ndk / _NDK_TOOLCHAIN}",

@@ -29,7 +29,7 @@ _SEGMENT_HASH = 2 << 24
 _MOST_SEGMENTS = 512
 
 
-class Segment(NamedTuple):
+class ElfSegment(NamedTuple):
     """One program header: its type and flags, and which bytes of the file it is."""
 
     kind: int
@@ -43,7 +43,7 @@ class ElfHeader(msgspec.Struct, frozen=True):
 
     machine: int
     flags: int
-    segments: tuple[Segment, ...]
+    segments: tuple[ElfSegment, ...]
     file_bytes: int
 
     @property
@@ -95,9 +95,9 @@ def read_elf(path: Path) -> ElfHeader:
     return ElfHeader(machine, flags, segments, file_bytes)
 
 
-def _segment(headers: bytes, start: int, *, wide: bool) -> Segment:
+def _segment(headers: bytes, start: int, *, wide: bool) -> ElfSegment:
     if wide:
         kind, flags, offset, _, _, nbytes = struct.unpack_from("<II4Q", headers, start)
     else:
         kind, offset, _, _, nbytes, _, flags = struct.unpack_from("<7I", headers, start)
-    return Segment(kind, flags, offset, nbytes)
+    return ElfSegment(kind, flags, offset, nbytes)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _HashedFile(msgspec.Struct, frozen=True):
     size: int
     mtime_ns: int
     sha256: str
@@ -35,7 +35,7 @@ def hash_files(cache_dir: Path, paths: Iterable[Path]) -> dict[Path, str]:
         stat = real.stat()
         entry = known.get(str(real))
         if entry is None or (entry.size, entry.mtime_ns) != (stat.st_size, stat.st_mtime_ns):
-            entry = _Entry(stat.st_size, stat.st_mtime_ns, sha256_of(real))
+            entry = _HashedFile(stat.st_size, stat.st_mtime_ns, sha256_of(real))
         found[str(real)] = entry
         hashes[path] = entry.sha256
     if found != known:
@@ -43,16 +43,16 @@ def hash_files(cache_dir: Path, paths: Iterable[Path]) -> dict[Path, str]:
     return hashes
 
 
-def _read(memory: Path) -> dict[str, _Entry]:
+def _read(memory: Path) -> dict[str, _HashedFile]:
     # Only a memory: whatever is wrong with it, the files can be read again.
     with contextlib.suppress(OSError, msgspec.DecodeError):
         if weakness(memory):
             return {}
-        return msgspec.json.decode(memory.read_bytes(), type=dict[str, _Entry])
+        return msgspec.json.decode(memory.read_bytes(), type=dict[str, _HashedFile])
     return {}
 
 
-def _write(memory: Path, entries: dict[str, _Entry]) -> None:
+def _write(memory: Path, entries: dict[str, _HashedFile]) -> None:
     with contextlib.suppress(OSError):
         make_folders(memory.parent)
         descriptor, name = tempfile.mkstemp(prefix=memory.name, dir=memory.parent)

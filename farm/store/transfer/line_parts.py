@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from farm.program.layers import Step
+from farm.program.layers import LayerStep
 from farm.results.attempt import Direction, Measurement
 from farm.store import values
 from farm.system.ids import RUN_ID
@@ -145,7 +145,7 @@ class LayerLine(Row, frozen=True):
 
     layer: Name
     operator: Name
-    step: Step
+    step: LayerStep
     mse: Number | None
     sqnr_db: Number | None
     cosine: Number | None
