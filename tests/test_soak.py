@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from bench_programs import run_bench
 
-BENCH = Path(__file__).parents[1] / "bench"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_job_ends_once_with_the_right_verdict_whatever_fails(tmp_path: Path, seed: int) -> None:
-    done = subprocess.run(
-        [sys.executable, str(BENCH / "soak.py"), "--quick", "--seed", str(seed)],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    last = json.loads(done.stdout.splitlines()[-1])
+    last = run_bench("soak.py", "--seed", str(seed), env={"TMPDIR": str(tmp_path)}, timeout_s=900)
     assert sum(last["verdicts"].values()) == last["jobs"] == 200
     assert last["faults"] > 0
     assert {last[what] for what in ("wrong_blame", "lost", "duplicated", "orphans")} == {0}
@@ -33,16 +22,7 @@ def test_every_job_ends_once_with_the_right_verdict_whatever_fails(tmp_path: Pat
 
 @pytest.mark.whole
 def test_runs_that_are_tormented_end_and_lose_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(BENCH / "soak.py"), "--chaos", "--quick"],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    last = json.loads(done.stdout.splitlines()[-1])
+    last = run_bench("soak.py --chaos", env={"TMPDIR": str(tmp_path)}, timeout_s=1800)
     assert last["faults"] > 0
     assert sum(last["verdicts"].values()) == last["jobs"] > 0
     zeros = ("hangs", "wrong_blame", "wrong_cause", "lost", "duplicated", "orphans", "quarantined_locally")
