@@ -1,0 +1,34 @@
+"""Every program of `bench/` runs, and its last line has the keys that docs/performance.md lists."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from bench_programs import BENCH, documented_keys, run_bench
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# test_soak.py runs these, and looks at more than their keys.
+_SOAKS = ("soak.py", "soak.py --chaos")
+# Other programs start these: chaos_farm.py is a `farm` of soak.py, upstream_compile.py a part of compile.py.
+_PARTS = ("chaos_farm.py", "upstream_compile.py")
+
+
+def test_every_program_is_documented() -> None:
+    programs = {path.name for path in BENCH.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    assert {name.split()[0] for name in documented_keys()} == programs - set(_PARTS)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("program", sorted(set(documented_keys()) - set(_SOAKS)))
+def test_it_runs(program: str, farm_cache: Path, tmp_path: Path) -> None:
+    if program == "report.py" and not (os.environ.get("FARM_REQUIRE_CHROMIUM") or shutil.which("chromedriver")):
+        pytest.skip("no chromedriver: apt-get install chromium chromium-driver")
+    env = {"FARM_CACHE_DIR": str(farm_cache), "FARM_STATE_DIR": str(tmp_path / "state")}
+    last = run_bench(program, env=env)
+    if program == "utilization.py":
+        assert set(last["devices"]) == {"1", "8"}
