@@ -22,9 +22,8 @@ import msgspec
 
 from farm.backends.registry import find_backend
 from farm.devices.connect import open_transport
-from farm.devices.gates import check, wait_until_cool
 from farm.devices.local.files import local_error
-from farm.devices.status import read_status
+from farm.devices.status import check, read_status, wait_until_cool
 from farm.errors import DeviceError, FarmError, LocalError
 from farm.execution.content_store import SESSION_PREFIX
 from farm.execution.raw import RunnerOptions

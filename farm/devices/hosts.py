@@ -18,7 +18,6 @@ from farm.system.processes import ending
 
 if TYPE_CHECKING:
     from farm.config.devices import HostConfig, SshLogin
-    from farm.devices.device import Device
     from farm.system.processes import Child, Supervisor
 
 # A slow board's key exchange, and a server that has to be started there.
@@ -54,11 +53,6 @@ class _Tunnel(NamedTuple):
 
 _lock = threading.Lock()
 _tunnels: weakref.WeakKeyDictionary[Supervisor, dict[HostConfig, _Tunnel]] = weakref.WeakKeyDictionary()
-
-
-def server_answers(device: Device) -> bool:
-    """Tell whether the server that leads to a device answers."""
-    return device.address.open(device.serial).server_answers()
 
 
 def revive_tunnels(supervisor: Supervisor) -> list[str]:

@@ -1,4 +1,4 @@
-"""How a device is right now: charge, temperature, room, since when it is up; read in one round trip."""
+"""How a device is right now, read in one round trip, and whether it is cool and charged enough to be measured on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from farm.devices.text import clean_text
 from farm.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from farm.config.settings import HealthConfig
     from farm.devices.transport import Transport
 
 # dumpsys waits for the service, which answers at once unless the device is in trouble.
 STATUS_SECONDS = 20.0
+# A case cools down by a degree in half a minute.
+POLL_SECONDS = 5.0
 _ANSWER_BYTES = 64 * 1024
 
 # What a sensor in a device can show; what is beyond is one that is switched off or counts in another unit.
@@ -79,16 +82,50 @@ def read_status(transport: Transport, *, os: Literal["android", "linux"]) -> Dev
     before_ms = time.time() * 1000
     done = transport.run(argv, timeout_s=STATUS_SECONDS, max_output=_ANSWER_BYTES)
     after_ms = time.time() * 1000
-    said = [clean_text(line) for line in done.stdout.split(b"\n")]
-    if not any(line.startswith("uid=") for line in said):
+    lines = [clean_text(line) for line in done.stdout.split(b"\n")]
+    if not any(line.startswith("uid=") for line in lines):
         stderr = done.stderr.decode(errors="replace")
         raise DeviceError(transport.serial, "does not say how it is", code=done.code, stderr=stderr)
-    return parse_status(said, (before_ms + after_ms) / 2)
+    return parse_status(lines, (before_ms + after_ms) / 2)
+
+
+def check(status: DeviceStatus, limits: HealthConfig) -> str:
+    """Return what speaks against measuring now, empty when nothing does. What a device does not tell does not. Pure."""
+    problems = []
+    if status.temperature_c is not None and status.temperature_c > limits.max_temperature_c:
+        problems.append(f"at {status.temperature_c:.1f} C, limit {limits.max_temperature_c:.1f} C")
+    if status.battery_percent is not None and status.battery_percent < limits.min_battery_percent:
+        problems.append(f"at {status.battery_percent} % of battery, at least {limits.min_battery_percent} %")
+    return " and ".join(problems)
+
+
+def wait_until_cool(
+    transport: Transport,
+    os: Literal["android", "linux"],
+    limits: HealthConfig,
+    sleep: Callable[[float], None],
+    stop: Callable[[], bool] = lambda: False,
+) -> str:
+    """Wait until nothing speaks against measuring, at most `limits.gate_wait_s`, and return a note for the result.
+
+    The note is empty when there was nothing to wait for. `sleep` takes seconds and may return early; `stop` is asked
+    after it. Raises DeviceError.
+    """
+    waited = 0.0
+    first = problem = check(read_status(transport, os=os), limits)
+    while problem and waited < limits.gate_wait_s and not stop():
+        pause = min(POLL_SECONDS, limits.gate_wait_s - waited)
+        sleep(pause)
+        waited += pause
+        problem = check(read_status(transport, os=os), limits)
+    if problem:
+        return f"measured {problem}, after waiting {waited:.0f} s"
+    return f"waited {waited:.0f} s before measuring: it was {first}" if first else ""
 
 
 def parse_status(lines: Sequence[str], now_ms: float) -> DeviceStatus:
     """Return what a device's answer means, `name=value` by line; `now_ms` is this machine's epoch then. Pure."""
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     battery: dict[str, str] = {}
     zones: list[float] = []
     for line in lines:
@@ -99,49 +136,49 @@ def parse_status(lines: Sequence[str], now_ms: float) -> DeviceStatus:
             key, _, rest = value.partition(":")
             battery.setdefault(key.strip(), rest.strip())
         else:
-            said.setdefault(name, value.strip())
-    boot = said.get("boot", "")
+            values.setdefault(name, value.strip())
+    boot = values.get("boot", "")
     percent, celsius = _battery(battery)
     return DeviceStatus(
-        root=said.get("uid") == "0",
+        root=values.get("uid") == "0",
         battery_percent=percent,
         temperature_c=celsius if celsius is not None else max(zones, default=None),
-        free_bytes=_free_bytes(said.get("free", "")),
+        free_bytes=_free_bytes(values.get("free", "")),
         boot_id=boot if _BOOT_ID.fullmatch(boot) else "",
-        uptime_s=_number(said.get("uptime", ""), 0, _MOST_SECONDS),
-        clock_offset_ms=_offset_ms(said.get("time", ""), now_ms),
+        uptime_s=_number(values.get("uptime", ""), 0, _MOST_SECONDS),
+        clock_offset_ms=_offset_ms(values.get("time", ""), now_ms),
     )
 
 
-def _battery(said: dict[str, str]) -> tuple[int | None, float | None]:
+def _battery(battery: dict[str, str]) -> tuple[int | None, float | None]:
     """Return percent and degrees. A board without a battery has a service that invents one, and says so."""
-    if said.get("present", "true") != "true":
+    if battery.get("present", "true") != "true":
         return None, None
-    level, scale = _number(said.get("level", ""), 0, 1e6), _number(said.get("scale", "100"), 1, 1e6)
+    level, scale = _number(battery.get("level", ""), 0, 1e6), _number(battery.get("scale", "100"), 1, 1e6)
     percent = round(level * 100 / scale) if level is not None and scale else None
-    tenths = _number(said.get("temperature", ""), _COLDEST * 10, _HOTTEST * 10)
+    tenths = _number(battery.get("temperature", ""), _COLDEST * 10, _HOTTEST * 10)
     return percent if percent is not None and percent <= 100 else None, tenths / 10 if tenths is not None else None
 
 
-def _zone(said: str) -> list[float]:
+def _zone(text: str) -> list[float]:
     """Return a sensor's degrees, in a list; nothing for one that is off. Some drivers do not count thousandths."""
-    value = _number(said, _COLDEST * 1000, _HOTTEST * 1000)
+    value = _number(text, _COLDEST * 1000, _HOTTEST * 1000)
     if value is None or value == 0:
         return []
     celsius = value / 1000 if abs(value) >= 1000 else value
     return [celsius] if _COLDEST < celsius <= _HOTTEST else []
 
 
-def _free_bytes(said: str) -> int | None:
+def _free_bytes(text: str) -> int | None:
     # Of `df -kP`: file system, size, used, available, share, place.
-    words = said.split()
+    words = text.split()
     kilobytes = _number(words[3], 0, _MOST_BYTES / 1024) if len(words) >= 6 else None
     return int(kilobytes) * 1024 if kilobytes is not None else None
 
 
-def _offset_ms(said: str, now_ms: float) -> int | None:
+def _offset_ms(text: str, now_ms: float) -> int | None:
     # A date that knows no nanoseconds is right to half a second.
-    seconds, _, fraction = said.partition(".")
+    seconds, _, fraction = text.partition(".")
     value = _number(f"{seconds}.{fraction}" if fraction.isdecimal() else f"{seconds}.5", 0, 1e12)
     if value is None:
         return None
@@ -149,8 +186,8 @@ def _offset_ms(said: str, now_ms: float) -> int | None:
     return offset if abs(offset) <= _MOST_OFFSET_MS else None
 
 
-def _number(said: str, least: float, most: float) -> float | None:
-    if not said.isascii() or not _NUMBER.fullmatch(said):
+def _number(text: str, least: float, most: float) -> float | None:
+    if not text.isascii() or not _NUMBER.fullmatch(text):
         return None
-    value = float(said)
+    value = float(text)
     return value if least <= value <= most else None

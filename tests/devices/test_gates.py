@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from farm.config.settings import HealthConfig
-from farm.devices.gates import check, wait_until_cool
-from farm.devices.status import DeviceStatus
+from farm.devices.status import DeviceStatus, check, wait_until_cool
 from farm.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.devices.device import Address
-from farm.devices.local.files import local_errors, replacing
+from farm.devices.device import Address, LocalAddress
+from farm.devices.local.transport import LocalTransport
 from farm.devices.transport import Link, Output, Process, Transport
 from farm.errors import DeviceError, DeviceGoneError
 
@@ -34,19 +33,14 @@ class StubAddress(msgspec.Struct, Address, frozen=True, tag="stub"):
         return StubTransport(serial, self)
 
 
-class StubTransport(Transport):
+class StubTransport(LocalTransport):
     """The made-up device `serial`. A program that has no answer ends with 127, as one that is missing."""
 
     no_reboot = ""
 
     def __init__(self, serial: str, address: StubAddress) -> None:
-        super().__init__(serial)
+        super().__init__(serial, LocalAddress("/farm"))
         self._folder = Path(address.folder)
-
-    @property
-    def storage(self) -> PurePosixPath:
-        """Folder of farm: see Transport."""
-        return PurePosixPath("/farm")
 
     def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> StubProcess:
         """Return a program that has ended already: see Transport."""
@@ -58,28 +52,18 @@ class StubTransport(Transport):
     def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
         """Write files: see Transport."""
         self._note("push")
-        for path, source in files.items():
-            place = self._here(path)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.unlink(missing_ok=True)
-            if isinstance(source, Link):
-                place.symlink_to(source.target)
-            elif isinstance(source, bytes):
-                place.write_bytes(source)
-            else:
-                with local_errors(source):
-                    shutil.copy(source, place)
+        super().push({self._here(path): source for path, source in files.items()})
 
     def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:
         """Read files: see Transport."""
         self._note("pull")
-        for path, target in files.items():
-            limit = max_bytes[path] if isinstance(max_bytes, Mapping) else max_bytes
-            place = self._here(path)
-            if not place.is_file() or place.stat().st_size > limit:
-                raise DeviceError(self.serial, f"pull of {path}: it is no file of at most {limit} bytes")
-            with replacing(target) as copy:
-                copy.write(place.read_bytes())
+        limits = max_bytes if isinstance(max_bytes, Mapping) else dict.fromkeys(files, max_bytes)
+        here = {self._here(path): limit for path, limit in limits.items()}
+        super().pull({self._here(path): target for path, target in files.items()}, max_bytes=here)
+
+    def shell_argv(self, words: Sequence[str], *, terminal: bool) -> tuple[list[str], dict[str, str]]:
+        """Raise UsageError: see Transport."""
+        return Transport.shell_argv(self, words, terminal=terminal)
 
     def become_root(self, timeout_s: float) -> None:
         """Answer `id` with 0 from now on."""
@@ -103,10 +87,10 @@ class StubTransport(Transport):
         """Note it."""
         self._note("reboot")
 
-    def _here(self, path: PurePosixPath) -> Path:
+    def _here(self, path: PurePosixPath) -> PurePosixPath:
         if not path.is_absolute() or ".." in path.parts:
             raise DeviceError(self.serial, f"{path} cannot be a path on a device: absolute, without '..'")
-        return self._folder / "files" / path.relative_to("/")
+        return PurePosixPath(self._folder, "files", path.relative_to("/"))
 
     def _note(self, what: str) -> None:
         if not self._folder.is_dir():
