@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.errors import LocalError
+from farm.system import atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
     from typing import BinaryIO
 
 
@@ -43,13 +42,5 @@ def local_errors(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Give a new file that takes the place of `path` when the block ends well, and is gone when it does not."""
-    with local_errors(path):
-        number, name = tempfile.mkstemp(prefix=f".{path.name[:32]}.", dir=path.parent)
-    try:
-        with local_errors(path), os.fdopen(number, "wb") as file:
-            yield file
-        with local_errors(path):
-            Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with local_errors(path), atomic.replacing(path, mode=0o600) as file:
+        yield file

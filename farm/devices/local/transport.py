@@ -6,9 +6,9 @@ import contextlib
 import errno
 import os
 import select
+import shutil
 import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from farm.devices.local.files import local_errors, replacing
 from farm.devices.transport import COMMAND_BYTES, Link, Output, Process, Transport, shell_command
 from farm.errors import DeviceError, DeviceSpaceError, InfraError
+from farm.system import atomic
 from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
@@ -65,31 +66,26 @@ class LocalTransport(Transport):
     def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:
         """Read files: see Transport."""
         for path, target in files.items():
-            limit = max_bytes[path] if isinstance(max_bytes, Mapping) else max_bytes
-            with self._device_errors("pull", path):
-                _check(path)
-                # A pipe without a writer would be waited for.
-                number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                self._copy(path, number, target, limit)
-            finally:
-                os.close(number)
+            left = limit = max_bytes[path] if isinstance(max_bytes, Mapping) else max_bytes
+            with contextlib.ExitStack() as opened:
+                with self._device_errors("pull", path):
+                    _check(path)
+                    # A pipe without a writer would be waited for.
+                    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                    opened.callback(os.close, number)
+                    if not stat.S_ISREG(os.fstat(number).st_mode):
+                        raise OSError(errno.EINVAL, "not a regular file")
+                copy = opened.enter_context(replacing(target))
+                while data := self._read(path, number):
+                    left -= len(data)
+                    if left < 0:
+                        problem = f"pull of {path}: it has more than the {limit} bytes it may have"
+                        raise DeviceError(self.serial, problem)
+                    copy.write(data)
 
-    def _copy(self, path: PurePosixPath, source: int, target: Path, limit: int) -> None:
-        left = limit
+    def _read(self, path: PurePosixPath, number: int) -> bytes:
         with self._device_errors("pull", path):
-            if not stat.S_ISREG(os.fstat(source).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file")
-        with replacing(target) as copy:
-            while data := self._read(path, source):
-                left -= len(data)
-                if left < 0:
-                    raise DeviceError(self.serial, f"pull of {path}: it has more than the {limit} bytes it may have")
-                copy.write(data)
-
-    def _read(self, path: PurePosixPath, source: int) -> bytes:
-        with self._device_errors("pull", path):
-            return os.read(source, _READ_BYTES)
+            return os.read(number, _READ_BYTES)
 
     @contextlib.contextmanager
     def _device_errors(self, what: str, path: PurePosixPath) -> Iterator[None]:
@@ -195,34 +191,23 @@ def _check(path: PurePosixPath) -> None:
 def _write(path: Path, source: Path | bytes | Link) -> None:
     """Make `path` anew, whole or not at all. Raises OSError of the device's side, InfraError of the other."""
     if isinstance(source, Link):
-        with _beside(path) as new:
+        new = path.with_name(f".push-{os.urandom(6).hex()}")
+        new.symlink_to(source.target)
+        try:
+            new.replace(path)
+        except BaseException:
             new.unlink()
-            new.symlink_to(source.target)
-        return
-    if isinstance(source, bytes):
-        with _beside(path) as new:
-            new.write_bytes(source)
-            new.chmod(0o644)
-        return
-    with local_errors(source):
-        opened = source.open("rb", buffering=0)
-    with opened, _beside(path) as new:
-        status = os.fstat(opened.fileno())
-        with new.open("wb", buffering=0) as copy:
-            while data := opened.read(_READ_BYTES):
-                copy.write(data)
-        new.chmod(0o755 if status.st_mode & 0o111 else 0o644)
-        os.utime(new, (status.st_mtime, status.st_mtime))
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    number, name = tempfile.mkstemp(prefix=".push-", dir=path.parent)
-    os.close(number)
-    new = Path(name)
-    try:
-        yield new
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+            raise
+    elif isinstance(source, bytes):
+        with atomic.replacing(path) as copy:
+            os.fchmod(copy.fileno(), 0o644)
+            copy.write(source)
+    else:
+        with local_errors(source):
+            opened = source.open("rb", buffering=0)
+        with opened, atomic.replacing(path) as copy:
+            status = os.fstat(opened.fileno())
+            shutil.copyfileobj(opened, copy, _READ_BYTES)
+            copy.flush()
+            os.fchmod(copy.fileno(), 0o755 if status.st_mode & 0o111 else 0o644)
+            os.utime(copy.fileno(), (status.st_mtime, status.st_mtime))
