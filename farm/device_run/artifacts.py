@@ -12,18 +12,20 @@ from farm.execution.crash_logs import collect_crash_logs
 from farm.execution.raw import ETDUMP_FILE
 from farm.results.attempt import Verdict
 from farm.results.profile.etdump import ETDUMP_LIMIT
-from farm.results.text import one_line
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord
 from farm.suites.socs import find_soc
+from farm.system.text import reason_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from farm.bundles.bundle import Bundle
-    from farm.device_run.device_run import DeviceRun
+    from farm.devices.device import Device
+    from farm.devices.transport import Transport
     from farm.execution.optrace import OptraceTools
+    from farm.execution.session import DeviceSession
     from farm.request.profiling import Profile
     from farm.results.attempt import Attempt
 
@@ -45,7 +47,7 @@ class AttemptArtifacts:
         self._profile, self._outputs, self._optrace = profile, outputs, optrace
 
     def keep(
-        self, attempt: Attempt, bundle: Bundle, folder: Path, run: DeviceRun
+        self, attempt: Attempt, bundle: Bundle, folder: Path, session: Callable[[], DeviceSession]
     ) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
         """Keep what is wanted of `folder`; return the attempt, with notes on what could not be had."""
         notes, kept = list(attempt.notes), []
@@ -53,23 +55,25 @@ class AttemptArtifacts:
             try:
                 kept.append(self._put(kind, path))
             except (FarmError, OSError) as error:
-                notes.append(one_line(f"{path.name} is not kept: {error}"))
+                notes.append(reason_line(f"{path.name} is not kept: {error}"))
         if self._optrace is not None and attempt.verdict is Verdict.PASSED:
             from farm.execution.optrace import collect_optrace
 
             try:
                 files = collect_optrace(
-                    run.session, bundle, find_soc(run.device.soc), self._optrace, folder / "optrace"
+                    session(), bundle, find_soc(bundle.manifest.soc), self._optrace, folder / "optrace"
                 )
                 kept += [self._put(kind, path) for kind, path in files.items()]
             except (FarmError, OSError) as error:
-                notes.append(one_line(f"no optrace: {error}"))
+                notes.append(reason_line(f"no optrace: {error}"))
         return msgspec.structs.replace(attempt, notes=tuple(notes)), tuple(kept)
 
-    def keep_crash_logs(self, run: DeviceRun, folder: Path, *, since_s: float) -> tuple[ArtifactRecord, ...]:
+    def keep_crash_logs(
+        self, transport: Transport, device: Device, folder: Path, *, since_s: float
+    ) -> tuple[ArtifactRecord, ...]:
         """Keep what a device's logs say of a crash; what cannot be kept is left out."""
         kept = []
-        for kind, path in collect_crash_logs(run.transport, run.device.os, folder, since=since_s).items():
+        for kind, path in collect_crash_logs(transport, device.os, folder, since=since_s).items():
             with contextlib.suppress(FarmError, OSError):
                 kept.append(self._put(kind, path))
         return tuple(kept)

@@ -41,7 +41,7 @@ def read_reply(run_folder: Path, key: str) -> BuildReply:
 
 
 def await_reply(run_folder: Path, key: str, stop: Callable[[], bool]) -> BuildReply | None:
-    """Return the reply for `key` once it is there; None when `stop` says that nobody waits for it any more."""
+    """Return the reply for `key` once it is there; None when `stop` returns True before."""
     while True:
         try:
             return read_reply(run_folder, key)

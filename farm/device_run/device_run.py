@@ -71,7 +71,7 @@ class HeatGate:
         stop: Callable[[], bool] = lambda: False,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`stop` returns whether nobody waits for the device any more; `say` gets each note that is not empty."""
+        """`stop` returns True to end a wait; `say` gets each note that is not empty."""
         self._limits, self._stop, self._say = limits, stop, say
         self._looked_at = float("-inf")
         self._too_hot = ""
@@ -228,7 +228,7 @@ class DeviceRun:
         return self._in_stager(lambda: Staged(session, session.stage(find())))
 
     def prepare(self, session: DeviceSession, find: Callable[[], list[Bundle]]) -> None:
-        """Bring many bundles in one go, in the thread that stages; what goes wrong there will be told by a job."""
+        """Bring many bundles in one go, in the thread that stages; the first job reports what goes wrong there."""
 
         def prepare() -> None:
             try:
@@ -273,14 +273,16 @@ class DeviceRun:
         """Keep the files in `folder` that are wanted; return the attempt with notes on what could not be kept."""
         if self._artifacts is None:
             return attempt, ()
-        return self._artifacts.keep(attempt, bundle, folder, self)
+        return self._artifacts.keep(attempt, bundle, folder, lambda: self.session)
 
     def keep_crash_logs(self, attempt: Attempt, folder: Path) -> tuple[ArtifactRecord, ...]:
         """Keep what the logs say of an attempt that ended the runner or lost the device, by way of `folder`."""
         if self._artifacts is None or attempt.cause not in (Cause.CRASH, Cause.HANG, Cause.GONE):
             return ()
         try:
-            return self._artifacts.keep_crash_logs(self, folder, since_s=attempt.started_ms / 1000)
+            return self._artifacts.keep_crash_logs(
+                self.transport, self.device, folder, since_s=attempt.started_ms / 1000
+            )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -289,7 +291,7 @@ class DeviceRun:
         store.record_attempt(run_id, attempt, artifacts=artifacts, fence=self.fence)
 
     def break_off(self) -> None:
-        """Let what runs end with an error: nobody waits for it any more."""
+        """End what runs with an error."""
         if self._session is not None:
             self._session.break_off()
 

@@ -35,7 +35,7 @@ class DeviceWorker:
     """Whether the device of one worker is fit to measure on. Belongs to one thread."""
 
     def __init__(self, plan: RunPlan, number: int, store: Store, stop: Callable[[], bool]) -> None:
-        """`stop` returns whether nobody waits for this device any more, well or not."""
+        """`stop` returns whether this device is not waited for any more, well or not."""
         self._plan, self._store, self._stop = plan, store, stop
         self.device = plan.devices[number]
         self._cache = BundleCache(plan.cache_root)
@@ -172,7 +172,7 @@ class DeviceWorker:
         return problem
 
     def _cause_of_silence(self) -> str:
-        """Return the cause of a failure that is not the device's: nobody can reach it without its adb server."""
+        """Return the cause of a failure that is not the device's: without its adb server it cannot be reached."""
         return "" if self.run.transport.server_answers() else str(Cause.ADB_SERVER)
 
     def _mark(self, event: Event, reason: str = "", cause: str = "") -> None:

@@ -14,8 +14,8 @@ from farm.devices.local.files import local_error
 from farm.errors import BundleError, FarmError, LocalError
 from farm.execution.raw import RunnerOptions
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.results.blame import after_rerun
 from farm.results.judge import build_failure
-from farm.results.rerun import after_rerun
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,6 +20,7 @@ import msgspec
 
 from farm.devices.text import clean_text
 from farm.errors import DeviceSpaceError
+from farm.execution.shell import shell_script
 from farm.execution.trouble import DamagedError, StagingError
 
 if TYPE_CHECKING:
@@ -46,34 +47,6 @@ _LISTING_BYTES = 64 << 20
 _LEFTOVER_MINUTES = 24 * 60
 
 _HASH = re.compile(r"[0-9a-f]{64}")
-
-# $1: the root, $2: the session's own folder, which is old only where a clock was set. Standard input: hashes that are
-# wanted. Prints free KiB, size, time and name of every object, and hash and name of every wanted one.
-_SURVEY = f"""
-mkdir -p -- "$1/objects" && cd -- "$1" || exit 1
-find . -maxdepth 1 -name 'run-*' ! -name "$2" -mmin +{_LEFTOVER_MINUTES} -exec rm -rf {{}} +
-cd objects || exit 1
-set --
-while read -r name; do if [ -f "$name" ]; then set -- "$@" "$name"; fi; done
-df -kP . | tail -n 1
-echo objects
-find . -maxdepth 1 -type f -exec stat -c '%s %Y %n' {{}} +
-echo hashes
-if [ $# -gt 0 ]; then touch -c -- "$@"; sha256sum -- "$@"; fi
-true
-"""
-
-# $1: the folder of objects; the others: files in the current folder that are hashed. Standard input: size and name of
-# those that are only measured. Prints the names that are in `objects` now.
-_ADMIT = """
-objects=$1; shift
-good=$({
-    if [ $# -gt 0 ]; then sha256sum -- "$@"; fi
-    while read -r size name; do if [ "$(stat -c %s -- "$name")" = "$size" ]; then echo "$name $name"; fi; done
-} | while read -r hash name; do if [ "$hash" = "$name" ]; then echo "$name"; fi; done)
-set -- $good
-if [ $# -gt 0 ]; then mv -f -- "$@" "$objects/" && echo "$good"; fi
-"""
 
 # In the root: every object that a link of a session leads to.
 _LINKED = "find run-* -type l -exec readlink {} + 2>/dev/null; true"
@@ -114,8 +87,8 @@ class ContentStore:
         with self._lock:
             wanted = [name for name in dict.fromkeys(wanted) if name not in self._verified]
             done = self._shell(
-                _SURVEY,
-                [str(self._root), self._incoming.parent.name],
+                shell_script("survey"),
+                [str(self._root), self._incoming.parent.name, str(_LEFTOVER_MINUTES)],
                 stdin="".join(f"{name}\n" for name in wanted).encode(),
                 timeout_s=_HASH_SECONDS,
                 cwd=None,
@@ -165,7 +138,7 @@ class ContentStore:
             return pushed
 
     def verify(self, names: Collection[str]) -> bool:
-        """Hash these objects again and tell whether all are whole; damaged ones are removed and may be pushed again."""
+        """Hash these objects again and return whether all are whole; damaged ones are removed."""
         with self._lock:
             self._verified -= set(names)
             self.survey(names)
@@ -196,7 +169,7 @@ class ContentStore:
             hashed = [name for name, size in sizes.items() if size <= _HASHED_BYTES]
             measured = "".join(f"{size} {name}\n" for name, size in sizes.items() if size > _HASHED_BYTES)
             done = self._shell(
-                _ADMIT,
+                shell_script("admit"),
                 [str(self._objects), *hashed],
                 stdin=measured.encode(),
                 cwd=self._incoming,

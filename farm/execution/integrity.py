@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.devices.transport import Link
+from farm.execution.shell import shell_script
 from farm.execution.trouble import StagingError
 
 if TYPE_CHECKING:
@@ -17,16 +18,6 @@ if TYPE_CHECKING:
 
 _SECONDS = 300.0
 _LISTING_BYTES = 16 << 20
-
-# In the folder. Standard input: names of files. Prints what a link leads to, the SHA-256 of another file, and the name.
-_TELL = """
-set --
-while read -r name; do
-    if [ -L "$name" ]; then echo "$(readlink -- "$name") $name"; elif [ -f "$name" ]; then set -- "$@" "$name"; fi
-done
-if [ $# -gt 0 ]; then sha256sum -- "$@"; fi
-true
-"""
 
 
 def expected_content(files: Mapping[PurePosixPath, Path | bytes | Link]) -> dict[str, str]:
@@ -45,7 +36,7 @@ def differing(transport: Transport, folder: PurePosixPath, expected: Mapping[str
     Raises DeviceError.
     """
     done = transport.run(
-        ["sh", "-c", _TELL],
+        ["sh", "-c", shell_script("hash_files")],
         cwd=folder,
         stdin="".join(f"{name}\n" for name in expected).encode(),
         timeout_s=_SECONDS,

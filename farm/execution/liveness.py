@@ -18,15 +18,15 @@ _ANSWER_BYTES = 4096
 
 
 class Liveness:
-    """The presence of one device. Several threads may use it."""
+    """Whether one device still answers, in the same start of its system. Several threads may use it."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._boot = ""
 
-    def learn(self, said: bytes) -> None:
+    def learn(self, boot: bytes) -> None:
         """Note what TELL_BOOT printed, the first time."""
-        self._boot = self._boot or clean_text(said)
+        self._boot = self._boot or clean_text(boot)
 
     def demand(self) -> None:
         """Raise LostError for a device that does not answer or has started anew, AdbServerError for its adb server."""
@@ -44,6 +44,6 @@ class Liveness:
             raise LostError(serial, "it was rebooted")
 
     def _ask(self) -> str:
-        """Return the identity of the device's start, empty where it tells none. Raises DeviceError."""
+        """Return the identity of the device's start, empty where it prints none. Raises DeviceError."""
         done = self._transport.run(["sh", "-c", TELL_BOOT], timeout_s=_ASK_SECONDS, max_output=_ANSWER_BYTES)
         return clean_text(done.stdout)

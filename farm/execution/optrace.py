@@ -117,8 +117,8 @@ def _run_graph(session: DeviceSession, bundle: Bundle, soc: Soc, tools: OptraceT
         max_bytes=_LOG_BYTES,
     )  # fmt: skip
     if done.code != 0:
-        said = clean_text(done.stderr or done.stdout)
-        raise DeviceError(session.serial, f"{_NET_RUN} failed", code=done.code, stderr=said)
+        output = clean_text(done.stderr or done.stdout)
+        raise DeviceError(session.serial, f"{_NET_RUN} failed", code=done.code, stderr=output)
 
 
 def _view(tools: OptraceTools, schematic: Path, log: Path, output: Path) -> list[Path]:

@@ -33,7 +33,7 @@ class RunnerOptions:
     etdump: bool = False
     """Bring an ETDump although no flag asks for a profile: what was compiled in is in it."""
     outputs: bool = True
-    """Bring the outputs: where nobody looks at them they are only in the way."""
+    """Bring the outputs, unless only times are wanted."""
     debug: bool = False
     """Bring intermediate outputs, of a program that was compiled to write them, as DEBUG_FILE."""
     heap: bool = False
@@ -41,7 +41,7 @@ class RunnerOptions:
 
     @property
     def profiles(self) -> bool:
-        """Whether there is anything that only an ETDump tells."""
+        """Whether there is anything that only an ETDump has."""
         return self.etdump or self.debug or self.flags.get("profile_level", "0") != "0"
 
     @property
@@ -54,7 +54,7 @@ class RunnerOptions:
 
 
 class RawResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One execution, judged by nobody yet. Everything in it that a device said is hostile."""
+    """One execution, not judged yet. Everything in it that came from a device is hostile."""
 
     job_id: str
     serial: str
@@ -77,7 +77,7 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     started."""
     pull_seconds: float = 0.0
     timed_out: bool = False
-    """The runner was alive and reachable and did not finish in its time, nor said so; `error` stays empty then."""
+    """The runner was alive and reachable and did not finish in its time, nor report so; `error` stays empty then."""
     process_ended: bool = False
     """The runner's process crashed, hung or gave up during this execution: try it once in a process of its own."""
     heap: bool = False

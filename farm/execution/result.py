@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.execution.raw import ErrorCause
-    from farm.execution.runner_process import Ending
+    from farm.execution.runner_process import RunnerEnding
     from farm.execution.workspace import Workspace
 
 _Stage = Literal["push", "execute", "pull"]
@@ -26,7 +26,7 @@ class Execution:
     def __init__(self, job_id: str, serial: str, workspace: Workspace, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.workspace, self.folder = workspace, folder
-        self.ending: Ending | None = None
+        self.ending: RunnerEnding | None = None
         self.notes: list[str] = []
         self.heap = self.simulated = False
         self._job_id, self._serial = job_id, serial
@@ -79,10 +79,10 @@ class Execution:
         try:
             demand()
         except DeviceError as problem:
-            said = str(problem).removeprefix(f"{self._serial}: ")
+            reason = str(problem).removeprefix(f"{self._serial}: ")
             self._error_cause = cause_of(problem)
             self._error_stage = self._error_stage or "execute"
-            self._error = f"{self._error}; {said}" if self._error else f"{problem} ({self._ended_how()})"
+            self._error = f"{self._error}; {reason}" if self._error else f"{problem} ({self._ended_how()})"
         else:
             if self._error_cause == "gone":
                 self._error_cause = "connection"

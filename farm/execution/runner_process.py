@@ -29,11 +29,11 @@ SILENCE_SECONDS = 30.0
 _SLICE_SECONDS = 1.0
 
 
-class _Error(msgspec.Struct, frozen=True):
+class _AnswerError(msgspec.Struct, frozen=True):
     stage: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class RunnerAnswer(msgspec.Struct, frozen=True):
     """What the host itself has to know of a line that the runner wrote; the line is judged elsewhere."""
 
     schema: int = 0
@@ -42,17 +42,17 @@ class Answer(msgspec.Struct, frozen=True):
     job: int = -1
     ok: bool = False
     exit_code: int = 0
-    error: _Error | None = None
+    error: _AnswerError | None = None
     outputs: tuple[msgspec.Raw, ...] = ()
     inferences: tuple[msgspec.Raw, ...] = ()
     last: bool = False
     """The process ends after it."""
 
 
-class Ending(NamedTuple):
+class RunnerEnding(NamedTuple):
     """How one job ended."""
 
-    answer: Answer | None
+    answer: RunnerAnswer | None
     """None when the process ended, or was hung up on because it did not answer in time."""
     line: bytes
     """The answer as it was."""
@@ -86,7 +86,7 @@ class RunnerProcess:
         self._silent_since = time.monotonic()
         self._broken_off = broken_off
 
-    def run(self, words: Sequence[str], timeout_s: float, demand: Callable[[], None]) -> Ending:
+    def run(self, words: Sequence[str], timeout_s: float, demand: Callable[[], None]) -> RunnerEnding:
         """Give it one job, as flags, and wait for its end.
 
         Without an answer, and after one that is the last, the process is of no use. `demand`, which raises DeviceError
@@ -100,7 +100,7 @@ class RunnerProcess:
         self._process.send(shlex.join(words).encode("utf-8", errors="surrogateescape") + b"\n")
         begins, ends = (f"farm_runner: job {number} {what}\n".encode() for what in ("begins", "ends"))
         deadline = time.monotonic() + timeout_s
-        found: tuple[Answer, bytes] | None = None
+        found: tuple[RunnerAnswer, bytes] | None = None
         code: int | None = None
         while found is None and code is None and (left := deadline - time.monotonic()) > 0:
             code = self._receive(min(left, _SLICE_SECONDS))
@@ -115,7 +115,7 @@ class RunnerProcess:
         while found and code is None and ends not in self._log and (left := deadline - time.monotonic()) > 0:
             code = self._receive(left)
         answer, line = found or (None, b"")
-        return Ending(answer, line, self._log.text(begins, ends), code, began)
+        return RunnerEnding(answer, line, self._log.text(begins, ends), code, began)
 
     def close(self) -> None:
         """Hang up; the device ends it."""
@@ -131,17 +131,17 @@ class RunnerProcess:
             raise DeviceError(self._serial, f"the runner's answer has more than {_ANSWER_BYTES >> 20} MiB")
         return output.code
 
-    def _answer(self, number: int) -> tuple[Answer, bytes] | None:
+    def _answer(self, number: int) -> tuple[RunnerAnswer, bytes] | None:
         while (end := self._unread.find(b"\n") + 1) > 0:
             line = bytes(self._unread[:end])
             del self._unread[:end]
             try:
-                answer = msgspec.json.decode(line, type=Answer)
+                answer = msgspec.json.decode(line, type=RunnerAnswer)
             except (msgspec.DecodeError, UnicodeError, RecursionError):
-                answer = Answer()
+                answer = RunnerAnswer()
             if answer.schema != 1 or (not answer.ready and answer.job != number):
-                said = clean_text(line, 80)
-                raise DeviceError(self._serial, f"the runner said {said!r}, which is no answer to job {number}")
+                text = clean_text(line, 80)
+                raise DeviceError(self._serial, f"the runner said {text!r}, which is no answer to job {number}")
             if not answer.ready:
                 return answer, line
         return None

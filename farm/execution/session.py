@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from farm.bundles.bundle import Bundle
     from farm.devices.transport import Completed, Transport
     from farm.execution.raw import ErrorCause, RawResult, RunnerOptions
-    from farm.execution.runner_process import Ending
+    from farm.execution.runner_process import RunnerEnding
     from farm.execution.workspace import Layout
     from farm.runtime.runtime import Runtime
 
@@ -76,13 +76,13 @@ class DeviceSession:
     def __init__(
         self, transport: Transport, runtime: Runtime, run_id: str, serial: str, *, takeover: bool = False
     ) -> None:
-        """`takeover`: end and remove what other sessions left on the device, for whom nobody else may use it."""
+        """`takeover`: end and remove what other sessions left on the device; for the holder of its lease."""
         self._transport, self._runtime, self._serial = transport, runtime, serial
         # With the process id, as a worker that replaces one that died must not meet what that left.
         self._folder = transport.storage / f"{SESSION_PREFIX}{run_id}-{os.getpid()}"
         self._runtime_folder = self._folder / "runtime"
         self._objects = ContentStore(transport, self._folder, self._sweep)
-        self._presence = Liveness(transport)
+        self._liveness = Liveness(transport)
         self._takeover = takeover
         self._last: Execution | None = None
         self._staging = threading.Lock()
@@ -169,7 +169,7 @@ class DeviceSession:
         if options.heap:
             execution.step("pull", lambda: collect_heap(self._transport, execution))
         if execution.in_doubt:
-            execution.resolve(self._presence.demand)
+            execution.resolve(self._liveness.demand)
         return execution.result()
 
     def execute_alone(self, job_id: str, workspace: Workspace, folder: Path, options: RunnerOptions) -> RawResult:
@@ -183,14 +183,14 @@ class DeviceSession:
             self._anchor = anchor
 
     def break_off(self) -> None:
-        """Let executions, also one that runs in another thread, end with an error: nobody waits for them any more."""
+        """Let executions, also one that runs in another thread, end with an error, at once."""
         self._broken_off.set()
 
     def find_damage(self, bundle: Bundle, raw: RawResult) -> str:
         """Return which files of an execution of `bundle` are not what they ought to be, empty when all are.
 
         For one whose numbers are wrong, of the last ones of this session: what it ran on the device, and the outputs in
-        its local folder, are hashed. Never raises: a device that cannot tell is as bad. Damaged objects are pushed
+        its local folder, are hashed. Never raises: a device that does not answer is as bad. Damaged objects are pushed
         again for the next one. No job may run meanwhile.
         """
         try:
@@ -249,7 +249,7 @@ class DeviceSession:
             self._takeover = False
 
     def _place(self, layout: Layout) -> None:
-        """Push a folder, and the objects that its links lead to; what nobody needs makes room for it, once."""
+        """Push a folder, and the objects that its links lead to; what no session uses makes room for it, once."""
         self._objects.ensure(layout.objects)
         try:
             self._transport.push(layout.files)
@@ -276,7 +276,7 @@ class DeviceSession:
         if execution.process_ended:
             self._hang_up()
 
-    def _run(self, workspace: Workspace, options: RunnerOptions) -> Ending:
+    def _run(self, workspace: Workspace, options: RunnerOptions) -> RunnerEnding:
         words = _words(
             {
                 "working_folder": workspace.folder.name,
@@ -294,7 +294,7 @@ class DeviceSession:
         try:
             for _ in range(_STARTS):
                 runner = self._start_runner(options)
-                ending = runner.run(words, options.timeout_s + _GRACE_SECONDS, self._presence.demand)
+                ending = runner.run(words, options.timeout_s + _GRACE_SECONDS, self._liveness.demand)
                 if ending.answer or ending.began:
                     return ending
                 # It ended between two jobs: this one is not to blame.
@@ -337,7 +337,7 @@ class DeviceSession:
         # Where it was built or unpacked it may not have been executable.
         runner = self._objects.path(self._runtime.hashes[self._runtime.runner])
         done = self._shell(["sh", "-c", f'chmod 755 -- "$1" || exit\n{TELL_BOOT}', "sh", str(runner)])
-        self._presence.learn(done.stdout)
+        self._liveness.learn(done.stdout)
         self._runtime_staged = True
 
     def _damaged(self, bundle: Bundle, folder: PurePosixPath, others: Iterable[str]) -> str:
@@ -379,7 +379,7 @@ def _words(flags: Mapping[str, str]) -> list[str]:
     return [f"--{name}={value}" for name, value in flags.items()]
 
 
-def _may_be_damage(ending: Ending) -> bool:
+def _may_be_damage(ending: RunnerEnding) -> bool:
     """Tell whether an execution ended as it would with a damaged model, input or library. Pure."""
     if ending.answer is None:
         return ending.code is not None

@@ -89,8 +89,9 @@ class DeviceAcquirer:
         return AcquiredDevice(device, fleet.runtimes[device.serial])
 
     def _attached(self, choice: Choice) -> AcquiredDevice:
-        from farm.pool.custody import Custody, LeaseTerms
+        from farm.pool.device_pool import DevicePool
         from farm.pool.fleet import attached_fleet
+        from farm.pool.lease_keeper import LeaseTerms
         from farm.store.leases.rules import Priority
 
         config, store, target = self._config, self._store, self._target
@@ -99,11 +100,11 @@ class DeviceAcquirer:
         except NoDeviceError as error:
             raise NoDeviceError(str(error).replace(_NO_DEVICE, self._otherwise)) from None
         terms = LeaseTerms(ttl_s=config.leases.ttl_s, priority=Priority.PERSON, purpose=self._purpose, most=1)
-        custody = Custody(fleet.devices, store, terms, self._say)
-        custody.keep_alive(fleet.revive)
-        self._stack.callback(custody.close)
-        custody.acquire(self._until_s)
-        held = {device.id: device for device in custody.held()}
+        pool = DevicePool(fleet.devices, store, terms, self._say)
+        pool.revive_with(fleet.revive)
+        self._stack.callback(pool.close)
+        pool.acquire(self._until_s)
+        held = {device.id: device for device in pool.held()}
         if not held and time.monotonic() >= self._until_s:
             raise NoDeviceError(f"no {target.soc} became free in time")
         for lease in store.leases.all():

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.pytest_plugin.controller import GIVEN_UP, Controller
-from farm.pytest_plugin.plan import read_plan
+from farm.pytest_plugin.plan import GIVEN_UP, read_plan
 from farm.pytest_plugin.record import FACTS
 
 if TYPE_CHECKING:
@@ -33,7 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if not hasattr(config, "workerinput"):
         if config.getoption("numprocesses", None):
-            config.pluginmanager.register(Controller(plan, config), "farm-controller")
+            from farm.pytest_plugin.controller import SuiteController
+
+            config.pluginmanager.register(SuiteController(plan, config), "farm-controller")
         return
     from farm.pytest_plugin.worker import SuiteWorker
 
@@ -51,7 +52,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Tell where the tests are before anybody hears of them."""
+    """Write where the tests are, before any of them is reported."""
     worker = session.config.stash.get(_WORKER, None)
     if worker is not None:
         worker.plan.leave_files({item.nodeid.partition("::")[0]: str(item.path) for item in session.items})

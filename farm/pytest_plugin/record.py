@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from farm.results.attempt import Attempt, Cause, Measurement, OperatorProfile, Stage, Verdict
-from farm.results.text import bounded_log, one_line
 from farm.store.values import storable
 from farm.suites.suite import Case, Job, Target
+from farm.system.text import bounded_log, reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ def job_of_test(nodeid: str, soc: str, backend: str, source: str) -> Job:
 def attempt_of(job_id: str, reports: Sequence[pytest.TestReport], serial: str) -> Attempt:
     """Return what the reports of one execution of a test say, those of its subtests among them.
 
-    `serial` is the device of its worker, for a worker that died before it could tell.
+    `serial` is the device of its worker, for a worker that died before it sent anything.
     """
     facts = next(
         (facts for report in reversed(reports) if (facts := unpack(report)) is not None), DeviceFacts(serial, 0)
@@ -84,23 +84,23 @@ def attempt_of(job_id: str, reports: Sequence[pytest.TestReport], serial: str) -
         job_id,
         verdict,
         stage,
-        one_line(reason),
+        reason_line(reason),
         device=facts.device,
         started_ms=int(min(starts) * 1000) if starts else 0,
         seconds=sum(report.duration for report in reports if report.when in _PHASES),
         bundle_key=facts.bundle_key,
-        known_issue=one_line(known_issue),
+        known_issue=reason_line(known_issue),
         measurements=() if verdict is Verdict.INFRA else facts.measurements,
         operators=facts.operators,
         log=bounded_log("\n".join(_text(report) for report in (bad or _shown(reports)))),
-        notes=tuple(map(one_line, (*facts.notes, *notes))),
+        notes=tuple(map(reason_line, (*facts.notes, *notes))),
         cause=cause,
     )
 
 
 def collection_failure(job_id: str, report: pytest.CollectReport) -> Attempt:
     """Return the attempt of what could not be collected, as a module that cannot be imported."""
-    reason = one_line(_last_line(report.longreprtext)) or "it cannot be collected"
+    reason = reason_line(_last_line(report.longreprtext)) or "it cannot be collected"
     return Attempt(job_id, Verdict.FAILED, Stage.LOAD, reason, log=bounded_log(report.longreprtext))
 
 

@@ -1,4 +1,4 @@
-"""What ExecuTorch's own Qualcomm tests are told, so that they run unchanged on the device of a worker.
+"""What ExecuTorch's own Qualcomm tests are given, so that they run unchanged on the device of a worker.
 
 Their `SimpleADB` wants the folders of a QNN SDK and of an Android build, pushes a runner and seven libraries for every
 class of tests, and works in one folder of the device. The runner that it finds here is a script that hands over to
@@ -100,7 +100,7 @@ class Upstream:
             os.chdir(before)
 
     def prepare(self, item: pytest.Item) -> None:
-        """Before a test's own set-up: bring the runner onto the device, and tell the test of it. Raises DeviceError."""
+        """Before a test's own set-up: bring the runner onto the device, set the test's options. Raises DeviceError."""
         if not self.owns(item):
             return
         if not self._options()["device"]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from farm.errors import FarmError, NoDeviceError
 from farm.regressions.confirm_job import bench_for
 from farm.replay.stored_result import find_job
-from farm.results.text import one_line
+from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,13 +34,13 @@ class BenchPool:
         stack: ExitStack,
         end_s: float,
     ) -> None:
-        """`end_s`, on the clock of `time.monotonic`: until then a device is waited for that somebody has."""
+        """`end_s`, on the clock of `time.monotonic`: how long a device is waited for that somebody else has."""
         self._config, self._store, self._request, self._say, self._stack = config, store, request, say, stack
         self._end_s = end_s
         self._open: dict[tuple[str, str, str], InterleavedBench] = {}
         self.broken: dict[tuple[str, str, str], str] = {}
         self.wait_s = math.inf
-        """And for so long at most."""
+        """Longest that one device is waited for, in seconds."""
 
     def of(self, past: StoredResult) -> InterleavedBench:
         """Return the bench that a result is measured on.
@@ -58,7 +58,7 @@ class BenchPool:
                 opening = bench_for(self._config, self._store, past, self._request, self._say, until_s)
                 self._open[key] = self._stack.enter_context(opening)
             except FarmError as error:
-                self.broken[key] = one_line(str(error))
+                self.broken[key] = reason_line(str(error))
                 raise NoDeviceError(self.broken[key]) from None
         return self._open[key]
 

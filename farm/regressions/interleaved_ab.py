@@ -18,8 +18,7 @@ from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
 from farm.replay.stored_result import find_bundle, find_job
 from farm.request.profiling import Profile
-from farm.results.attempt import Verdict
-from farm.results.ending import Ending
+from farm.results.attempt import Ending, Verdict
 from farm.results.measurements import time_measurements
 from farm.results.outcome import outcome
 from farm.results.profile.cycles import read_profile
@@ -71,7 +70,7 @@ class Side(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What tells it from other sides."""
+        """What distinguishes it from other sides."""
         return self.job.id, self.bundle.manifest.key, *self.place
 
 
@@ -206,7 +205,7 @@ class InterleavedBench:
         # A profile costs time: both have that of the new one.
         sides = {Role.GOOD: msgspec.structs.replace(was, profile=now.profile), Role.NEW: now}
         found: dict[str, list[Pair]] = {}
-        # Both, so that both are told.
+        # Both, so that both problems are reported.
         problems = [self._prove(role, side) for role, side in sides.items()]
         if any(problems):
             return found
@@ -329,7 +328,7 @@ def _judged(attempt: Attempt) -> tuple[tuple[Measurement, ...], str]:
 
 
 def _timed(side: Side, raw: RawResult) -> tuple[tuple[Measurement, ...], str]:
-    """Return the times of a turn whose outputs nobody looks at, or why it failed. Raises InfraError."""
+    """Return the times of a turn without outputs, or why it failed. Raises InfraError."""
     report = outcome(raw)
     if isinstance(report, Ending):
         if report.verdict is Verdict.INFRA:

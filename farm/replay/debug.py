@@ -17,16 +17,15 @@ from farm.errors import UsageError
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, RunnerOptions
 from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
-from farm.program.layers import Gap, Layer, LayerStep
+from farm.program.layers import Layer, LayerStep
 from farm.replay.one_off import finish_run
 from farm.request.ending import Patience, write_report
 from farm.request.profiling import Profile
-from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.results.ending import Ending, failed, infra
+from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.judge import build_failure, with_known_issue
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
-from farm.results.text import bounded_log, one_line
+from farm.system.text import bounded_log, reason_line
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
@@ -56,15 +55,6 @@ class DebugRequest(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
 
 
-class DebuggedLayer(msgspec.Struct, frozen=True):
-    """One layer and everything that is known of it."""
-
-    layer: Layer
-    inspector: Gap | None
-    """The simulator against the reference of ExecuTorch's own Inspector: quantized weights, activations in floating
-    point."""
-
-
 class DebugOutcome(msgspec.Struct, frozen=True):
     """How it ended."""
 
@@ -73,7 +63,7 @@ class DebugOutcome(msgspec.Struct, frozen=True):
     exit_code: int
     attempt: Attempt | None
     """What was recorded; None where that was interrupted."""
-    layers: tuple[DebuggedLayer, ...]
+    layers: tuple[Layer, ...]
     diagnosis: Diagnosis
     devices: dict[str, str]
     """Serial by part: `simulator`, `device`."""
@@ -84,7 +74,7 @@ class DebugOutcome(msgspec.Struct, frozen=True):
 
 
 def debug(config: Config, request: DebugRequest, say: Callable[[str], None]) -> DebugOutcome:
-    """Debug one job and return how it ended; everything started is ended again. `say` hears of every step.
+    """Debug one job and return how it ended; everything started is ended again. `say` gets every step.
 
     Raises UsageError for a job whose layers cannot be told apart, NoDeviceError where a device is wanted and none is
     attached, InfraError when nothing could begin.
@@ -98,7 +88,7 @@ def debug(config: Config, request: DebugRequest, say: Callable[[str], None]) -> 
 
 
 class _Clock:
-    """Wall time by step, told as it passes."""
+    """Wall time by step, shown as it passes."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._started = say, time.perf_counter()
@@ -126,7 +116,7 @@ class _Debug:
         self._config, self._request, self._store, self._clock = config, request, store, clock
         self._job = request.job
         self._started_ms = time.time_ns() // 1_000_000
-        self._layers: tuple[DebuggedLayer, ...] = ()
+        self._layers: tuple[Layer, ...] = ()
         self._acquired: dict[str, AcquiredDevice] = {}
 
     def execute(self, say: Callable[[str], None]) -> DebugOutcome:
@@ -253,9 +243,7 @@ class _Debug:
         if not reply.ok:
             # Of files that a device sent, by tools that are not under test.
             return infra(Stage.NUMERICS, f"comparing failed: {reply.reason}")
-        self._layers = tuple(
-            DebuggedLayer(row.layer(), row.inspector.gap() if row.inspector else None) for row in reply.layers
-        )
+        self._layers = reply.layers
         return msgspec.structs.replace(self._verdict(), notes=reply.notes)
 
     def _add_steps(self, prefix: str, reply: DebugReply) -> None:
@@ -264,10 +252,10 @@ class _Debug:
                 self._clock.add(f"{prefix}: {name}" if prefix else name, seconds)
 
     def _diagnosis(self) -> Diagnosis:
-        return diagnose([row.layer for row in self._layers])
+        return diagnose(self._layers)
 
     def _verdict(self) -> Ending:
-        if not any(LayerStep.COMPILER in row.layer.gaps for row in self._layers):
+        if not any(LayerStep.COMPILER in layer.gaps for layer in self._layers):
             return failed(
                 Stage.NUMERICS, "no layer could be compared: the program wrote no intermediate output", Cause.NONE
             )
@@ -281,15 +269,15 @@ class _Debug:
             job_id=self._job.id,
             verdict=ending.verdict,
             stage=ending.stage,
-            reason=one_line(ending.reason),
+            reason=reason_line(ending.reason),
             cause=ending.cause,
             device=self._acquired[_DEVICE if _DEVICE in self._acquired else _SIMULATOR].device.serial,
             started_ms=self._started_ms,
             seconds=sum(self._clock.seconds.get(part, 0.0) for part in self._acquired),
             bundle_key=bundle.manifest.key,
             log=bounded_log(log),
-            notes=tuple(one_line(note) for note in ("farm debug: compiled to keep every tensor", *ending.notes)),
-            layers=layer_comparisons([row.layer for row in self._layers], self._diagnosis()),
+            notes=tuple(reason_line(note) for note in ("farm debug: compiled to keep every tensor", *ending.notes)),
+            layers=layer_comparisons(self._layers, self._diagnosis()),
         )
 
     def _not_compiled(self, reply: DebugReply, log: Path) -> Attempt:

@@ -37,7 +37,7 @@ class ReproRequest(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
 
 
-class Row(msgspec.Struct, frozen=True):
+class ComparedFigure(msgspec.Struct, frozen=True):
     """One figure of both results; None where one has none."""
 
     name: str
@@ -51,7 +51,7 @@ class ReproOutcome(msgspec.Struct, frozen=True):
 
     past: StoredResult
     now: OneOffOutcome
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedFigure, ...]
     outputs: str
     """Whether the outputs are the same, byte by byte, as far as that can be known."""
     differences: dict[str, tuple[str, str]]
@@ -93,21 +93,22 @@ def repro(
         past=past,
         now=now,
         rows=tuple(rows(past.attempt, now.attempt)) if now.attempt else (),
-        outputs=outputs_told(past.outputs, now.outputs),
+        outputs=compare_outputs(past.outputs, now.outputs),
         differences=differences(past.run.fingerprint, facts),
     )
 
 
-def rows(then: Attempt, now: Attempt) -> list[Row]:
+def rows(then: Attempt, now: Attempt) -> list[ComparedFigure]:
     """Return the figures of two attempts, those of outputs first, times and counts as medians. Pure."""
     old, new = _figures(then), _figures(now)
     units = {name: unit for figures in (old, new) for name, (unit, _) in figures.items()}
     return [
-        Row(name, unit, *(one[name][1] if name in one else None for one in (old, new))) for name, unit in units.items()
+        ComparedFigure(name, unit, *(one[name][1] if name in one else None for one in (old, new)))
+        for name, unit in units.items()
     ]
 
 
-def outputs_told(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+def compare_outputs(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Say whether two results have the same outputs, given the hashes of those that were kept. Pure."""
     if not now:
         return "there are no outputs now"

@@ -16,10 +16,10 @@ from farm.devices.transport import Link
 from farm.errors import UsageError
 from farm.execution.workspace import INPUT_LIST, INPUT_SHAPES, OUTPUT_SHAPES, job_layout
 from farm.replay.stored_result import cached_bundle, find_bundle, find_job, target_of
-from farm.results.text import one_line
 from farm.runtime.device_files import takes_sessions
 from farm.suites.options import runtime_flags
 from farm.suites.socs import find_soc
+from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,122 +37,6 @@ SCRIPT = "repro.sh"
 _ON_DEVICE = "run.sh"
 _OUTPUTS = "outputs"
 _OUTPUT_NAME = re.compile(r"output_\d+_\d+\.raw")
-
-# What only the device can do, beside the program: no name is quoted twice.
-_RUN = """\
-#!/bin/sh
-# On the device: runs the program of this folder and leaves its exit code beside it.
-cd "$(dirname "$0")" || exit
-here=$(pwd)
-mkdir -p {outputs}
-chmod 755 {runner}
-LD_LIBRARY_PATH=$here ADSP_LIBRARY_PATH=$here
-export LD_LIBRARY_PATH ADSP_LIBRARY_PATH
-./{runner} {flags} &
-echo $! >pid
-wait $!
-echo $? >exit_code
-"""
-
-_REPRO = r"""#!/bin/sh
-{about}
-#
-# usage: repro.sh [SERIAL]        ADB=path/to/adb, where it is not on the PATH
-#
-# Exit code: the runner's (docs/native_runner.md of farm); 1 where it said 0 and an output is missing or has another
-# size; 125 where adb or the device is the trouble. A difference from the past result is told, and is no failure.
-
-set -u
-soc={soc}
-machine={machine}
-root={root}
-
-here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd) || exit 125
-serial=${{1-}}
-workspace=/data/local/tmp/farm-repro-$(date +%s)-$$
-
-adb() {{
-    if [ -n "$serial" ]; then
-        command "${{ADB:-adb}}" -s "$serial" "$@" </dev/null
-    else
-        command "${{ADB:-adb}}" "$@" </dev/null
-    fi
-}}
-
-fail() {{
-    echo "repro.sh: $1" >&2
-    exit 125
-}}
-
-# shellcheck disable=SC2329 # by a trap
-clean_up() {{
-    # The runner, where it has not ended.
-    adb shell "cd $workspace/device && [ ! -f exit_code ] && [ -f pid ] && kill -9 \$(cat pid)" >/dev/null 2>&1
-    adb shell "rm -rf $workspace" >/dev/null 2>&1
-}}
-
-# An output: whether it is there, has the size it should have, and is the same as then.
-check() {{
-    file=$here/outputs/$1
-    then=$here/outputs_then/$1
-    if [ ! -f "$file" ]; then
-        echo "$1: missing"
-        wrong=1
-        return
-    fi
-    size=$(wc -c <"$file" | tr -d ' ')
-    if [ "$size" != "$2" ]; then
-        echo "$1: $size bytes, expected $2"
-        wrong=1
-    elif [ ! -f "$then" ]; then
-        echo "$1: $size bytes; the output of then was not kept, so there is nothing to compare it with"
-    elif cmp -s "$file" "$then"; then
-        echo "$1: $size bytes, the same as then"
-    else
-        echo "$1: $size bytes, of which $(cmp -l "$file" "$then" | wc -l | tr -d ' ') differ from then"
-    fi
-}}
-
-adb get-state >/dev/null || fail "no device${{serial:+ $serial}}: attach one, or name one of 'adb devices'"
-found=$(adb shell uname -m | tr -d '\r\n')
-case $machine:$found in
-    x86_64:x86_64 | aarch64:aarch64 | aarch64:armv8*) ;;
-    *) fail "the files are for $machine, the device has $found" ;;
-esac
-found=$(adb shell getprop ro.soc.model | tr -d '\r\n')
-if [ -n "$found" ] && [ "$found" != "$soc" ]; then
-    fail "the program is for $soc, the device is a $found"
-fi
-if [ "$root" = 1 ]; then
-    adb root >/dev/null || fail "root is needed, and adb root does not give it"
-    adb wait-for-device
-    [ "$(adb shell id -u | tr -d '\r\n')" = 0 ] || fail "root is needed: use a userdebug or eng build of the system"
-fi
-
-trap clean_up EXIT
-trap 'exit 129' HUP
-trap 'exit 130' INT
-trap 'exit 143' TERM
-
-adb shell "mkdir -p $workspace" || fail "cannot make $workspace on the device"
-adb push "$here/device" "$workspace/" >/dev/null || fail "cannot push the files"
-adb shell "sh $workspace/device/run.sh"
-code=$(adb shell "cat $workspace/device/exit_code" | tr -d '\r\n')
-case $code in
-    '' | *[!0-9]*) fail "the device does not tell how the runner ended" ;;
-esac
-rm -rf "$here/outputs"
-adb pull "$workspace/device/outputs" "$here" >/dev/null || fail "cannot pull the outputs"
-
-echo "exit code $code"
-if [ "$code" != 0 ]; then
-    exit "$code"
-fi
-echo "mean latency $(cat "$here/outputs/inference_speed.txt") ms"
-wrong=0
-{checks}
-exit "$wrong"
-"""
 
 
 def write_script(
@@ -196,10 +80,10 @@ def write_script(
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None
     what = "a VIRTUAL device, with the simulator for x86_64: not for a phone" if virtual else "an Android phone"
-    told = [f"{folder}: for {what}", f"run it:  {shlex.quote(str(folder / SCRIPT))} [SERIAL]"]
+    lines = [f"{folder}: for {what}", f"run it:  {shlex.quote(str(folder / SCRIPT))} [SERIAL]"]
     if not past.outputs:
-        told.append("the outputs of then were not kept: the script tells their sizes, and has nothing to compare with")
-    return told
+        lines.append("the outputs of then were not kept: the script tells their sizes, and has nothing to compare with")
+    return lines
 
 
 def _runtime(config: Config, past: StoredResult, *, virtual: bool) -> Runtime:
@@ -262,7 +146,8 @@ def _fill(
         shutil.copyfile(source, device / relative)
     words = " ".join(shlex.quote(f"--{name}={value}") for name, value in flags.items())
     (device / _ON_DEVICE).write_text(
-        _RUN.format(outputs=_OUTPUTS, runner=shlex.quote(runtime.runner), flags=words), encoding="utf-8"
+        _filled("repro_on_device.sh", outputs=_OUTPUTS, runner=shlex.quote(runtime.runner), flags=words),
+        encoding="utf-8",
     )
     for kind in bundle.manifest.references:
         shutil.copytree(bundle.folder / f"reference_{kind}", folder / f"reference_{kind}")
@@ -309,10 +194,17 @@ def _script(past: StoredResult, bundle: Bundle, runtime: Runtime, *, virtual: bo
         lines.append(
             "VIRTUAL: the files are for a virtual device on x86_64, never for a phone; its times mean nothing."
         )
-    return _REPRO.format(
+    return _filled(
+        "repro.sh",
         about="\n".join(f"# {one_line(line, 110)}" for line in lines),
         soc=shlex.quote(past.view.soc),
         machine="x86_64" if virtual else "aarch64",
-        root=int(runtime.needs_root),
+        root=str(int(runtime.needs_root)),
         checks="\n".join(checks),
     )
+
+
+def _filled(name: str, **values: str) -> str:
+    """Return the script `name` beside this module with a value in place of each `@name@`."""
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return re.sub(r"@(\w+)@", lambda found: values[found[1]], text)

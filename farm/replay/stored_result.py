@@ -51,7 +51,7 @@ class StoredResult(msgspec.Struct, frozen=True):
     """SHA-256 by file name, of the outputs that were kept."""
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Which result it is, in one line."""
         attempt = f"attempt {self.number} of {len(self.view.attempts)}"
         return f"{self.view.id}: run {self.run.id}, {attempt}, on {self.attempt.device} ({self.kind})"
@@ -208,13 +208,13 @@ def _changes(config: Config, past: StoredResult, job: Job, tools: Toolchain) -> 
     if now == past.attempt.bundle_key:
         return ""
     facts = past.run.fingerprint
-    told = [
+    changes = [
         f"{name} was {facts[name]} and is {version}"
         for name, version in sorted(relevant_versions(job.target.backend, tools.versions).items())
         if name in facts and facts[name] != version
     ]
-    told += [f"the code of {place} has changed" for place in changed_code(config.run_folder(past.run.id), job)]
-    return "; ".join(told) or f"the case, or the way farm compiles it, has changed (bundle {now[:12]})"
+    changes += [f"the code of {place} has changed" for place in changed_code(config.run_folder(past.run.id), job)]
+    return "; ".join(changes) or f"the case, or the way farm compiles it, has changed (bundle {now[:12]})"
 
 
 def _can_build(job: Job) -> bool:
@@ -223,13 +223,13 @@ def _can_build(job: Job) -> bool:
 
 def _build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> None:
     from farm.compile.pool import MemoryLimits, build_one
-    from farm.compile.protocol import Request
+    from farm.compile.protocol import BuildRequest
 
     logs = config.cache_dir / "logs"
     make_folders(logs)
     log = logs / f"{key}.log"
     reply = build_one(
-        Request(job, key, dict(tools.versions), str(log)),
+        BuildRequest(job, key, dict(tools.versions), str(log)),
         limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
         cache_root=config.cache_dir,
         env=tools.env,

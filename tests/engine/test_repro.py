@@ -23,7 +23,7 @@ from farm.compile.toolchain import Toolchain
 from farm.config.settings import load_config
 from farm.devices.adb.names import adb_target
 from farm.errors import MissingToolError, UnknownNameError, UsageError
-from farm.replay.repro import differences, outputs_told, rows
+from farm.replay.repro import differences, compare_outputs, rows
 from farm.replay.repro_script import write_script
 from farm.replay.stored_result import StoredResult, find_bundle, find_job, find_stored_result
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
@@ -290,10 +290,10 @@ def test_figures_of_both_are_side_by_side_and_what_one_lacks_is_none() -> None:
 
 
 def test_outputs_and_facts_that_differ_are_named() -> None:
-    assert outputs_told({}, {"a": "1"}) == "none of then was kept: the figures tell"
-    assert outputs_told({"a": "1"}, {}) == "there are no outputs now"
-    assert outputs_told({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) == "all 2 the same, byte by byte"
-    assert outputs_told({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == "1 of 2 differ: b"
+    assert compare_outputs({}, {"a": "1"}) == "none of then was kept: the figures tell"
+    assert compare_outputs({"a": "1"}, {}) == "there are no outputs now"
+    assert compare_outputs({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) == "all 2 the same, byte by byte"
+    assert compare_outputs({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == "1 of 2 differ: b"
     assert differences(
         {"qnn": "2.50", "farm": "1"}, {"qnn": "2.51", "farm": "1", "repro": "x", "profile": "basic"}
     ) == {

@@ -117,13 +117,13 @@ def test_a_device_that_reboots_and_is_back_is_found_out(
     run: Callable[..., RawResult], session: DeviceSession, weak: Weak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(b"good").error == ""
-    demand = session._presence.demand
+    demand = session._liveness.demand
 
     def demand_when_back() -> None:
         assert recover(weak.device).ok
         demand()
 
-    monkeypatch.setattr(session._presence, "demand", demand_when_back)
+    monkeypatch.setattr(session._liveness, "demand", demand_when_back)
     raw = during(lambda: run(b"hang"), weak, Fault(FaultKind.REBOOT, seconds=0.2))
     assert ending(raw) == ("gone", "execute", False, False)
     assert raw.error.endswith("it was rebooted")

@@ -1,41 +1,41 @@
-"""`farm exec`."""
+"""`farm exec` and `farm repro`: one program, or one stored result, on one device."""
 
 from __future__ import annotations
 
-import shutil
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.cli.options import config_option, one_off_options
-from farm.cli.output import as_called, echo, print_json
-from farm.config.settings import load_config
+from farm.cli.options import FILE, FOLDER, FOR_ATTACHED, json_option, limit_option, one_off_options, refuse_together
+from farm.cli.output import as_called, echo, notice, opened, show, width
 from farm.errors import UsageError
 from farm.report.model import format as fmt
+from farm.report.terminal.layout import SIMULATED, columns
+from farm.request.profiling import Profile
 
 if TYPE_CHECKING:
     from farm.replay.ready_program import ReadyProgram
     from farm.replay.ready_run import OutputFigures, ReadyOutcome
-    from farm.results.attempt import Attempt
+    from farm.replay.repro import ReproOutcome
+    from farm.results.attempt import Attempt, Comparison, Measurement
 
 _PROFILES = ("auto", "off", "basic", "detailed")
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("exec")
-@click.argument("model", metavar="MODEL.pte", type=_FILE)
-@click.argument("more", nargs=-1, type=_FILE, metavar="")
-@click.option("--inputs", multiple=True, type=_FILE, metavar="FILE...",
+@click.argument("model", metavar="MODEL.pte", type=FILE)
+@click.argument("more", nargs=-1, type=FILE, metavar="")
+@click.option("--inputs", multiple=True, type=FILE, metavar="FILE...",
               help="Inputs, .npy or raw, in the order of the program, for one inference after another.")  # fmt: skip
-@click.option("--input-list", type=_FILE, metavar="FILE",
+@click.option("--input-list", type=FILE, metavar="FILE",
               help="The same from a file: a line for each inference, with names of files beside it.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
               help="For random inputs, which it takes where no files are named.")  # fmt: skip
-@click.option("--expect", multiple=True, type=_FILE, metavar="FILE",
+@click.option("--expect", multiple=True, type=FILE, metavar="FILE",
               help="What an output should be, .npy or raw; compared, not judged. Repeatable.")  # fmt: skip
-@click.option("--output", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+@click.option("--output", type=FOLDER, metavar="FOLDER",
               help="Save the outputs here, raw and .npy; and the profile, if one was asked for.")  # fmt: skip
 @click.option("--soc", default="", help="SoC to run on; what the program was compiled for may be left out.")
 @click.option("--backend", default="", help="Backend; what the program was compiled for may be left out.")
@@ -43,24 +43,15 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Run-time backend option; repeatable.")
 @click.option("--profile", type=click.Choice(_PROFILES), default="auto", show_default=True,
               help="How closely to look inside; detailed shows every node.")  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Most rows of a profile.")
+@limit_option("Most rows of a profile.")
 @one_off_options
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead.")
-@config_option
-def command(
-    model: Path,
+@json_option("Print everything as JSON instead.")
+def exec_command(
     more: tuple[Path, ...],
     inputs: tuple[Path, ...],
     input_list: Path | None,
-    seed: int,
-    expect: tuple[Path, ...],
     output: Path | None,
-    soc: str,
-    backend: str,
-    virtual: int | None,
     device: str | None,
-    options: tuple[str, ...],
-    profile: str,
     limit: int,
     iterations: int,
     warm_up: int,
@@ -68,6 +59,7 @@ def command(
     config_file: Path | None,
     *,
     as_json: bool,
+    **program: Any,
 ) -> int:
     """Run a ready .pte file on a device, and show its outputs, latency and profile.
 
@@ -83,44 +75,28 @@ def command(
     from farm.replay.one_off import OneOffRequest
     from farm.replay.ready_program import ReadyRequest, plan_ready
     from farm.replay.ready_run import run_ready
-    from farm.request.profiling import Profile
-    from farm.store.store import open_store
 
-    if virtual and device:
-        raise UsageError("--device is for attached devices: leave it, or --virtual, out")
-    config = load_config(config_file)
-    ready = plan_ready(
-        ReadyRequest(
-            model=model,
-            inputs=_input_files(inputs, more, input_list),
-            expect=expect,
-            seed=seed,
-            soc=soc,
-            backend=backend,
-            options=options,
-            virtual=bool(virtual),
-            profile=Profile(profile),
-        )
-    )
+    program |= {"virtual": bool(program["virtual"]), "profile": Profile(program["profile"])}
+    if program["virtual"]:
+        refuse_together({"--device": device}, FOR_ATTACHED)
+    asked = ReadyRequest(inputs=_input_files(inputs, more, input_list), **program)
+    ready = plan_ready(asked)
     if ready.is_random:
-        _say(f"NO INPUTS WERE NAMED: they are random (seed {seed}), and so the outputs mean little")
+        notice(f"NO INPUTS WERE NAMED: they are random (seed {asked.seed}), and so the outputs mean little")
     request = OneOffRequest(
         job=ready.job,
-        virtual=bool(virtual),
+        virtual=asked.virtual,
         otherwise="--virtual 1",
         choice=Choice((device,)) if device else Choice(),
         iterations=iterations,
         warm_up=warm_up,
         timeout_s=timeout_s,
-        profile=Profile(profile),
+        profile=asked.profile,
         command=as_called(),
     )
-    with open_store(config.store_url) as store:
-        outcome = run_ready(config, store, ready, request, output, _say)
-    if as_json:
-        print_json(_data(ready, outcome))
-    else:
-        echo("\n".join(_text(ready, outcome, limit)))
+    with opened(config_file) as (config, store):
+        outcome = run_ready(config, store, ready, request, output, notice)
+    show(_exec_data(ready, outcome), _exec_lines(ready, outcome, limit), as_json=as_json)
     if output is not None and outcome.outputs:
         echo(f"outputs: {output}", err=True)
     return outcome.one.exit_code
@@ -138,34 +114,29 @@ def _input_files(inputs: tuple[Path, ...], more: tuple[Path, ...], input_list: P
     return tuple(read_list(input_list))
 
 
-def _say(text: str) -> None:
-    echo(f"farm: {text}", err=True)
-
-
-def _text(ready: ReadyProgram, outcome: ReadyOutcome, limit: int) -> list[str]:
+def _exec_lines(ready: ReadyProgram, outcome: ReadyOutcome, limit: int) -> list[str]:
     attempt = outcome.one.attempt
     if attempt is None:
         return ["interrupted"]
     lines = [ready.job.id, f"  on {outcome.one.kind} device {attempt.device}"]
     lines += [f"  {attempt.verdict}: {attempt.reason}"] if attempt.reason else []
-    lines += ["", *(_input_line(ready, index) for index in range(len(ready.method.inputs)))]
+    lines += ["", *(
+        f"  input {index}   {tensor.dtype.name}{list(tensor.shape)}  {source}"
+        for index, (tensor, source) in enumerate(zip(ready.samples[0], ready.sources, strict=True))
+    )]  # fmt: skip
     for figures in outcome.outputs:
         lines += _output_lines(figures, several=len(ready.samples) > 1)
-    lines += _expected_lines(attempt)
-    lines += ["", *_time_lines(attempt)]
+    lines += [f"  output {one.output}  against what was expected: {_comparison(one)}" for one in attempt.comparisons]
+    lines += ["", *filter(None, map(_time_line, attempt.measurements))]
     if attempt.operators:
         from farm.report.terminal.profile import profile_lines
 
-        lines += ["", *profile_lines(attempt.operators, limit, shutil.get_terminal_size().columns)]
-    lines += ["", *(f"note: {note}" for note in attempt.notes)]
-    if outcome.one.kind == "virtual":
-        lines.append("VIRTUAL: times and cycles are of a simulator, not comparable with hardware")
-    return [*lines, f"report: {outcome.one.report}"]
+        lines += ["", *profile_lines(attempt.operators, limit, width())]
+    return [*lines, "", *(f"note: {note}" for note in attempt.notes), *_end(outcome.one.kind, outcome.one.report)]
 
 
-def _input_line(ready: ReadyProgram, index: int) -> str:
-    tensor = ready.samples[0][index]
-    return f"  input {index}   {tensor.dtype.name}{list(tensor.shape)}  {ready.sources[index]}"
+def _end(kind: str, report: Path) -> list[str]:
+    return [*([SIMULATED] if kind == "virtual" else []), f"report: {report}"]
 
 
 def _output_lines(one: OutputFigures, *, several: bool) -> list[str]:
@@ -177,33 +148,24 @@ def _output_lines(one: OutputFigures, *, several: bool) -> list[str]:
     return [f"{where}{one.dtype}{list(one.shape)}", f"    {'  '.join(figures)}", f"    first: {values}"]
 
 
-def _expected_lines(attempt: Attempt) -> list[str]:
-    lines = []
-    for one in attempt.comparisons:
-        if one.mismatch is not None:
-            figures = f"{fmt.percent(one.mismatch)} of the elements differ"
-        else:
-            figures = (
-                f"SQNR {fmt.decibel(one.sqnr_db)} dB, cosine {fmt.cosine(one.cosine)}, max abs {fmt.small(one.max_abs)}"
-            )
-        lines.append(f"  output {one.output}  against what was expected: {figures}")
-    return lines
+def _comparison(one: Comparison) -> str:
+    if one.mismatch is not None:
+        return f"{fmt.percent(one.mismatch)} of the elements differ"
+    return f"SQNR {fmt.decibel(one.sqnr_db)} dB, cosine {fmt.cosine(one.cosine)}, max abs {fmt.small(one.max_abs)}"
 
 
-def _time_lines(attempt: Attempt) -> list[str]:
-    lines = []
-    for one in attempt.measurements:
-        if one.unit not in ("ns", "cycles") or not one.samples:
-            continue
-        spread = ""
-        if len(one.samples) > 1:
-            spread = f" (median of {len(one.samples)}; {fmt.quantity(min(one.samples), one.unit)} to "
-            spread += f"{fmt.quantity(max(one.samples), one.unit)})"
-        lines.append(f"  {one.metric:<14} {fmt.quantity(statistics.median(one.samples), one.unit)}{spread}")
-    return lines
+def _time_line(one: Measurement) -> str:
+    """Return the median of a time with its spread; empty for anything else."""
+    if one.unit not in ("ns", "cycles") or not one.samples:
+        return ""
+    spread = ""
+    if len(one.samples) > 1:
+        ends = " to ".join(fmt.quantity(value, one.unit) for value in (min(one.samples), max(one.samples)))
+        spread = f" (median of {len(one.samples)}; {ends})"
+    return f"  {one.metric:<14} {fmt.quantity(statistics.median(one.samples), one.unit)}{spread}"
 
 
-def _data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
+def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
     one = outcome.one
     return {
         "job": ready.job.id,
@@ -219,4 +181,100 @@ def _data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
         "outputs": outcome.outputs,
         "attempt": one.attempt,
         "report": str(one.report),
+    }
+
+
+@click.command("repro")
+@click.argument("job")
+@click.option("--run", "ref", metavar="RUN", help="Its result in this run: latest, latest~1 or an id.")
+@click.option("--device", default="",
+              help="Run it on this device: name, serial or id, or 'same' for the one it ran on.")  # fmt: skip
+@click.option("--script", type=FOLDER, metavar="FOLDER",
+              help="Run nothing: write all it takes to FOLDER, with a shell script that needs adb alone.")  # fmt: skip
+@one_off_options
+@json_option("Print both results as JSON instead of a table.")
+def repro_command(
+    job: str,
+    ref: str | None,
+    device: str,
+    virtual: int | None,
+    script: Path | None,
+    config_file: Path | None,
+    *,
+    as_json: bool,
+    **limits: Any,
+) -> int:
+    """Run a past result of JOB again, from its exact bundle, and show both side by side.
+
+    JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. Without --run it is the
+    newest result. It runs on the SoC that it ran on, on a device of the same kind.
+
+    \b
+    Exit codes: 0 it passes now; 1 it fails now; 2 usage, or its bundle
+    is gone; 4 no device or infrastructure; 130 interrupted.
+    """
+    from farm.replay.repro import ReproRequest, repro
+    from farm.replay.stored_result import find_stored_result
+
+    if virtual:
+        refuse_together({"--device": device}, FOR_ATTACHED)
+    if script is not None and (device or as_json):
+        raise UsageError("--script runs nothing: leave --device and --json out")
+    with opened(config_file, readonly=script is not None, existing=True) as (config, store):
+        past = find_stored_result(store, job, ref)
+        notice(past.description)
+        if script is not None:
+            from farm.replay.repro_script import write_script
+
+            echo("\n".join(write_script(config, past, script, notice, virtual=bool(virtual), **limits)))
+            return 0
+        request = ReproRequest(virtual=bool(virtual), device=device, command=as_called(), **limits)
+        outcome = repro(config, store, past, request, notice)
+    show(_repro_data(outcome), _repro_lines(outcome), as_json=as_json)
+    return outcome.now.exit_code
+
+
+def _repro_lines(outcome: ReproOutcome) -> list[str]:
+    past, now = outcome.past, outcome.now
+    if now.attempt is None:
+        return ["interrupted"]
+    then = past.attempt
+    rows = [
+        ("", "then", "now", ""),
+        ("run", past.run.id, now.run_id, ""),
+        ("device", then.device, now.attempt.device, ""),
+        ("", past.kind, now.kind, ""),
+        ("verdict", "known issue" if then.known_issue else then.verdict, now.attempt.verdict, ""),
+        *(
+            (row.name, _figure(row.then, row.unit), _figure(row.now, row.unit), "=" if row.then == row.now else "")
+            for row in outcome.rows
+        ),
+    ]
+    lines = [past.view.id, f"the same bundle, {then.bundle_key[:12]}", "", *columns(rows, right=(1, 2))]
+    lines += ["", f"outputs: {outcome.outputs}", *_reason("then", then), *_reason("now", now.attempt)]
+    lines += [
+        f"differs: {name}: {was or 'nothing'} -> {now or 'nothing'}" for name, (was, now) in outcome.differences.items()
+    ]
+    return [*lines, *_end(now.kind, now.report)]
+
+
+def _reason(when: str, attempt: Attempt) -> list[str]:
+    return [f"{when}: {attempt.reason}"] if attempt.reason else []
+
+
+def _figure(value: float | None, unit: str) -> str:
+    return fmt.NOTHING if value is None else fmt.quantity(value, unit)
+
+
+def _repro_data(outcome: ReproOutcome) -> dict[str, object]:
+    past, now = outcome.past, outcome.now
+    return {
+        "job": past.view.id,
+        "bundle": past.attempt.bundle_key,
+        "then": {"run": past.run.id, "attempt_number": past.number, "kind": past.kind, "attempt": past.attempt},
+        "now": {"run": now.run_id, "kind": now.kind, "attempt": now.attempt, "exit_code": now.exit_code},
+        "rows": outcome.rows,
+        "outputs": outcome.outputs,
+        "differences": outcome.differences,
+        "report": str(now.report),
     }

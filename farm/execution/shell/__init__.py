@@ -1,0 +1,11 @@
+"""What runs on a device besides programs: scripts for the shells of Android (toybox) and GNU alike."""
+
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def shell_script(name: str) -> str:
+    """Return the script `name` of this folder, for `sh -c`, without its comments."""
+    text = Path(__file__).with_name(f"{name}.sh").read_text(encoding="utf-8")
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))

@@ -1,0 +1,98 @@
+#!/bin/sh
+@about@
+#
+# usage: repro.sh [SERIAL]        ADB=path/to/adb, where it is not on the PATH
+#
+# Exit code: the runner's (docs/native_runner.md of farm); 1 where it said 0 and an output is missing or has another
+# size; 125 where adb or the device is the trouble. A difference from the past result is told, and is no failure.
+
+set -u
+soc=@soc@
+machine=@machine@
+root=@root@
+
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd) || exit 125
+serial=${1-}
+workspace=/data/local/tmp/farm-repro-$(date +%s)-$$
+
+adb() {
+    if [ -n "$serial" ]; then
+        command "${ADB:-adb}" -s "$serial" "$@" </dev/null
+    else
+        command "${ADB:-adb}" "$@" </dev/null
+    fi
+}
+
+fail() {
+    echo "repro.sh: $1" >&2
+    exit 125
+}
+
+# shellcheck disable=SC2329 # by a trap
+clean_up() {
+    # The runner, where it has not ended.
+    adb shell "cd $workspace/device && [ ! -f exit_code ] && [ -f pid ] && kill -9 \$(cat pid)" >/dev/null 2>&1
+    adb shell "rm -rf $workspace" >/dev/null 2>&1
+}
+
+# An output: whether it is there, has the size it should have, and is the same as then.
+check() {
+    file=$here/outputs/$1
+    then=$here/outputs_then/$1
+    if [ ! -f "$file" ]; then
+        echo "$1: missing"
+        wrong=1
+        return
+    fi
+    size=$(wc -c <"$file" | tr -d ' ')
+    if [ "$size" != "$2" ]; then
+        echo "$1: $size bytes, expected $2"
+        wrong=1
+    elif [ ! -f "$then" ]; then
+        echo "$1: $size bytes; the output of then was not kept, so there is nothing to compare it with"
+    elif cmp -s "$file" "$then"; then
+        echo "$1: $size bytes, the same as then"
+    else
+        echo "$1: $size bytes, of which $(cmp -l "$file" "$then" | wc -l | tr -d ' ') differ from then"
+    fi
+}
+
+adb get-state >/dev/null || fail "no device${serial:+ $serial}: attach one, or name one of 'adb devices'"
+found=$(adb shell uname -m | tr -d '\r\n')
+case $machine:$found in
+    x86_64:x86_64 | aarch64:aarch64 | aarch64:armv8*) ;;
+    *) fail "the files are for $machine, the device has $found" ;;
+esac
+found=$(adb shell getprop ro.soc.model | tr -d '\r\n')
+if [ -n "$found" ] && [ "$found" != "$soc" ]; then
+    fail "the program is for $soc, the device is a $found"
+fi
+if [ "$root" = 1 ]; then
+    adb root >/dev/null || fail "root is needed, and adb root does not give it"
+    adb wait-for-device
+    [ "$(adb shell id -u | tr -d '\r\n')" = 0 ] || fail "root is needed: use a userdebug or eng build of the system"
+fi
+
+trap clean_up EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+adb shell "mkdir -p $workspace" || fail "cannot make $workspace on the device"
+adb push "$here/device" "$workspace/" >/dev/null || fail "cannot push the files"
+adb shell "sh $workspace/device/run.sh"
+code=$(adb shell "cat $workspace/device/exit_code" | tr -d '\r\n')
+case $code in
+    '' | *[!0-9]*) fail "the device does not tell how the runner ended" ;;
+esac
+rm -rf "$here/outputs"
+adb pull "$workspace/device/outputs" "$here" >/dev/null || fail "cannot pull the outputs"
+
+echo "exit code $code"
+if [ "$code" != 0 ]; then
+    exit "$code"
+fi
+echo "mean latency $(cat "$here/outputs/inference_speed.txt") ms"
+wrong=0
+@checks@
+exit "$wrong"

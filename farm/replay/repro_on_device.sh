@@ -1,0 +1,12 @@
+#!/bin/sh
+# On the device: runs the program of this folder and leaves its exit code beside it.
+cd "$(dirname "$0")" || exit
+here=$(pwd)
+mkdir -p @outputs@
+chmod 755 @runner@
+LD_LIBRARY_PATH=$here ADSP_LIBRARY_PATH=$here
+export LD_LIBRARY_PATH ADSP_LIBRARY_PATH
+./@runner@ @flags@ &
+echo $! >pid
+wait $!
+echo $? >exit_code
