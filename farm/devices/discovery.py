@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from farm.devices.adb.host import AdbHost
+from farm.devices.adb.server import ordinary_server
 from farm.devices.device import AdbAddress, Device, LocalAddress, Unusable
+from farm.devices.hosts import reach_server, ssh_address
 from farm.devices.identity import identify
 from farm.devices.text import clean_text
-from farm.errors import DeviceError, InfraError, MissingToolError
+from farm.errors import DeviceError, InfraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from farm.config.settings import Config, DeviceConfig, HostConfig
-    from farm.devices.adb.host import AdbHost, Attached
+    from farm.devices.adb.host import Attached
     from farm.devices.adb.server import AdbServer
     from farm.devices.device import Address
     from farm.system.processes import Supervisor
@@ -87,8 +90,6 @@ def scan_all(config: Config, supervisor: Supervisor) -> Scan:
 
 def scan(port: int) -> Scan:
     """Ask every device behind the adb server on `port` who it is, all at once. Raises InfraError without a server."""
-    from farm.devices.adb.host import AdbHost
-
     found = [one.device for one in _behind(AdbHost(port), "", ())]
     return _sorted(
         [one for one in found if isinstance(one, Device)], [one for one in found if isinstance(one, Unusable)]
@@ -97,16 +98,12 @@ def scan(port: int) -> Scan:
 
 def _ordinary(configured: Sequence[DeviceConfig]) -> list[_Found]:
     """Return what the user's own adb server has, with what farm.toml wants attached to it."""
-    from farm.devices.adb.host import AdbHost
-    from farm.devices.adb.server import ordinary_server
-
     name = socket.gethostname()
     try:
         server = ordinary_server(start=True)
-        host = AdbHost(server.port)
-        problems = _connect(server, host.attached(), configured, name)
-        found = _behind(host, name, configured)
-    except (InfraError, MissingToolError) as error:
+        problems = _connect(server, server.attached(), configured, name)
+        found = _behind(server, name, configured)
+    except InfraError as error:
         return [_Found(Unusable("adb", ABSENT, clean_text(str(error)), name))]
     there = {one.adb_name for one in found}
     return found + [one for one in problems if one.device.serial not in there]
@@ -137,8 +134,6 @@ def _connect(
 
 def _beyond(host: HostConfig, configured: Sequence[DeviceConfig], supervisor: Supervisor) -> list[_Found]:
     """Return what another machine's adb server has."""
-    from farm.devices.hosts import reach_server
-
     try:
         return _behind(reach_server(host, supervisor), host.name, configured)
     except InfraError as error:
@@ -147,8 +142,6 @@ def _beyond(host: HostConfig, configured: Sequence[DeviceConfig], supervisor: Su
 
 def _alone(entry: DeviceConfig) -> list[_Found]:
     """Return the device that is a machine by itself."""
-    from farm.devices.hosts import ssh_address
-
     address: Address = LocalAddress(entry.storage or f"/var/tmp/farm-{getpass.getuser()}")  # noqa: S108 - looked at
     host = socket.gethostname()
     if entry.ssh is not None:

@@ -140,6 +140,19 @@ class AdbHost:
         """Return the server's answer to a `host:` request. Raises InfraError when it fails or does not answer."""
         return self._answer(request, timeout_s, _AdbConnection.text)
 
+    def answers(self, timeout_s: float = SERVER_SECONDS) -> bool:
+        """Tell whether an adb server answers; one that is being started may take the time."""
+        try:
+            self.query("host:version", timeout_s=timeout_s)
+        except InfraError:
+            return False
+        return True
+
+    def environment(self) -> dict[str, str]:
+        """Return what to add to the environment of `adb`, or of a program that calls it, to reach this server."""
+        elsewhere = {} if self.host == LOOPBACK else {"ANDROID_ADB_SERVER_ADDRESS": self.host}
+        return {"ANDROID_ADB_SERVER_PORT": str(self.port), **elsewhere}
+
     def attached(self) -> list[Attached]:
         """Return every device that the server knows, ready or not. Raises InfraError."""
         return parse_listing(self.query("host:devices-l"))

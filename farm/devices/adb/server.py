@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.config.devices import Endpoint
+from farm.devices.adb.host import AdbHost
 from farm.devices.device import LOOPBACK
+from farm.devices.text import clean_text
 from farm.errors import InfraError, MissingToolError
 
 if TYPE_CHECKING:
@@ -29,35 +31,30 @@ _BACKLOG = 64
 _QUIET = {"ADB_MDNS": "0", "ADB_USB": "0", "ADB_EMU": "0", "ADB_REJECT_KILL_SERVER": "1"}
 
 
-class AdbServer:
+class AdbServer(AdbHost):
     """An adb server. `adb` is a client program that suits it."""
 
     def __init__(
         self, port: int, adb: Path, state: Path | None = None, child: Child | None = None, *, host: str = LOOPBACK
     ) -> None:
-        self.port, self.host, self.adb, self._state, self._child = port, host, adb, state, child
+        super().__init__(port, host)
+        self.adb, self._state, self._child = adb, state, child
         self._attached: dict[str, None] = {}
 
     def environment(self) -> dict[str, str]:
         """Return what to add to the environment of `adb`, or of a program that calls it, to reach this server."""
-        own = {"HOME": str(self._state)} if self._state is not None else {}
-        elsewhere = {} if self.host == LOOPBACK else {"ANDROID_ADB_SERVER_ADDRESS": self.host}
-        return {"ANDROID_ADB_SERVER_PORT": str(self.port), **elsewhere, **own}
+        return {**super().environment(), **({"HOME": str(self._state)} if self._state is not None else {})}
 
     def connect(self, host: str, port: int, *, timeout_s: float = 10.0) -> str:
         """Attach the adb daemon at `host`:`port`, wait until it is ready and return what adb calls it.
 
         Raises InfraError when it cannot be attached.
         """
-        from farm.devices.adb.host import AdbHost
-        from farm.devices.text import clean_text
-
         address = str(Endpoint(host, port))
-        server = AdbHost(self.port, self.host)
-        answer = server.query(f"host:connect:{address}", timeout_s=timeout_s)
+        answer = self.query(f"host:connect:{address}", timeout_s=timeout_s)
         if not answer.startswith(("connected to ", "already connected to ")):
             raise InfraError(f"adb cannot attach {address}: {clean_text(answer)}")
-        server.wait_for(address, timeout_s=timeout_s)
+        self.wait_for(address, timeout_s=timeout_s)
         self._attached[address] = None
         return address
 
@@ -68,14 +65,12 @@ class AdbServer:
         """
         if self._child is None or self._state is None or self._child.process.poll() is None:
             return False
-        from farm.devices.adb.host import AdbHost
-
         again = start_adb_server(supervisor, self._state, port=self.port)
         self._child = again._child  # noqa: SLF001 - of the same class
         for address in self._attached:
             with contextlib.suppress(InfraError):
                 # A device that is gone as well is for its worker to bring back.
-                AdbHost(self.port).query(f"host:connect:{address}")
+                self.query(f"host:connect:{address}")
         return True
 
     def stop(self) -> None:
@@ -121,7 +116,7 @@ def start_adb_server(supervisor: Supervisor, state: Path, *, port: int = 0) -> A
             pass_fds=(listener.fileno(),),
         )
     server = AdbServer(port, adb, state, child)
-    if not _answers(port, _START_SECONDS):
+    if not server.answers(_START_SECONDS):
         why = child.why_silent(_START_SECONDS)
         child.terminate()
         raise InfraError(f"adb server did not start: {why}")
@@ -133,14 +128,14 @@ def ordinary_server(*, start: bool = False) -> AdbServer:
 
     With `start`, one is started when none listens, as `adb devices` would; it stays when farm ends, as adb's do.
     """
-    said = os.environ.get("ANDROID_ADB_SERVER_PORT", str(ORDINARY_PORT))
-    if not said.isdecimal() or not 0 < int(said) < 65536:
-        raise InfraError(f"ANDROID_ADB_SERVER_PORT is {said!r}, expected a port number")
-    port = int(said)
+    text = os.environ.get("ANDROID_ADB_SERVER_PORT", str(ORDINARY_PORT))
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise InfraError(f"ANDROID_ADB_SERVER_PORT is {text!r}, expected a port number")
+    port = int(text)
     # The user's own adb first: a client of another version would make the server restart.
     on_path = shutil.which("adb")
     adb = Path(on_path) if on_path else find_adb()
-    if start and not _answers(port, 1.0):
+    if start and not AdbHost(port).answers(1.0):
         command = [str(adb), "-P", str(port), "start-server"]
         try:
             subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_START_SECONDS, check=True)
@@ -154,13 +149,3 @@ def _adb_on_path(otherwise: str) -> Path:
     if found is None:
         raise MissingToolError(f"there is no adb on PATH, {otherwise}: install Android's platform-tools")
     return Path(found)
-
-
-def _answers(port: int, timeout_s: float) -> bool:
-    """Tell whether an adb server answers on `port`; one that is being started may take the time."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
-            connection.sendall(b"000chost:version")
-            return connection.recv(4) == b"OKAY"
-    except OSError:
-        return False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from farm.devices.adb.host import AdbHost, acknowledge
 from farm.devices.adb.names import adb_target
-from farm.devices.adb.server import AdbServer, ordinary_server
+from farm.devices.adb.server import ordinary_server
 from farm.devices.adb.shell import ShellProcess
 from farm.devices.adb.sync import HungUpError, LinkRefusedError, SyncStream
 from farm.devices.device import LOOPBACK
@@ -125,26 +125,18 @@ class AdbTransport(Transport):
 
     def shell_argv(self, words: Sequence[str], *, terminal: bool) -> tuple[list[str], dict[str, str]]:
         """Return `adb shell`: see Transport."""
-        server = AdbServer(self._host.port, ordinary_server().adb, host=self._host.host)
-        argv = [str(server.adb), "-s", adb_target(self.serial), "shell"]
+        argv = [str(ordinary_server().adb), "-s", adb_target(self.serial), "shell"]
         # Without a command, adb looks for itself.
         command = [*(["-t"] if terminal else []), shell_command(words, None, None)] if words else []
-        return [*argv, *command], {**os.environ, **server.environment()}
+        return [*argv, *command], {**os.environ, **self._host.environment()}
 
     def tool_environment(self) -> dict[str, str]:
         """Return what brings `adb` to the device: see Transport."""
-        host = self._host.host
-        elsewhere = {} if host == LOOPBACK else {"ANDROID_ADB_SERVER_ADDRESS": host}
-        own = {"ANDROID_SERIAL": adb_target(self.serial), "ANDROID_ADB_SERVER_PORT": str(self._host.port)}
-        return {**own, **elsewhere}
+        return {"ANDROID_SERIAL": adb_target(self.serial), **self._host.environment()}
 
     def server_answers(self) -> bool:
         """Tell whether the adb server answers."""
-        try:
-            self._host.query("host:version")
-        except InfraError:
-            return False
-        return True
+        return self._host.answers()
 
     def become_root(self, timeout_s: float) -> None:
         """Have adbd start anew as root, as `adb root` does: the device goes away and comes back."""

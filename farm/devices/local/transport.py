@@ -44,7 +44,7 @@ class LocalTransport(Transport):
         """Folder of farm: see Transport."""
         return self._storage
 
-    def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> LocalProcess:
+    def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> Process:
         """Start a program: see Transport. It ends with farm, even when that is killed."""
         del timeout_s, stdin
         return LocalProcess(self.serial, argv, ["sh", "-c", command])
