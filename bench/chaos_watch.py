@@ -72,7 +72,7 @@ class Watch:
 
 
 def dump(home: Home, output: Path, acts: Path, into: Path) -> None:
-    """Keep what tells why a run stands still: stacks, what the kernel waits for, permits, logs, and the store."""
+    """Keep what tells why a run stands still: stacks, what the kernel waits for, grants, logs, and the store."""
     into.mkdir(parents=True)
     lines = []
     for one in processes_of(home.folder):

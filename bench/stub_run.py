@@ -12,7 +12,8 @@ import msgspec
 from stub_farm import EXPECTED
 
 from farm.config.settings import HealthConfig, load_config
-from farm.pool.custody import Custody, LeaseTerms
+from farm.pool.device_pool import DevicePool
+from farm.pool.lease_keeper import LeaseTerms
 from farm.request.plan import RunPlan
 from farm.request.profiling import Profile
 from farm.request.pytest_session import execute
@@ -115,14 +116,14 @@ def run_stub_farm(
         for device in devices:
             store.record_device(run_id, device)
         terms = LeaseTerms(ttl_s=30.0, priority=Priority.PERSON, purpose="bench", most=None)
-        custody = Custody(devices, store, terms, front.note)
+        pool = DevicePool(devices, store, terms, front.note)
         try:
-            custody.acquire()
-            custody.begin(plan.folder)
-            controller = Controller(plan, front, store, custody, forks)
+            pool.acquire()
+            pool.begin(plan.folder)
+            controller = Controller(plan, front, store, pool, forks)
             status = execute(plan, (), config, controller)
         finally:
-            custody.close()
+            pool.close()
         store.finish_run(run_id, status)
         return StubRun(store.runs.view(run_id), status, store.leases.all(), front)
 

@@ -1,4 +1,4 @@
-"""A run in one thread: real scheduler, session, controller, custody, permits and workers, over scripted devices.
+"""A run in one thread: real scheduler, session, controller, pool, grants and workers, over scripted devices.
 
 What is a process elsewhere is a `Process` here, which does one thing at a time; every moment at which it could be
 killed is a `point`. Time is what `World.sleep` says.
@@ -18,8 +18,8 @@ import pytest
 
 from farm.devices.device import AdbAddress, Device
 from farm.errors import LocalError
-from farm.pool.custody import Custody
-from farm.pool.worker_grant import leave_permit
+from farm.pool.device_pool import DevicePool
+from farm.pool.worker_grant import write_grant
 from farm.request.plan import PlannedJob, RunPlan
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.run.controller import Controller
@@ -78,19 +78,19 @@ class World:
         self.plan.prepare_folder()
         store: Any = Records(self)
         front: Any = Front(self.notes)
-        self.custody = Stepped(self.plan.devices, store, None, self.notes.append, self.leave)
-        self.controller = Controller(self.plan, front, store, self.custody)
-        self.custody.begin(folder)
+        self.pool = Stepped(self.plan.devices, store, None, self.notes.append, self.leave)
+        self.controller = Controller(self.plan, front, store, self.pool)
+        self.pool.begin(folder)
         self.session = WorkerSession(pytest_config(self.controller), self.controller._workers)
         self.session.nodemanager = Nodes(self)
         self.session._session = SimpleNamespace(testscollected=0)
         self.processes: list[Process] = []
 
-    def leave(self, folder: Path, number: int, permit: Any) -> None:
-        """Write a permit, where there is room."""
+    def leave(self, folder: Path, number: int, grant: Any) -> None:
+        """Write a grant, where there is room."""
         if self.points in self.script.full:
             raise OSError(28, "No space left on device")
-        leave_permit(folder, number, permit)
+        write_grant(folder, number, grant)
 
     def point(self, process: Process | None = None) -> None:
         """Count a moment at which a process can be killed; raise Killed when it is this one."""
@@ -109,7 +109,7 @@ class World:
         self.now_s += seconds
         if not self.is_sleeping:
             self.is_sleeping = True
-            self.custody.mind()
+            self.pool.look()
             self.is_sleeping = False
         self.points += 1
 
@@ -126,11 +126,11 @@ class World:
             for process in self.processes:
                 process.step()
             self.now_s += 0.25
-            self.custody.mind()
+            self.pool.look()
             self.session.look()
             if self.session.session_finished:
                 return step
-        raise AssertionError(f"it never ends: {self.notes} {self.session.sched._given} {self.custody._ailing}")
+        raise AssertionError(f"it never ends: {self.notes} {self.session.sched._given} {self.pool._unfit}")
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
@@ -320,8 +320,8 @@ class Nodes:
         return process
 
 
-class Stepped(Custody):
-    """Custody without its thread."""
+class Stepped(DevicePool):
+    """A pool without its thread."""
 
     def _start(self) -> None:
         """Nothing: the world minds it."""

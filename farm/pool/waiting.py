@@ -11,7 +11,7 @@ from farm.report.model.format import duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from farm.pool.custody import Custody
+    from farm.pool.device_pool import DevicePool
     from farm.pool.fleet import Fleet
 
 # Asking every device who it is disturbs those that others measure on.
@@ -31,7 +31,7 @@ class Wait:
     def fleet(self, first: Callable[[], Fleet], again: Callable[[bool], Fleet]) -> Fleet:
         """Return the devices as soon as every SoC has one attached; at the end, those that there are.
 
-        `first` and `again` find them; `again` is told whether some SoCs may be without. Raises NoDeviceError when none
+        `first` and `again` find them; `again` takes whether some SoCs may be without. Raises NoDeviceError when none
         has any.
         """
         try:
@@ -48,21 +48,21 @@ class Wait:
                 continue
         return again(True)
 
-    def acquire(self, custody: Custody, socs: Collection[str], until_s: float) -> frozenset[str]:
+    def acquire(self, pool: DevicePool, socs: Collection[str], until_s: float) -> frozenset[str]:
         """Wait for a lease of a device of every SoC; return the SoCs that are given up as none became free.
 
         `until_s` is when the run's time is over, on the clock of `time.monotonic`. Raises NoDeviceError when no SoC
         has any.
         """
         if self._seconds is None:
-            custody.acquire(until_s)
+            pool.acquire(until_s)
             return frozenset()
-        custody.acquire(min(until_s, max(self._end_s, time.monotonic() + _GRACE_SECONDS)), partly=True)
-        lacking = frozenset(socs) - {device.soc for device in custody.held()}
+        pool.acquire(min(until_s, max(self._end_s, time.monotonic() + _GRACE_SECONDS)), partly=True)
+        lacking = frozenset(socs) - {device.soc for device in pool.held()}
         if lacking:
             names = " and no ".join(sorted(lacking))
-            reason = f"no {names} became free within {duration(self._seconds)}: {custody.holders(lacking)}"
+            reason = f"no {names} became free within {duration(self._seconds)}: {pool.leases.holders(lacking)}"
             if lacking == frozenset(socs):
                 raise NoDeviceError(reason)
-            custody.give_up(lacking, reason)
+            pool.give_up(lacking, reason)
         return lacking

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.system.atomic import write_atomically
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Permit(msgspec.Struct, frozen=True):
+class WorkerGrant(msgspec.Struct, frozen=True):
     """What the controller says about one device of the plan."""
 
     go: bool
@@ -21,7 +23,7 @@ class Permit(msgspec.Struct, frozen=True):
     until_s: float | None = None
     """When the lease ends if nobody renews it, on the clock of `now_s`: a controller that is cut off from the store, or
     was stopped, cannot say so. None for no lease."""
-    mend: bool = False
+    recover: bool = False
     """No job may begin on it before it is well again, and somebody waits for that."""
     outvoted: int = 0
     """How many jobs that failed on it have passed on another device of this run."""
@@ -39,22 +41,20 @@ def now_s() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def leave_permit(run_folder: Path, device: int, permit: Permit) -> None:
-    """Tell the worker of a device; `device` is its number in the plan."""
+def write_grant(run_folder: Path, device: int, grant: WorkerGrant) -> None:
+    """Leave a grant for the worker of a device; `device` is its number in the plan."""
     file = _file(run_folder, device)
     file.parent.mkdir(exist_ok=True)
-    part = file.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(permit))
-    part.rename(file)
+    write_atomically(file, msgspec.json.encode(grant))
 
 
-def read_permit(run_folder: Path, device: int) -> Permit:
-    """Return what the controller said last; before it said anything, no job may begin."""
+def read_grant(run_folder: Path, device: int) -> WorkerGrant:
+    """Return the controller's newest grant; before there is any, no job may begin."""
     try:
-        return msgspec.json.decode(_file(run_folder, device).read_bytes(), type=Permit)
+        return msgspec.json.decode(_file(run_folder, device).read_bytes(), type=WorkerGrant)
     except FileNotFoundError:
-        return Permit(go=False)
+        return WorkerGrant(go=False)
 
 
 def _file(run_folder: Path, device: int) -> Path:
-    return run_folder / "permits" / f"{device}.json"
+    return run_folder / "grants" / f"{device}.json"

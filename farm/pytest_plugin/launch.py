@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from farm.compile.toolchain import Toolchain
     from farm.config.settings import Config
-    from farm.pool.custody import Custody
+    from farm.pool.device_pool import DevicePool
     from farm.pool.fleet import Fleet
     from farm.store.store import Store
     from farm.store.view import RunView
@@ -156,10 +156,10 @@ class _Launch:
         with own_folder(self._config.cache_dir / "virtual", f"pytest-{token}") as folder:
             try:
                 fleet = self._fleet(folder, supervisor)
-                with self._custody(fleet, folder) as (custody, chosen):
+                with self._pool(fleet, folder) as (pool, chosen):
                     plan = self._plan(token, folder, fleet, chosen, tools)
                     plan.write()
-                    custody.begin(folder)
+                    pool.begin(folder)
                     status = self._pytest(plan, supervisor)
                 interrupted = self._interrupted or plan.was_interrupted
                 return self._finished(plan.run_id, status, interrupted=interrupted)
@@ -178,9 +178,10 @@ class _Launch:
         return attached_fleet(config, [self._soc], request.backend, request.choice, supervisor, self._store)
 
     @contextlib.contextmanager
-    def _custody(self, fleet: Fleet, folder: Path) -> Iterator[tuple[Custody, tuple[int, ...]]]:
-        """Yield the devices' custody, and the numbers of those that are ours now: others come too late for a worker."""
-        from farm.pool.custody import Custody, LeaseTerms
+    def _pool(self, fleet: Fleet, folder: Path) -> Iterator[tuple[DevicePool, tuple[int, ...]]]:
+        """Yield the pool of devices, and the numbers of those that are ours now: others come too late for a worker."""
+        from farm.pool.device_pool import DevicePool
+        from farm.pool.lease_keeper import LeaseTerms
         from farm.store.leases.rules import Priority
 
         request = self._request
@@ -190,23 +191,23 @@ class _Launch:
             purpose=request.command,
             most=request.most_devices,
         )
-        custody = Custody(fleet.devices, self._store, terms if fleet.leased else None, self._note)
+        pool = DevicePool(fleet.devices, self._store, terms if fleet.leased else None, self._note)
 
         def look() -> list[str]:
             for number, reason in devices_left(folder).items():
-                custody.retire(number, reason)
+                pool.retire(number, reason)
             return fleet.revive()
 
-        custody.keep_alive(look)
+        pool.revive_with(look)
         try:
-            custody.acquire()
-            held = {device.id for device in custody.held()}
+            pool.acquire()
+            held = {device.id for device in pool.held()}
             for number, device in enumerate(fleet.devices):
                 if device.id not in held:
-                    custody.retire(number)
-            yield custody, tuple(number for number, device in enumerate(fleet.devices) if device.id in held)
+                    pool.retire(number)
+            yield pool, tuple(number for number, device in enumerate(fleet.devices) if device.id in held)
         finally:
-            custody.close()
+            pool.close()
 
     def _plan(self, token: str, folder: Path, fleet: Fleet, chosen: tuple[int, ...], tools: Toolchain) -> SuitePlan:
         from farm.store.records import RunRecord

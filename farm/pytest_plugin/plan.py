@@ -20,13 +20,17 @@ PLAN_VARIABLE = "FARM_PYTEST_PLAN"
 _RUN, _INTERRUPTED, _LEFT, _FILES = "run", "interrupted", "left-", "files"
 
 
+GIVEN_UP = "farm_given_up"
+"""Attribute of a report whose worker has no device any more."""
+
+
 class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
     """One `farm pytest`: devices, and where things are."""
 
     token: str
     """Names what this command leaves on devices."""
     folder: Path
-    """Lives as long as the command: permits, scratch folders of the workers, what they tell."""
+    """Lives as long as the command: grants, scratch folders of the workers, what they tell."""
     soc: str
     backend: str
     devices: tuple[Device, ...]

@@ -16,7 +16,7 @@ from farm.errors import DeviceError, DeviceGoneError, InfraError, LeaseLostError
 from farm.execution.content_store import SESSION_PREFIX
 from farm.execution.liveness import Liveness
 from farm.execution.trouble import cause_of
-from farm.pool.worker_grant import Permit, read_permit
+from farm.pool.worker_grant import WorkerGrant, read_grant
 from farm.pytest_plugin.device import LeasedDevice
 from farm.pytest_plugin.record import DeviceFacts
 from farm.pytest_plugin.upstream import RUNNER, Upstream, with_name
@@ -64,7 +64,7 @@ class SuiteWorker:
         self.test_folder: Path = self.scratch
         """Where the file of the running test is."""
         self._liveness = Liveness(transport)
-        self._permit: Permit | None = None
+        self._grant: WorkerGrant | None = None
         self._takeover_due = False
         """A former owner's files and processes are still to be removed; later, they are those of tests."""
         self._doubt = ""
@@ -128,7 +128,7 @@ class SuiteWorker:
         facts = DeviceFacts(
             self.info.serial,
             # What says only that the device was not used is true whoever has it now.
-            self._permit.fence if self._permit is not None and not self.given_up else 0,
+            self._grant.fence if self._grant is not None and not self.given_up else 0,
             bundle_key=only.bundle_key,
             measurements=only.measurements,
             operators=only.operators,
@@ -147,7 +147,7 @@ class SuiteWorker:
 
     def close(self) -> None:
         """Leave the device as it was found."""
-        if self._permit is not None and not self.given_up:
+        if self._grant is not None and not self.given_up:
             self._leave()
         self.run.close()
         self.supervisor.close()
@@ -166,8 +166,8 @@ class SuiteWorker:
     def _renew(self) -> None:
         """Wait until the device may be used; under a new lease, begin anew on it."""
         deadline = time.monotonic() + _PERMIT_SECONDS
-        while not (permit := read_permit(self.plan.folder, self._number)).go or permit.is_over:
-            if self._permit is not None and permit.fence and permit.fence == self._permit.fence and not permit.is_over:
+        while not (grant := read_grant(self.plan.folder, self._number)).go or grant.is_over:
+            if self._grant is not None and grant.fence and grant.fence == self._grant.fence and not grant.is_over:
                 self._leave()
                 self._is_handed_over = True
                 self._give_up("it is given to somebody who waits for it")
@@ -175,8 +175,8 @@ class SuiteWorker:
             if time.monotonic() > deadline:
                 raise LeaseLostError(f"{self.info.serial} may not be used any more: its lease was lost")
             time.sleep(_POLL_SECONDS)
-        before, self._permit = self._permit, permit
-        if before is not None and before.fence == permit.fence:
+        before, self._grant = self._grant, grant
+        if before is not None and before.fence == grant.fence:
             return
         if before is not None:
             self.run.end_session()

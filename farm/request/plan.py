@@ -71,7 +71,7 @@ class RunPlan(msgspec.Struct, frozen=True):
 
     def prepare_folder(self) -> None:
         """Make the folders that everybody writes into, with nothing of an earlier part of the run, and write it."""
-        for name in ("builds", "workers", "tried", "permits"):
+        for name in ("builds", "workers", "tried", "grants"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
             (self.folder / name).mkdir(parents=True)
         for number in range(len(self.devices)):

@@ -18,7 +18,7 @@ from farm.run.workers import Workers, WorkerSession
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from farm.pool.custody import Custody
+    from farm.pool.device_pool import DevicePool
     from farm.request.plan import RunPlan
     from farm.run.fork_server import ForkServer
     from farm.run.progress import Front
@@ -45,9 +45,9 @@ class Controller:
     """A pytest plugin for the controller process only."""
 
     def __init__(
-        self, plan: RunPlan, front: Front, store: Store, custody: Custody, forks: ForkServer | None = None
+        self, plan: RunPlan, front: Front, store: Store, pool: DevicePool, forks: ForkServer | None = None
     ) -> None:
-        self._plan, self._front, self._store, self._custody = plan, front, store, custody
+        self._plan, self._front, self._store, self._pool = plan, front, store, pool
         self._forks, self._own_pytest, self._most_failures = forks, False, 0
         self._number = {device.serial: number for number, device in enumerate(plan.devices)}
         self._told: dict[str, dict[str, Any]] = {}
@@ -55,7 +55,7 @@ class Controller:
         self._workers = Workers(
             [device.serial for device in plan.devices],
             is_wanted=self._is_wanted,
-            retire=custody.retire,
+            retire=pool.retire,
             note=front.note,
             sign_of=lambda number: _changed_ns(plan.workers / str(number)),
             most_silence_s=_SILENCE_SECONDS + 2 * plan.timeout_s,
@@ -86,11 +86,11 @@ class Controller:
             items = [*(planned.job.id for planned in self._plan.jobs), IDLE]
             session = WorkerSession(plugin.config, self._workers, items, self._forks)
             manager.register(session, "dsession")
-            self._custody.watch_with(lambda: self._workers.watch(session.nodes))
+            self._pool.watch_with(lambda: self._workers.watch(session.nodes))
 
     def _is_wanted(self, number: int) -> bool:
         """Tell whether a device may need a worker."""
-        return not self._custody.is_retired(number) and (self._sched is None or self._sched.has_work_for(number))
+        return not self._pool.is_retired(number) and (self._sched is None or self._sched.has_work_for(number))
 
     def pytest_xdist_make_scheduler(self) -> DeviceScheduling:
         """Hand jobs to devices of their SoC."""
@@ -100,7 +100,7 @@ class Controller:
             [device.soc for device in self._plan.devices],
             self._give_up,
         )
-        self._custody.schedule_with(self._sched)
+        self._pool.schedule_with(self._sched)
         return self._sched
 
     @pytest.hookimpl(optionalhook=True)
@@ -124,7 +124,7 @@ class Controller:
             self._workers.died(node, str(error))
         else:
             # There is nothing left to do for it: others may have the device.
-            self._custody.retire(self._workers.ended(node))
+            self._pool.retire(self._workers.ended(node))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: DeviceScheduling) -> None:
@@ -181,9 +181,9 @@ class Controller:
                 self._workers.job_done(report.node)
                 outvoted = properties.get(OUTVOTED_KEY)
                 for serial in outvoted if isinstance(outvoted, list) else ():
-                    self._custody.outvote(self._number[serial], report.nodeid)
+                    self._pool.outvote(self._number[serial], report.nodeid)
                 avoid = properties.get(REPEAT_KEY)
-                if isinstance(avoid, list) and not self._custody.stopped:
+                if isinstance(avoid, list) and not self._pool.stopped:
                     self._told[report.nodeid] = told
                     self._front.job_repeated(told)
                     self._sched.repeat(report.nodeid, [self._number[serial] for serial in avoid])
@@ -198,15 +198,15 @@ class Controller:
         number = self._number[returned["device"]]
         if returned["halt"]:
             resume = f"'farm run --resume {self._plan.run_id}' does what is missing"
-            self._custody.halt(f"{returned['halt']}; once that is mended, {resume}")
+            self._pool.halt(f"{returned['halt']}; once that is mended, {resume}")
         elif returned["given_up"]:
-            self._custody.retire(number, returned["given_up"])
-        elif returned["ailing"]:
-            self._custody.ail(number, returned["ailing"])
-        elif returned["mended"]:
-            self._custody.heal(number)
+            self._pool.retire(number, returned["given_up"])
+        elif returned["unfit"]:
+            self._pool.suspend(number, returned["unfit"])
+        elif returned["recovered"]:
+            self._pool.recovered(number)
         elif returned["off"]:
-            self._custody.let_go(number, returned["fence"])
+            self._pool.let_go(number, returned["fence"])
         if job_id != IDLE and self._sched is not None:
             self._sched.repeat(job_id)
 

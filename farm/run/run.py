@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from farm.config.settings import Config
     from farm.devices.device import Device
     from farm.execution.optrace import OptraceTools
-    from farm.pool.custody import LeaseTerms
     from farm.pool.fleet import Fleet
+    from farm.pool.lease_keeper import LeaseTerms
     from farm.request.plan import PlannedJob, RunPlan
     from farm.run.fork_server import ForkServer
     from farm.run.progress import Front
@@ -287,7 +287,7 @@ class _Run:
     ) -> int:
         """Return pytest's exit status."""
         from farm.device_run.canary import canary_jobs
-        from farm.pool.custody import Custody
+        from farm.pool.device_pool import DevicePool
         from farm.request.pytest_session import execute
         from farm.run.controller import Controller
 
@@ -300,21 +300,21 @@ class _Run:
             fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
         for device in fleet.devices:
             self._store.record_device(run_id, device, fleet.runtimes[device.serial].versions)
-        custody = Custody(fleet.devices, self._store, self._terms() if fleet.leased else None, self._front.note)
-        custody.keep_alive(fleet.revive)
+        pool = DevicePool(fleet.devices, self._store, self._terms() if fleet.leased else None, self._front.note)
+        pool.revive_with(fleet.revive)
         try:
-            self._given_up = wait.acquire(custody, {job.target.soc for job in jobs}, self._budget.end_s)
+            self._given_up = wait.acquire(pool, {job.target.soc for job in jobs}, self._budget.end_s)
             planned = [one for one in planned if one.job.target.soc not in self._given_up]
-            planned = self._fit(run_id, planned, custody.held())
+            planned = self._fit(run_id, planned, pool.held())
             if not planned:
                 return _PYTEST_OK
             run_plan = _plan(self._config, self._request, run_id, folder, planned, fleet, canaries)
             run_plan.prepare_folder()
             with builders(self._config, run_plan, tools, supervisor, self._front, self._store) as to_build:
                 self._front.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
-                custody.begin(folder)
-                controller = Controller(run_plan, self._front, self._store, custody, self._forks)
-                stop = custody.finish_running
+                pool.begin(folder)
+                controller = Controller(run_plan, self._front, self._store, pool, self._forks)
+                stop = pool.finish_running
                 with self._patience.asking(stop), self._budget.watched(stop, self._front.note):
                     status = execute(run_plan, self._request.pytest_arguments, self._config, controller)
                 if controller.interrupted:
@@ -322,7 +322,7 @@ class _Run:
                 self._leave(run_id, controller.abandoned)
                 return status
         finally:
-            custody.close()
+            pool.close()
 
     def _fit(self, run_id: str, planned: list[PlannedJob], devices: Sequence[Device]) -> list[PlannedJob]:
         """Return the jobs that there is time for, and note the others."""
@@ -356,7 +356,7 @@ class _Run:
         return attached_fleet(config, socs, request.backend, request.choice, supervisor, self._store, partly=partly)
 
     def _terms(self) -> LeaseTerms:
-        from farm.pool.custody import LeaseTerms
+        from farm.pool.lease_keeper import LeaseTerms
         from farm.store.leases.rules import Priority
 
         return LeaseTerms(

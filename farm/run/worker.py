@@ -17,7 +17,7 @@ from farm.device_run.device_worker import DeviceWorker
 from farm.device_run.executor import Executor
 from farm.devices.local.files import local_errors
 from farm.errors import FarmError, LeaseLostError, LocalError, RowRefusedError, StoreError, StoreLostError
-from farm.pool.worker_grant import Permit, read_permit
+from farm.pool.worker_grant import WorkerGrant, read_grant
 from farm.request.pytest_session import STORE_VARIABLE
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.blame import Tried, classify, is_open, settle, tried, unfit
@@ -56,9 +56,9 @@ class Returned(NamedTuple):
     """Of the lease that it is about."""
     off: bool = False
     """Nothing of ours is on the device any more."""
-    ailing: str = ""
-    """What is wrong with the device: it has to be mended first."""
-    mended: bool = False
+    unfit: str = ""
+    """What is wrong with the device: it has to be recovered first."""
+    recovered: bool = False
     given_up: str = ""
     """Why the device is of no use to this run."""
     halt: str = ""
@@ -98,7 +98,7 @@ class Worker:
         controller: int,
         outfit: Callable[[RunPlan, int, Callable[[], bool]], Outfit] = outfit_of,
     ) -> None:
-        """`controller` is the id of the process that gives permits: none of them holds when it is gone.
+        """`controller` is the id of the process that gives grants: none of them holds when it is gone.
 
         Raises StoreError for a store that stays away.
         """
@@ -106,15 +106,15 @@ class Worker:
         self._device = plan.devices[number]
         self._local_trouble_s: float | None = None
         """When this machine began to fail, on the monotonic clock; None while it works."""
-        self._store, self._device_worker, self._executor = self._outlasting_the_store(
+        self._store, self._device_worker, self._executor = self._once_store_answers(
             lambda: outfit(plan, number, self._unwanted)
         )
-        self._permit = Permit(go=False)
+        self._grant = WorkerGrant(go=False)
         if self._may_go():
             # While the first job is on its way.
             self._device_worker.begin()
 
-    def _outlasting_the_store(self, action: Callable[[], _Answer]) -> _Answer:
+    def _once_store_answers(self, action: Callable[[], _Answer]) -> _Answer:
         """Return what `action` does, once the store is there. Raises StoreError when it stays away or is lost."""
         deadline = time.monotonic() + self._plan.health.store_wait_s
         while True:
@@ -126,7 +126,7 @@ class Worker:
                 if time.monotonic() > deadline or self._is_orphan:
                     raise
                 # So that the controller sees this process go on.
-                self._read_permit()
+                self._read_grant()
                 time.sleep(_POLL_SECONDS)
 
     def run(self, planned: PlannedJob, following: PlannedJob | None = None) -> Done | Returned:
@@ -157,8 +157,8 @@ class Worker:
     def _get_ready(self, planned: PlannedJob, *, may_go: bool) -> Returned | None:
         """Wait until a job can begin; or return why it cannot, here and now."""
         if not may_go:
-            # What is to be mended is mended when no job is kept waiting by it.
-            return self._returned() if self._permit.mend else self._off()
+            # What is to be recovered is recovered when no job is kept waiting by it.
+            return self._returned() if self._grant.recover else self._off()
         self._device_worker.await_canary()
         built = self._executor.is_built(planned)
         if not built and await_reply(self._plan.folder, planned.key, self._unwanted) is None:
@@ -169,23 +169,23 @@ class Worker:
         if not problem:
             return None
         self._executor.forget()
-        return self._given_up(problem) if self._device_worker.given_up else self._returned(ailing=problem)
+        return self._given_up(problem) if self._device_worker.given_up else self._returned(unfit=problem)
 
     def look(self) -> Returned | None:
         """Mend the device, or let go of it, where the controller says so, and return what came of it."""
         if self._may_go():
             return None
-        if not self._permit.mend:
+        if not self._grant.recover:
             return self._off()
         try:
-            problem = self._device_worker.recover(outvoted=self._permit.outvoted)
+            problem = self._device_worker.recover(outvoted=self._grant.outvoted)
         except (LocalError, OSError) as error:
-            # While the controller sees the device wait to be mended, it lets this worker look again.
+            # While the controller sees the device wait to be recovered, it lets this worker look again.
             return None if self._has_recovered() else self._returned(halt=str(error))
         self._local_trouble_s = None
         if self._unwanted():
             return self._off()
-        return self._given_up(problem) if problem else self._returned(mended=True)
+        return self._given_up(problem) if problem else self._returned(recovered=True)
 
     def close(self) -> None:
         """Leave the device as it was found."""
@@ -196,29 +196,29 @@ class Worker:
         self._store.close()
 
     def _may_go(self) -> bool:
-        """Read the permit; a session of a former lease is no good under another."""
-        permit = self._read_permit()
-        if permit.fence != self._permit.fence and self._device_worker.is_open:
+        """Read the grant; a session of a former lease is no good under another."""
+        grant = self._read_grant()
+        if grant.fence != self._grant.fence and self._device_worker.is_open:
             self._let_go()
-        self._permit = permit
-        return self._holds(permit)
+        self._grant = grant
+        return self._holds(grant)
 
-    def _read_permit(self) -> Permit:
-        """Return the permit as it is now, and show the controller that this process goes on."""
+    def _read_grant(self) -> WorkerGrant:
+        """Return the grant as it is now, and show the controller that this process goes on."""
         with contextlib.suppress(OSError):
             os.utime(self._plan.workers / str(self._number))
-        return read_permit(self._plan.folder, self._number)
+        return read_grant(self._plan.folder, self._number)
 
-    def _holds(self, permit: Permit) -> bool:
-        return permit.go and not permit.is_over and not self._is_orphan
+    def _holds(self, grant: WorkerGrant) -> bool:
+        return grant.go and not grant.is_over and not self._is_orphan
 
     def _may_go_on(self) -> bool:
-        permit = self._read_permit()
-        return self._holds(permit) and permit.fence == self._permit.fence
+        grant = self._read_grant()
+        return self._holds(grant) and grant.fence == self._grant.fence
 
     def _unwanted(self) -> bool:
-        permit = self._read_permit()
-        return permit.is_over or not (permit.go or permit.mend) or self._is_orphan
+        grant = self._read_grant()
+        return grant.is_over or not (grant.go or grant.recover) or self._is_orphan
 
     @property
     def _is_orphan(self) -> bool:
@@ -239,7 +239,7 @@ class Worker:
         return self._returned(given_up=problem)
 
     def _returned(self, **facts: Any) -> Returned:
-        return Returned(self._device.serial, self._permit.fence, **facts)
+        return Returned(self._device.serial, self._grant.fence, **facts)
 
     def _let_go(self) -> None:
         self._executor.forget()
@@ -270,8 +270,8 @@ class Worker:
     def _record(self, attempt: Attempt, artifacts: tuple[ArtifactRecord, ...] = ()) -> None:
         """Record an attempt, also where the store is away for a while. Raises LeaseLostError, StoreError."""
         # A lease that ends while the store is away is taken up again, unless somebody else has the device by then.
-        fence = (self._device.id, self._permit.fence) if self._permit.fence else None
-        self._outlasting_the_store(
+        fence = (self._device.id, self._grant.fence) if self._grant.fence else None
+        self._once_store_answers(
             lambda: self._store.record_attempt(self._plan.run_id, attempt, artifacts=artifacts, fence=fence)
         )
 
@@ -302,7 +302,7 @@ class Worker:
         earlier = self._tried(last.job_id)
         history = (*earlier, tried(last))
         devices = tuple(dict.fromkeys(one.device for one in history))
-        others = len(set(self._permit.others) - set(devices))
+        others = len(set(self._grant.others) - set(devices))
         decision = classify(history, others=others, failed_before=failed_before)
         settled = settle(last, history, others=others, failed_before=failed_before)
         if decision.repeat:

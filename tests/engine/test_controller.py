@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farm.errors import StoreError
-from farm.pool.custody import Custody
+from farm.pool.device_pool import DevicePool
 from farm.request.plan import PlannedJob, RunPlan
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.run.controller import Controller
@@ -56,8 +56,8 @@ def run_id(store: Store) -> str:
 def die(store: Store, run_id: str, ear: Ear, times: int = 1) -> None:
     plan = RunPlan(run_id, Path(), Path(), (PlannedJob(JOB, "", cached=True),), (), {}, 1, 0, 1.0, Path())
     anything: Any = ear
-    custody = Custody((), store, None, ear.note)
-    controller = Controller(plan, anything, store, custody)
+    pool = DevicePool((), store, None, ear.note)
+    controller = Controller(plan, anything, store, pool)
     for _ in range(times):
         report = pytest.TestReport(JOB.id, ("", None, ""), {}, "failed", "it died", "call")
         controller.pytest_handlecrashitem(JOB.id, report, anything)

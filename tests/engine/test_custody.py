@@ -1,4 +1,4 @@
-"""Which devices a run may use, with a real store and other users; workers are what a scheduler and a permit say."""
+"""Which devices a run may use, with a real store and other users; workers are what a scheduler and a grant say."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from attached import until
 
 from farm.devices.device import AdbAddress, Device
 from farm.errors import NoDeviceError, StoreError
-from farm.pool.custody import Custody, LeaseTerms
-from farm.pool.worker_grant import Permit, read_permit
+from farm.pool.device_pool import DevicePool
+from farm.pool.lease_keeper import LeaseTerms
+from farm.pool.worker_grant import WorkerGrant, read_grant
 from farm.run.scheduler import IDLE, DeviceScheduling
 from farm.store.leases.leasing import Leases
 from farm.store.leases.registry import Seen
@@ -43,7 +44,7 @@ class Worker:
 
 
 class World:
-    """A run on FIRST and SECOND with one job, minded by its custody."""
+    """A run on FIRST and SECOND with one job, minded by its pool."""
 
     def __init__(self, folder: Path, store: Store) -> None:
         self.folder, self.store = folder, store
@@ -52,24 +53,24 @@ class World:
         self.workers = [Worker(0), Worker(1)]
         self.sched: DeviceScheduling
 
-    def begin(self, custody: Custody) -> None:
-        custody.acquire()
-        custody.begin(self.folder)
+    def begin(self, pool: DevicePool) -> None:
+        pool.acquire()
+        pool.begin(self.folder)
         nodes: list[Any] = list(self.workers)
         self.sched = DeviceScheduling(
             lambda _: "SM8650", lambda node: node.number, ["SM8650", "SM8650"], self.abandoned.append
         )
-        custody.schedule_with(self.sched)
+        pool.schedule_with(self.sched)
         for node in nodes:
             self.sched.add_node(node)
             self.sched.add_node_collection(node, ["job", IDLE])
         self.sched.schedule()
 
-    def permit(self, number: int) -> Permit:
-        return read_permit(self.folder, number)
+    def grant(self, number: int) -> WorkerGrant:
+        return read_grant(self.folder, number)
 
     def is_given(self, number: int) -> bool:
-        return self.permit(number).go
+        return self.grant(number).go
 
     def take(self, device: Device, user: str = "other") -> Lease:
         """Let somebody else ask for a device and have it."""
@@ -93,12 +94,12 @@ def world(tmp_path: Path, store: Store) -> World:
 
 
 @pytest.fixture
-def custody(world: World, store: Store) -> Iterator[Callable[..., Custody]]:
+def make_pool(world: World, store: Store) -> Iterator[Callable[..., DevicePool]]:
     with contextlib.ExitStack() as ending:
 
-        def make(*, most: int | None = None, ttl_s: float = 30.0) -> Custody:
+        def make(*, most: int | None = None, ttl_s: float = 30.0) -> DevicePool:
             terms = LeaseTerms(ttl_s=ttl_s, priority=Priority.PERSON, purpose="run", most=most)
-            made = Custody([FIRST, SECOND], store, terms, world.notes.append)
+            made = DevicePool([FIRST, SECOND], store, terms, world.notes.append)
             ending.callback(made.close)
             return made
 
@@ -110,38 +111,40 @@ def see(store: Store) -> None:
 
 
 def test_a_worker_that_knows_first_that_a_lease_is_lost_does_not_go_on(
-    world: World, custody: Callable[..., Custody], monkeypatch: pytest.MonkeyPatch
+    world: World, make_pool: Callable[..., DevicePool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    minding = custody()
-    world.begin(minding)
+    pool = make_pool()
+    world.begin(pool)
     until(lambda: world.is_given(0) and world.is_given(1), "both devices")
-    fence = world.permit(0).fence
+    fence = world.grant(0).fence
     # It is not told of it before the worker tells.
     monkeypatch.setattr(Leases, "renew", _cut_off)
     world.store.leases.release(lease for lease in world.store.leases.all() if lease.device == FIRST.id)
     world.take(FIRST)
-    minding.let_go(0, fence)
+    pool.let_go(0, fence)
     assert not world.is_given(0)
     assert world.is_given(1)
     assert not any("somebody who waits" in note for note in world.notes)
 
 
-def test_an_old_goodbye_does_not_end_a_new_lease(world: World, custody: Callable[..., Custody]) -> None:
-    minding = custody()
-    world.begin(minding)
+def test_an_old_goodbye_does_not_end_a_new_lease(world: World, make_pool: Callable[..., DevicePool]) -> None:
+    pool = make_pool()
+    world.begin(pool)
     until(lambda: world.is_given(0), "the device")
-    fence = world.permit(0).fence
-    minding.let_go(0, fence)
-    until(lambda: world.is_given(0) and world.permit(0).fence > fence, "the device again")
-    again = world.permit(0)
-    minding.let_go(0, fence)
-    assert (again.fence, True) == (world.permit(0).fence, world.is_given(0))
+    fence = world.grant(0).fence
+    pool.let_go(0, fence)
+    until(lambda: world.is_given(0) and world.grant(0).fence > fence, "the device again")
+    again = world.grant(0)
+    pool.let_go(0, fence)
+    assert (again.fence, True) == (world.grant(0).fence, world.is_given(0))
 
 
-def test_a_job_is_not_kept_for_a_device_that_the_run_cannot_have(world: World, custody: Callable[..., Custody]) -> None:
-    world.begin(custody(most=1))
+def test_a_job_is_not_kept_for_a_device_that_the_run_cannot_have(
+    world: World, make_pool: Callable[..., DevicePool]
+) -> None:
+    world.begin(make_pool(most=1))
     [number] = [number for number in (0, 1) if world.is_given(number)]
-    assert world.permit(number).others == ()
+    assert world.grant(number).others == ()
     world.sched.repeat("job", [number])
     world.sched.mark_test_complete(world.workers[number], 0)  # type: ignore[arg-type]
     assert world.abandoned == ["job"]
@@ -149,22 +152,22 @@ def test_a_job_is_not_kept_for_a_device_that_the_run_cannot_have(world: World, c
 
 
 def test_a_job_is_kept_for_another_device_until_that_is_given_away(
-    world: World, custody: Callable[..., Custody]
+    world: World, make_pool: Callable[..., DevicePool]
 ) -> None:
-    minding = custody()
-    world.begin(minding)
+    pool = make_pool()
+    world.begin(pool)
     until(lambda: world.is_given(0) and world.is_given(1), "both devices")
-    assert world.permit(0).others == (SECOND.serial,)
-    minding.ail(1, "it is being mended")
+    assert world.grant(0).others == (SECOND.serial,)
+    pool.suspend(1, "it is being mended")
     world.sched.repeat("job", [0])
     world.sched.mark_test_complete(world.workers[0], 0)  # type: ignore[arg-type]
     assert world.abandoned == []
-    minding.let_go(1, world.permit(1).fence)
+    pool.let_go(1, world.grant(1).fence)
     assert world.abandoned == ["job"]
 
 
 def test_devices_that_nobody_is_given_any_more_are_not_waited_for(
-    world: World, store: Store, custody: Callable[..., Custody]
+    world: World, store: Store, make_pool: Callable[..., DevicePool]
 ) -> None:
     see(store)
     world.take(FIRST)
@@ -172,53 +175,53 @@ def test_devices_that_nobody_is_given_any_more_are_not_waited_for(
     store.devices.set_service(FIRST.id, False, "its screen is broken", "ann")
     store.devices.set_service(SECOND.id, False, "", "ann")
     with pytest.raises(NoDeviceError, match=r"no SM8650 is left to wait for: A: .*its screen is broken; B: "):
-        custody().acquire()
+        make_pool().acquire()
 
 
-def test_without_a_store_a_permit_ends_with_its_lease(
-    world: World, custody: Callable[..., Custody], monkeypatch: pytest.MonkeyPatch
+def test_without_a_store_a_grant_ends_with_its_lease(
+    world: World, make_pool: Callable[..., DevicePool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.begin(custody(ttl_s=2.0))
-    assert not world.permit(0).is_over
+    world.begin(make_pool(ttl_s=2.0))
+    assert not world.grant(0).is_over
     monkeypatch.setattr(Leases, "renew", _cut_off)
-    until(lambda: world.permit(0).is_over, "the end of the lease")
+    until(lambda: world.grant(0).is_over, "the end of the lease")
     assert [note for note in world.notes if "cut off" in note] == ["devices cannot be minded: cut off"]
     monkeypatch.undo()
-    until(lambda: not world.permit(0).is_over, "the lease again, or another")
+    until(lambda: not world.grant(0).is_over, "the lease again, or another")
 
 
 def test_what_goes_wrong_does_not_end_the_minding(
-    world: World, custody: Callable[..., Custody], monkeypatch: pytest.MonkeyPatch
+    world: World, make_pool: Callable[..., DevicePool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    minding = custody()
-    world.begin(minding)
+    pool = make_pool()
+    world.begin(pool)
     monkeypatch.setattr(Leases, "renew", lambda *_, **__: 1 / 0)
     until(lambda: any("division by zero" in note for note in world.notes), "a word")
     monkeypatch.undo()
-    minding.let_go(0, world.permit(0).fence)
+    pool.let_go(0, world.grant(0).fence)
     until(lambda: world.is_given(0), "the device again")
 
 
 def test_a_request_that_was_forgotten_is_made_again(
-    world: World, store: Store, custody: Callable[..., Custody]
+    world: World, store: Store, make_pool: Callable[..., DevicePool]
 ) -> None:
     theirs = world.take(FIRST)
-    minding = custody()
-    world.begin(minding)
-    until(lambda: minding._requests, "a request")
-    for token in list(minding._requests.values()):
+    pool = make_pool()
+    world.begin(pool)
+    until(lambda: pool.leases._requests, "a request")
+    for token in list(pool.leases._requests.values()):
         store.leases.withdraw(token)
     store.leases.release([theirs])
     until(lambda: world.is_given(0), "the device")
 
 
 def test_a_device_with_nothing_left_to_do_is_given_back_without_a_word(
-    world: World, store: Store, custody: Callable[..., Custody]
+    world: World, store: Store, make_pool: Callable[..., DevicePool]
 ) -> None:
-    minding = custody()
-    world.begin(minding)
+    pool = make_pool()
+    world.begin(pool)
     until(lambda: world.is_given(0) and world.is_given(1), "both devices")
-    minding.retire(0)
+    pool.retire(0)
     assert [lease.device for lease in store.leases.all()] == [SECOND.id]
     assert world.notes == []
 

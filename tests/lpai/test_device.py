@@ -17,12 +17,11 @@ from farm.compile.protocol import BuildReply, BuildRequest
 from farm.compile.toolchain import prepare
 from farm.config.settings import load_config
 from farm.devices.adb.transport import AdbTransport
-from farm.devices.root import ensure_root, user_id
 from farm.errors import NoDeviceError
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession
 from farm.pool.fleet import Fleet, virtual_fleet
-from farm.pool.worker_grant import Permit, leave_permit
+from farm.pool.worker_grant import WorkerGrant, write_grant
 from farm.pytest_plugin.plan import SuitePlan
 from farm.pytest_plugin.worker import SuiteWorker
 from farm.store.records import RunRecord
@@ -100,8 +99,8 @@ def give_devices(
 def test_a_userdebug_device_can_be_root(give_devices: Callable[[str], Fleet]) -> None:
     fleet = give_devices("userdebug")
     assert fleet.runtimes["virtual-SM8850-0"].needs_root
-    assert ensure_root(fleet.devices[0])
-    assert user_id(AdbTransport(fleet.devices[0].serial, fleet.devices[0].address.port)) == 0
+    assert open_transport(fleet.devices[0]).ensure_root()
+    assert open_transport(fleet.devices[0]).user_id() == 0
 
 
 def test_a_device_with_a_production_build_is_refused(give_devices: Callable[[str], Fleet]) -> None:
@@ -114,7 +113,7 @@ def test_files_and_options_arrive(
 ) -> None:
     fleet = give_devices("userdebug")
     [device] = fleet.devices
-    ensure_root(device)
+    open_transport(device).ensure_root()
     runtime = fleet.runtimes[device.serial]
     session = DeviceSession(AdbTransport(device.serial, device.address.port), runtime, "run", device.serial)
     try:
@@ -164,10 +163,10 @@ def test_a_worker_of_farm_pytest_gets_root_before_its_first_test(
         suite_folders=(), versions={}, compiler_env={}, build_timeout_s=1.0, build_limits=MemoryLimits(1, 1),
     )  # fmt: skip
     plan.folder.mkdir()
-    leave_permit(plan.folder, 0, Permit(go=True))
+    write_grant(plan.folder, 0, WorkerGrant(go=True))
     worker = SuiteWorker(plan, 0)
     try:
         worker.get_ready()
-        assert user_id(AdbTransport(device.serial, device.address.port)) == 0
+        assert open_transport(device).user_id() == 0
     finally:
         worker.close()

@@ -1,0 +1,191 @@
+"""The leases of the devices of one run: asked for, renewed, handed over to who has a better right, given back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from farm.devices.health import Health
+from farm.errors import FarmError, LeaseLostError
+from farm.pool.worker_grant import now_s
+from farm.system.user import user_name
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from farm.devices.device import Device
+    from farm.store.leases.rules import Lease, Priority
+    from farm.store.store import Store
+
+# People put devices out of service, and runs quarantine them.
+_REGISTRY_SECONDS = 2.0
+
+
+class LeaseTerms(NamedTuple):
+    """How a run asks for devices."""
+
+    ttl_s: float
+    """For how long at a time."""
+    priority: Priority
+    purpose: str
+    most: int | None
+    """Devices of each SoC at most."""
+
+
+class LeaseKeeper:
+    """What a run holds of its devices, by their numbers. Several threads may use it."""
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        store: Store,
+        terms: LeaseTerms | None,
+        note: Callable[[str], None],
+        lock: threading.RLock,
+    ) -> None:
+        """Without `terms` the devices are this run's own. `lock` guards what is held, and what depends on it."""
+        self._devices, self._store, self._terms, self._note, self._lock = tuple(devices), store, terms, note, lock
+        self._number = {device.id: number for number, device in enumerate(self._devices)}
+        self._leases: dict[int, Lease] = {}
+        self._until_s: dict[int, float] = {}
+        self._requests: dict[str, str] = {}
+        """Token of what is waited for, by SoC."""
+        self._asked_at = float("-inf")
+        self.leaving: set[int] = set()
+        """Devices that somebody else is to have: their workers are letting go."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether others may use the devices as well."""
+        return self._terms is not None
+
+    def holds(self, number: int) -> bool:
+        """Tell whether a device is this run's."""
+        return not self.is_needed or number in self._leases
+
+    def fence(self, number: int) -> int:
+        """Return the fence of a device's lease; 0 without one."""
+        lease = self._leases.get(number)
+        return lease.fence if lease else 0
+
+    def until_s(self, number: int) -> float | None:
+        """Return when a lease ends if it cannot be renewed, on the clock of `now_s`; None without one."""
+        return self._until_s.get(number)
+
+    def lacking(self, soc: str) -> bool:
+        """Tell whether none of the devices of an SoC is this run's."""
+        return not any(device.soc == soc and number in self._leases for number, device in enumerate(self._devices))
+
+    def renew(self) -> list[int]:
+        """Renew what is held, and note what somebody with a better right waits for; return the devices that were lost.
+
+        Raises StoreError.
+        """
+        with self._lock:
+            held = dict(self._leases)
+        lost: list[int] = []
+        if self._terms is None or not held:
+            return lost
+        until_s = now_s() + self._terms.ttl_s
+        renewal = self._store.leases.renew(list(held.values()), ttl_s=self._terms.ttl_s)
+        with self._lock:
+            for lease in renewal.kept:
+                number = self._number[lease.device]
+                if number in self._leases and lease.expires_ms != self._leases[number].expires_ms:
+                    self._leases[number], self._until_s[number] = lease, until_s
+            for lease in renewal.lost:
+                number = self._number[lease.device]
+                if number in self._leases and self._leases[number].fence == lease.fence:
+                    self.forget(number)
+                    lost.append(number)
+                    self._note(f"{self._devices[number].serial} is not ours any more: its lease was lost")
+            self.leaving |= {self._number[device] for device in renewal.wanted} & self._leases.keys()
+        return lost
+
+    def ask(self, soc: str, numbers: Sequence[int], *, wanted: bool) -> None:
+        """Wait for those of `numbers`, devices of an SoC, that are not held, and take those that became free.
+
+        Not `wanted`, none is waited for any more. Raises StoreError.
+        """
+        terms = self._terms
+        if terms is None:
+            return
+        with self._lock:
+            wishes = [self._devices[number].id for number in numbers if number not in self._leases]
+            held = sum(self._devices[number].soc == soc for number in self._leases)
+        room = (len(numbers) if terms.most is None else terms.most) - held
+        count = min(len(wishes), room) if wanted else 0
+        if count <= 0:
+            if soc in self._requests:
+                self._store.leases.withdraw(self._requests.pop(soc))
+            return
+        if soc not in self._requests:
+            self._requests[soc] = self._store.leases.request(
+                wishes,
+                count=count,
+                user=user_name(),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                purpose=terms.purpose,
+                priority=terms.priority,
+                ttl_s=terms.ttl_s,
+            )
+        until_s = now_s() + terms.ttl_s
+        try:
+            granted = self._store.leases.poll(self._requests[soc], ttl_s=terms.ttl_s, devices=wishes, count=count)
+        except LeaseLostError:
+            # Forgotten, as after a long stop: asked anew the next time.
+            del self._requests[soc]
+            return
+        with self._lock:
+            for lease in granted:
+                number = self._number[lease.device]
+                self._leases[number], self._until_s[number] = lease, until_s
+
+    def unusable(self) -> dict[int, str]:
+        """Return devices that are not held and that nobody is given any more, with the reason; now and then."""
+        if time.monotonic() < self._asked_at + _REGISTRY_SECONDS:
+            return {}
+        self._asked_at = time.monotonic()
+        with self._lock:
+            lacking = {device.id: n for n, device in enumerate(self._devices) if n not in self._leases}
+        found = {}
+        for known in self._store.devices.all() if lacking and self.is_needed else ():
+            if known.id in lacking and not known.in_service:
+                found[lacking[known.id]] = f"it was put out of service: {known.service_note or 'without a note'}"
+            elif known.id in lacking and known.health == Health.QUARANTINED:
+                found[lacking[known.id]] = f"it is quarantined: {known.health_reason}"
+        return found
+
+    def holders(self, socs: Collection[str]) -> str:
+        """Return who has the devices of some SoCs."""
+        ids = {device.id for device in self._devices if device.soc in socs}
+        parts = []
+        for lease in self._store.leases.all():
+            who = lease.reserved_for or lease.user
+            if lease.device in ids and who:
+                parts.append(f"{lease.device} is with {who}" + (f" ({lease.purpose})" if lease.purpose else ""))
+        return "; ".join(parts) or "somebody has it"
+
+    def forget(self, number: int) -> Lease | None:
+        """Return the lease of a device, which is not held from now on."""
+        self.leaving.discard(number)
+        self._until_s.pop(number, None)
+        return self._leases.pop(number, None)
+
+    def release(self, leases: Iterable[Lease]) -> None:
+        """Give leases back; what the store does not hear of ends by itself when its time is over."""
+        with contextlib.suppress(FarmError):
+            self._store.leases.release(list(leases))
+
+    def close(self) -> None:
+        """Give everything back."""
+        with contextlib.suppress(FarmError):
+            for token in self._requests.values():
+                self._store.leases.withdraw(token)
+        self.release(self._leases.values())
+        self._leases.clear()
