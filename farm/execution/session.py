@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 from farm.bundles.bundle import MODEL
 from farm.devices.recovery import TELL_BOOT
 from farm.errors import DeviceError, DeviceSpaceError
-from farm.execution.collect import DEBUG_BYTES, collect, collect_heap
 from farm.execution.content_store import SESSION_PREFIX, ContentStore
 from farm.execution.integrity import differing, expected_content, hashes_of
 from farm.execution.liveness import Liveness
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE
-from farm.execution.result import Execution
+from farm.execution.result import DEBUG_BYTES, Execution, collect, collect_heap
 from farm.execution.runner_process import RunnerProcess
 from farm.execution.takeover import take_over
 from farm.execution.trouble import StagingError, cause_of
@@ -77,10 +76,11 @@ class DeviceSession:
         self, transport: Transport, runtime: Runtime, run_id: str, serial: str, *, takeover: bool = False
     ) -> None:
         """`takeover`: end and remove what other sessions left on the device; for the holder of its lease."""
-        self._transport, self._runtime, self._serial = transport, runtime, serial
+        self._transport, self._runtime, self.serial = transport, runtime, serial
         # With the process id, as a worker that replaces one that died must not meet what that left.
         self._folder = transport.storage / f"{SESSION_PREFIX}{run_id}-{os.getpid()}"
-        self._runtime_folder = self._folder / "runtime"
+        self.runtime_folder = self._folder / "runtime"
+        """Where the runtime lies on the device, once it is staged."""
         self._objects = ContentStore(transport, self._folder, self._sweep)
         self._liveness = Liveness(transport)
         self._takeover = takeover
@@ -93,16 +93,6 @@ class DeviceSession:
         self._runner: RunnerProcess | None = None
         self._runner_flags: dict[str, str] = {}
         self._broken_off = threading.Event()
-
-    @property
-    def serial(self) -> str:
-        """The device's."""
-        return self._serial
-
-    @property
-    def runtime_folder(self) -> PurePosixPath:
-        """Where the runtime lies on the device, once it is staged: for a program that is not farm's."""
-        return self._runtime_folder
 
     @property
     def pushed_bytes(self) -> int:
@@ -160,17 +150,15 @@ class DeviceSession:
 
         Never raises for what the device does: a DeviceError becomes `error` and `error_stage` of the result.
         """
-        self._retire()
-        self._last = execution = Execution(job_id, self._serial, workspace, folder)
-        execution.heap = options.heap
-        execution.simulated = self._runtime.kind == "simulator"
+        if self._last is not None:
+            self._done.append(self._last.workspace.folder)
+        self._last = execution = Execution(job_id, self.serial, workspace, folder)
         execution.step("execute", lambda: self._execute(execution, options))
         execution.step("pull", lambda: collect(self._transport, execution, options))
         if options.heap:
             execution.step("pull", lambda: collect_heap(self._transport, execution))
-        if execution.in_doubt:
-            execution.resolve(self._liveness.demand)
-        return execution.result()
+        execution.resolve(self._liveness.demand)
+        return execution.result(heap=options.heap, simulated=self._runtime.kind == "simulator")
 
     def execute_alone(self, job_id: str, workspace: Workspace, folder: Path, options: RunnerOptions) -> RawResult:
         """Do the same in a process that begins anew and runs nothing else."""
@@ -221,7 +209,7 @@ class DeviceSession:
             folder = self._folder / str(self._count)
             self._stage_runtime()
             self._transport.push({folder / name: content for name, content in files.items()})
-        libraries = f"{folder}:{self._runtime_folder}"
+        libraries = f"{folder}:{self.runtime_folder}"
         done = self._transport.run(
             argv, cwd=folder, env={"LD_LIBRARY_PATH": libraries, "ADSP_LIBRARY_PATH": libraries}, timeout_s=timeout_s
         )
@@ -304,19 +292,19 @@ class DeviceSession:
             raise
         problem = "the runner takes no job: it does not answer" if ending.code is None else "the runner did not start"
         raise StagingError(
-            self._serial, problem, argv=[self._runtime.runner, "--serve"], code=ending.code, stderr=ending.stderr
+            self.serial, problem, argv=[self._runtime.runner, "--serve"], code=ending.code, stderr=ending.stderr
         )
 
     def _start_runner(self, options: RunnerOptions) -> RunnerProcess:
         flags = options.process_flags
         if self._anchor is not None:
-            flags["keep_loaded"] = str(self._runtime_folder / ANCHOR)
+            flags["keep_loaded"] = str(self.runtime_folder / ANCHOR)
         if self._runner is None or self._runner_flags != flags or self._runner.jobs >= _JOBS_OF_A_PROCESS:
             self._hang_up()
-            folder = str(self._runtime_folder)
+            folder = str(self.runtime_folder)
             self._runner = RunnerProcess(
                 self._transport,
-                [str(self._runtime_folder / self._runtime.runner), "--serve", *_words(flags)],
+                [str(self.runtime_folder / self._runtime.runner), "--serve", *_words(flags)],
                 cwd=self._folder,
                 env={"LD_LIBRARY_PATH": folder, "ADSP_LIBRARY_PATH": folder},
                 broken_off=self._broken_off,
@@ -333,7 +321,7 @@ class DeviceSession:
         self._begin()
         if self._runtime_staged:
             return
-        self._place(runtime_layout(self._runtime, self._runtime_folder, self._anchor))
+        self._place(runtime_layout(self._runtime, self.runtime_folder, self._anchor))
         # Where it was built or unpacked it may not have been executable.
         runner = self._objects.path(self._runtime.hashes[self._runtime.runner])
         done = self._shell(["sh", "-c", f'chmod 755 -- "$1" || exit\n{TELL_BOOT}', "sh", str(runner)])
@@ -352,12 +340,6 @@ class DeviceSession:
                 return "whole files of the runtime or the job"
             return ", ".join(differing(self._transport, folder, expected_content(layout.files))[:3])
 
-    def _retire(self) -> None:
-        """Let go of the workspace of the last execution."""
-        last, self._last = self._last, None
-        if last is not None:
-            self._done.append(last.workspace.folder)
-
     def _sweep(self) -> None:
         """Remove the workspaces of executions that are over."""
         done, self._done = self._done, []
@@ -371,7 +353,7 @@ class DeviceSession:
         done = self._transport.run(argv, timeout_s=timeout_s)
         if done.code != 0:
             stderr = done.stderr.decode(errors="replace")
-            raise StagingError(self._serial, "staging failed", argv=argv, code=done.code, stderr=stderr)
+            raise StagingError(self.serial, "staging failed", argv=argv, code=done.code, stderr=stderr)
         return done
 
 
