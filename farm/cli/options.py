@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,12 @@ def refuse_together(given: dict[str, Any], because: str) -> None:
         raise UsageError(because.format(chosen[0]))
 
 
+def require_separator(pytest_arguments: tuple[str, ...]) -> None:
+    """Raise UsageError for arguments that do not stand behind `--`."""
+    if pytest_arguments and "--" not in sys.argv:
+        raise UsageError(f"{pytest_arguments[0]!r} is not understood; arguments for pytest stand behind --")
+
+
 FOR_ATTACHED = "{} is for attached devices: leave it, or --virtual, out"
 
 
@@ -107,5 +114,3 @@ interleaved_options = _together(
                  help="This attached device; otherwise that of the newer run, or one like it."),
     click.option("--virtual", is_flag=True, help="A virtual device of its own: as of itself for virtual results."),
 )  # fmt: skip
-
-pairs_options = interleaved_options

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from farm.errors import UsageError
+from farm.system.atomic import replacing
 from farm.system.text import json_document, one_line, visible
 
 if TYPE_CHECKING:
@@ -111,14 +112,8 @@ def written(path: Path) -> Iterator[IO[bytes]]:
             with path.open("wb") as file:
                 yield file
             return
-        target = path.resolve()
-        part = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
-        try:
-            with part.open("wb") as file:
-                yield file
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(path.resolve()) as file:
+            yield file
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
@@ -133,14 +128,3 @@ def standard_output() -> Iterator[IO[bytes]]:
         # Python would complain when it flushes what is left.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(128 + signal.SIGPIPE) from None
-
-
-from farm.report.model.format import plural  # noqa: E402
-from farm.report.terminal import layout  # noqa: E402
-
-count, wrapped = plural, layout.wrapped
-
-
-def json_text(answer: Mapping[str, object]) -> str:
-    """Return what a command answers as JSON."""
-    return json_document({"schema": 1, **answer}).decode()

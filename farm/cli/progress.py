@@ -8,7 +8,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from farm.cli.output import count, echo
+from farm.cli.output import echo
+from farm.report.model.format import plural
 from farm.system.text import one_line, visible
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Front:
             self.total, self.to_build = jobs, to_build
             self.running = dict.fromkeys(devices, "")
         cached = f"{to_build} to compile" if to_build else "all compiled already"
-        self.note(f"{count(jobs, 'job')}, {cached}, {count(len(devices), 'device')}: {', '.join(devices)}")
+        self.note(f"{plural(jobs, 'job')}, {cached}, {plural(len(devices), 'device')}: {', '.join(devices)}")
 
     def build_started(self, job_id: str) -> None:
         """A builder took a job."""

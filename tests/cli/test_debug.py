@@ -9,12 +9,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from farm.cli.running.debug import _csv, _data, _text, check_writable
 from farm.errors import UsageError
 from farm.program.layers import INPUT, Gap, Layer, LayerStep
-from farm.replay.debug import DebuggedLayer, DebugOutcome, describe
+from farm.replay.debug import DebugOutcome, describe
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.layers import diagnose
 from farm.system.text import json_document
@@ -76,9 +77,10 @@ def outcome(*, device: bool) -> DebugOutcome:
     name = "aten__native_batch_norm_legit_no_training_default_12"
     known = list(LayerStep) if device else [LayerStep.QUANTIZATION, LayerStep.COMPILER]
     good = {step: gap(40.0) for step in known}
+    equal = Gap(0, math.inf, 1)
     layers = [
         Layer("x", INPUT, (), {LayerStep.QUANTIZATION: gap(43.0)}),
-        Layer("aten_view_copy_default", "aten.view_copy.default", ("x",), {**good, LayerStep.COMPILER: Gap(0, math.inf, 1)}),
+        Layer("aten_view_copy_default", "aten.view_copy.default", ("x",), good | {LayerStep.COMPILER: equal}),
         Layer(name, "aten.norm", ("aten_view_copy_default",), {**good, LayerStep.COMPILER: gap(-3.25, 12345.0)}),
         Layer("fused", "aten.relu.default", (name,), {}),
     ]
@@ -90,7 +92,7 @@ def outcome(*, device: bool) -> DebugOutcome:
         run_id="20261121-000000-abcdef",
         exit_code=1,
         attempt=attempt,
-        layers=tuple(DebuggedLayer(layer, gap(39.0)) for layer in layers),
+        layers=tuple(msgspec.structs.replace(layer, inspector=gap(39.0)) for layer in layers),
         diagnosis=diagnosis,
         devices={"simulator": "virtual-SM8650-0", **({"device": "R58M1"} if device else {})},
         seconds={"total": 1.0},
@@ -133,7 +135,7 @@ def test_csv_and_json_have_every_layer_and_figure() -> None:
     assert rows[2]["compiler_diverges"] == "True"
     assert rows[2]["inspector_sqnr_db"] == "39.0"
     assert rows[3]["compiler_mse"] == ""
-    told = json.loads(json_document(_data(outcome(device=True), 3)))
+    told = json.loads(json_document({"schema": 1, **_data(outcome(device=True), 3)}))
     assert (told["schema"], told["sample"], told["first"]["step"]) == (1, 3, "compiler")
     assert told["layers"][1]["compiler"]["sqnr_db"] == "inf"
     assert told["layers"][3]["device"] is None

@@ -184,7 +184,7 @@ class TestWhatAUserCannotDo:
         before = [{"key": str(precious), "days": 20 - n, "kind": "hardware"} for n in range(12)]
         world.plant(*before, {"key": "d" * 64, "level": 9, "kind": "hardware"})
         done = world.farm("confirm", "--run", "latest")
-        assert "1 number stands out" in done.stdout
+        assert "1 alert" in done.stdout
         assert (precious / "thesis.txt").read_text() == "years of work"
 
     @pytest.mark.parametrize("command", ["repro", "confirm", BISECT])

@@ -1,70 +1,69 @@
-"""`farm confirm`."""
+"""`farm confirm` and `farm bisect`: old and new bundle in turns on one device."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.cli.options import config_option, duration, pairs_options
-from farm.cli.output import as_called, count, echo, print_json, wrapped
-from farm.config.settings import load_config
+from farm.cli.options import FOR_ATTACHED, duration, interleaved_options, json_option, refuse_together
+from farm.cli.output import as_called, echo, notice, opened, show
 from farm.errors import NoDeviceError, UsageError
 from farm.report.model import format as fmt
+from farm.report.terminal.layout import SIMULATED, columns, wrapped
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from farm.analysis.confirmation import Confirmation
     from farm.analysis.scale import Scale
-    from farm.config.settings import Config
+    from farm.regressions.bisect import BisectOutcome
     from farm.regressions.confirm_job import ConfirmOutcome, PairsRequest
-    from farm.regressions.confirming import Compared
+    from farm.regressions.confirm_run import RunFindings
+    from farm.regressions.confirming import Compared, Probe
     from farm.replay.stored_result import StoredResult
 
 REGRESSION = 3
 """Exit code: a regression is confirmed."""
 
+_WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
+
 
 @click.command("confirm")
 @click.argument("job", required=False)
 @click.option(
-    "--run", "run_ref", metavar="RUN", help="Without JOB: all that stands out in this run; otherwise as farm status."
+    "--run", "run_ref", metavar="RUN", help="Without JOB: all candidates of this run; otherwise as farm status."
 )
 @click.option("--budget", "budget_s", metavar="TIME", callback=duration,
               help="Without JOB: take so long at most, as 30m; the least probable first. Otherwise as long as "
-              "candidates take, and 10m for new programs that do not stand out.")  # fmt: skip
+              "candidates take, and 10m for new programs that are no candidates.")  # fmt: skip
 @click.option("--good", metavar="RUN", help="Otherwise the last run before that had another bundle.")
 @click.option("--bad", metavar="RUN", help="Otherwise the newest run with a result.")
 @click.option("--metric", "metrics", multiple=True, help="Repeatable; otherwise htp_cycles, or latency without them.")
-@pairs_options
-@click.option("--json", "as_json", is_flag=True, help="Print everything, with all samples, as JSON.")
-@config_option
-def command(
+@interleaved_options
+@json_option("Print everything, with all samples, as JSON.")
+def confirm_command(
     job: str | None,
     run_ref: str | None,
     budget_s: float | None,
     good: str | None,
     bad: str | None,
     metrics: tuple[str, ...],
-    pairs: int,
-    inferences: int,
-    device: str | None,
     config_file: Path | None,
     *,
-    virtual: bool,
     as_json: bool,
+    **bench: Any,
 ) -> int:
-    """Tell whether JOB really got worse: both bundles, in turns, on one device.
+    """Measure whether JOB really got worse: interleaved A/B of both bundles on one device.
 
-    Without JOB, all numbers of a run that stand out are measured: what comes
-    of them is recorded, with the first bad run and what is to blame, and told
-    by farm status and farm triage. In the time that is left, programs that
-    changed are measured too, though nothing of them stands out.
+    Without JOB, all candidates of a run are measured: what comes of them is
+    recorded, with the first bad run and the attributed cause, and shown by
+    farm status and farm triage. In the time that is left, programs that
+    changed are measured too, though no number of theirs is a candidate.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. A change is confirmed when
     pairs show it beyond 2 % (p < 0.01), refuted when all of its interval is less, else unknown. While it is unknown, as
@@ -74,87 +73,175 @@ def command(
     Exit codes: 0 nothing confirmed; 3 it got worse; 2 usage, or a
     bundle is gone; 4 no device or infrastructure; 130 interrupted.
     """
-    from farm.regressions.confirm_job import choose_results, confirm_job
-    from farm.store.store import open_store
-
-    request = pairs_request(virtual=virtual, device=device, pairs=pairs, inferences=inferences)
-    config = load_config(config_file)
+    request = _request(bench)
     if job is None:
-        if given := [name for name, value in (("--good", good), ("--bad", bad), ("--metric", metrics)) if value]:
-            raise UsageError(f"{given[0]} is for one JOB: name it, or leave {given[0]} out")
-        return _confirm_run(config, run_ref, request, budget_s, as_json=as_json)
+        because = "{0} is for one JOB: name it, or leave {0} out"
+        refuse_together({"--good": good, "--bad": bad, "--metric": metrics}, because)
+        return _confirm_run(config_file, run_ref, request, budget_s, as_json=as_json)
     if run_ref is not None or budget_s is not None:
-        raise UsageError("--run and --budget are for all that stands out: leave JOB out, or use --bad RUN")
-    with open_store(config.store_url, existing=True) as store:
+        raise UsageError("--run and --budget are for all candidates: leave JOB out, or use --bad RUN")
+    from farm.regressions.confirm_job import choose_results, confirm_job
+
+    with opened(config_file, existing=True) as (config, store):
         old, new = choose_results(store, job, good, bad)
-        outcome = confirm_job(config, store, old, new, request, say, metrics)
-    if as_json:
-        print_json(_data(outcome))
-    else:
-        echo("\n".join(_text(outcome)))
+        outcome = confirm_job(config, store, old, new, request, notice, metrics)
+    show(_confirm_data(outcome), _confirm_lines(outcome), as_json=as_json)
     return REGRESSION if outcome.confirmed else 0
 
 
+@click.command("bisect")
+@click.argument("job")
+@click.option("--good", required=True, metavar="RUN", help="A run before it got worse: an id, or latest~20.")
+@click.option("--bad", required=True, metavar="RUN", help="A run after it: an id, or latest.")
+@click.option("--metric", default="", help="Otherwise htp_cycles, or latency without them.")
+@interleaved_options
+@json_option("Print everything, with all samples, as JSON.")
+def bisect_command(
+    job: str, good: str, bad: str, metric: str, config_file: Path | None, *, as_json: bool, **bench: Any
+) -> int:
+    """Find the run since which JOB is worse, by running stored bundles again.
+
+    First the whole step is measured, as by 'farm confirm'. Then, while runs are left between the last good and the
+    first bad one, the bundle of one of them is compared with that of the good run. What is nearer to the bad level is
+    bad. Runs of one bundle are measured once; at most 8 bundles are. Nothing is compiled unless the same bundle comes
+    of it, and nothing is recorded.
+
+    \b
+    Exit codes: 0 no step is confirmed; 3 it got worse, and since when is
+    shown; 2 usage, or a bundle of the ends is gone; 4 no device or
+    infrastructure; 130 interrupted.
+    """
+    from farm.regressions.bisect import bisect, find_ends
+
+    request = _request(bench)
+
+    def show_probe(result: StoredResult, probe: Probe) -> None:
+        line = f"{result.run.id}  {_WORDS[probe.answer]}: {probe.reason}"
+        echo("\n".join(wrapped(line)), err=as_json)
+
+    with opened(config_file, existing=True) as (config, store):
+        old, new = find_ends(store, job, good, bad)
+        outcome = bisect(config, store, old, new, request, notice, metric, show_probe)
+    show(_bisect_data(outcome), _bisect_lines(outcome), as_json=as_json)
+    return REGRESSION if outcome.found else 0
+
+
+def _request(bench: dict[str, Any]) -> PairsRequest:
+    """Return what the options of `interleaved_options` ask for. Raises UsageError."""
+    from farm.regressions.confirm_job import PairsRequest
+
+    if bench["virtual"]:
+        refuse_together({"--device": bench["device"]}, FOR_ATTACHED)
+    return PairsRequest(**bench, command=as_called())
+
+
 def _confirm_run(
-    config: Config, run_ref: str | None, request: PairsRequest, budget_s: float | None, *, as_json: bool
+    config_file: Path | None, run_ref: str | None, request: PairsRequest, budget_s: float | None, *, as_json: bool
 ) -> int:
     from farm.regressions.confirm_run import confirm_run
-    from farm.report.terminal.status import alert_lines
     from farm.request.ending import Patience
-    from farm.store.store import open_store
 
-    with open_store(config.store_url, existing=True) as store:
+    with opened(config_file, existing=True) as (config, store):
         run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show()
         if run_id is None:
             raise UsageError("the store has no run yet: 'farm run' makes one")
         with Patience():
-            findings = confirm_run(config, store, run_id, request, say, budget_s=budget_s)
-    code = REGRESSION if findings.regressions else NoDeviceError.exit_code if findings.problems else 0
-    if as_json:
-        print_json({"findings": findings})
-        return code
-    lines = [f"{run_id}: {count(len(findings.alerts), 'number')} stand{'s' * (len(findings.alerts) == 1)} out"]
-    lines += [line for text in findings.shifts for line in wrapped(text)]
-    lines += [line for text in alert_lines(findings.alerts, len(findings.alerts)) for line in wrapped(text)]
+            findings = confirm_run(config, store, run_id, request, notice, budget_s=budget_s)
+    show({"findings": findings}, _findings_lines(run_id, findings), as_json=as_json)
+    return REGRESSION if findings.regressions else NoDeviceError.exit_code if findings.problems else 0
+
+
+def _findings_lines(run_id: str, findings: RunFindings) -> list[str]:
+    from farm.report.terminal.status import alert_lines
+
+    found = len(findings.alerts)
+    texts = [f"{run_id}: {fmt.plural(found, 'alert')}"]
+    texts += [*findings.shifts, *alert_lines(findings.alerts, found)]
     if findings.not_asked:
-        lines.append(f"{count(findings.not_asked, 'candidate')} not measured: no time, or no device")
-    lines += [line for problem in findings.problems for line in wrapped(problem)]
+        texts.append(f"{fmt.plural(findings.not_asked, 'candidate')} not measured: no time, or no device")
+    texts += findings.problems
     if findings.changed:
-        lines += wrapped(f"{count(findings.changed, 'program')} changed without standing out, and measured as well")
-    if findings.not_all_changed:
-        lines += wrapped(findings.not_all_changed)
+        texts.append(f"{fmt.plural(findings.changed, 'program')} changed without a candidate, and measured as well")
+    texts += [findings.not_all_changed] if findings.not_all_changed else []
     if findings.insufficient:
-        lines.append(f"{count(findings.insufficient, 'number')} with fewer than 8 comparable runs, not judged")
-    echo("\n".join(lines))
-    return code
+        texts.append(f"{fmt.plural(findings.insufficient, 'number')} with fewer than 8 comparable runs, not judged")
+    return [line for text in texts for line in wrapped(text)]
 
 
-def pairs_request(*, virtual: bool, device: str | None, pairs: int, inferences: int) -> PairsRequest:
-    """Return what the options of `pairs_options` ask for. Raises UsageError."""
-    from farm.regressions.confirm_job import PairsRequest
+def _confirm_lines(outcome: ConfirmOutcome) -> Iterator[str]:
+    good, new = outcome.good, outcome.new
+    yield one_line(new.view.id)
+    for name, result in (("good", good), ("new", new)):
+        bundle = result.attempt.bundle_key[:12]
+        yield one_line(f"{name}: run {result.run.id}, bundle {bundle}, on {result.attempt.device}")
+    same = "the same bundle against itself, " if outcome.same_bundle else ""
+    yield one_line(f"{same}in turns on {outcome.device} ({outcome.kind})")
+    yield from ("", *_table(outcome.compared), "")
+    for one in outcome.compared:
+        if not one.pairs:
+            yield from wrapped(f"{one.series.metric}: {one.confirmation.reason}")
+    for failed in dict.fromkeys(f"{turn.role}: {turn.failure}" for turn in outcome.turns if turn.failure):
+        yield from wrapped(f"a turn failed: {failed}")
+    yield from _differences(good, new, outcome.differences)
+    if attribution := outcome.attribution:
+        causes, reason = " and ".join(attribution.explanation.causes), attribution.explanation.reason
+        who = f"attributed cause: {causes}" if causes else "no attributed cause"
+        # What it says first again: `program: program +7.7 % ...`.
+        yield from wrapped(f"{who}, by {attribution.metric}: {reason.removeprefix(f'{causes}: ')}")
+        for factor, why in attribution.not_swapped.items():
+            yield from wrapped(f"{factor} differs and was not swapped: {why}")
+    if outcome.kind == "virtual":
+        yield SIMULATED
 
-    if virtual and device:
-        raise UsageError("--device is for attached devices: leave it, or --virtual, out")
-    return PairsRequest(
-        virtual=virtual,
-        device=device or "",
-        pairs=pairs,
-        inferences=inferences,
-        command=as_called(),
-    )
+
+def _bisect_lines(outcome: BisectOutcome) -> Iterator[str]:
+    whole = outcome.whole
+    yield one_line(outcome.runs[-1].view.id)
+    yield from _table([whole])
+    if not whole.pairs:
+        yield from wrapped(whole.confirmation.reason)
+    yield ""
+    if outcome.found:
+        last, first = outcome.last_good, outcome.first_bad
+        yield from (f"last good: {last.run.id}", f"first bad: {first.run.id}")
+        if outcome.bracket.exact:
+            yield "exact: there is no other result between them"
+        else:
+            yield from wrapped(f"a range, as these cannot tell: {outcome.reason}")
+        yield f"{whole.series.metric}: {_change(whole.series.scale, whole.confirmation)}"
+        yield from _differences(last, first, outcome.differences)
+    else:
+        verdict = "there is no step" if whole.confirmation.answer == "refuted" else "a step is not confirmed"
+        yield from wrapped(f"{verdict} from {outcome.runs[0].run.id} to {outcome.runs[-1].run.id}")
+    if outcome.left_out:
+        yield from wrapped(f"{outcome.left_out} runs between are left out: their case is another test")
+    if outcome.kind == "virtual":
+        yield SIMULATED
 
 
-def say(text: str) -> None:
-    """Tell how it goes, on standard error."""
-    echo(f"farm: {one_line(text)}", err=True)
+def _table(compared: Sequence[Compared]) -> list[str]:
+    """Return a table of what interleaved A/B measured of each metric."""
+    rows = [("metric", "good", "new", "change", "p", "answer")]
+    for one in compared:
+        result = one.confirmation
+        rows.append(
+            (
+                one_line(one.series.metric)[:20],
+                *(_median([pair[side] for pair in one.pairs], one.series.unit) for side in (0, 1)),
+                _change(one.series.scale, result),
+                f"{result.p_value:.2g}" if result.pairs else fmt.NOTHING,
+                str(result.answer),
+            )
+        )
+    return columns(rows)
 
 
-def which(name: str, past: StoredResult) -> str:
-    """Return which result it is, in one line."""
-    return one_line(f"{name}: run {past.run.id}, bundle {past.attempt.bundle_key[:12]}, on {past.attempt.device}")
+def _median(turns: Sequence[Sequence[float]], unit: str) -> str:
+    medians = [statistics.median(samples) for samples in turns if len(samples)]
+    return fmt.quantity(statistics.median(medians), unit).removesuffix(" cycles") if medians else fmt.NOTHING
 
 
-def change(scale: Scale, one: Confirmation) -> str:
+def _change(scale: Scale, one: Confirmation) -> str:
     """Return a change with its interval: `+8.2 % (+7.1 to +9.4)`."""
     from farm.analysis.scale import change_text
 
@@ -165,118 +252,75 @@ def change(scale: Scale, one: Confirmation) -> str:
     return f"{change_text(scale, round(one.change, 6) + 0.0)} ({low} to {high})"
 
 
-def what_differs(good: StoredResult, new: StoredResult, facts: dict[str, tuple[str, str]]) -> list[str]:
-    """Return what is not the same in both results, a line each."""
-    rows = {name: values for name, values in facts.items() if name != "repro"}
+def _differences(good: StoredResult, new: StoredResult, facts: dict[str, tuple[str, str]]) -> Iterator[str]:
+    """Yield what is not the same in both results."""
     own = {
         "bundle": (good.attempt.bundle_key[:12], new.attempt.bundle_key[:12]),
         "case version": (good.view.case_version[:12], new.view.case_version[:12]),
         "device": (good.attempt.device, new.attempt.device),
     }
-    rows |= {name: values for name, values in own.items() if values[0] != values[1]}
-    return [
-        line
-        for name, (was, now) in rows.items()
-        for line in wrapped(f"differs: {name}: {was or 'nothing'} -> {now or 'nothing'}")
-    ]
+    known = {name: values for name, values in facts.items() if name != "repro"}
+    for name, (was, now) in (known | {name: values for name, values in own.items() if values[0] != values[1]}).items():
+        yield from wrapped(f"differs: {name}: {was or 'nothing'} -> {now or 'nothing'}")
 
 
-def _text(outcome: ConfirmOutcome) -> list[str]:
-    good, new = outcome.good, outcome.new
-    lines = [one_line(new.view.id), which("good", good), which("new", new)]
-    where = f"in turns on {outcome.device} ({outcome.kind})"
-    lines += [one_line(f"{'the same bundle against itself, ' if outcome.same_bundle else ''}{where}"), ""]
-    lines += table(outcome.compared)
-    lines += [""]
-    for one in outcome.compared:
-        if not one.pairs:
-            lines += wrapped(f"{one.series.metric}: {one.confirmation.reason}")
-    for failed in dict.fromkeys(f"{turn.role}: {turn.failure}" for turn in outcome.turns if turn.failure):
-        lines += wrapped(f"a turn failed: {failed}")
-    lines += what_differs(good, new, outcome.differences)
-    lines += list(_attribution(outcome))
-    if outcome.kind == "virtual":
-        lines.append("VIRTUAL: times and cycles are of a simulator, not comparable with hardware")
-    return lines
-
-
-def _attribution(outcome: ConfirmOutcome) -> Iterator[str]:
-    said = outcome.attribution
-    if said is None:
-        return
-    explanation = said.explanation
-    who = f"attributed cause: {' and '.join(explanation.causes)}" if explanation.causes else "no attributed cause"
-    # What it says first again: `program: program +7.7 % ...`.
-    reason = explanation.reason.removeprefix(f"{' and '.join(explanation.causes)}: ")
-    yield from wrapped(f"{who}, by {said.metric}: {reason}")
-    for factor, reason in said.not_swapped.items():
-        yield from wrapped(f"{factor} differs and was not swapped: {reason}")
-
-
-def table(compared: Sequence[Compared]) -> list[str]:
-    """Return a table of what pairs say of each metric."""
-    rows = [["metric", "good", "new", "change", "p", "answer"]]
-    for one in compared:
-        said, unit = one.confirmation, one.series.unit
-        p_value = f"{said.p_value:.2g}" if said.pairs else fmt.NOTHING
-        rows.append(
-            [
-                one_line(one.series.metric)[:20],
-                *(_median(one, side, unit) for side in (0, 1)),
-                change(one.series.scale, said),
-                p_value,
-                str(said.answer),
-            ]
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _median(one: Compared, side: int, unit: str) -> str:
-    medians = [statistics.median(pair[side]) for pair in one.pairs if len(pair[side])]
-    if not medians:
-        return fmt.NOTHING
-    return fmt.quantity(statistics.median(medians), unit).removesuffix(" cycles")
-
-
-def _data(outcome: ConfirmOutcome) -> dict[str, object]:
+def _confirm_data(outcome: ConfirmOutcome) -> dict[str, object]:
+    attribution = outcome.attribution
     return {
         "job": outcome.new.view.id,
-        "good": result_data(outcome.good),
-        "new": result_data(outcome.new),
+        "good": _result_data(outcome.good),
+        "new": _result_data(outcome.new),
         "same_bundle": outcome.same_bundle,
         "device": outcome.device,
         "kind": outcome.kind,
         "confirmed": outcome.confirmed,
-        "metrics": [compared_data(one) for one in outcome.compared],
+        "metrics": [_compared_data(one) for one in outcome.compared],
         "differences": outcome.differences,
-        "attribution": outcome.attribution and _attribution_data(outcome),
+        "attribution": attribution and {
+            "metric": attribution.metric,
+            "guilt": attribution.explanation.kind,
+            "axes": attribution.explanation.causes,
+            "reason": attribution.explanation.reason,
+            "whole": attribution.whole,
+            "alone": attribution.alone,
+            "differing": attribution.differing,
+            "not_swapped": attribution.not_swapped,
+        },
         "turns": outcome.turns,
-    }
+    }  # fmt: skip
 
 
-def _attribution_data(outcome: ConfirmOutcome) -> dict[str, object]:
-    said = outcome.attribution
-    assert said is not None  # noqa: S101 - for the type
+def _bisect_data(outcome: BisectOutcome) -> dict[str, object]:
+    found = outcome.found
     return {
-        "metric": said.metric,
-        "guilt": said.explanation.kind,
-        "axes": said.explanation.causes,
-        "reason": said.explanation.reason,
-        "whole": said.whole,
-        "alone": said.alone,
-        "differing": said.differing,
-        "not_swapped": said.not_swapped,
-    }
+        "job": outcome.runs[-1].view.id,
+        "device": outcome.device,
+        "kind": outcome.kind,
+        "found": found,
+        "whole": _compared_data(outcome.whole),
+        "runs": [
+            {**_result_data(result), "value": value}
+            for result, value in zip(outcome.runs, outcome.values, strict=True)
+        ],
+        "left_out": outcome.left_out,
+        "probes": [
+            {"run": outcome.runs[probe.number].run.id, "answer": probe.answer, "reason": probe.reason,
+             "confirmation": probe.confirmation}
+            for probe in outcome.probes
+        ],
+        "last_good": _result_data(outcome.last_good) if found else None,
+        "first_bad": _result_data(outcome.first_bad) if found else None,
+        "exact": found and outcome.bracket.exact,
+        "reason": outcome.reason if found else "",
+        "differences": outcome.differences if found else {},
+    }  # fmt: skip
 
 
-def result_data(past: StoredResult) -> dict[str, object]:
-    """Return which result it is, for JSON."""
-    return {"run": past.run.id, "bundle": past.attempt.bundle_key, "device": past.attempt.device, "kind": past.kind}
+def _result_data(one: StoredResult) -> dict[str, object]:
+    return {"run": one.run.id, "bundle": one.attempt.bundle_key, "device": one.attempt.device, "kind": one.kind}
 
 
-def compared_data(one: Compared) -> dict[str, object]:
-    """Return what pairs say of a metric, for JSON."""
+def _compared_data(one: Compared) -> dict[str, object]:
     series = one.series
     return {
         "metric": series.metric,

@@ -106,7 +106,7 @@ def _text(outcome: DebugOutcome, sample: int) -> list[str]:
     parts = ", ".join(f"{part} {serial}" for part, serial in outcome.devices.items())
     lines = [f"{outcome.job_id}, sample {sample}", *([parts] if parts else [])]
     if outcome.layers:
-        known = [step for step in LayerStep if any(step in row.layer.gaps for row in outcome.layers)]
+        known = [step for step in LayerStep if any(step in row.gaps for row in outcome.layers)]
         lines += ["", *_table(outcome, known), ""]
     return [*lines, *_verdict(outcome), f"report: {outcome.report}"]
 
@@ -119,7 +119,7 @@ def _table(outcome: DebugOutcome, known: Sequence[LayerStep]) -> list[str]:
     units = "".join(f"{'MSE':>8}{'dB':>6}{'cosine':>7}" for _ in known)
     lines = [" " * indent + heads, f"{'  layer':<{indent}}" + units]
     diverging = {(found.layer, step) for step, found in outcome.diagnosis.steps.items()}
-    for layer in (row.layer for row in outcome.layers if row.layer.gaps):
+    for layer in (row for row in outcome.layers if row.gaps):
         mark = "> " if any((layer.name, step) in diverging for step in known) else "  "
         name = mark + layer.name
         figures = "".join(_figures(layer.gaps.get(step)) for step in known)
@@ -174,12 +174,10 @@ def _rows(outcome: DebugOutcome) -> list[dict[str, Any]]:
 
     rows = []
     for row in outcome.layers:
-        line: dict[str, Any] = {"layer": row.layer.name, "operator": row.layer.operator, "inputs": row.layer.inputs}
+        line: dict[str, Any] = {"layer": row.name, "operator": row.operator, "inputs": row.inputs}
         for step in LayerStep:
             found = outcome.diagnosis.steps.get(step)
-            line[step.value] = _gap(
-                row.layer.gaps.get(step), diverges=found is not None and found.layer == row.layer.name
-            )
+            line[step.value] = _gap(row.gaps.get(step), diverges=found is not None and found.layer == row.name)
         line["inspector"] = _gap(row.inspector)
         rows.append(line)
     return rows

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option
-from farm.cli.output import echo, print_json
+from farm.cli.options import FILE, json_option
+from farm.cli.output import echo, notice, show, width
 from farm.config.settings import load_config
 from farm.errors import MissingToolError, NothingSelectedError, UsageError
-from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from farm.nightly.record import Night
     from farm.run.progress import Front
 
 
 @click.command("nightly")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="nightly.toml")
+@click.argument("file", type=FILE, metavar="nightly.toml")
 @click.option("--check", is_flag=True, help="Say what would be run, and what is wrong with the file; run nothing.")
 @click.option("--resume", is_flag=True, help="Finish the last night of this name, which was killed or interrupted.")
-@click.option("--json", "as_json", is_flag=True, help="Print the night, or what would be run, as JSON.")
-@config_option
+@json_option("Print the night, or what would be run, as JSON.")
 def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, as_json: bool) -> int:
     """Run a matrix of SoCs, suites, backends and options within a budget.
 
@@ -51,20 +48,18 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
     plan, jobs = read_plan(file, config)
     secrets = Secrets(plan)
     for lacking in secrets.missing():
-        _say(f"a notification cannot be sent: {lacking}")
+        notice(f"a notification cannot be sent: {lacking}")
     if check:
         rows = matrix(config, plan, jobs)
-        if as_json:
-            print_json({"night": plan.name, "budget_s": plan.budget_s, "runs": rows})
-        else:
-            echo("\n".join(matrix_lines(plan.name, rows, plan.budget_s, _width())))
+        answer = {"night": plan.name, "budget_s": plan.budget_s, "runs": rows}
+        show(answer, matrix_lines(plan.name, rows, plan.budget_s, width()), as_json=as_json)
         if any(row.problem for row in rows):
             return MissingToolError.exit_code
         return 0 if any(row.jobs for row in rows) else NothingSelectedError.exit_code
 
     from farm.nightly.night import run_night
 
-    night = run_night(config, plan, secrets, _front, _say, resume=resume)
+    night = run_night(config, plan, secrets, _front, notice, resume=resume)
     _tell(night, as_json=as_json)
     assert night.code is not None  # noqa: S101 - it has ended
     return night.code
@@ -78,10 +73,7 @@ def _tell(night: Night, *, as_json: bool) -> None:
     # GitHub reads both; standard output may be JSON.
     for line in night_annotations(night):
         echo(line, err=True)
-    if as_json:
-        print_json({"night": night})
-    else:
-        echo("\n".join(night_lines(night, _width())))
+    show({"night": night}, night_lines(night, width()), as_json=as_json)
 
 
 @contextmanager
@@ -91,12 +83,3 @@ def _front() -> Iterator[Front]:
 
     with make_front(QuietFront) as front:
         yield front
-
-
-def _say(text: str) -> None:
-    # On one line: what a device says is not to begin one, which GitHub could take for a command.
-    echo(f"farm: {one_line(text)}", err=True)
-
-
-def _width() -> int:
-    return shutil.get_terminal_size().columns

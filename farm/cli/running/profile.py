@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import datetime
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from farm.backends.registry import runs_on_cpu
-from farm.cli.options import config_option
-from farm.cli.output import echo, print_json, write_file
-from farm.config.settings import Config, load_config
+from farm.cli.options import FILE, FOLDER, json_option, limit_option
+from farm.cli.output import echo, opened, print_json, width, write_file
 from farm.errors import UsageError
+from farm.report.model import format as fmt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
+    from farm.config.settings import Config
     from farm.report.terminal.profile import JobChanges
     from farm.store.records import ProfileRecord
 
@@ -27,13 +26,12 @@ if TYPE_CHECKING:
 @click.argument("job", required=False)
 @click.option("--run", "run", help="Of this run, instead of the newest that has a profile.")
 @click.option("--diff", nargs=2, metavar="RUN RUN", help="Compare the profiles of two runs; of all jobs without JOB.")
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Most rows of a table.")
-@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+@limit_option("Most rows of a table.")
+@click.option("--trace", type=FILE, metavar="FILE",
               help="Write a trace for ui.perfetto.dev or chrome://tracing.")  # fmt: skip
-@click.option("--artifacts", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+@click.option("--artifacts", type=FOLDER, metavar="FOLDER",
               help="Write all files kept with the attempt, unchanged.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print every row as JSON instead of tables.")
-@config_option
+@json_option("Print every row as JSON instead of tables.")
 def command(
     job: str | None,
     run: str | None,
@@ -50,15 +48,15 @@ def command(
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians over the timed
     inferences. 'farm run --profile detailed' makes profiles.
     """
-    config = load_config(config_file)
     if diff is not None:
         if run or trace or artifacts:
             raise UsageError("--diff takes two runs, and neither --run, --trace nor --artifacts")
-        _compare(config, job or "*", diff, limit, as_json=as_json)
+        _compare(config_file, job or "*", diff, limit, as_json=as_json)
         return
     if job is None:
         raise UsageError("which JOB? Give suite/case; or --diff RUN RUN alone, for all jobs of two runs")
-    found = _profiles(config, job, run)
+    with opened(config_file, readonly=True) as (config, store):
+        found = store.profiles.newest(job, store.runs.resolve(run) if run else None)
     if (trace or artifacts) and len(found) > 1:
         names = ", ".join(record.job_id for record in found[:4]) + (", ..." if len(found) > 4 else "")
         raise UsageError(f"{job} means {len(found)} jobs, files are written of one: {names}")
@@ -73,27 +71,12 @@ def command(
         _write_artifacts(config, found[0], artifacts)
 
 
-def _profiles(config: Config, job: str, run: str | None) -> list[ProfileRecord]:
-    from farm.store.store import open_store
-
-    with open_store(config.store_url, readonly=True) as store:
-        return store.profiles.newest(job, store.runs.resolve(run) if run else None)
-
-
-def _both_profiles(config: Config, job: str, runs: tuple[str, str]) -> tuple[list[ProfileRecord], list[ProfileRecord]]:
-    from farm.store.store import open_store
-
-    with open_store(config.store_url, readonly=True) as store:
-        before, after = map(store.runs.resolve, runs)
-        return store.profiles.newest(job, before), store.profiles.newest(job, after)
-
-
 def _shown(record: ProfileRecord, limit: int) -> list[str]:
     from farm.report.terminal.profile import profile_lines
 
-    started = datetime.datetime.fromtimestamp(record.time_ms / 1000, tz=datetime.UTC).astimezone()
+    started = fmt.local_time(record.time_ms)
     n = max((row.n for row in record.operators), default=0)
-    counted = f", {n} inference{'' if n == 1 else 's'}" if n else ""
+    counted = f", {fmt.plural(n, 'inference')}" if n else ""
     lines = [
         record.job_id,
         f"  run {record.run_id}, {started:%Y-%m-%d %H:%M}, {record.verdict}{counted}",
@@ -102,16 +85,18 @@ def _shown(record: ProfileRecord, limit: int) -> list[str]:
     if record.device_kind == "virtual":
         time = "time of the host's processor" if runs_on_cpu(record.backend) else "host time of a simulator"
         lines.append(f"  VIRTUAL: {time}: not comparable with hardware")
-    lines += ["", *profile_lines(record.operators, limit, shutil.get_terminal_size().columns)]
+    lines += ["", *profile_lines(record.operators, limit, width())]
     if record.artifacts:
         lines += ["", *(f"  kept: {artifact.kind}, {artifact.size:,} bytes" for artifact in record.artifacts)]
     return lines
 
 
-def _compare(config: Config, job: str, runs: tuple[str, str], limit: int, *, as_json: bool) -> None:
+def _compare(config_file: Path | None, job: str, runs: tuple[str, str], limit: int, *, as_json: bool) -> None:
     from farm.report.terminal.profile import change_lines, job_changes
 
-    before, after = _both_profiles(config, job, runs)
+    with opened(config_file, readonly=True) as (_, store):
+        run_ids = [store.runs.resolve(run) for run in runs]
+        before, after = (store.profiles.newest(job, run_id) for run_id in run_ids)
     found = job_changes(before, after)
     if not any(one.comparable for one in found):
         reason = found[0].refused if found else f"{before[0].run_id} and {after[0].run_id} profiled different jobs"
@@ -122,7 +107,7 @@ def _compare(config: Config, job: str, runs: tuple[str, str], limit: int, *, as_
     for number, one in enumerate(found):
         lines = [*([""] if number else []), *_heading(one)]
         if one.comparable:
-            lines += ["", *change_lines(one.nodes, limit, shutil.get_terminal_size().columns)]
+            lines += ["", *change_lines(one.nodes, limit, width())]
         echo("\n".join(lines))
     echo("\n  ~ the ranges of before and after overlap.\n  A run is one sample: what has no ~ may be noise, too.")
     if any(one.device_kind == "virtual" for one in found):

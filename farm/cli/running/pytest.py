@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND
-from farm.cli.options import config_option, devices_options
-from farm.cli.output import as_called, echo
+from farm.cli.options import FILE, FOR_ATTACHED, devices_options, json_option, refuse_together, require_separator
+from farm.cli.output import as_called, deliver, notice
 from farm.config.settings import load_config
 from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @click.command("pytest")
 @click.option("--soc", default="", help="SoC of the devices; where only devices of one are attached, that one.")
-@click.option("--backend", default=DEFAULT_BACKEND, show_default=True,
-              help=f"What programs are compiled for: {', '.join(BACKENDS)}.")
+@click.option(
+    "--backend",
+    default=DEFAULT_BACKEND,
+    show_default=True,
+    help=f"What programs are compiled for: {', '.join(BACKENDS)}.",
+)
 @devices_options
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report here as well.")
-@click.option("--json", "as_json", is_flag=True,
-              help="Print the run as JSON; pytest then writes to standard error.")  # fmt: skip
-@config_option
+@click.option("--html", type=FILE, help="Write the report here as well.")
+@json_option("Print the run as JSON; pytest then writes to standard error.")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST ARGUMENTS]")
 def command(
-    soc: str,
-    backend: str,
-    virtual: int,
     devices: tuple[str, ...],
     labels: tuple[str, ...],
-    most_devices: int | None,
     html: Path | None,
-    as_json: bool,
     config_file: Path | None,
     pytest_arguments: tuple[str, ...],
+    *,
+    as_json: bool,
+    **asked: Any,
 ) -> int:
     """Run any pytest tests on devices, one worker a device.
 
@@ -56,28 +58,16 @@ def command(
     from farm.pool.fleet import Choice
     from farm.pytest_plugin.launch import SuiteRequest, is_listing, list_tests, run
 
-    if pytest_arguments and "--" not in sys.argv:
-        raise UsageError(f"{pytest_arguments[0]!r} is not understood; arguments for pytest stand behind --")
+    require_separator(pytest_arguments)
     if is_listing(pytest_arguments):
         return list_tests(pytest_arguments)
-    attached = [("--device", devices), ("--label", labels), ("--devices", most_devices)]
-    if virtual and (chosen := [option for option, given in attached if given]):
-        raise UsageError(f"{chosen[0]} is for attached devices: leave it, or --virtual, out")
-    if virtual and not soc:
-        raise UsageError("--soc must be given with --virtual; 'farm socs' lists what there is")
-    request = SuiteRequest(
-        soc=soc,
-        backend=backend,
-        virtual=virtual,
-        choice=Choice(devices, labels),
-        most_devices=most_devices,
-        arguments=pytest_arguments,
-        command=as_called(),
-        quiet=as_json,
-    )
-
-    from farm.cli.output import deliver
-
-    outcome = run(load_config(config_file), request, lambda text: echo(f"farm: {text}", err=True))
+    if asked["virtual"]:
+        attached = {"--device": devices, "--label": labels, "--devices": asked["most_devices"]}
+        refuse_together(attached, FOR_ATTACHED)
+        if not asked["soc"]:
+            raise UsageError("--soc must be given with --virtual; 'farm socs' lists what there is")
+    choice = Choice(devices, labels)
+    request = SuiteRequest(**asked, choice=choice, arguments=pytest_arguments, command=as_called(), quiet=as_json)
+    outcome = run(load_config(config_file), request, notice)
     deliver(outcome.view, report=outcome.report, html=html, junitxml=None, as_json=as_json)
     return outcome.exit_code

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
-from farm.cli.options import config_option, devices_options, duration
-from farm.cli.output import as_called, echo
+from farm.cli.options import (
+    FILE,
+    FOR_ATTACHED,
+    devices_options,
+    duration,
+    json_option,
+    refuse_together,
+    require_separator,
+    timeout_option,
+)
+from farm.cli.output import as_called, deliver, echo, notice
 from farm.config.settings import load_config
 from farm.errors import UsageError
 from farm.report.model.alerts import change_of, word_of
 from farm.request.profiling import Profile
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from farm.config.settings import Config
-    from farm.request.request import RunOutcome
+    from farm.request.request import RunOutcome, RunRequest
 
 FAILED = 1
 # Exit codes of runs that came to their end.
@@ -57,51 +67,25 @@ _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-firs
 @click.option("--budget", "budget_s", metavar="TIME", callback=duration,
               help="Take 90s, 30m or 1h30m at most, the most valuable jobs first; the others are stale.")  # fmt: skip
 @click.option("--confirm", is_flag=True,
-              help="Measure again what stands out, then new programs, old and new in turns: 3 if worse.")  # fmt: skip
+              help="Measure candidates again, then new programs, by interleaved A/B: 3 if worse.")  # fmt: skip
 @click.option("--collect-only", is_flag=True, help="List the jobs and stop.")
 @click.option("--iterations", type=click.IntRange(1, 100_000), show_default="3",
               help="Timed inferences of every sample.")  # fmt: skip
 @click.option("--warm-up", type=click.IntRange(0, 100_000), show_default="1",
               help="Inferences before those, not timed.")  # fmt: skip
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=300.0, show_default=True,
-              metavar="SECONDS", help="Longest that a job may take on the device.")  # fmt: skip
-@click.option("--junitxml", type=click.Path(path_type=Path, dir_okay=False), help="Write a JUnit XML file as well.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report here as well.")
-@click.option("--json", "as_json", is_flag=True, help="Print the run as JSON instead of a summary.")
-@config_option
+@timeout_option("Longest that a job may take on the device.")
+@click.option("--junitxml", type=FILE, help="Write a JUnit XML file as well.")
+@click.option("--html", type=FILE, help="Write the report here as well.")
+@json_option("Print the run as JSON instead of a summary.")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST ARGUMENTS]")
 def command(
-    socs: tuple[str, ...],
-    suites: tuple[str, ...],
-    backend: str,
-    precisions: tuple[str, ...],
-    virtual: int,
-    devices: tuple[str, ...],
-    labels: tuple[str, ...],
-    most_devices: int | None,
-    nightly: bool,
-    resume: str | None,
-    options: tuple[str, ...],
-    profile: str,
-    heap: bool,
-    keyword: str | None,
-    exitfirst: bool,
-    maxfail: int | None,
-    last_failed: bool,
-    failed_first: bool,
-    changed_since: str | None,
-    shard: str | None,
-    budget_s: float | None,
-    confirm: bool,
-    collect_only: bool,
-    iterations: int | None,
-    warm_up: int | None,
-    timeout_s: float,
-    junitxml: Path | None,
-    html: Path | None,
-    as_json: bool,
     config_file: Path | None,
     pytest_arguments: tuple[str, ...],
+    *,
+    html: Path | None,
+    junitxml: Path | None,
+    as_json: bool,
+    **given: Any,
 ) -> int:
     """Compile suites for SoCs, run them on devices, judge and report.
 
@@ -118,56 +102,30 @@ def command(
     with --confirm a number got worse; 4 no device or infrastructure; 5
     nothing selected, or all stale; 130 interrupted.
     """
-    from farm.pool.fleet import Choice
-    from farm.request.request import RunRequest
-    from farm.request.selection import parse_shard
     from farm.run.run import collect, run
 
-    if resume is not None:
-        return _resume(resume, budget_s, html=html, junitxml=junitxml, as_json=as_json, config_file=config_file)
-    if missing := [option for option, given in (("--soc", socs), ("--suite", suites)) if not given]:
+    asked = SimpleNamespace(**given)
+    if asked.resume is not None:
+        outcome = _resumed(asked.resume, asked.budget_s, config_file)
+        return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
+    missing = [option for option, values in (("--soc", asked.socs), ("--suite", asked.suites)) if not values]
+    if missing:
         raise UsageError(f"{' and '.join(missing)} must be given; 'farm socs' and 'farm suites' list what there is")
-    attached = [("--device", devices), ("--label", labels), ("--devices", most_devices), ("--nightly", nightly)]
-    if virtual and (chosen := [option for option, given in attached if given]):
-        raise UsageError(f"{chosen[0]} is for attached devices: leave it, or --virtual, out")
-    if pytest_arguments and "--" not in sys.argv:
-        raise UsageError(f"{pytest_arguments[0]!r} is not understood; arguments for pytest stand behind --")
-
-    if heap and (iterations is not None or warm_up is not None):
+    if asked.virtual:
+        attached = {"--device": asked.devices, "--label": asked.labels, "--devices": asked.most_devices}
+        refuse_together({**attached, "--nightly": asked.nightly}, FOR_ATTACHED)
+    require_separator(pytest_arguments)
+    if asked.heap and (asked.iterations is not None or asked.warm_up is not None):
         raise UsageError("--heap runs every job once and times nothing: leave --iterations and --warm-up out")
-    if confirm and (heap or collect_only):
-        raise UsageError(f"--confirm measures times again: leave {'--heap' if heap else '--collect-only'} out")
-    if collect_only and budget_s is not None:
+    if asked.confirm:
+        because = "--confirm measures times again: leave {} out"
+        refuse_together({"--heap": asked.heap, "--collect-only": asked.collect_only}, because)
+    if asked.collect_only and asked.budget_s is not None:
         raise UsageError("what fits into a budget depends on the devices: leave --budget out to list the jobs")
-    limits = [*(["-x"] if exitfirst else []), *([f"--maxfail={maxfail}"] if maxfail else [])]
-    request = RunRequest(
-        socs=socs,
-        suites=suites,
-        backend=backend,
-        precisions=precisions,
-        virtual=virtual,
-        selection=("-k", keyword) if keyword else (),
-        pytest_arguments=(*limits, *(word for word in pytest_arguments if word not in _LAST_FAILED + _FAILED_FIRST)),
-        iterations=3 if iterations is None else iterations,
-        warm_up=1 if warm_up is None else warm_up,
-        timeout_s=timeout_s,
-        options=options,
-        profile=Profile(profile),
-        heap=heap,
-        command=as_called(),
-        choice=Choice(devices, labels),
-        most_devices=most_devices,
-        nightly=nightly,
-        confirm=confirm,
-        changed_since=changed_since,
-        shard=None if shard is None else parse_shard(shard),
-        last_failed=last_failed or not set(_LAST_FAILED).isdisjoint(pytest_arguments),
-        failed_first=failed_first or not set(_FAILED_FIRST).isdisjoint(pytest_arguments),
-        budget_s=budget_s,
-    )
+    request = _request(asked, pytest_arguments)
     config = load_config(config_file)
-    if collect_only:
-        for job_id in collect(config, request, lambda text: echo(f"farm: {text}", err=True)):
+    if asked.collect_only:
+        for job_id in collect(config, request, notice):
             echo(job_id)
         return 0
 
@@ -178,13 +136,37 @@ def command(
     return _deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json)
 
 
+def _request(asked: SimpleNamespace, pytest_arguments: tuple[str, ...]) -> RunRequest:
+    """Return what options of a fresh run ask for: most of them are called as the field is."""
+    from farm.pool.fleet import Choice
+    from farm.request.request import RunRequest
+    from farm.request.selection import parse_shard
+
+    limits = [*(["-x"] if asked.exitfirst else []), *([f"--maxfail={asked.maxfail}"] if asked.maxfail else [])]
+    same = {name: value for name, value in vars(asked).items() if name in RunRequest.__struct_fields__}
+    return RunRequest(**same | {
+        "selection": ("-k", asked.keyword) if asked.keyword else (),
+        "pytest_arguments": (
+            *limits, *(word for word in pytest_arguments if word not in _LAST_FAILED + _FAILED_FIRST)
+        ),
+        "iterations": 3 if asked.iterations is None else asked.iterations,
+        "warm_up": 1 if asked.warm_up is None else asked.warm_up,
+        "profile": Profile(asked.profile),
+        "command": as_called(),
+        "choice": Choice(asked.devices, asked.labels),
+        "shard": None if asked.shard is None else parse_shard(asked.shard),
+        "last_failed": asked.last_failed or not set(_LAST_FAILED).isdisjoint(pytest_arguments),
+        "failed_first": asked.failed_first or not set(_FAILED_FIRST).isdisjoint(pytest_arguments),
+    })  # fmt: skip
+
+
 def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
-    """Measure again what stands out, where that was asked for; return the outcome, with its report written anew."""
+    """Return the outcome with candidates measured again, where that was asked for."""
     if not outcome.confirm or outcome.exit_code not in _CONFIRMED_AFTER:
         return outcome
     import msgspec
 
-    from farm.cli.running.confirm import REGRESSION, say
+    from farm.cli.running.confirm import REGRESSION
     from farm.regressions.confirm_job import PairsRequest
     from farm.regressions.confirm_run import confirm_run
     from farm.request.ending import Patience
@@ -192,25 +174,17 @@ def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
 
     run_id = outcome.view.id
     with open_store(config.store_url) as store, Patience():
-        findings = confirm_run(config, store, run_id, PairsRequest(command=as_called()), say)
+        findings = confirm_run(config, store, run_id, PairsRequest(command=as_called()), notice)
     for line in findings.left_out:
-        say(line)
+        notice(line)
     for one in findings.regressions:
-        say(f"{one.job_id}: {one.metric} {word_of(one)}: {change_of(one)}")
+        notice(f"{one.job_id}: {one.metric} {word_of(one)}: {change_of(one)}")
     if findings.regressions and outcome.exit_code != FAILED:
         return msgspec.structs.replace(outcome, exit_code=REGRESSION)
     return outcome
 
 
-def _resume(
-    ref: str,
-    budget_s: float | None,
-    *,
-    html: Path | None,
-    junitxml: Path | None,
-    as_json: bool,
-    config_file: Path | None,
-) -> int:
+def _resumed(ref: str, budget_s: float | None, config_file: Path | None) -> RunOutcome:
     from farm.cli.progress import make_front
     from farm.run.run import resume
 
@@ -222,7 +196,7 @@ def _resume(
     config = load_config(config_file)
     with make_front() as front:
         outcome = resume(config, ref, front, budget_s)
-    return _deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json)
+    return _confirmed(config, outcome)
 
 
 def _is_given(context: click.Context, parameter: click.Parameter) -> bool:
@@ -231,7 +205,6 @@ def _is_given(context: click.Context, parameter: click.Parameter) -> bool:
 
 
 def _deliver(outcome: RunOutcome, *, html: Path | None, junitxml: Path | None, as_json: bool) -> int:
-    from farm.cli.output import deliver
     from farm.report.formats.github import add_summary, run_markdown
 
     add_summary(lambda: run_markdown(outcome.view))
