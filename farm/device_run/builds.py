@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.compile.protocol import BuildReply
+from farm.system.atomic import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,10 +25,7 @@ def builds_folder(run_folder: Path) -> Path:
 
 def leave_reply(run_folder: Path, reply: BuildReply) -> None:
     """Tell the workers that a build ended."""
-    folder = builds_folder(run_folder)
-    part = folder / f".{reply.key}"
-    part.write_bytes(msgspec.json.encode(reply))
-    part.rename(folder / f"{reply.key}.json")
+    write_atomically(_reply_file(run_folder, reply.key), msgspec.json.encode(reply))
 
 
 def has_reply(run_folder: Path, key: str) -> bool:

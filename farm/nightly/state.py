@@ -15,6 +15,7 @@ import msgspec
 
 from farm.errors import InfraError, UsageError
 from farm.nightly.record import Night
+from farm.system.atomic import write_atomically
 from farm.system.ids import is_run_id
 
 if TYPE_CHECKING:
@@ -29,17 +30,9 @@ def new_id() -> str:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file that nobody sees half of, and its folder. Raises InfraError, as when the disk is full."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        write_atomically(path, data, durable=True)
     except OSError as error:
         raise InfraError(f"cannot write {path}: {error.strerror or error}") from None
 

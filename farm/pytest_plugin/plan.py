@@ -13,6 +13,7 @@ from farm.devices.connect import from_plain
 from farm.devices.device import Device
 from farm.runtime.runtime import Runtime
 from farm.store.records import RunRecord
+from farm.system.atomic import write_atomically
 
 PLAN_VARIABLE = "FARM_PYTEST_PLAN"
 """Environment variable that says where the plan is."""
@@ -80,15 +81,11 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def leave_device(self, number: int, reason: str) -> None:
         """Tell the command that a worker has let go of its device for good."""
-        part = self.folder / f"{_LEFT}{number}.part"
-        part.write_text(reason)
-        part.rename(part.with_suffix(""))
+        write_atomically(self.folder / f"{_LEFT}{number}", reason)
 
     def leave_files(self, files: dict[str, str]) -> None:
         """Tell where tests are: paths by the beginning of their node ids, which is empty for those outside the root."""
-        part = self.folder / f"{_FILES}.{os.getpid()}.part"
-        part.write_bytes(msgspec.json.encode(files))
-        part.rename(self.folder / _FILES)
+        write_atomically(self.folder / _FILES, msgspec.json.encode(files))
 
     def files(self) -> dict[str, str]:
         """Return what `leave_files` told last."""

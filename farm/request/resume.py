@@ -13,6 +13,7 @@ from farm.bundles.source import source_digest, source_place
 from farm.errors import UsageError
 from farm.results.attempt import Verdict
 from farm.suites.suite import Job
+from farm.system.atomic import write_atomically
 from farm.system.publish import make_folders
 from farm.system.trust import weakness_of_open
 
@@ -31,12 +32,8 @@ _UNREADABLE = (msgspec.DecodeError, KeyError, ValueError, TypeError)
 def leave_intent(folder: Path, request: RunRequest | None, jobs: Sequence[Job]) -> None:
     """Write down what a run is to do; without a request it is one of a command that nobody resumes."""
     make_folders(folder)
-    file = folder / _FILE
-    part = file.with_suffix(".part")
     intent = {"jobs": jobs, "sources": _sources(jobs), **({"request": request} if request is not None else {})}
-    part.touch(mode=0o644)
-    part.write_bytes(msgspec.json.encode(intent, enc_hook=str))
-    part.rename(file)
+    write_atomically(folder / _FILE, msgspec.json.encode(intent, enc_hook=str), mode=0o644)
 
 
 def read_intent(folder: Path) -> tuple[RunRequest, tuple[Job, ...]]:

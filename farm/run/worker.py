@@ -22,6 +22,7 @@ from farm.request.pytest_session import STORE_VARIABLE
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.blame import Tried, classify, is_open, settle, tried, unfit
 from farm.store.store import open_store
+from farm.system.atomic import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -308,9 +309,7 @@ class Worker:
         if decision.repeat:
             file = self._tried_file(last.job_id)
             with local_errors(file):
-                part = file.with_suffix(".part")
-                part.write_bytes(msgspec.json.encode(history))
-                part.rename(file)
+                write_atomically(file, msgspec.json.encode(history))
         outvoted = [one for one in earlier if is_open(one.cause)] if settled.verdict is Verdict.PASSED else []
         self._device_worker.outvote(outvoted)
         self._device_worker.ended(settled)

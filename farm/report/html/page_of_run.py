@@ -6,8 +6,6 @@ import base64
 import functools
 import hashlib
 import math
-import os
-import secrets
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,6 +34,7 @@ from farm.report.model.summary import (
 from farm.report.model.trends import SHOWN_STEPS, trends_of
 from farm.report.model.triage import triage
 from farm.results.profile.event_names import is_whole_call
+from farm.system.atomic import write_atomically
 from farm.system.resources import data_folder
 from farm.system.text import one_line, visible
 
@@ -154,12 +153,7 @@ def write_html(view: RunView, path: Path, context: ReportContext | None = None) 
     """Write the page to `path`, whose folder is made; a reader never sees half of it. Raises OSError."""
     text = render_html(view, context)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        partial.write_text(text, encoding="utf-8", newline="\n")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomically(path, text)
 
 
 def _extras(summary: RunSummary, context: ReportContext, first: Triage) -> list[_Extra]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.bundles.bundle import sha256_of
+from farm.system.atomic import write_atomically
 from farm.system.publish import make_folders
 from farm.system.trust import weakness
 
@@ -55,7 +54,4 @@ def _read(memory: Path) -> dict[str, _HashedFile]:
 def _write(memory: Path, entries: dict[str, _HashedFile]) -> None:
     with contextlib.suppress(OSError):
         make_folders(memory.parent)
-        descriptor, name = tempfile.mkstemp(prefix=memory.name, dir=memory.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(entries))
-        Path(name).replace(memory)
+        write_atomically(memory, msgspec.json.encode(entries), mode=0o600)

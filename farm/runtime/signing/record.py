@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +14,7 @@ import msgspec
 
 from farm.bundles.bundle import sha256_of
 from farm.runtime.native.elf import read_elf
+from farm.system.atomic import replacing
 
 _SUFFIX = ".farm-sign.json"
 # Many times what one takes.
@@ -60,19 +60,10 @@ def write_record(signed: Path, record: SignRecord) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that others see whole or not at all. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp lets nobody else in; an SDK may be shared.
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    """Write a file of an SDK, which may be shared, in one step. Raises OSError."""
+    with replacing(path, durable=True) as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(content)
 
 
 class SigningFault(msgspec.Struct, frozen=True):
