@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,29 +11,27 @@ import msgspec
 import numpy as np
 
 from farm.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec, sha256_of
-from farm.errors import DeviceError, DeviceGoneError, ProgramError, UsageError
+from farm.errors import DeviceError, DeviceGoneError, InfraError, ProgramError, UsageError
 from farm.execution.raw import RunnerOptions
 from farm.pytest_plugin.worker import ExecutedProgram
 from farm.request.profiling import Profile
-from farm.results.attempt import Stage, Verdict
-from farm.results.ending import Ending
+from farm.results.attempt import Ending, Stage, Verdict
 from farm.results.iterations import describe_differing
-from farm.results.judge import judge
 from farm.results.measurements import bundle_measurements, time_measurements
 from farm.results.outcome import outcome
 from farm.results.profile.cycles import read_profile
-from farm.results.text import bounded_log
 from farm.suites.options import parse_options, runtime_flags
 from farm.suites.suite import Job, Target
+from farm.system.text import bounded_log
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from farm.execution.raw import RawResult
     from farm.pytest_plugin.worker import SuiteWorker
-    from farm.results.attempt import Measurement, OperatorProfile
+    from farm.results.attempt import Attempt, Measurement, OperatorProfile
     from farm.results.runner_report import RunnerReport
 
     Arrays = Sequence[NDArray[Any]]
@@ -72,13 +71,18 @@ class ProgramResult:
     measurements: tuple[Measurement, ...]
     """What is recorded with the test: latency, load time, cycles, sizes."""
     notes: tuple[str, ...]
-    _judged: tuple[Job, Bundle, RawResult] | None
+    _judge: Callable[[], Attempt] | None
 
     def check(self) -> None:
-        """Raise AssertionError unless the outputs are within the limits of the case that it was compiled from."""
-        if self._judged is None:
+        """Raise AssertionError unless the outputs are within the limits of the case that it was compiled from.
+
+        Raises InfraError where files on the device, or of the outputs, were damaged.
+        """
+        if self._judge is None:
             raise UsageError("check() needs a case of a suite and its own inputs: compare the outputs yourself")
-        attempt = judge(*self._judged)
+        attempt = self._judge()
+        if attempt.verdict is Verdict.INFRA:
+            raise InfraError(attempt.reason)
         if attempt.verdict is not Verdict.PASSED:
             raise AssertionError(attempt.reason)
 
@@ -110,14 +114,42 @@ class Runner:
         """
         if inputs is not None and samples is not None:
             raise UsageError("give inputs, of one inference, or samples, of several")
-        bundle, own = program.bundle, False
-        if inputs is not None or samples is not None:
-            bundle, own = self._with(bundle, [inputs] if inputs is not None else list(samples or ())), True
-        if not bundle.manifest.samples:
+        worker, bundle = self._worker, program.bundle
+        self._count += 1
+        own_inputs = inputs is not None or samples is not None
+        if own_inputs:
+            if bundle.manifest.dynamic:
+                raise UsageError("a program with dynamic shapes runs with its own inputs only")
+            folder = worker.scratch / "inputs" / str(self._count)
+            given = [inputs] if inputs is not None else list(samples or ())
+            bundle = lay_out(folder, bundle.model, given, bundle.manifest)
+        manifest, info = bundle.manifest, worker.info
+        if not manifest.samples:
             raise UsageError("the program has no inputs: give inputs=[...] to runner(), or to bundle.pte()")
-        raw = self._execute(bundle, self._options(options, profile, iterations, warm_up, timeout_s))
-        report = self._report(raw)
-        return self._ran(program, bundle, raw, report, own_inputs=own, detailed=profile == Profile.DETAILED)
+        runner_options = self._options(options, profile, iterations, warm_up, timeout_s)
+        if manifest.soc != info.soc:
+            raise UsageError(f"the program is for {manifest.soc}, the device {info.serial} is a {info.soc}")
+        raw = worker.run.run(manifest.job_id, bundle, worker.scratch / "raw" / str(self._count), runner_options)
+        report = _report(raw)
+        cycles = read_profile(raw.folder, report, manifest.delegates, operators=profile == Profile.DETAILED)
+        measured = (*time_measurements(report), *cycles.measurements)
+        if (job := program.job) is not None:
+            measured = (*measured, *bundle_measurements(manifest))
+        outputs = tuple(
+            tuple(_output(raw, report, sample, index) for index in range(len(report.outputs)))
+            for sample in range(len(report.inferences))
+        )
+        notes = (*raw.notes, *filter(None, [describe_differing(report)]), *cycles.notes)
+        worker.executed(ExecutedProgram(manifest.key, measured, cycles.operators), notes)
+        return ProgramResult(
+            outputs,
+            latency_ms=tuple(ns / 1e6 for inference in report.inferences for ns in inference.iterations_ns),
+            load_ms=report.load_ns / 1e6,
+            operators=cycles.operators,
+            measurements=measured,
+            notes=notes,
+            _judge=partial(worker.run.judge, job, bundle, raw) if job is not None and not own_inputs else None,
+        )
 
     def _options(
         self, options: Mapping[str, str] | None, profile: str, iterations: int, warm_up: int, timeout_s: float
@@ -133,65 +165,6 @@ class Runner:
         if len(runtime_flags(target)) < len(chosen):
             raise UsageError("options of the compiler go to bundle.case() or bundle.module(), not to runner()")
         return RunnerOptions(iterations, warm_up, timeout_s, self._worker.run.flags(target, kept), etdump=kept.kept)
-
-    def _execute(self, bundle: Bundle, options: RunnerOptions) -> RawResult:
-        if bundle.manifest.soc != self._worker.info.soc:
-            raise UsageError(
-                f"the program is for {bundle.manifest.soc}, the device {self._worker.info.serial} is a "
-                f"{self._worker.info.soc}"
-            )
-        self._count += 1
-        folder = self._worker.scratch / "raw" / str(self._count)
-        return self._worker.run.run(bundle.manifest.job_id, bundle, folder, options)
-
-    def _report(self, raw: RawResult) -> RunnerReport:
-        found = outcome(raw)
-        if isinstance(found, Ending):
-            if found.verdict is Verdict.INFRA:
-                kind = DeviceGoneError if found.cause == "gone" else DeviceError
-                raise kind(raw.serial, found.reason.removeprefix(f"{raw.serial}: "))
-            log = bounded_log(raw.stderr)
-            raise ProgramError(found.reason, stage=found.stage, cause=found.cause, log=log)
-        return found
-
-    def _ran(
-        self,
-        program: DeviceProgram,
-        bundle: Bundle,
-        raw: RawResult,
-        report: RunnerReport,
-        *,
-        own_inputs: bool,
-        detailed: bool,
-    ) -> ProgramResult:
-        manifest = bundle.manifest
-        profile = read_profile(raw.folder, report, manifest.delegates, operators=detailed)
-        measured = (*time_measurements(report), *profile.measurements)
-        if program.job is not None:
-            measured = (*measured, *bundle_measurements(manifest))
-        outputs = tuple(
-            tuple(_output(raw, report, sample, index) for index in range(len(report.outputs)))
-            for sample in range(len(report.inferences))
-        )
-        notes = (*raw.notes, *filter(None, [describe_differing(report)]), *profile.notes)
-        self._worker.executed(ExecutedProgram(manifest.key, measured, profile.operators), notes)
-        return ProgramResult(
-            outputs,
-            latency_ms=tuple(ns / 1e6 for inference in report.inferences for ns in inference.iterations_ns),
-            load_ms=report.load_ns / 1e6,
-            operators=profile.operators,
-            measurements=measured,
-            notes=notes,
-            _judged=(program.job, bundle, raw) if program.job is not None and not own_inputs else None,
-        )
-
-    def _with(self, bundle: Bundle, samples: Sequence[Arrays]) -> Bundle:
-        """Return the same program with other inputs. Raises UsageError where they do not fit."""
-        if bundle.manifest.dynamic:
-            raise UsageError("a program with dynamic shapes runs with its own inputs only")
-        self._count += 1
-        folder = self._worker.scratch / "inputs" / str(self._count)
-        return lay_out(folder, bundle.model, samples, bundle.manifest)
 
 
 def lay_out(folder: Path, model: Path, samples: Sequence[Arrays], manifest: Manifest) -> Bundle:
@@ -213,6 +186,17 @@ def lay_out(folder: Path, model: Path, samples: Sequence[Arrays], manifest: Mani
             np.ascontiguousarray(array).tofile(path)
             files[f"{INPUTS}/{path.name}"] = sha256_of(path)
     return Bundle(folder, msgspec.structs.replace(manifest, samples=len(samples), files=files, references=()))
+
+
+def _report(raw: RawResult) -> RunnerReport:
+    """Return what the runner reported. Raises ProgramError, DeviceError for an execution that did not end well."""
+    found = outcome(raw)
+    if not isinstance(found, Ending):
+        return found
+    if found.verdict is Verdict.INFRA:
+        kind = DeviceGoneError if found.cause == "gone" else DeviceError
+        raise kind(raw.serial, found.reason.removeprefix(f"{raw.serial}: "))
+    raise ProgramError(found.reason, stage=found.stage, cause=found.cause, log=bounded_log(raw.stderr))
 
 
 def _output(raw: RawResult, report: RunnerReport, sample: int, index: int) -> NDArray[Any]:
