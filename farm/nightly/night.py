@@ -16,7 +16,7 @@ from farm.nightly.record import NOTHING, CellResult, Findings, Night, cell_code,
 from farm.nightly.render import write_pages
 from farm.nightly.state import Nights, new_id
 from farm.report.model.format import duration
-from farm.request.ending import INTERRUPTED, Patience
+from farm.system.interrupts import INTERRUPTED, InterruptHandler
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from farm.nightly.notify import Secrets
     from farm.nightly.plan import Plan, PlannedCell
     from farm.request.request import RunOutcome, RunRequest
-    from farm.run.progress import Front
+    from farm.run.progress import ProgressListener
 
 CANDIDATES_SHARE = 0.2
 """Part of a cell's time that is kept for confirming candidates: docs/regressions.md has what they cost."""
@@ -42,17 +42,21 @@ class CellWork:
     def __init__(self, config: Config, plan: Plan, note: Callable[[str], None]) -> None:
         self._config, self._plan, self._note = config, plan, note
 
-    def run(self, request: RunRequest, front: Front, patience: Patience, begun: Callable[[str], None]) -> RunOutcome:
+    def run(
+        self, request: RunRequest, front: ProgressListener, interrupts: InterruptHandler, begun: Callable[[str], None]
+    ) -> RunOutcome:
         """Run a cell; `begun` is called with the run's id."""
         from farm.run.run import run
 
-        return run(self._config, request, front, patience=patience, begun=begun)
+        return run(self._config, request, front, interrupts=interrupts, begun=begun)
 
-    def resume(self, run_id: str, front: Front, patience: Patience, budget_s: float | None) -> RunOutcome:
+    def resume(
+        self, run_id: str, front: ProgressListener, interrupts: InterruptHandler, budget_s: float | None
+    ) -> RunOutcome:
         """Run what is missing of a cell's run. Raises UsageError where it cannot go on."""
         from farm.run.run import resume
 
-        return resume(self._config, run_id, front, budget_s, patience=patience)
+        return resume(self._config, run_id, front, budget_s, interrupts=interrupts)
 
     def confirm_candidates(self, run_id: str, budget_s: float | None) -> Findings:
         """Measure the candidates of a run."""
@@ -67,7 +71,7 @@ def run_night(
     config: Config,
     plan: Plan,
     secrets: Secrets,
-    fronts: Callable[[], AbstractContextManager[Front]],
+    fronts: Callable[[], AbstractContextManager[ProgressListener]],
     note: Callable[[str], None],
     *,
     resume: bool = False,
@@ -80,7 +84,7 @@ def run_night(
     none to resume; InfraError when its own files cannot be written.
     """
     nights = Nights(config.state_dir / "nightly" / plan.name)
-    with nights.alone(), Patience(term=True) as patience:
+    with nights.alone(), InterruptHandler(term=True) as interrupts:
         reports = plan.report_dir or nights.folder
         known = nights.all()
         night = nights.unfinished(plan.digest) if resume else _new_night(plan)
@@ -90,7 +94,7 @@ def run_night(
                 for path in export_files(plan, cell.name).values():
                     path.unlink(missing_ok=True)
         work = work or CellWork(config, plan, note)
-        night = _Cells(plan, night, nights, reports / night.id, patience, fronts, note, work).run()
+        night = _Cells(plan, night, nights, reports / night.id, interrupts, fronts, note, work).run()
         before = next((one for one in reversed(known) if one.started_ms < night.started_ms and one.is_done), None)
         write_pages(night, known, reports)
         # The exit code is known, and does not wait for a network.
@@ -134,13 +138,13 @@ class _Cells:
         night: Night,
         nights: Nights,
         folder: Path,
-        patience: Patience,
-        fronts: Callable[[], AbstractContextManager[Front]],
+        interrupts: InterruptHandler,
+        fronts: Callable[[], AbstractContextManager[ProgressListener]],
         note: Callable[[str], None],
         work: CellWork,
     ) -> None:
         self._plan, self._nights, self._folder, self._work = plan, nights, folder, work
-        self._patience, self._fronts, self._note = patience, fronts, note
+        self._interrupts, self._fronts, self._note = interrupts, fronts, note
         self._results = {cell.name: cell for cell in night.cells}
         self._night = night
         self._end_s = None if plan.budget_s is None else work.clock() + plan.budget_s
@@ -156,10 +160,12 @@ class _Cells:
                 self._cell(cell, self._seconds(cell, left[number:]))
             except KeyboardInterrupt:
                 self._is_stopped = True
-            if self._is_stopped or self._patience.was_asked:
+            if self._is_stopped or self._interrupts.was_interrupted:
                 break
         self._save(
-            code=night_code(tuple(self._results.values()), interrupted=self._is_stopped or self._patience.was_asked),
+            code=night_code(
+                tuple(self._results.values()), interrupted=self._is_stopped or self._interrupts.was_interrupted
+            ),
             finished_ms=time.time_ns() // 1_000_000,
             report=str(self._folder / "index.html"),
             report_url=self._plan.report_url,
@@ -197,11 +203,11 @@ class _Cells:
         with self._fronts() as front:
             if run_id:
                 try:
-                    return self._work.resume(run_id, front, self._patience, seconds)
+                    return self._work.resume(run_id, front, self._interrupts, seconds)
                 except UsageError as error:
                     self._note(f"{cell.name}: begins anew: {error}")
             request: RunRequest = msgspec.structs.replace(cell.request, budget_s=seconds)
-            return self._work.run(request, front, self._patience, lambda run_id: self._keep(cell, run_id=run_id))
+            return self._work.run(request, front, self._interrupts, lambda run_id: self._keep(cell, run_id=run_id))
 
     def _collect(self, cell: PlannedCell, code: int, problem: str, end_s: float | None) -> None:
         """Keep what a cell found, its candidates measured until `end_s`."""

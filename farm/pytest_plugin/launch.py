@@ -19,9 +19,10 @@ from farm.compile.pool import MemoryLimits
 from farm.errors import InfraError, NoDeviceError, NothingSelectedError, UsageError
 from farm.pool.fleet import Choice
 from farm.pytest_plugin.plan import PLAN_VARIABLE, SuitePlan, devices_left
-from farm.request.ending import INTERRUPTED, Patience, exit_code_of, write_report
+from farm.request.ending import exit_code_of, write_report
 from farm.request.pytest_session import STORE_VARIABLE
 from farm.suites.socs import find_soc, load_socs
+from farm.system.interrupts import INTERRUPTED, InterruptHandler
 from farm.system.processes import ending
 from farm.system.user import user_name
 
@@ -113,7 +114,7 @@ def run(config: Config, request: SuiteRequest, note: Callable[[str], None]) -> S
 
     check_arguments(request.arguments)
     soc = find_soc(request.soc) if request.soc else None
-    with Patience(), open_store(config.store_url) as store, Supervisor() as supervisor:
+    with InterruptHandler(), open_store(config.store_url) as store, Supervisor() as supervisor:
         soc = soc or _attached_soc(config, request.choice, supervisor, store)
         require_backend(soc, request.backend, config.sdk_root)
         return _Launch(config, request, soc, store, note).execute(supervisor)

@@ -15,7 +15,7 @@ from farm.regressions.confirm_job import bench_for, require_bundles, require_com
 from farm.regressions.confirming import Compared, Probe, compare, first_bad, series_of, worse
 from farm.replay.repro import differences
 from farm.replay.stored_result import StoredResult, find_stored_result, results_before
-from farm.request.ending import Patience
+from farm.system.interrupts import InterruptHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,7 +112,7 @@ def bisect(
         probes.append(probe)
         told(runs[probe.number], probe)
 
-    with Patience(), bench_for(config, store, bad, request, say) as bench:
+    with InterruptHandler(), bench_for(config, store, bad, request, say) as bench:
         require_bundles(config, store, bench, (good, bad))
         if good.attempt.bundle_key == bad.attempt.bundle_key:
             say("both ends have the same program, in which there can be no step: 'farm confirm' swaps what differs")

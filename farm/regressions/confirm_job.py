@@ -16,7 +16,7 @@ from farm.regressions.factor_swap import Attribution, plan_swaps, swap_factors
 from farm.regressions.interleaved_ab import InterleavedBench
 from farm.replay.repro import differences
 from farm.replay.stored_result import StoredResult, cached_bundle, find_job, find_stored_result, results_before
-from farm.request.ending import Patience
+from farm.system.interrupts import InterruptHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -191,7 +191,7 @@ def confirm_job(
     Nothing is recorded. Raises NoDeviceError, InfraError, UsageError where a bundle is gone, UnknownNameError.
     """
     series = series_of(good, new, metrics)
-    with Patience(), bench_for(config, store, new, request, say) as bench:
+    with InterruptHandler(), bench_for(config, store, new, request, say) as bench:
         require_bundles(config, store, bench, (good, new))
         swaps = plan_swaps(bench, good, new)
         if good.attempt.bundle_key == new.attempt.bundle_key:

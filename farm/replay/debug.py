@@ -19,12 +19,13 @@ from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
 from farm.program.layers import Layer, LayerStep
 from farm.replay.one_off import finish_run
-from farm.request.ending import Patience, write_report
+from farm.request.ending import write_report
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.judge import build_failure, with_known_issue
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
+from farm.system.interrupts import InterruptHandler
 from farm.system.text import bounded_log, reason_line
 from farm.system.user import user_name
 
@@ -83,7 +84,7 @@ def debug(config: Config, request: DebugRequest, say: Callable[[str], None]) -> 
 
     if not 0 <= request.sample < request.job.case.samples:
         raise UsageError(f"there is no sample {request.sample}: the case has {request.job.case.samples}, from 0")
-    with Patience(), open_store(config.store_url) as store:
+    with InterruptHandler(), open_store(config.store_url) as store:
         return _Debug(config, request, store, _Clock(say)).execute(say)
 
 

@@ -18,10 +18,11 @@ from farm.errors import FarmError, InfraError
 from farm.execution.raw import RunnerOptions
 from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
-from farm.request.ending import INTERRUPTED, Patience, exit_code_of, write_report
+from farm.request.ending import exit_code_of, write_report
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt
 from farm.suites.suite import Job
+from farm.system.interrupts import INTERRUPTED, InterruptHandler
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def run_one(
     """
     from farm.compile.toolchain import prepare
 
-    with Patience():
+    with InterruptHandler():
         tools = prepare(config, say, virtual=request.virtual)
         acquirer = DeviceAcquirer(
             config, store, request.job.target, say,

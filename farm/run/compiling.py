@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farm.compile.toolchain import Toolchain
     from farm.config.settings import Config
     from farm.request.plan import RunPlan
-    from farm.run.progress import Front
+    from farm.run.progress import ProgressListener
     from farm.store.store import Store
     from farm.system.processes import Supervisor
 
@@ -27,7 +27,7 @@ _ROOM_SECONDS = 0.5
 
 @contextmanager
 def builders(
-    config: Config, plan: RunPlan, tools: Toolchain, supervisor: Supervisor, front: Front, store: Store
+    config: Config, plan: RunPlan, tools: Toolchain, supervisor: Supervisor, listener: ProgressListener, store: Store
 ) -> Iterator[int]:
     """Compile what the plan lacks while the body runs; yield how many bundles of jobs that is.
 
@@ -37,7 +37,7 @@ def builders(
     from farm.bundles.cache import BundleCache
     from farm.compile.pool import BuilderPool, MemoryLimits
 
-    builds = _Builds(plan, front, store, BundleCache(config.cache_dir))
+    builds = _Builds(plan, listener, store, BundleCache(config.cache_dir))
     requests: dict[str, BuildRequest] = {}
     for planned in (*plan.canaries, *plan.jobs):
         if not planned.cached and planned.key not in requests:
@@ -67,8 +67,8 @@ def builders(
 class _Builds:
     """What becomes of the replies."""
 
-    def __init__(self, plan: RunPlan, front: Front, store: Store, cache: BundleCache) -> None:
-        self._plan, self._front, self._store, self._cache = plan, front, store, cache
+    def __init__(self, plan: RunPlan, listener: ProgressListener, store: Store, cache: BundleCache) -> None:
+        self._plan, self._listener, self._store, self._cache = plan, listener, store, cache
         self.over = threading.Event()
         """Nobody waits for replies any more."""
         self.jobs_of: dict[str, list[str]] = {}
@@ -84,7 +84,7 @@ class _Builds:
     def started(self, key: str) -> None:
         """Tell that a bundle is being compiled."""
         if key in self.jobs_of:
-            self._front.build_started(self.jobs_of[key][0])
+            self._listener.build_started(self.jobs_of[key][0])
 
     def ended(self, reply: BuildReply) -> None:
         """Record and tell how it went, and let the workers know."""
@@ -93,14 +93,14 @@ class _Builds:
             if jobs:
                 self._record(reply.key, reply.seconds, cached=False)
             elif not reply.ok:
-                self._front.note(f"devices are used without a canary, as it was not compiled: {reply.reason}")
+                self._listener.note(f"devices are used without a canary, as it was not compiled: {reply.reason}")
         except FarmError as error:
-            self._front.note(f"how {jobs[0] if jobs else reply.key} was compiled could not be recorded: {error}")
+            self._listener.note(f"how {jobs[0] if jobs else reply.key} was compiled could not be recorded: {error}")
         finally:
             # Whatever else goes wrong: a worker waits for this.
             self._leave(reply)
         if jobs:
-            self._front.build_ended(jobs[0], reply)
+            self._listener.build_ended(jobs[0], reply)
 
     def _leave(self, reply: BuildReply) -> None:
         """Let the workers know, as soon as there is room on the disk."""

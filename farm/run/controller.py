@@ -1,4 +1,4 @@
-"""The controller's half of a run: devices to workers, jobs to devices, and what the front end is told."""
+"""The controller's half of a run: devices to workers, jobs to devices, and what the progress listener receives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from farm.pool.device_pool import DevicePool
     from farm.request.plan import RunPlan
     from farm.run.fork_server import ForkServer
-    from farm.run.progress import Front
+    from farm.run.progress import ProgressListener
     from farm.store.store import Store
 
 # A job whose worker process died is tried once more; dying again, it is not a third worker's turn.
@@ -45,9 +45,9 @@ class Controller:
     """A pytest plugin for the controller process only."""
 
     def __init__(
-        self, plan: RunPlan, front: Front, store: Store, pool: DevicePool, forks: ForkServer | None = None
+        self, plan: RunPlan, listener: ProgressListener, store: Store, pool: DevicePool, forks: ForkServer | None = None
     ) -> None:
-        self._plan, self._front, self._store, self._pool = plan, front, store, pool
+        self._plan, self._listener, self._store, self._pool = plan, listener, store, pool
         self._forks, self._own_pytest, self._most_failures = forks, False, 0
         self._number = {device.serial: number for number, device in enumerate(plan.devices)}
         self._told: dict[str, dict[str, Any]] = {}
@@ -56,7 +56,7 @@ class Controller:
             [device.serial for device in plan.devices],
             is_wanted=self._is_wanted,
             retire=pool.retire,
-            note=front.note,
+            note=listener.note,
             sign_of=lambda number: _changed_ns(plan.workers / str(number)),
             most_silence_s=_SILENCE_SECONDS + 2 * plan.timeout_s,
         )
@@ -133,7 +133,7 @@ class Controller:
         if finished is not None:
             # It died between writing the result down and telling of it.
             report.outcome = "rerun"  # type: ignore[assignment]
-            self._front.job_ended(shown(finished))
+            self._listener.job_ended(shown(finished))
             return
         self._deaths[crashitem] = self._deaths.get(crashitem, 0) + 1
         if self._deaths[crashitem] < _WORKER_DEATHS:
@@ -145,9 +145,9 @@ class Controller:
         try:
             self._store.record_attempt(self._plan.run_id, attempt)
         except FarmError as error:
-            self._front.note(f"{crashitem} has no result: {error}")
+            self._listener.note(f"{crashitem} has no result: {error}")
             return
-        self._front.job_ended(shown(attempt))
+        self._listener.job_ended(shown(attempt))
 
     def _finished(self, job_id: str) -> Attempt | None:
         """Return the attempt that decides a job, where it has a verdict about its code."""
@@ -166,7 +166,7 @@ class Controller:
                 for node in self._sched.nodes
                 if (job := self._sched.running(node)) is not None
             }
-            self._front.devices(running)
+            self._listener.devices(running)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Tell how a job ended, or let another device try it."""
@@ -185,14 +185,14 @@ class Controller:
                 avoid = properties.get(REPEAT_KEY)
                 if isinstance(avoid, list) and not self._pool.stopped:
                     self._told[report.nodeid] = told
-                    self._front.job_repeated(told)
+                    self._listener.job_repeated(told)
                     self._sched.repeat(report.nodeid, [self._number[serial] for serial in avoid])
                     return
-                self._front.job_ended(told)
+                self._listener.job_ended(told)
                 return
         if report.failed:
             # Nothing was recorded: the store refused, or farm itself is wrong.
-            self._front.note(f"{report.nodeid} has no result: {_last_line(report.longreprtext)}")
+            self._listener.note(f"{report.nodeid} has no result: {_last_line(report.longreprtext)}")
 
     def _take_back(self, job_id: str, returned: dict[str, Any]) -> None:
         number = self._number[returned["device"]]
@@ -215,14 +215,14 @@ class Controller:
         self.abandoned.add(job_id)
         told = self._told.pop(job_id, None)
         if told is not None:
-            self._front.job_ended(told)
+            self._listener.job_ended(told)
 
     def pytest_internalerror(self, excrepr: object) -> bool:
         """Say what broke the session, in a line: pytest would print where in its own code that was."""
         log = self._plan.folder / "session.log"
         with contextlib.suppress(OSError):
             log.write_text(str(excrepr))
-        self._front.note(f"the test session broke down: {_last_line(str(excrepr))} (all of it is in {log})")
+        self._listener.note(f"the test session broke down: {_last_line(str(excrepr))} (all of it is in {log})")
         return True
 
 

@@ -73,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the plan; show nothing: the front end of farm does."""
+    """Read the plan; show nothing: farm's own listener does."""
     path = config.getoption("--farm-plan")
     if not path:
         return
@@ -174,7 +174,7 @@ def properties_of(done: Done | Returned) -> list[tuple[str, object]]:
 
 
 def shown(attempt: Attempt) -> dict[str, str | float]:
-    """Return what the front end is told of an attempt."""
+    """Return what a progress listener receives of an attempt."""
     return {
         "job_id": attempt.job_id,
         "verdict": str(attempt.verdict),

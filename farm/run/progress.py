@@ -1,4 +1,4 @@
-"""What a run tells whoever shows it."""
+"""What a run reports to whoever shows it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from farm.compile.protocol import BuildReply
 
 
-class Front(Protocol):
-    """Told from several threads."""
+class ProgressListener(Protocol):
+    """Shows a run while it works. Called from several threads."""
 
     def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
         """The run is planned."""
@@ -30,4 +30,4 @@ class Front(Protocol):
         """An attempt was recorded, and another device is to try the job."""
 
     def note(self, text: str) -> None:
-        """Say something."""
+        """Show a line."""

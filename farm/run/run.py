@@ -13,7 +13,7 @@ from farm.errors import FarmError, InfraError
 from farm.pool.waiting import Wait
 from farm.request.budget import Budget
 from farm.request.choose import check_ready, jobs_of, narrow, select
-from farm.request.ending import INTERRUPTED, Patience, exit_code_of, heard, write_report
+from farm.request.ending import exit_code_of, write_report
 from farm.request.profiling import Profile
 from farm.request.request import RunOutcome, RunRequest
 from farm.run.compiling import builders
@@ -21,6 +21,7 @@ from farm.run.fork_server import forking
 from farm.suites.options import runtime_flags
 from farm.suites.socs import find_soc
 from farm.suites.suite import Job
+from farm.system.interrupts import INTERRUPTED, InterruptHandler, handling
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from farm.pool.lease_keeper import LeaseTerms
     from farm.request.plan import PlannedJob, RunPlan
     from farm.run.fork_server import ForkServer
-    from farm.run.progress import Front
+    from farm.run.progress import ProgressListener
     from farm.store.records import ExpectedJob
     from farm.store.store import Store
     from farm.system.processes import Supervisor
@@ -110,14 +111,14 @@ def _plan(
 def run(
     config: Config,
     request: RunRequest,
-    front: Front,
+    listener: ProgressListener,
     *,
-    patience: Patience | None = None,
+    interrupts: InterruptHandler | None = None,
     begun: Callable[[str], None] = lambda _: None,
 ) -> RunOutcome:
     """Run what `request` asks for and return how it ended; everything started is ended again.
 
-    `patience` is that of a command of which this is a part; `begun` is told the id of the run as soon as it has one.
+    `interrupts` is that of a command of which this is a part; `begun` is told the id of the run as soon as it has one.
 
     Raises UsageError or NothingSelectedError before anything is changed, InfraError when no job could begin.
     """
@@ -129,15 +130,20 @@ def run(
     check_machine(config, request)
     jobs = select(config, request, jobs)
     check_ready(jobs)
-    with forking() as forks, heard(patience) as hears, open_store(config.store_url) as store:
+    with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
         if request.asks_the_store:
-            versions = partial(prepare, config, front.note, virtual=request.virtual > 0)
-            jobs = narrow(request, jobs, store, lambda: versions().versions, front.note)
-        return _Run(config, request, front, store, hears, budget, forks).execute(jobs, begun=begun)
+            versions = partial(prepare, config, listener.note, virtual=request.virtual > 0)
+            jobs = narrow(request, jobs, store, lambda: versions().versions, listener.note)
+        return _Run(config, request, listener, store, handler, budget, forks).execute(jobs, begun=begun)
 
 
 def resume(
-    config: Config, ref: str, front: Front, budget_s: float | None = None, *, patience: Patience | None = None
+    config: Config,
+    ref: str,
+    listener: ProgressListener,
+    budget_s: float | None = None,
+    *,
+    interrupts: InterruptHandler | None = None,
 ) -> RunOutcome:
     """Finish what is missing of a run, `latest` or an id: jobs that have no verdict about the code, stale ones as well.
 
@@ -149,7 +155,7 @@ def resume(
     from farm.request.resume import in_progress, missing_jobs, read_intent
     from farm.store.store import open_store
 
-    with forking() as forks, heard(patience) as hears, open_store(config.store_url) as store:
+    with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
         run_id = store.runs.resolve(ref)
         folder = config.run_folder(run_id)
         request, jobs = read_intent(folder)
@@ -157,7 +163,7 @@ def resume(
         check_machine(config, request)
         view = store.runs.view(run_id)
         missing = missing_jobs(view, jobs)
-        front.note(f"run {run_id}: {len(jobs) - len(missing)} of {len(jobs)} jobs are finished")
+        listener.note(f"run {run_id}: {len(jobs) - len(missing)} of {len(jobs)} jobs are finished")
         if not missing:
             if view.exit_code is None:
                 with in_progress(folder) as before:
@@ -166,7 +172,7 @@ def resume(
                 view = store.runs.view(run_id)
             report = write_report(view, folder / "report.html", store, config.state_dir)
             return RunOutcome(exit_code_of(view), view, report, request.confirm)
-        return _Run(config, request, front, store, hears, budget, forks).execute(missing, run_id)
+        return _Run(config, request, listener, store, handler, budget, forks).execute(missing, run_id)
 
 
 def _release_leases(store: Store, pid: int) -> None:
@@ -186,14 +192,14 @@ class _Run:
         self,
         config: Config,
         request: RunRequest,
-        front: Front,
+        listener: ProgressListener,
         store: Store,
-        patience: Patience,
+        interrupts: InterruptHandler,
         budget: Budget,
         forks: ForkServer | None,
     ) -> None:
-        self._config, self._request, self._front, self._store = config, request, front, store
-        self._patience, self._budget, self._forks = patience, budget, forks
+        self._config, self._request, self._listener, self._store = config, request, listener, store
+        self._interrupts, self._budget, self._forks = interrupts, budget, forks
         self._past: dict[str, ExpectedJob] = {}
         """What is known of the jobs."""
         self._first: set[str] = set()
@@ -210,7 +216,7 @@ class _Run:
         from farm.system.processes import Supervisor
         from farm.system.publish import own_folder
 
-        tools = prepare(self._config, self._front.note, virtual=self._request.virtual > 0)
+        tools = prepare(self._config, self._listener.note, virtual=self._request.virtual > 0)
         fingerprint = tools.fingerprint(virtual=self._request.virtual > 0) | self._profile_fact()
         if run_id:
             require_same(self._store.runs.view(run_id).fingerprint, fingerprint, run_id)
@@ -227,7 +233,7 @@ class _Run:
                 _release_leases(self._store, before)
                 with own_folder(self._config.cache_dir / "virtual", run_id) as storage, Supervisor() as supervisor:
                     status = self._on_devices(jobs, run_id, folder, storage, tools, supervisor)
-                exit_code = INTERRUPTED if self._patience.was_asked else self._exit_code(run_id, status)
+                exit_code = INTERRUPTED if self._interrupts.was_interrupted else self._exit_code(run_id, status)
             except KeyboardInterrupt:
                 exit_code = INTERRUPTED
             except FarmError as error:
@@ -247,10 +253,10 @@ class _Run:
             looked = record_look_back(self._store, run_id)
         except FarmError as error:
             # Verdicts are in the store, and stay.
-            self._front.note(f"the numbers were not compared with those before: {error}")
+            self._listener.note(f"the numbers were not compared with those before: {error}")
             return
         for line in looked.told(confirm=self._request.confirm):
-            self._front.note(line)
+            self._listener.note(line)
 
     def _look_back(self, jobs: Sequence[Job]) -> None:
         ids = [job.id for job in jobs]
@@ -291,7 +297,7 @@ class _Run:
         from farm.request.pytest_session import execute
         from farm.run.controller import Controller
 
-        wait = Wait(self._request.wait_s, self._front.note)
+        wait = Wait(self._request.wait_s, self._listener.note)
         with ThreadPoolExecutor(1) as aside:
             allocation = aside.submit(self._fleet, jobs, storage, supervisor)
             planned = self._order(jobs, tools)
@@ -300,7 +306,7 @@ class _Run:
             fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
         for device in fleet.devices:
             self._store.record_device(run_id, device, fleet.runtimes[device.serial].versions)
-        pool = DevicePool(fleet.devices, self._store, self._terms() if fleet.leased else None, self._front.note)
+        pool = DevicePool(fleet.devices, self._store, self._terms() if fleet.leased else None, self._listener.note)
         pool.revive_with(fleet.revive)
         try:
             self._given_up = wait.acquire(pool, {job.target.soc for job in jobs}, self._budget.end_s)
@@ -310,12 +316,12 @@ class _Run:
                 return _PYTEST_OK
             run_plan = _plan(self._config, self._request, run_id, folder, planned, fleet, canaries)
             run_plan.prepare_folder()
-            with builders(self._config, run_plan, tools, supervisor, self._front, self._store) as to_build:
-                self._front.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
+            with builders(self._config, run_plan, tools, supervisor, self._listener, self._store) as to_build:
+                self._listener.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
                 pool.begin(folder)
-                controller = Controller(run_plan, self._front, self._store, pool, self._forks)
+                controller = Controller(run_plan, self._listener, self._store, pool, self._forks)
                 stop = pool.finish_running
-                with self._patience.asking(stop), self._budget.watched(stop, self._front.note):
+                with self._interrupts.finishing(stop), self._budget.watched(stop, self._listener.note):
                     status = execute(run_plan, self._request.pytest_arguments, self._config, controller)
                 if controller.interrupted:
                     raise KeyboardInterrupt
@@ -334,12 +340,12 @@ class _Run:
         # What was stale when the run ended before is not any more.
         self._store.mark_stale(run_id, {**dict.fromkeys(one.job.id for one in planned), **stale})
         if stale:
-            self._front.note(f"{len(stale)} of {len(stale) + len(planned)} jobs do not fit into the budget: stale")
+            self._listener.note(f"{len(stale)} of {len(stale) + len(planned)} jobs do not fit into the budget: stale")
         return planned
 
     def _leave(self, run_id: str, abandoned: Collection[str]) -> None:
         """Note what had not begun when the time was over; what is missing for another reason is not stale."""
-        if not self._budget.is_over or self._patience.was_asked:
+        if not self._budget.is_over or self._interrupts.was_interrupted:
             return
         jobs = self._store.runs.view(run_id).jobs
         due = [job for job in jobs if job.soc not in self._given_up]

@@ -67,22 +67,22 @@ class Stage(CellWork):
         front: Callable[[], Any] = contextlib.nullcontext
         return run_night(self.config, plan, Secrets(plan), front, self.said.append, resume=resume, work=self)
 
-    def run(self, request: RunRequest, _front: object, patience: Any, begun: Any) -> RunOutcome:
+    def run(self, request: RunRequest, _front: object, interrupts: Any, begun: Any) -> RunOutcome:
         self.asked.append(request)
         begun(f"run-{len(self.asked)}")
-        return self._end(patience)
+        return self._end(interrupts)
 
-    def resume(self, run_id: str, _front: object, patience: Any, _budget_s: float | None) -> RunOutcome:
+    def resume(self, run_id: str, _front: object, interrupts: Any, _budget_s: float | None) -> RunOutcome:
         self.resumed.append(run_id)
-        return self._end(patience)
+        return self._end(interrupts)
 
-    def _end(self, patience: Any) -> RunOutcome:
+    def _end(self, interrupts: Any) -> RunOutcome:
         self.now_s += self.takes_s
         ending = self.endings.pop(0)
         if isinstance(ending, BaseException):
             raise ending
         if ending == 130:
-            with patience.asking(lambda: None):
+            with interrupts.finishing(lambda: None):
                 signal.raise_signal(signal.SIGTERM)
         view = RunView(id="r", command="", started_ms=1, finished_ms=2, exit_code=ending, user="", host="",
                        fingerprint={}, devices=(), jobs=())  # fmt: skip

@@ -139,13 +139,13 @@ def _confirm_run(
     config_file: Path | None, run_ref: str | None, request: PairsRequest, budget_s: float | None, *, as_json: bool
 ) -> int:
     from farm.regressions.confirm_run import confirm_run
-    from farm.request.ending import Patience
+    from farm.system.interrupts import InterruptHandler
 
     with opened(config_file, existing=True) as (config, store):
         run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show()
         if run_id is None:
             raise UsageError("the store has no run yet: 'farm run' makes one")
-        with Patience():
+        with InterruptHandler():
             findings = confirm_run(config, store, run_id, request, notice, budget_s=budget_s)
     show({"findings": findings}, _findings_lines(run_id, findings), as_json=as_json)
     return REGRESSION if findings.regressions else NoDeviceError.exit_code if findings.problems else 0

@@ -169,11 +169,11 @@ def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
     from farm.cli.running.confirm import REGRESSION
     from farm.regressions.confirm_job import PairsRequest
     from farm.regressions.confirm_run import confirm_run
-    from farm.request.ending import Patience
     from farm.store.store import open_store
+    from farm.system.interrupts import InterruptHandler
 
     run_id = outcome.view.id
-    with open_store(config.store_url) as store, Patience():
+    with open_store(config.store_url) as store, InterruptHandler():
         findings = confirm_run(config, store, run_id, PairsRequest(command=as_called()), notice)
     for line in findings.left_out:
         notice(line)
