@@ -326,9 +326,7 @@ class DeviceRun:
 
     def _get_root(self) -> None:
         if self.runtime.needs_root:
-            from farm.devices.root import ensure_root
-
-            ensure_root(self.device)
+            self.transport.ensure_root()
 
     def _keep_canary_loaded(self) -> None:
         if (

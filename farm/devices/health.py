@@ -132,5 +132,5 @@ def _ladder_was_climbed(recent: Sequence[HealthMark]) -> bool:
 
 
 def _because(what: str, mark: HealthMark) -> str:
-    said = " ".join(part for part in (f"({mark.cause})" if mark.cause else "", mark.reason) if part)
-    return f"{what}: {said}" if said else what
+    detail = " ".join(part for part in (f"({mark.cause})" if mark.cause else "", mark.reason) if part)
+    return f"{what}: {detail}" if detail else what

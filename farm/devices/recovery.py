@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.devices.text import clean_text
+from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS
 from farm.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
@@ -31,11 +32,9 @@ class Step(StrEnum):
 # How long a device may take to answer after a step: a phone starts in one or two minutes.
 STEP_SECONDS = {Step.RECONNECT: 15.0, Step.RESTART: 30.0, Step.REBOOT: 240.0}
 
-_ASK_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 # So long after the first try, and after the second.
 _WORK_PAUSES_S = (1.0, 3.0)
-_ANSWER_BYTES = 4096
 
 # Prints which start of a device this is. A virtual device has starts of its own; the kernel's is this machine's. Some
 # builds of Android show nobody the kernel's.
@@ -87,7 +86,7 @@ def recover(
 ) -> Recovery:
     """Take one step after the other, up to `max_step`, until `device` answers and is who it was; never raises for it.
 
-    Each step has as long as STEP_SECONDS says, at most `timeout_s`, ends when `stop` says so, and is told to `log`.
+    Each step has as long as STEP_SECONDS says, at most `timeout_s`, ends when `stop` says so, and is given to `log`.
     `start_server` starts the device's adb server where none listens, and returns when one does. `works` returns what
     is still wrong with a device that answers, empty when nothing is; it is asked up to three times after each step.
     """
@@ -198,7 +197,7 @@ class _StepAttempt:
     def _state(self) -> tuple[str, bool]:
         """Return which start of the device this is, and whether its system is up."""
         with contextlib.closing(self.device.address.open(self.device.serial)) as transport:
-            done = transport.run(["sh", "-c", _TELL_STATE], timeout_s=_ASK_SECONDS, max_output=_ANSWER_BYTES)
+            done = transport.run(["sh", "-c", _TELL_STATE], timeout_s=ASK_SECONDS, max_output=ANSWER_BYTES)
         boot, _, up = done.stdout.partition(b"\n")
         return clean_text(boot), clean_text(up) == "1"
 

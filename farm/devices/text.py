@@ -12,14 +12,13 @@ LINE_CHARACTERS = 200
 _ONE_LINE = str.maketrans({"\t": "\N{SYMBOL FOR HORIZONTAL TABULATION}", "\n": "\N{SYMBOL FOR NEWLINE}"})
 
 
-def clean_text(said: bytes | str, limit: int = LINE_CHARACTERS, *, lines: bool = False) -> str:
-    """Return at most `limit` characters of `said` without outer blanks, what is invisible
-    spelled out by `farm.system.text`.
+def clean_text(raw: bytes | str, limit: int = LINE_CHARACTERS, *, lines: bool = False) -> str:
+    """Return at most `limit` characters of `raw` without outer blanks, what is invisible spelled out by `system.text`.
 
     Line ends and tabs survive only with `lines`, and are spelled out otherwise. What is not UTF-8 becomes U+FFFD.
     """
     # Four bytes a character at most, so that a huge answer costs nothing.
-    text = said[: limit * 4].decode("utf-8", errors="replace") if isinstance(said, bytes) else said[: limit * 4]
+    text = raw[: limit * 4].decode("utf-8", errors="replace") if isinstance(raw, bytes) else raw[: limit * 4]
     text = spelled(text.replace("\r\n", "\n").strip())
     return (text if lines else text.translate(_ONE_LINE))[:limit]
 

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from farm.devices.text import clean_text
 from farm.errors import DeviceError, DeviceTimeoutError, UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ COMMAND_BYTES = 120 * 1024
 TAIL_BYTES = 400
 # For a program that `start` starts.
 _START_SECONDS = 30.0
+# A phone's adbd is back, as root, within two or three seconds.
+_ROOT_SECONDS = 60.0
+# For what a device answers at once, in a line or two.
+ASK_SECONDS = 10.0
+ANSWER_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -183,6 +189,26 @@ class Transport(abc.ABC):
         """Tell whether the server that leads to the device answers; where there is none, that it does."""
         return True
 
+    def user_id(self) -> int:
+        """Return the user that commands run as, 0 for root."""
+        done = self.run(["id", "-u"], timeout_s=ASK_SECONDS, max_output=ANSWER_BYTES)
+        answer = clean_text(done.stdout)
+        if done.code != 0 or not answer.isdecimal() or not answer.isascii():
+            problem = f"does not say which user commands run as, but {answer!r}"
+            stderr = done.stderr.decode(errors="replace")
+            raise DeviceError(self.serial, problem, argv=["id", "-u"], code=done.code, stderr=stderr)
+        return int(answer)
+
+    def ensure_root(self, *, timeout_s: float = _ROOT_SECONDS) -> bool:
+        """Make commands run as root; return whether they did not before: then what ran on the device may have ended.
+
+        The error says why it cannot be, DeviceTimeoutError that the device is not back within `timeout_s`.
+        """
+        if self.user_id() == 0:
+            return False
+        self.become_root(timeout_s)
+        return True
+
     def become_root(self, timeout_s: float) -> None:
         """Make commands run as root, which they do not yet, within `timeout_s`; what runs there may end."""
         del timeout_s
@@ -243,7 +269,7 @@ def shell_command(argv: Sequence[str], cwd: PurePosixPath | None, env: Mapping[s
     """Return `argv` as text for a device's shell: the only place where something is quoted for one.
 
     The program replaces the shell, so that the hangup adbd sends when a stream closes reaches it.
-    Raises ValueError for what no shell can be told: NUL, and names that are no environment variables.
+    Raises ValueError for what a shell cannot take: NUL, and names that are no environment variables.
     """
     if not argv or any("\0" in word for word in argv):
         raise ValueError("a command needs a program, and no word of it holds NUL")

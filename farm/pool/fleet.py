@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.devices.device import Device
-from farm.errors import NoDeviceError, UnknownNameError
+from farm.errors import DeviceError, NoDeviceError, UnknownNameError
 from farm.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -125,14 +126,23 @@ def _with_root(fleet: Fleet, socs: Sequence[str], refused: Sequence[str] = ()) -
     wanting = [device for device in fleet.devices if fleet.runtimes[device.serial].needs_root]
     if not wanting:
         return fleet
-    from farm.devices.root import root_refusal
-
     with ThreadPoolExecutor(max_workers=min(16, len(wanting))) as pool:
-        answers = dict(zip((device.serial for device in wanting), pool.map(root_refusal, wanting), strict=True))
+        answers = dict(zip((device.serial for device in wanting), pool.map(_root_refusal, wanting), strict=True))
     reasons = {serial: why for serial, why in answers.items() if why}
     devices = [device for device in fleet.devices if device.serial not in reasons]
     _require(socs, devices, [*refused, *(f"{serial} ({why})" for serial, why in reasons.items())])
     return msgspec.structs.replace(fleet, devices=devices)
+
+
+def _root_refusal(device: Device) -> str:
+    """Return why `device` cannot run commands as root, without asking it to; empty when it does, or could."""
+    from farm.devices.connect import open_transport
+
+    with contextlib.closing(open_transport(device)) as transport:
+        try:
+            return "" if transport.user_id() == 0 else transport.root_refusal()
+        except DeviceError as error:
+            return str(error).removeprefix(f"{device.serial}: ")
 
 
 def choose(

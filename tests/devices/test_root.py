@@ -10,7 +10,7 @@ import pytest
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.devices.root import ensure_root, user_id
+from farm.devices.connect import open_transport
 from farm.errors import DeviceError, DeviceTimeoutError
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
@@ -54,14 +54,14 @@ def test_adbd_of_a_userdebug_build_becomes_root_and_the_device_comes_back(
     meanwhile = threading.Thread(target=run_meanwhile)
     meanwhile.start()
     assert started.wait(30)
-    assert user_id(transport) == 2000
-    assert ensure_root(device) is True
-    assert user_id(transport) == 0
+    assert transport.user_id() == 2000
+    assert open_transport(device).ensure_root() is True
+    assert transport.user_id() == 0
     assert transport.run(["getprop", "service.adb.root"], timeout_s=10).stdout == b"1\n"
     meanwhile.join(60)
     # What ran before has ended: adbd really went away.
     assert "the connection ended before the program did" in str(ended)
-    assert ensure_root(device) is False
+    assert open_transport(device).ensure_root() is False
     # `adb root` of others finds it so as well.
     with AdbHost(server.port).open(device.serial, "root:", timeout_s=10) as stream:
         assert stream.recv(100) == b"adbd is already running as root\n"
@@ -71,7 +71,7 @@ def test_a_device_that_is_root_from_the_start_is_left_alone(
     start: Callable[[str], tuple[Device, AdbServer, Supervisor]],
 ) -> None:
     device, server, _ = start("rooted-already")
-    assert ensure_root(device) is False
+    assert open_transport(device).ensure_root() is False
     assert AdbTransport(device.serial, server.port).run(["id"], timeout_s=10).stdout.startswith(b"uid=0(root) ")
 
 
@@ -80,7 +80,7 @@ def test_a_production_build_is_refused_with_what_adbd_says(
 ) -> None:
     device, server, _ = start("user")
     with pytest.raises(DeviceError, match=r"adbd cannot run as root in production builds.*userdebug or eng"):
-        ensure_root(device)
+        open_transport(device).ensure_root()
     assert AdbTransport(device.serial, server.port).run(["getprop", "ro.debuggable"], timeout_s=10).stdout == b"0\n"
 
 
@@ -95,7 +95,7 @@ def test_a_device_that_does_not_come_back_is_said_so(
 
     monkeypatch.setattr(AdbTransport, "_ask_for_root", dies)
     with pytest.raises(DeviceTimeoutError, match="asked to start anew as root, and 0.5 s later it is not there"):
-        ensure_root(device, timeout_s=0.5)
+        open_transport(device).ensure_root(timeout_s=0.5)
 
 
 def test_a_device_that_says_nothing_sensible_about_its_user_is_an_error(
@@ -104,5 +104,5 @@ def test_a_device_that_says_nothing_sensible_about_its_user_is_an_error(
     device, _, _ = start("userdebug")
     (tmp_path / device.serial / "system/bin/id").write_text("#!/bin/sh\nprintf '0\\033[31m; rm'\n")
     with pytest.raises(DeviceError, match="does not say which user") as caught:
-        ensure_root(device)
+        open_transport(device).ensure_root()
     assert "\033" not in str(caught.value)

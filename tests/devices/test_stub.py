@@ -12,7 +12,6 @@ from farm.devices.connect import from_plain, open_transport
 from farm.devices.device import Device
 from farm.devices.identity import identify
 from farm.devices.recovery import Step, recover
-from farm.devices.root import ensure_root, root_refusal, user_id
 from farm.devices.stub.transport import StubAddress
 from farm.devices.transport import Link
 from farm.errors import ConfigError, DeviceError, DeviceGoneError, UsageError
@@ -46,11 +45,12 @@ def test_it_is_identified_and_goes_through_json(device: Device) -> None:
 
 
 def test_it_becomes_root_once(device: Device) -> None:
-    assert user_id(open_transport(device)) == 2000
-    assert root_refusal(device) == ""
-    assert ensure_root(device) is True
-    assert ensure_root(device) is False
-    assert asked(device) == ["id", "id", "id", "root", "id"]
+    transport = open_transport(device)
+    assert transport.user_id() == 2000
+    assert transport.root_refusal() == ""
+    assert transport.ensure_root() is True
+    assert transport.ensure_root() is False
+    assert asked(device) == ["id", "id", "root", "id"]
 
 
 def test_files_come_back_as_they_were_pushed(device: Device, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from farm.compile.protocol import BuildReply, BuildRequest
 from farm.compile.toolchain import prepare
 from farm.config.settings import load_config
 from farm.devices.adb.transport import AdbTransport
+from farm.devices.connect import open_transport
 from farm.errors import NoDeviceError
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession

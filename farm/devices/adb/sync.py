@@ -61,7 +61,7 @@ class SyncStream:
                     self._expect_okay(pending)
             self._flush()
         except HungUpError as error:
-            # A device that hangs up has said why before, unless its cable was pulled.
+            # A device that hangs up has sent the reason before, unless its cable was pulled.
             self._out.clear()
             with contextlib.suppress(HungUpError):
                 while pending:

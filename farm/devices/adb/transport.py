@@ -16,9 +16,8 @@ from farm.devices.adb.server import ordinary_server
 from farm.devices.adb.shell import ShellProcess
 from farm.devices.adb.sync import HungUpError, LinkRefusedError, SyncStream
 from farm.devices.device import LOOPBACK
-from farm.devices.root import user_id
 from farm.devices.text import clean_text, says_full
-from farm.devices.transport import Link, Transport, shell_command
+from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS, Link, Transport, shell_command
 from farm.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError, InfraError
 
 if TYPE_CHECKING:
@@ -30,10 +29,7 @@ STORAGE = PurePosixPath("/data/local/tmp/farm")
 
 # A device that moves no byte of a file for so long is gone; flash storage that stalls recovers sooner.
 STALL_SECONDS = 30.0
-# For what adbd and the server answer at once.
-_ASK_SECONDS = 10.0
 _POLL_SECONDS = 0.1
-_ANSWER_BYTES = 4096
 
 # What adbd answers, daemon/restart_service.cpp of AOSP's packages/modules/adb.
 _RESTARTING = "restarting"
@@ -152,7 +148,7 @@ class AdbTransport(Transport):
         while time.monotonic() < deadline:
             try:
                 # Until it ends, the adbd of before answers as before.
-                if user_id(self) == 0:
+                if self.user_id() == 0:
                     return
             except DeviceError as error:
                 last = str(error).removeprefix(f"{self.serial}: ")
@@ -166,7 +162,7 @@ class AdbTransport(Transport):
 
     def root_refusal(self) -> str:
         """Return why adbd cannot be root: see Transport."""
-        done = self.run(["getprop", "ro.debuggable"], timeout_s=_ASK_SECONDS, max_output=_ANSWER_BYTES)
+        done = self.run(["getprop", "ro.debuggable"], timeout_s=ASK_SECONDS, max_output=ANSWER_BYTES)
         production = "root is needed, and this is a production build: install a userdebug or eng build of its system"
         return "" if clean_text(done.stdout) == "1" else production
 
@@ -185,12 +181,12 @@ class AdbTransport(Transport):
             finally:
                 self._host.query(f"host:connect:{address}")
         else:
-            self._host.open(self.serial, "reconnect", timeout_s=_ASK_SECONDS, argv=["reconnect"]).close()
+            self._host.open(self.serial, "reconnect", timeout_s=ASK_SECONDS, argv=["reconnect"]).close()
 
     def reboot(self) -> None:
         """Have adbd reboot the device."""
         self._network_address()
-        self._host.open(self.serial, "reboot:", timeout_s=_ASK_SECONDS, argv=["reboot"]).close()
+        self._host.open(self.serial, "reboot:", timeout_s=ASK_SECONDS, argv=["reboot"]).close()
 
     def nudge(self) -> None:
         """Attach a device on a network, which the server looks for every ten seconds only."""
@@ -205,15 +201,15 @@ class AdbTransport(Transport):
     def _ask_for_root(self) -> str:
         """Return what adbd answers, which may be cut short by its end."""
         answer = b""
-        deadline = time.monotonic() + _ASK_SECONDS
-        with self._host.open(self.serial, "root:", timeout_s=_ASK_SECONDS, argv=["root"]) as stream:
+        deadline = time.monotonic() + ASK_SECONDS
+        with self._host.open(self.serial, "root:", timeout_s=ASK_SECONDS, argv=["root"]) as stream:
             try:
-                while len(answer) < _ANSWER_BYTES and (data := stream.recv(_ANSWER_BYTES)):
+                while len(answer) < ANSWER_BYTES and (data := stream.recv(ANSWER_BYTES)):
                     acknowledge(stream)
                     answer += data
                     stream.settimeout(max(0.01, deadline - time.monotonic()))
             except TimeoutError:
-                problem = f"adbd did not answer in {_ASK_SECONDS:g} s"
+                problem = f"adbd did not answer in {ASK_SECONDS:g} s"
                 raise DeviceTimeoutError(self.serial, problem, argv=["root"]) from None
             except OSError:
                 # Its end may reach us as a reset.

@@ -12,7 +12,7 @@ from farm.devices.ssh.files import Files
 from farm.devices.ssh.link import SshLink
 from farm.devices.ssh.process import SshProcess
 from farm.devices.ssh.sftp_stream import SftpStream
-from farm.devices.transport import Transport, shell_command
+from farm.devices.transport import ASK_SECONDS, Transport, shell_command
 from farm.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 # A device that moves no byte of a file for so long is gone.
 STALL_SECONDS = 30.0
-_REBOOT_SECONDS = 10.0
-
 # Of sshd, the login shell's parent, which lives as long as the connection. sshd gives a program without a terminal a
 # session of its own and ends nothing of it: what watches is no child of the program, and has none of its streams.
 _WATCH = """
@@ -99,7 +97,7 @@ class SshTransport(Transport):
         """Run `reboot`, which only root may."""
         # From the background, so that the answer comes before the end.
         script = '[ "$(id -u)" = 0 ] || exit 77; (sleep 1; reboot) >/dev/null 2>&1 </dev/null &'
-        if self.run(["sh", "-c", script], timeout_s=_REBOOT_SECONDS).code:
+        if self.run(["sh", "-c", script], timeout_s=ASK_SECONDS).code:
             raise DeviceError(self.serial, "only root may reboot it: use root in its address, or restart it")
 
     @contextlib.contextmanager
