@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from farm.config.settings import load_config
 from farm.devices.device import AdbAddress, Device
-from farm.regressions import bench_pool as benches
-from farm.regressions import remeasure as asking
+from farm.regressions.bench_pool import BenchFactory
 from farm.regressions.confirm_job import PairsRequest
 from farm.regressions.confirm_run import RunFindings, confirm_run
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
@@ -22,10 +21,7 @@ from farm.suites.suite import Case, InputSpec, Job, Target
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import pytest
-
     from farm.analysis.confirmation import Pair
-    from farm.config.settings import Config
     from farm.replay.stored_result import StoredResult
     from farm.store.store import Store
 
@@ -54,8 +50,9 @@ class SideStub(msgspec.Struct, frozen=True):
 class World:
     """Jobs, and what their bundles really take; no bundle is that of another night unless it is said to be."""
 
-    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, jobs: int, seed: int = 1) -> None:
+    def __init__(self, store: Store, jobs: int, seed: int = 1) -> None:
         self.store, self.random = store, np.random.default_rng(seed)
+        self.config = load_config()
         spec = (InputSpec(shape=(1, 3)),)
         self.jobs = [
             Job(Case("s", f"case_{n}", module="torch.nn:ReLU", inputs=spec), Target("SM8650", "htp", "8a8w"))
@@ -68,13 +65,12 @@ class World:
         self.pairs = 0
         self.before_pairs: Callable[[int], None] = lambda _: None
         """Called with the number of the call: what it raises, the device does."""
+        self.require_job: Callable[[StoredResult], None] = lambda _: None
+        """As `BenchFactory.require_job`; every job is there."""
         self.calls = 0
         self.turns: list[object] = []
         self.device = PHONE
         self.virtual = False
-        monkeypatch.setattr(benches, "bench_for", self._bench)
-        monkeypatch.setattr(benches, "find_job", lambda *_: None)
-        monkeypatch.setattr(asking, "BundleCache", lambda _: self)
 
     def night(
         self,
@@ -113,15 +109,9 @@ class World:
         return run_id
 
     def confirm(self, run_id: str, say: Callable[[str], None] = lambda _: None, **more: Any) -> RunFindings:
-        return confirm_run(cast("Config", _Config()), self.store, run_id, PairsRequest(), say, **more)
-
-    def lookup(self, key: str) -> object | None:
-        """As `BundleCache.lookup`."""
-        return None if key in self.gone else self.bundles.get(key)
-
-    @contextmanager
-    def _bench(self, *_: object) -> Iterator[World]:
-        yield self
+        request = PairsRequest()
+        factory = _StubFactory(self, request, say)
+        return confirm_run(self.config, self.store, run_id, request, say, factory=factory, **more)
 
     def side(self, past: StoredResult) -> SideStub:
         return SideStub(past.view.id, self.bundles[past.attempt.bundle_key])
@@ -148,10 +138,19 @@ class World:
         return was.tolist(), now.tolist()
 
 
-class _Config:
-    cache_dir = None
+class _StubFactory(BenchFactory):
+    """Opens a world instead of a device: its jobs are in no suite, and its bundles in no cache."""
 
-    @staticmethod
-    def run_folder(run_id: str) -> Path:
-        """Runs here leave no folder, and so no report."""
-        return Path("nowhere", run_id)
+    def __init__(self, world: World, request: PairsRequest, say: Callable[[str], None]) -> None:
+        super().__init__(world.config, world.store, request, say)
+        self._world = world
+
+    def has_bundle(self, key: str) -> bool:
+        return key in self._world.bundles and key not in self._world.gone
+
+    def require_job(self, past: StoredResult) -> None:
+        self._world.require_job(past)
+
+    @contextmanager
+    def open(self, *_: object) -> Iterator[Any]:
+        yield self._world

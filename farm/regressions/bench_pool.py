@@ -6,6 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from farm.bundles.cache import BundleCache
 from farm.errors import FarmError, NoDeviceError
 from farm.regressions.confirm_job import bench_for
 from farm.replay.stored_result import find_job
@@ -13,7 +14,7 @@ from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import ExitStack
+    from contextlib import AbstractContextManager, ExitStack
 
     from farm.config.settings import Config
     from farm.regressions.confirm_job import PairsRequest
@@ -22,21 +23,32 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
+class BenchFactory:
+    """Opens benches on the devices that `request` allows."""
+
+    def __init__(self, config: Config, store: Store, request: PairsRequest, say: Callable[[str], None]) -> None:
+        self._config, self._store, self._request, self._say = config, store, request, say
+        self._cache = BundleCache(config.cache_dir)
+
+    def has_bundle(self, key: str) -> bool:
+        """Return whether the bundle of a past result can be run again as it is."""
+        return self._cache.lookup(key) is not None
+
+    def require_job(self, past: StoredResult) -> None:
+        """Raise UsageError for a result whose job is gone."""
+        find_job(self._config, past)
+
+    def open(self, past: StoredResult, until_s: float) -> AbstractContextManager[InterleavedBench]:
+        """Return the bench for a result; a device is waited for until `until_s` on the clock of `time.monotonic`."""
+        return bench_for(self._config, self._store, past, self._request, self._say, until_s)
+
+
 class BenchPool:
     """A device for each SoC, backend and kind, kept warm."""
 
-    def __init__(
-        self,
-        config: Config,
-        store: Store,
-        request: PairsRequest,
-        say: Callable[[str], None],
-        stack: ExitStack,
-        end_s: float,
-    ) -> None:
+    def __init__(self, factory: BenchFactory, stack: ExitStack, end_s: float) -> None:
         """`end_s`, on the clock of `time.monotonic`: how long a device is waited for that somebody else has."""
-        self._config, self._store, self._request, self._say, self._stack = config, store, request, say, stack
-        self._end_s = end_s
+        self._factory, self._stack, self._end_s = factory, stack, end_s
         self._open: dict[tuple[str, str, str], InterleavedBench] = {}
         self.broken: dict[tuple[str, str, str], str] = {}
         self.wait_s = math.inf
@@ -52,11 +64,10 @@ class BenchPool:
             raise NoDeviceError(self.broken[key])
         if key not in self._open:
             # Not a reason to do without the device.
-            find_job(self._config, past)
+            self._factory.require_job(past)
             try:
                 until_s = min(self._end_s, time.monotonic() + self.wait_s)
-                opening = bench_for(self._config, self._store, past, self._request, self._say, until_s)
-                self._open[key] = self._stack.enter_context(opening)
+                self._open[key] = self._stack.enter_context(self._factory.open(past, until_s))
             except FarmError as error:
                 self.broken[key] = reason_line(str(error))
                 raise NoDeviceError(self.broken[key]) from None

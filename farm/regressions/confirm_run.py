@@ -13,15 +13,15 @@ import msgspec
 from farm.analysis.candidates import Finding
 from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, control, pairs_needed
 from farm.analysis.nights import programs_are_cause
-from farm.regressions.bench_pool import BenchPool
+from farm.regressions.bench_pool import BenchFactory, BenchPool
 from farm.regressions.changed_programs import changed_programs
 from farm.regressions.confirm_job import PairsRequest
 from farm.regressions.confirming import worse
 from farm.regressions.look_back import found_alerts, look_back, record_look_back
 from farm.regressions.remeasure import Asked, Asking, unknown
 from farm.request.ending import write_report
-from farm.results.text import one_line
 from farm.store.records import STEPS, AlertState, NewAlert
+from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,6 +93,7 @@ def confirm_run(
     say: Callable[[str], None],
     *,
     budget_s: float | None = None,
+    factory: BenchFactory | None = None,
 ) -> RunFindings:
     """Judge the numbers of a run, measure its candidates again, the least probable first, and record what came of it.
 
@@ -100,8 +101,9 @@ def confirm_run(
     Raises UnknownNameError for a run that is not there, KeyboardInterrupt with what is known by then recorded, and
     chance taken out of it.
     """
+    factory = factory or BenchFactory(config, store, request, say)
     with ExitStack() as stack:
-        return _ConfirmRun(config, store, run_id, request, say, budget_s, stack).findings()
+        return _ConfirmRun(config, store, run_id, request, say, budget_s, factory, stack).findings()
 
 
 class _ConfirmRun:
@@ -113,12 +115,13 @@ class _ConfirmRun:
         request: PairsRequest,
         say: Callable[[str], None],
         budget_s: float | None,
+        factory: BenchFactory,
         stack: ExitStack,
     ) -> None:
         self._config, self._store, self._run_id, self._request, self._say = config, store, run_id, request, say
         self._end_s = math.inf if budget_s is None else time.monotonic() + budget_s
-        self._benches = BenchPool(config, store, request, say, stack, self._end_s)
-        self._asking = Asking(config, store, request, self._benches, say)
+        self._benches = BenchPool(factory, stack, self._end_s)
+        self._asking = Asking(store, request, factory, self._benches, say)
         self._asked: list[Asked] = []
 
     def findings(self) -> RunFindings:
@@ -289,7 +292,7 @@ class _ConfirmRun:
                 high=told.high,
                 p_value=told.p_value,
                 reason=told.reason,
-                guilt=one_line(asked.guilt),
+                guilt=reason_line(asked.guilt),
             ),
             device=asked.device,
             pairs=[(_median(good), _median(new)) for good, new in asked.pairs],

@@ -14,7 +14,7 @@ from farm.analysis.scale import GATES, Series
 from farm.errors import FarmError, UnknownNameError, UsageError
 from farm.replay.stored_result import StoredResult
 from farm.results.attempt import Direction
-from farm.results.text import one_line
+from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -200,7 +200,7 @@ def _probe(
     try:
         side = bench.side(past)
     except FarmError as error:
-        return Probe(number, None, Answer.UNKNOWN, one_line(str(error)))
+        return Probe(number, None, Answer.UNKNOWN, reason_line(str(error)))
     [one] = compare(bench, [claim], good, side, pairs, inferences, gate=gate)
     return Probe(number, one.confirmation, one.confirmation.answer, one.confirmation.reason)
 

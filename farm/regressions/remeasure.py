@@ -10,22 +10,20 @@ from farm.analysis.candidates import levelled
 from farm.analysis.confirmation import P_CONFIRMED, Answer, Confirmation
 from farm.analysis.factors import Factor
 from farm.analysis.first_bad import Bracket
-from farm.bundles.cache import BundleCache
 from farm.errors import FarmError, InfraError, NoDeviceError, UsageError
 from farm.regressions.confirming import Claim, compare, first_bad
 from farm.regressions.factor_swap import plan_swaps, swap_factors
 from farm.replay.repro import differences
 from farm.replay.stored_result import Results
-from farm.results.text import one_line
 from farm.store.records import AlertState
+from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.analysis.confirmation import Pair
     from farm.analysis.history import Point
-    from farm.config.settings import Config
-    from farm.regressions.bench_pool import BenchPool
+    from farm.regressions.bench_pool import BenchFactory, BenchPool
     from farm.regressions.confirm_job import PairsRequest
     from farm.regressions.interleaved_ab import InterleavedBench
     from farm.regressions.look_back import Seen
@@ -62,11 +60,15 @@ class Asking:
     """Asks pairs, on the devices of `benches`."""
 
     def __init__(
-        self, config: Config, store: Store, request: PairsRequest, benches: BenchPool, say: Callable[[str], None]
+        self,
+        store: Store,
+        request: PairsRequest,
+        factory: BenchFactory,
+        benches: BenchPool,
+        say: Callable[[str], None],
     ) -> None:
-        self._request, self._benches, self._say = request, benches, say
+        self._request, self._factory, self._benches, self._say = request, factory, benches, say
         self._results = Results(store)
-        self._cache = BundleCache(config.cache_dir)
 
     def ask(
         self, seen: Seen, pairs: int, *, up: bool, attribute: bool = True, level: float = P_CONFIRMED
@@ -88,13 +90,13 @@ class Asking:
             [compared] = compare(bench, [Claim(series, up)], was, now, pairs, self._inferences(seen), level=level)
             asked.confirmation, asked.pairs, asked.device = compared.confirmation, compared.pairs, bench.device.serial
         except UsageError as error:
-            asked.confirmation = unknown(one_line(str(error)))
+            asked.confirmation = unknown(reason_line(str(error)))
             return asked
         except NoDeviceError:
             return None
         except InfraError as error:
             # The device, not the program: others of this kind would only fail as well.
-            self._benches.give_up(now, one_line(str(error)))
+            self._benches.give_up(now, reason_line(str(error)))
             return None
         if attribute and compared.confirmation.answer is Answer.CONFIRMED:
             try:
@@ -103,7 +105,7 @@ class Asking:
                 # What is confirmed is so, wherever it came from.
                 self._say(f"{seen.past.job_id}: since when, and what is to blame, is not known: {error}")
                 if isinstance(error, InfraError):
-                    self._benches.give_up(now, one_line(str(error)))
+                    self._benches.give_up(now, reason_line(str(error)))
         return asked
 
     def good(self, seen: Seen) -> int | None:
@@ -113,7 +115,7 @@ class Asking:
             return None
         for index in range(seen.first, len(before)):
             bundle = before[index].bundle
-            if bundle and bundle != new.bundle and self._cache.lookup(bundle) is not None:
+            if bundle and bundle != new.bundle and self._factory.has_bundle(bundle):
                 return index
         return None
 
@@ -129,7 +131,7 @@ class Asking:
         bracket = Bracket(asked.good, asked.bad)
         runs: list[StoredResult | None] = [None] * len(seen.points)
         for index in range(asked.good, asked.bad + 1):
-            if index in (asked.good, asked.bad) or self._cache.lookup(seen.points[index].bundle) is not None:
+            if index in (asked.good, asked.bad) or self._factory.has_bundle(seen.points[index].bundle):
                 runs[index] = self._results.of(seen.past.job_id, seen.points[index].run_id)
         values = levelled(series.scale, seen.values, seen.steps)
         bracket = first_bad(bench, series, runs, values, bracket, change, self._request.pairs, self._inferences(seen))

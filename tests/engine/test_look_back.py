@@ -35,10 +35,8 @@ def known(store: Store, world: World, number: int) -> list[AlertRecord]:
     return [one for one in store.alerts.of_jobs([world.jobs[number].id]) if one.state in told]
 
 
-def test_forty_nights_give_one_alert_for_each_step_and_none_for_a_quiet_series(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=6)
+def test_forty_nights_give_one_alert_for_each_step_and_none_for_a_quiet_series(store: Store) -> None:
+    world = World(store, jobs=6)
     for night in range(40):
         stays, undone = 1.08 if night >= 20 else 1.0, 1.08 if 15 <= night < 28 else 1.0
         world.confirm(world.night({0: stays, 1: undone}))
@@ -54,10 +52,8 @@ def test_forty_nights_give_one_alert_for_each_step_and_none_for_a_quiet_series(
     assert [one.id for one in store.alerts.open()] == [step.id]
 
 
-def test_a_hot_night_is_one_shift_and_a_slower_compiler_is_found_in_all(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=10)
+def test_a_hot_night_is_one_shift_and_a_slower_compiler_is_found_in_all(store: Store) -> None:
+    world = World(store, jobs=10)
     for _ in range(10):
         record_look_back(store, world.night())
     hot_run = world.night(all_by=1.15)
@@ -74,10 +70,8 @@ def test_a_hot_night_is_one_shift_and_a_slower_compiler_is_found_in_all(
     assert {one.state for one in after.alerts} <= {"refuted"}
 
 
-def test_a_step_is_told_once_however_late_its_first_run_is_looked_at(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=1)
+def test_a_step_is_told_once_however_late_its_first_run_is_looked_at(store: Store) -> None:
+    world = World(store, jobs=1)
     for _ in range(12):
         record_look_back(store, world.night())
     first, second = world.night({0: 1.12}), world.night({0: 1.12})
@@ -97,10 +91,8 @@ def test_a_step_is_told_once_however_late_its_first_run_is_looked_at(
     assert not quiet.regressions
 
 
-def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_since_when(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=2)
+def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_since_when(store: Store) -> None:
+    world = World(store, jobs=2)
     for _ in range(12):
         record_look_back(store, world.night())
     slow = world.night({0: 1.3, 1: 1.2})
@@ -126,8 +118,8 @@ def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_sin
     assert {one.state for one in world.confirm(slow).alerts} == {"confirmed"}
 
 
-def test_ctrl_c_keeps_what_is_known(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(store, monkeypatch, jobs=2)
+def test_ctrl_c_keeps_what_is_known(store: Store) -> None:
+    world = World(store, jobs=2)
     for _ in range(12):
         record_look_back(store, world.night())
     slow = world.night({0: 1.3, 1: 1.2}, noise=0.0)
@@ -146,8 +138,8 @@ def test_ctrl_c_keeps_what_is_known(store: Store, monkeypatch: pytest.MonkeyPatc
     assert sorted(one.state for one in store.alerts.of_run(slow)) == ["candidate", "confirmed"]
 
 
-def test_two_who_measure_the_same_do_not_overwrite_each_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(store, monkeypatch, jobs=1)
+def test_two_who_measure_the_same_do_not_overwrite_each_other(store: Store) -> None:
+    world = World(store, jobs=1)
     for _ in range(12):
         record_look_back(store, world.night())
     slow = world.night({0: 1.3})
@@ -164,10 +156,8 @@ def test_two_who_measure_the_same_do_not_overwrite_each_other(store: Store, monk
     assert [line for line in said if "theirs stays" in line]
 
 
-def test_a_program_that_was_there_before_is_refuted_unless_the_one_before_it_is_gone(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=2)
+def test_a_program_that_was_there_before_is_refuted_unless_the_one_before_it_is_gone(store: Store) -> None:
+    world = World(store, jobs=2)
     for _ in range(12):
         record_look_back(store, world.night(keys={0: "same", 1: "old"}))
     record_look_back(store, world.night(keys={0: "same", 1: "new"}))
@@ -184,8 +174,8 @@ def test_a_program_that_was_there_before_is_refuted_unless_the_one_before_it_is_
     assert unknown.change > 0.2
 
 
-def test_a_great_step_is_not_closed_by_a_small_way_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(store, monkeypatch, jobs=1)
+def test_a_great_step_is_not_closed_by_a_small_way_back(store: Store) -> None:
+    world = World(store, jobs=1)
     sizes = [1000] * 8 + [2000, 2200, 2150, 2000, 1000]
     still = []
     for size in sizes:
@@ -198,10 +188,8 @@ def test_a_great_step_is_not_closed_by_a_small_way_back(store: Store, monkeypatc
     assert (level.median, level.runs, level.since, level.enough) == (1000, 1, world.nights[-1], True)
 
 
-def test_a_step_that_is_declared_is_as_great_as_it_is_off_the_level(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=1)
+def test_a_step_that_is_declared_is_as_great_as_it_is_off_the_level(store: Store) -> None:
+    world = World(store, jobs=1)
     for _ in range(12):
         record_look_back(store, world.night())
     world.confirm(world.night({0: 1.5}))
@@ -220,10 +208,8 @@ def test_a_step_that_is_declared_is_as_great_as_it_is_off_the_level(
     assert kept.device == "phone"
 
 
-def test_a_run_that_is_resumed_has_the_numbers_of_its_last_attempt(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=1)
+def test_a_run_that_is_resumed_has_the_numbers_of_its_last_attempt(store: Store) -> None:
+    world = World(store, jobs=1)
     for _ in range(3):
         record_look_back(store, world.night(sizes={0: 1000}))
     worse = world.night(sizes={0: 1016})
@@ -239,8 +225,8 @@ def test_a_run_that_is_resumed_has_the_numbers_of_its_last_attempt(
     assert (again.id, again.reason) == (first.id, "1000 -> 1032 bytes")
 
 
-def test_remarks_are_of_the_alert_that_they_were_made_of(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(store, monkeypatch, jobs=1)
+def test_remarks_are_of_the_alert_that_they_were_made_of(store: Store) -> None:
+    world = World(store, jobs=1)
     for _ in range(12):
         record_look_back(store, world.night(sizes={0: 1000}, noise=0.0))
     slow = world.night({0: 1.3}, sizes={0: 1016})
@@ -260,22 +246,20 @@ def test_remarks_are_of_the_alert_that_they_were_made_of(store: Store, monkeypat
     assert (still.reason, still.remark) == ("another", None)
 
 
-def test_a_job_that_is_gone_does_not_keep_others_from_being_measured(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=2)
+def test_a_job_that_is_gone_does_not_keep_others_from_being_measured(store: Store) -> None:
+    world = World(store, jobs=2)
     for _ in range(12):
         record_look_back(store, world.night())
     slow = world.night({0: 1.3, 1: 1.2}, noise=0.0)
 
     gone: list[str] = []
 
-    def find(_: object, past: StoredResult) -> None:
+    def require(past: StoredResult) -> None:
         if past.view.id in (gone or [past.view.id]):
             gone.append(past.view.id)
             raise UsageError("its suite is not here")
 
-    monkeypatch.setattr("farm.regressions.bench_pool.find_job", find)
+    world.require_job = require
     found = world.confirm(slow)
     assert len(found.alerts) == 2
     assert {one.job_id: one.reason for one in found.alerts if one.state == "unknown"} == {
@@ -284,10 +268,8 @@ def test_a_job_that_is_gone_does_not_keep_others_from_being_measured(
     assert [one.job_id for one in found.regressions] == [job.id for job in world.jobs if job.id != gone[0]]
 
 
-def test_a_program_that_is_slower_in_a_lucky_night_is_found_the_same_night(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=1)
+def test_a_program_that_is_slower_in_a_lucky_night_is_found_the_same_night(store: Store) -> None:
+    world = World(store, jobs=1)
     for _ in range(12):
         record_look_back(store, world.night(keys={0: "old"}, noise=0.05))
     assert world.confirm(world.nights[-1]).changed == 0
@@ -303,10 +285,8 @@ def test_a_program_that_is_slower_in_a_lucky_night_is_found_the_same_night(
     assert store.alerts.open() == [step]
 
 
-def test_a_program_is_compared_with_the_one_before_it_from_its_second_night_on(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=2)
+def test_a_program_is_compared_with_the_one_before_it_from_its_second_night_on(store: Store) -> None:
+    world = World(store, jobs=2)
     world.night()
     second = world.night({0: 1.08})
     found = world.confirm(second)
@@ -320,10 +300,8 @@ def test_a_program_is_compared_with_the_one_before_it_from_its_second_night_on(
     assert world.pairs == asked
 
 
-def test_programs_that_changed_are_measured_in_the_time_that_is_left(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=3)
+def test_programs_that_changed_are_measured_in_the_time_that_is_left(store: Store) -> None:
+    world = World(store, jobs=3)
     world.night()
     world.gone.add(f"2-{world.nights[0]}")
     slow = world.night({0: 1.3, 1: 1.3, 2: 1.3})
@@ -343,10 +321,8 @@ def test_programs_that_changed_are_measured_in_the_time_that_is_left(
     assert len(world.confirm(slow).regressions) == 2
 
 
-def test_a_step_that_a_later_run_told_of_is_not_told_again_of_its_first_run(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=1)
+def test_a_step_that_a_later_run_told_of_is_not_told_again_of_its_first_run(store: Store) -> None:
+    world = World(store, jobs=1)
     for _ in range(7):
         record_look_back(store, world.night(keys={0: "old"}))
     first = world.night({0: 1.08}, keys={0: "slow"})
@@ -359,10 +335,8 @@ def test_a_step_that_a_later_run_told_of_is_not_told_again_of_its_first_run(
     assert [one.id for one in store.alerts.open()] == [step.id]
 
 
-def test_a_program_that_comes_back_is_measured_though_another_one_was_in_between(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=1)
+def test_a_program_that_comes_back_is_measured_though_another_one_was_in_between(store: Store) -> None:
+    world = World(store, jobs=1)
     for _ in range(3):
         world.night(keys={0: "a"})
     world.confirm(world.night({0: 1.08}, keys={0: "b"}), budget_s=0.0)
@@ -371,8 +345,8 @@ def test_a_program_that_comes_back_is_measured_though_another_one_was_in_between
     assert step.low < 0.077 < step.high
 
 
-def test_programs_that_changed_take_nothing_from_what_stands_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(store, monkeypatch, jobs=40)
+def test_programs_that_changed_take_nothing_from_what_stands_out(store: Store) -> None:
+    world = World(store, jobs=40)
     for _ in range(9):
         record_look_back(store, world.night(noise=0.005))
     slow = world.night({0: 1.08}, noise=0.005)
@@ -384,10 +358,8 @@ def test_programs_that_changed_take_nothing_from_what_stands_out(store: Store, m
     assert {one.job_id for one in found.regressions} == {world.jobs[0].id}
 
 
-def test_what_was_measured_before_it_stood_out_is_seen_when_it_does(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=1)
+def test_what_was_measured_before_it_stood_out_is_seen_when_it_does(store: Store) -> None:
+    world = World(store, jobs=1)
     for _ in range(2):
         world.night(keys={0: "old"}, noise=0.0)
     slow = world.night({0: 1.3}, keys={0: "slow"}, noise=0.0)
@@ -406,8 +378,8 @@ def test_what_was_measured_before_it_stood_out_is_seen_when_it_does(
     assert (seen.finding, seen.state, seen.reason) == ("regression", "unknown", "measured")
 
 
-def test_a_level_that_was_declared_is_not_measured(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(store, monkeypatch, jobs=1)
+def test_a_level_that_was_declared_is_not_measured(store: Store) -> None:
+    world = World(store, jobs=1)
     for _ in range(3):
         world.night(keys={0: "old"})
     slow = world.night({0: 1.08}, keys={0: "slow"})
@@ -417,17 +389,15 @@ def test_a_level_that_was_declared_is_not_measured(store: Store, monkeypatch: py
     assert world.pairs == 0
 
 
-def test_a_program_that_cannot_be_measured_is_not_said_to_wait_for_a_device(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(store, monkeypatch, jobs=1)
+def test_a_program_that_cannot_be_measured_is_not_said_to_wait_for_a_device(store: Store) -> None:
+    world = World(store, jobs=1)
     world.night()
     slow = world.night({0: 1.3})
 
-    def find(*_: object) -> None:
+    def require(_: StoredResult) -> None:
         raise UsageError("its suite is not here")
 
-    monkeypatch.setattr("farm.regressions.bench_pool.find_job", find)
+    world.require_job = require
     said: list[str] = []
     found = world.confirm(slow, said.append)
     assert (found.changed, found.changed_not_asked) == (0, 0)

@@ -57,6 +57,16 @@ def verdicts(home: FarmHome) -> list[str]:
         return []
 
 
+def attempts_of(home: FarmHome, user: str) -> list[tuple[str, int]]:
+    """Return the verdict of each attempt in a user's runs, and when it began; epoch, milliseconds."""
+    query = """
+        select verdict, attempt.started_ms from attempt join run_job on run_job.id = run_job_id
+        join run on run.id = run_id where user_name = ? order by attempt.id
+    """
+    with sqlite3.connect(f"file:{home.state / 'farm.db'}?mode=ro", uri=True) as connection:
+        return connection.execute(query, [user]).fetchall()
+
+
 def leases(attached: Attached) -> dict[str, str]:
     return {row["serial"]: row["holder"] for row in attached.json("devices")["devices"]}
 
@@ -147,13 +157,17 @@ def test_a_person_gets_a_device_from_a_nightly_run_which_goes_on_with_it_later(s
         during = len(verdicts(single.home))
         assert during - before <= 2
         assert leases(single) == {"virtual-SM8650-0": "ann"}
-        time.sleep(1)
-        assert len(verdicts(single.home)) <= during
+        begin_ms = time.time_ns() // 1_000_000
+        hers = single.farm(*RUN, user="ann")
+        assert hers.returncode == 0, hers.stderr
+        end_ms = time.time_ns() // 1_000_000
         assert single.farm("release", user="ann").returncode == 0
         said = nightly.communicate(timeout=240)[0]
         assert nightly.returncode == 0, said
     assert "is given to somebody who waits for it" in said
-    assert verdicts(single.home) == ["passed"] * 8
+    done = attempts_of(single.home, "night")
+    assert [verdict for verdict, _ in done] == ["passed"] * 8
+    assert [started_ms for _, started_ms in done if begin_ms <= started_ms <= end_ms] == []
 
 
 def test_whoever_has_reserved_a_device_may_use_it_and_others_wait(single: Attached) -> None:
