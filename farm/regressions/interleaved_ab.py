@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 # A side that ended so often the wrong way is not asked again.
 _MOST_FAILURES = 3
+# Executions before those that count, in every turn.
+_WARM_UP = 1
+_TURN_SECONDS = 300.0
 
 
 class Role(StrEnum):
@@ -105,19 +108,16 @@ class InterleavedBench:
         *,
         virtual: bool,
         choice: Choice | None = None,
-        purpose: str = "farm confirm",
-        warm_up: int = 1,
-        timeout_s: float = 300.0,
+        purpose: str,
         until_s: float = math.inf,
     ) -> None:
         """`virtual`: a virtual device of its own; else one of the attached ones that `choice` leaves, under a lease.
 
-        `store` is asked for leases only. `warm_up` are executions before those that count, in every turn. A device that
-        somebody else has is waited for until `until_s` on the clock of `time.monotonic`.
+        `store` is asked for leases only. A device that somebody else has is waited for until `until_s` on the clock of
+        `time.monotonic`.
         """
         self.config, self.virtual = config, virtual
         self._store, self._say, self._choice = store, say, choice or Choice()
-        self._warm_up, self._timeout_s = warm_up, timeout_s
         self._stack = ExitStack()
         self._acquirer = DeviceAcquirer(
             config, store, target, say, name="ab", purpose=purpose, otherwise="--virtual", until_s=until_s
@@ -131,42 +131,28 @@ class InterleavedBench:
         """All that was measured so far, with every sample."""
 
     def __enter__(self) -> Self:
-        """Raises NoDeviceError, UnknownNameError, MissingToolError."""
+        """Acquire the first device, its runtime and fence. Raises NoDeviceError, UnknownNameError, MissingToolError."""
         from farm.compile.toolchain import prepare
 
         self.tools: Toolchain = prepare(self.config, self._say, virtual=self.virtual)
         with self._stack:
             self._stack.enter_context(self._acquirer)
             # Before leases are given back nothing of ours is on the devices any more.
-            self._stack.callback(self._close_runs)
-            self._first = self._acquirer.acquire(None if self.virtual else self._choice)
-            self._acquired[self._first.device.serial] = self._first
+            self._open = self._stack.enter_context(ExitStack())
+            acquired = self._acquirer.acquire(None if self.virtual else self._choice)
+            self.device, self.runtime, self.fence = acquired
+            self._acquired[self.device.serial] = acquired
             self._stack = self._stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    @property
-    def device(self) -> Device:
-        """The first device."""
-        return self._first.device
-
-    @property
-    def runtime(self) -> Runtime:
-        """What it runs programs with, unless a side has another."""
-        return self._first.runtime
-
-    @property
-    def fence(self) -> tuple[str, int] | None:
-        """Id of the device and its lease's fence, for whoever records what was measured; None where it is our own."""
-        return self._first.fence
-
-    def side(self, past: StoredResult) -> Side:
-        """Return what a past result ran. Raises UsageError where its bundle is gone and cannot be made again."""
-        job = find_job(self.config, past)
-        bundle = find_bundle(self.config, past, job, self.tools, self._acquirer.supervisor, self._say)
-        profile = past.run.fingerprint.get("profile", "")
+    def side(self, stored: StoredResult) -> Side:
+        """Return what a stored result ran. Raises UsageError where its bundle is gone and cannot be made again."""
+        job = find_job(self.config, stored)
+        bundle = find_bundle(self.config, stored, job, self.tools, self._acquirer.supervisor, self._say)
+        profile = stored.run.fingerprint.get("profile", "")
         # A timeline would cost time, and is in no figure.
         known = profile in (Profile.OFF, Profile.BASIC, Profile.DETAILED)
         return Side(job, bundle, Profile(profile) if known else Profile.AUTO)
@@ -246,7 +232,7 @@ class InterleavedBench:
         return self._proven[side.key]
 
     def _turn(self, role: Role, side: Side, pair: int, inferences: int, *, full: bool, fresh: bool = False) -> Turn:
-        acquired = self._acquired[side.device] if side.device else self._first
+        acquired = self._acquired[side.device or self.device.serial]
         runtime = side.runtime or acquired.runtime
         try:
             started_ms, measured, failure = self._run(side, acquired, runtime, inferences, full=full, fresh=fresh)
@@ -278,8 +264,8 @@ class InterleavedBench:
         run = self._device_run(acquired, runtime)
         options = RunnerOptions(
             iterations=inferences,
-            warm_up=self._warm_up,
-            timeout_s=self._timeout_s,
+            warm_up=_WARM_UP,
+            timeout_s=_TURN_SECONDS,
             flags=run.flags(side.job.target, side.profile),
             outputs=full,
         )
@@ -300,15 +286,10 @@ class InterleavedBench:
             gate = self._gates.setdefault(serial, HeatGate(self.config.health, say=self._say))
             first = not any(other == serial for other, _ in self._runs)
             name = f"{self._acquirer.folder.name}.{self._count}"
-            self._runs[key] = DeviceRun(
-                acquired.device, runtime, name, takeover=first and acquired.fence is not None, gate=gate
-            )
+            takeover = first and acquired.fence is not None
+            run = DeviceRun(acquired.device, runtime, name, takeover=takeover, gate=gate)
+            self._runs[key] = self._open.enter_context(run)
         return self._runs[key]
-
-    def _close_runs(self) -> None:
-        with ExitStack() as closing:
-            for run in self._runs.values():
-                closing.push(run)
 
     def _require_lease(self) -> None:
         """Raise LeaseLostError when somebody else may have used a device meanwhile."""

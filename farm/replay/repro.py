@@ -1,4 +1,4 @@
-"""A past result, run again from its exact bundle, and both results side by side."""
+"""A stored result, run again from its exact bundle, and both results side by side."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 SAME = "same"
-"""As a device: the one of the past result."""
+"""As a device: the one of the stored result."""
 
 _FACT = "repro"
 
 
 class ReproRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how often a past result is run again."""
+    """Where and how often a stored result is run again."""
 
     virtual: bool = False
     device: str = ""
@@ -49,7 +49,7 @@ class ComparedFigure(msgspec.Struct, frozen=True):
 class ReproOutcome(msgspec.Struct, frozen=True):
     """Both results."""
 
-    past: StoredResult
+    stored: StoredResult
     now: OneOffOutcome
     rows: tuple[ComparedFigure, ...]
     outputs: str
@@ -59,22 +59,22 @@ class ReproOutcome(msgspec.Struct, frozen=True):
 
 
 def repro(
-    config: Config, store: Store, past: StoredResult, request: ReproRequest, say: Callable[[str], None]
+    config: Config, store: Store, stored: StoredResult, request: ReproRequest, say: Callable[[str], None]
 ) -> ReproOutcome:
-    """Run a past result again, judge it by the limits of its case, record it, and return both.
+    """Run a stored result again, judge it by the limits of its case, record it, and return both.
 
     Raises UsageError where its bundle is gone and cannot be made again, NoDeviceError.
     """
-    job = find_job(config, past)
-    profile = past.run.fingerprint.get("profile", "")
+    job = find_job(config, stored)
+    profile = stored.run.fingerprint.get("profile", "")
     now = run_one(
         config,
         store,
         OneOffRequest(
             job=job,
-            virtual=request.virtual or (past.kind == "virtual" and not request.device),
+            virtual=request.virtual or (stored.kind == "virtual" and not request.device),
             otherwise="--virtual 1",
-            choice=Choice((past.attempt.device if request.device == SAME else request.device,))
+            choice=Choice((stored.attempt.device if request.device == SAME else request.device,))
             if request.device
             else Choice(),
             iterations=request.iterations,
@@ -83,18 +83,18 @@ def repro(
             # A timeline would cost time, and is in no figure.
             profile=Profile(profile) if profile in (Profile.OFF, Profile.BASIC, Profile.DETAILED) else Profile.AUTO,
             command=request.command,
-            facts={_FACT: past.run.id},
+            facts={_FACT: stored.run.id},
         ),
-        lambda tools, supervisor: find_bundle(config, past, job, tools, supervisor, say),
+        lambda tools, supervisor: find_bundle(config, stored, job, tools, supervisor, say),
         say,
     )
     facts = store.runs.view(now.run_id).fingerprint
     return ReproOutcome(
-        past=past,
+        stored=stored,
         now=now,
-        rows=tuple(rows(past.attempt, now.attempt)) if now.attempt else (),
-        outputs=compare_outputs(past.outputs, now.outputs),
-        differences=differences(past.run.fingerprint, facts),
+        rows=tuple(rows(stored.attempt, now.attempt)) if now.attempt else (),
+        outputs=compare_outputs(stored.outputs, now.outputs),
+        differences=differences(stored.run.fingerprint, facts),
     )
 
 

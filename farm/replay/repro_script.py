@@ -1,4 +1,4 @@
-"""A past result -> a folder with all it takes to run it again, and a shell script that needs nothing but adb."""
+"""A stored result -> a folder with all it takes to run it again, and a shell script that needs nothing but adb."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OUTPUT_NAME = re.compile(r"output_\d+_\d+\.raw")
 
 def write_script(
     config: Config,
-    past: StoredResult,
+    stored: StoredResult,
     folder: Path,
     say: Callable[[str], None],
     *,
@@ -57,11 +57,11 @@ def write_script(
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already: name another folder")
-    virtual = virtual or past.kind == "virtual"
-    target = target_of(past.view)
+    virtual = virtual or stored.kind == "virtual"
+    target = target_of(stored.view)
     # First, as it may be what is missing.
-    runtime = _runtime(config, past, virtual=virtual)
-    bundle = _bundle(config, past, say, virtual=virtual)
+    runtime = _runtime(config, stored, virtual=virtual)
+    bundle = _bundle(config, stored, say, virtual=virtual)
     flags = {
         "model_path": MODEL,
         "input_list_path": INPUT_LIST,
@@ -76,35 +76,37 @@ def write_script(
     if takes_sessions(runtime.files[runtime.runner]):
         flags |= {"result_path": f"{_OUTPUTS}/result.json", "timeout_ms": str(round(timeout_s * 1000))}
     try:
-        _publish(folder, lambda partial: _fill(partial, config, past, bundle, runtime, flags, virtual=virtual))
+        _publish(folder, lambda partial: _fill(partial, config, stored, bundle, runtime, flags, virtual=virtual))
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None
     what = "a VIRTUAL device, with the simulator for x86_64: not for a phone" if virtual else "an Android phone"
     lines = [f"{folder}: for {what}", f"run it:  {shlex.quote(str(folder / SCRIPT))} [SERIAL]"]
-    if not past.outputs:
+    if not stored.outputs:
         lines.append("the outputs of then were not kept: the script tells their sizes, and has nothing to compare with")
     return lines
 
 
-def _runtime(config: Config, past: StoredResult, *, virtual: bool) -> Runtime:
+def _runtime(config: Config, stored: StoredResult, *, virtual: bool) -> Runtime:
     from farm.runtime.native.targets import ANDROID, TARGETS
     from farm.runtime.runtime import simulator_runtime, staged_runtime
 
-    soc, backend = find_soc(past.view.soc), past.view.backend
+    soc, backend = find_soc(stored.view.soc), stored.view.backend
     if virtual:
         return simulator_runtime(config.cache_dir, soc, backend, sdk_root=config.sdk_root)
     return staged_runtime(config, soc, backend, TARGETS[ANDROID])
 
 
-def _bundle(config: Config, past: StoredResult, say: Callable[[str], None], *, virtual: bool) -> Bundle:
-    bundle = cached_bundle(config, past)
+def _bundle(config: Config, stored: StoredResult, say: Callable[[str], None], *, virtual: bool) -> Bundle:
+    bundle = cached_bundle(config, stored)
     if bundle is not None:
         return bundle
     from farm.compile.toolchain import prepare
     from farm.system.processes import Supervisor
 
     with Supervisor() as supervisor:
-        return find_bundle(config, past, find_job(config, past), prepare(config, say, virtual=virtual), supervisor, say)
+        return find_bundle(
+            config, stored, find_job(config, stored), prepare(config, say, virtual=virtual), supervisor, say
+        )
 
 
 def _publish(folder: Path, fill: Callable[[Path], None]) -> None:
@@ -125,7 +127,7 @@ def _publish(folder: Path, fill: Callable[[Path], None]) -> None:
 def _fill(
     folder: Path,
     config: Config,
-    past: StoredResult,
+    stored: StoredResult,
     bundle: Bundle,
     runtime: Runtime,
     flags: Mapping[str, str],
@@ -151,35 +153,35 @@ def _fill(
     )
     for kind in bundle.manifest.references:
         shutil.copytree(bundle.folder / f"reference_{kind}", folder / f"reference_{kind}")
-    _write_outputs_of_then(config, past, folder / THEN)
+    _write_outputs_of_then(config, stored, folder / THEN)
     about = {
         "schema": 1,
-        "job": past.view.id,
-        "run": past.run.id,
+        "job": stored.view.id,
+        "run": stored.run.id,
         "bundle": bundle.manifest,
         "runtime": runtime.hashes,
         "runtime_kind": runtime.kind,
-        "fingerprint": past.run.fingerprint,
-        "then": past.attempt,
+        "fingerprint": stored.run.fingerprint,
+        "then": stored.attempt,
     }
     (folder / "about.json").write_bytes(msgspec.json.format(msgspec.json.encode(about)))
     script = folder / SCRIPT
-    script.write_text(_script(past, bundle, runtime, virtual=virtual), encoding="utf-8")
+    script.write_text(_script(stored, bundle, runtime, virtual=virtual), encoding="utf-8")
     script.chmod(0o755)
 
 
-def _write_outputs_of_then(config: Config, past: StoredResult, folder: Path) -> None:
+def _write_outputs_of_then(config: Config, stored: StoredResult, folder: Path) -> None:
     from farm.store.artifacts import ArtifactStore
 
     store = ArtifactStore(config.state_dir / "artifacts")
-    for name, sha256 in past.outputs.items():
+    for name, sha256 in stored.outputs.items():
         # Named by farm, but kept where others may write.
         if _OUTPUT_NAME.fullmatch(name) and (path := store.find(sha256)):
             folder.mkdir(exist_ok=True)
             shutil.copyfile(path, folder / name)
 
 
-def _script(past: StoredResult, bundle: Bundle, runtime: Runtime, *, virtual: bool) -> str:
+def _script(stored: StoredResult, bundle: Bundle, runtime: Runtime, *, virtual: bool) -> str:
     manifest = bundle.manifest
     checks = [
         f"check output_{sample}_{index}.raw {spec.nbytes}"
@@ -187,8 +189,8 @@ def _script(past: StoredResult, bundle: Bundle, runtime: Runtime, *, virtual: bo
         for index, spec in enumerate(manifest.outputs)
     ]
     lines = [
-        f"Runs {past.view.id} again, as in run {past.run.id}, with nothing but adb.",
-        f"Then, on {past.attempt.device} ({past.kind}): {past.attempt.verdict} {past.attempt.reason}",
+        f"Runs {stored.view.id} again, as in run {stored.run.id}, with nothing but adb.",
+        f"Then, on {stored.attempt.device} ({stored.kind}): {stored.attempt.verdict} {stored.attempt.reason}",
     ]
     if virtual:
         lines.append(
@@ -197,7 +199,7 @@ def _script(past: StoredResult, bundle: Bundle, runtime: Runtime, *, virtual: bo
     return _filled(
         "repro.sh",
         about="\n".join(f"# {one_line(line, 110)}" for line in lines),
-        soc=shlex.quote(past.view.soc),
+        soc=shlex.quote(stored.view.soc),
         machine="x86_64" if virtual else "aarch64",
         root=str(int(runtime.needs_root)),
         checks="\n".join(checks),

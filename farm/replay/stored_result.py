@@ -81,19 +81,19 @@ def find_stored_result(store: Store, pattern: str, ref: str | None) -> StoredRes
     return _result(store, run, names[0])
 
 
-def results_before(store: Store, past: StoredResult) -> Iterator[StoredResult]:
-    """Yield the results of the same job on the same kind of device in runs before that of `past`, newest first."""
+def results_before(store: Store, stored: StoredResult) -> Iterator[StoredResult]:
+    """Yield the results of the same job on the same kind of device in runs before that of `stored`, newest first."""
     seen = set()
-    points = store.history.points(past.view.id, None, None, _ALL)
+    points = store.history.points(stored.view.id, None, None, _ALL)
     for point in sorted(points, key=lambda point: (point.time_ms, point.run_id), reverse=True):
-        if point.run_id in seen or point.device_kind != past.kind:
+        if point.run_id in seen or point.device_kind != stored.kind:
             continue
         seen.add(point.run_id)
         run = store.runs.view(point.run_id)
-        if (run.started_ms, run.id) >= (past.run.started_ms, past.run.id):
+        if (run.started_ms, run.id) >= (stored.run.started_ms, stored.run.id):
             continue
         with contextlib.suppress(UsageError):
-            yield _result(store, run, past.view.id)
+            yield _result(store, run, stored.view.id)
 
 
 class Results:
@@ -119,20 +119,20 @@ def _result(store: Store, run: RunView, job_id: str) -> StoredResult:
     raise UsageError(f"{job_id} was not executed in run {run.id}, so that nothing can be run again: {last}")
 
 
-def find_job(config: Config, past: StoredResult) -> Job:
+def find_job(config: Config, stored: StoredResult) -> Job:
     """Return the job of a result: as this user planned it, or as the suite of its name has it here today.
 
     A store says neither where code is nor what it is: another user's run is one of a suite that farm finds by itself.
     Raises UsageError where neither is here.
     """
-    for job in planned_jobs(config.run_folder(past.run.id)):
-        if job.id == past.view.id:
+    for job in planned_jobs(config.run_folder(stored.run.id)):
+        if job.id == stored.view.id:
             return _without_lost_files(job)
     try:
-        job = _todays_job(config, past)
+        job = _todays_job(config, stored)
     except UsageError as error:
         raise UsageError(
-            f"{past.view.id}: what run {past.run.id} planned is not here, or is another user's, and its suite is not "
+            f"{stored.view.id}: what run {stored.run.id} planned is not here, or is another user's, and its suite is not "
             f"here either: {error}: "
             "name the suite's folder in farm.toml"
         ) from None
@@ -147,10 +147,10 @@ def _without_lost_files(job: Job) -> Job:
     return msgspec.structs.replace(job, case=case)
 
 
-def _todays_job(config: Config, past: StoredResult) -> Job:
+def _todays_job(config: Config, stored: StoredResult) -> Job:
     from farm.suites.manifests import find_suites, load_suite
 
-    view, known = past.view, find_suites(config.suite_folders)
+    view, known = stored.view, find_suites(config.suite_folders)
     # By its name alone, never by a path.
     if view.suite not in known:
         raise UnknownNameError("suite", view.suite, known, "(farm suites lists them)")
@@ -168,52 +168,52 @@ def target_of(view: JobView) -> Target:
     return target
 
 
-def cached_bundle(config: Config, past: StoredResult) -> Bundle | None:
+def cached_bundle(config: Config, stored: StoredResult) -> Bundle | None:
     """Return the bundle of a result if it is in the cache. Raises UntrustedError."""
-    return BundleCache(config.cache_dir).lookup(past.attempt.bundle_key)
+    return BundleCache(config.cache_dir).lookup(stored.attempt.bundle_key)
 
 
 def find_bundle(
-    config: Config, past: StoredResult, job: Job, tools: Toolchain, supervisor: Supervisor, say: Callable[[str], None]
+    config: Config, stored: StoredResult, job: Job, tools: Toolchain, supervisor: Supervisor, say: Callable[[str], None]
 ) -> Bundle:
     """Return the bundle of a result: from the cache, or built again where that gives the same one.
 
     Raises UsageError that names what is different now, or for a key that is none, InfraError where building fails.
     """
-    bundle = cached_bundle(config, past)
+    bundle = cached_bundle(config, stored)
     if bundle is not None:
         return bundle
-    key = past.attempt.bundle_key
+    key = stored.attempt.bundle_key
     folder = BundleCache(config.cache_dir).folder(key)
-    changed = _changes(config, past, job, tools)
+    changed = _changes(config, stored, job, tools)
     if changed:
         raise UsageError(
-            f"the bundle {key[:12]} of {past.view.id} is not in the cache any more "
+            f"the bundle {key[:12]} of {stored.view.id} is not in the cache any more "
             f"({folder}), and building it today gives another one: {changed}; "
             "bring that folder back, or run the job as it is today"
         )
     say(f"the bundle {key[:12]} is not in the cache any more: building it again, from the same code and versions")
     _build(config, job, key, tools, supervisor)
-    bundle = cached_bundle(config, past)
+    bundle = cached_bundle(config, stored)
     if bundle is None:
         raise InfraError(f"the bundle {key[:12]} was built and is not there: is somebody pruning {config.cache_dir}?")
     return bundle
 
 
-def _changes(config: Config, past: StoredResult, job: Job, tools: Toolchain) -> str:
+def _changes(config: Config, stored: StoredResult, job: Job, tools: Toolchain) -> str:
     """Return why the bundle that would be built now is another one; empty when it is the same."""
     if not _can_build(job):
-        return f"it was made by '{past.run.command}', of files that farm does not keep"
+        return f"it was made by '{stored.run.command}', of files that farm does not keep"
     now = bundle_key(job, tools.versions)
-    if now == past.attempt.bundle_key:
+    if now == stored.attempt.bundle_key:
         return ""
-    facts = past.run.fingerprint
+    facts = stored.run.fingerprint
     changes = [
         f"{name} was {facts[name]} and is {version}"
         for name, version in sorted(relevant_versions(job.target.backend, tools.versions).items())
         if name in facts and facts[name] != version
     ]
-    changes += [f"the code of {place} has changed" for place in changed_code(config.run_folder(past.run.id), job)]
+    changes += [f"the code of {place} has changed" for place in changed_code(config.run_folder(stored.run.id), job)]
     return "; ".join(changes) or f"the case, or the way farm compiles it, has changed (bundle {now[:12]})"
 
 

@@ -235,7 +235,7 @@ def repro_command(
 
 
 def _repro_lines(outcome: ReproOutcome) -> list[str]:
-    past, now = outcome.past, outcome.now
+    past, now = outcome.stored, outcome.now
     if now.attempt is None:
         return ["interrupted"]
     then = past.attempt
@@ -267,7 +267,7 @@ def _figure(value: float | None, unit: str) -> str:
 
 
 def _repro_data(outcome: ReproOutcome) -> dict[str, object]:
-    past, now = outcome.past, outcome.now
+    past, now = outcome.stored, outcome.now
     return {
         "job": past.view.id,
         "bundle": past.attempt.bundle_key,
