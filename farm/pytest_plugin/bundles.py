@@ -13,11 +13,11 @@ from farm.bundles.ready import is_dynamic, output_specs, read_ready
 from farm.errors import InfraError, ProgramError, UnknownNameError, UsageError
 from farm.pytest_plugin.runner import DeviceProgram, lay_out
 from farm.results.attempt import Cause, Stage
-from farm.results.text import bounded_log
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.options import parse_options
 from farm.suites.socs import READY, check_target, find_soc
 from farm.suites.suite import Case, InputSpec, Job, Target, plan
+from farm.system.text import bounded_log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

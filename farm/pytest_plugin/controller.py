@@ -1,19 +1,23 @@
-"""The half of the plugin in the process that hands out tests: devices to workers, tests to devices; results kept."""
+"""The plugin in the process that starts the workers: devices to workers, tests to devices; results are recorded."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from xdist.dsession import DSession
 from xdist.scheduler import LoadScheduling
 
 from farm.errors import FarmError
+from farm.pytest_plugin.plan import GIVEN_UP
 from farm.pytest_plugin.record import attempt_of, collection_failure, job_of_test, unpack
 from farm.request.pytest_session import STORE_VARIABLE
+from farm.run.workers import Workers, WorkerSession
 from farm.store.store import open_store
 from farm.system.text import visible
 
@@ -23,9 +27,6 @@ if TYPE_CHECKING:
     from farm.pytest_plugin.plan import SuitePlan
     from farm.results.attempt import Attempt
     from farm.store.store import Store
-
-GIVEN_UP = "farm_given_up"
-"""Attribute of a report whose worker has no device any more."""
 
 
 class FairScheduling(LoadScheduling):  # type: ignore[misc] # xdist has no types for mypy here
@@ -69,13 +70,82 @@ class FairScheduling(LoadScheduling):  # type: ignore[misc] # xdist has no types
         return any(node not in self._idle for node in self.nodes)
 
 
-class Controller:
+class SuiteSession(WorkerSession):
+    """The session of a run, for tests of the user's: what ends a session of xdist's ends this one as well.
+
+    That is `pytest.exit`, an error inside of pytest, and --max-worker-restart.
+    """
+
+    # Of a run, a worker that ends in one of these ways is replaced.
+    worker_internal_error = DSession.worker_internal_error
+    worker_workerfinished = DSession.worker_workerfinished
+
+    def __init__(self, config: pytest.Config, workers: Workers) -> None:
+        super().__init__(config, workers)
+        self.shouldstop: bool | str = False
+        self._retired = 0
+        self._started: set[str] = set()
+
+    def needs_worker(self) -> bool:
+        """Return whether a device that lacks a worker should get one."""
+        is_done = self.sched is not None and self.sched.tests_finished
+        return not (self.shouldstop or self._summary_report or is_done)
+
+    def retire(self) -> None:
+        """Expect one worker less: the others wait for the tests that it would have collected."""
+        self._retired += 1
+
+    def look(self) -> None:
+        """Let workers end when nothing is left to do, or nobody to do it."""
+        if self._retired:
+            sched: Any = self.sched
+            sched.numnodes -= self._retired
+            self._retired = 0
+            if sched.nodes and sched.collection_is_completed:
+                sched.schedule()
+        super().look()
+        if not (self._active_nodes or self._summary_report or self.sched.tests_finished):
+            self.shouldstop = self.shouldstop or "no worker is left"
+
+    def worker_errordown(self, node: Any, error: object | None) -> None:
+        """Replace a worker that died, as often as --max-worker-restart lets it."""
+        self._failed_nodes_count += 1
+        limit = self._max_worker_restart
+        if limit is not None and self._failed_nodes_count > limit:
+            self._summary_report = f"maximum crashed workers reached: {limit}"
+            self.report_line(f"\n{self._summary_report}")
+        super().worker_errordown(node, error)
+        if self._summary_report:
+            self.triggershutdown()
+
+    def _start_missing(self) -> None:
+        while self._workers.lacks_one():
+            # The first ones have the names that users know: gw0, gw1.
+            spec = self.nodemanager.specs[len(self._started) % len(self.nodemanager.specs)]
+            if spec.id in self._started:
+                spec.id = None
+                self.nodemanager.group.allocate_id(spec)
+            self._started.add(spec.id)
+            with self._workers.starting():
+                self._active_nodes.add(self.nodemanager.setup_node(spec, self.queue.put))
+
+
+class SuiteController:
     """A plugin of the process that starts the workers."""
 
     def __init__(self, plan: SuitePlan, config: pytest.Config) -> None:
         self._plan, self._config = plan, config
-        self._free = list(plan.chosen)
-        self._device_of: dict[Any, int] = {}
+        self._usable = set(plan.chosen)
+        self._session: SuiteSession | None = None
+        self._workers = Workers(
+            [device.serial for device in plan.devices],
+            is_wanted=lambda number: number in self._usable and (not self._session or self._session.needs_worker()),
+            retire=self._retire,
+            note=lambda text: self._session.report_line(text) if self._session else None,
+            # Nobody watches them: a test of the user's takes as long as it takes.
+            sign_of=lambda _: 0,
+            most_silence_s=math.inf,
+        )
         self._sched: FairScheduling | None = None
         self._store: Store | None = None
         self._ids: dict[str, str] = {}
@@ -83,15 +153,26 @@ class Controller:
         self._reports: dict[tuple[str, int], list[pytest.TestReport]] = {}
         """Of tests that run, by node id and number of the device."""
 
+    def pytest_plugin_registered(self, plugin: object, manager: pytest.PytestPluginManager) -> None:
+        """Take the place of xdist's session, which ends with the first worker that does not start."""
+        if isinstance(plugin, DSession) and not isinstance(plugin, SuiteSession):
+            manager.unregister(plugin)
+            manager.unregister(name="terminaldistreporter")
+            self._session = SuiteSession(plugin.config, self._workers)
+            manager.register(self._session, "dsession")
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Give a new worker a device that no other has."""
-        self._device_of[node] = node.workerinput["farm_device"] = self._free.pop(0)
+        node.workerinput["farm_device"] = self._workers.assign(node)
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
         """Take the device back."""
-        self._free.append(self._device_of[node])
+        if error:
+            self._workers.died(node, str(error))
+        else:
+            self._workers.ended(node)
 
     @pytest.hookimpl(optionalhook=True, trylast=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> LoadScheduling | None:
@@ -119,7 +200,9 @@ class Controller:
             return
         if getattr(report, GIVEN_UP, False) and self._sched is not None:
             self._sched.give_up(node)
-        number = self._device_of[node]
+        # Whatever became of the test: its worker has started.
+        self._workers.job_done(node)
+        number = self._workers.device_of(node)
         reports = self._reports.setdefault((report.nodeid, number), [])
         reports.append(report)
         if report.when in ("setup", "call"):
@@ -139,6 +222,14 @@ class Controller:
         """Let go of the store."""
         if self._store is not None:
             self._store.close()
+
+    def _retire(self, number: int, reason: str) -> None:
+        """Give up a device whose workers do not start."""
+        self._usable.discard(number)
+        self._plan.leave_device(number, reason)
+        if self._session is not None:
+            self._session.retire()
+            self._session.report_line(f"{self._plan.devices[number].serial} is not used any more: {reason}")
 
     def _plan_tests(self, nodeids: Sequence[str]) -> None:
         new = [nodeid for nodeid in nodeids if nodeid not in self._ids]

@@ -182,6 +182,47 @@ def test_third(): pass
     assert not wait_for_no_process(home)
 
 
+DIES_WHILE_IT_STARTS = """
+import os
+import sys
+
+if "exec(eval(sys.stdin.readline()))" in " ".join(sys.orig_argv):
+    started = os.path.join(os.path.dirname(__file__), "started")
+    with open(started, "a") as file:
+        file.write("x")
+    if os.path.getsize(started) in {deaths}:
+        os._exit(9)
+"""
+
+
+def test_a_replacement_that_dies_while_it_starts_is_replaced(home: FarmHome, tmp_path: Path) -> None:
+    lay_out(home.cwd, "import os\n\ndef test_dies(): os.kill(os.getpid(), 9)\n\ndef test_after(device): pass\n")
+    (tmp_path / "sitecustomize.py").write_text(DIES_WHILE_IT_STARTS.format(deaths=(2,)))
+
+    environment = ALONE | {"PYTHONPATH": str(tmp_path)}
+    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "1", "--", timeout_s=300, env=environment)
+
+    assert (tmp_path / "started").read_text() == "xxx"
+    assert done.returncode == 1, done.stdout + done.stderr
+    run = latest(home)
+    assert job(run, "test_dies").attempts[0].cause is Cause.CRASH
+    assert job(run, "test_after").attempts[0].verdict is Verdict.PASSED
+    assert not wait_for_no_process(home)
+
+
+def test_a_device_whose_workers_do_not_start_leaves_its_tests_to_the_others(home: FarmHome, tmp_path: Path) -> None:
+    lay_out(home.cwd, "def test_one(device): pass\n\ndef test_two(device): pass\n")
+    (tmp_path / "sitecustomize.py").write_text(DIES_WHILE_IT_STARTS.format(deaths=tuple(range(2, 50))))
+
+    environment = ALONE | {"PYTHONPATH": str(tmp_path)}
+    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "2", "--", timeout_s=300, env=environment)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "virtual-SM8650-1 is not used any more: its worker process died 5 times in a row" in done.stdout
+    attempts = [attempt for one in latest(home).jobs for attempt in one.attempts]
+    assert [(one.verdict, one.device) for one in attempts] == [(Verdict.PASSED, "virtual-SM8650-0")] * 2
+
+
 @pytest.mark.whole
 def test_what_a_module_cannot_import_failed(home: FarmHome) -> None:
     lay_out(home.cwd, "import no_such_module\n")
