@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.request.ending import INTERRUPTED
+from farm.system.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,6 +20,9 @@ _UNSEEN = (
     "\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
+REASON_LIMIT = 400
+"""Characters that are kept of a reason or a note."""
+LOG_LIMIT = 64 * 1024
 # Characters of the text that are looked at for one of a line: the others could only be blanks and colours.
 _LOOKED_AT = 16
 
@@ -48,6 +51,18 @@ def one_line(text: str, limit: int = 0) -> str:
     """Return `text`, visible, on one line and not longer than `limit` characters (0: as long as it is)."""
     line = " ".join(visible(text[: _LOOKED_AT * limit] if limit else text).split())
     return line if not limit or len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def reason_line(text: str) -> str:
+    """Return `text` as `one_line` does, as much of it as is kept of a reason."""
+    return one_line(text, REASON_LIMIT)
+
+
+def bounded_log(text: str, limit: int = LOG_LIMIT) -> str:
+    """Return the end of `text`, at most `limit` characters, where the reason usually is; says what was left out."""
+    left_out = len(text) - limit
+    text = visible(text[-limit:])[-limit:]
+    return f"[{left_out} characters left out]\n{text}" if left_out > 0 else text
 
 
 def plain_json(data: bytes) -> bytes:
