@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -19,8 +18,8 @@ import msgspec
 
 from farm.bundles.cache import BundleCache
 from farm.bundles.leftovers import builder_folder, work_in
-from farm.compile.protocol import BEGAN, BuildReply, BuildRequest, exit_reason, reason_of
-from farm.errors import FarmError, InfraError
+from farm.compile.protocol import BEGAN, BuildReply, BuildRequest, failure_of, reason_of, reply_pipe
+from farm.errors import FarmError
 from farm.system.memory import resident_bytes
 
 if TYPE_CHECKING:
@@ -37,9 +36,7 @@ _OOM_SCORE = "500"
 
 def main(argv: list[str]) -> int:
     """Serve requests from stdin until it is closed."""
-    # QNN's C++ code prints to the descriptors themselves: replies need one of their own.
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
+    replies = reply_pipe()
     root, requests = Path(argv[0]), iter(sys.stdin.buffer)
     with contextlib.ExitStack() as stack:
         while problem := _enter_folder(stack, root, argv[1]):
@@ -100,7 +97,6 @@ def _serve(request: BuildRequest, cache: BundleCache) -> BuildReply:
     if len(sys.modules) > modules:
         gc.freeze()
     started = time.perf_counter()
-    reason, infra = "", False
 
     def fill(folder: Path) -> None:
         compile_job(request.job, request.key, request.versions, folder)
@@ -109,17 +105,7 @@ def _serve(request: BuildRequest, cache: BundleCache) -> BuildReply:
         shutil.copyfile(request.log, folder / "build.log")
 
     with _printing_to(Path(request.log)):
-        try:
-            cache.build(request.key, fill)
-        except (InfraError, MemoryError) as error:
-            traceback.print_exc()
-            reason, infra = reason_of(error), True
-        except SystemExit as error:
-            traceback.print_exc()
-            reason = exit_reason(error.code)
-        except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the verdict of this job alone
-            traceback.print_exc()
-            reason = reason_of(error)
+        reason, infra = failure_of(lambda: cache.build(request.key, fill))
     return BuildReply(request.key, ok=not reason, seconds=time.perf_counter() - started, reason=reason, infra=infra)
 
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farm.bundles.cache import BundleCache
 from farm.bundles.leftovers import remove_half_made, remove_leftovers
-from farm.compile.builder_process import BuilderProcess
-from farm.compile.protocol import CRASHES, BuildReply, BuildRequest, exit_reason
+from farm.compile.compiler_process import BuilderProcess
+from farm.compile.protocol import BuildReply, BuildRequest
 from farm.system.processes import ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from farm.compile.builder_process import BuilderOutcome
+    from farm.compile.compiler_process import CompilerEnding
     from farm.system.processes import Supervisor
 
 _TRIES = 2
@@ -65,7 +65,7 @@ class BuilderPool:
         self._queue = deque(requests)
         self._cache, self._supervisor, self._log_folder = BundleCache(cache_root), supervisor, log_folder
         self._timeout_s, self._limits = timeout_s, limits
-        self._env = {**env, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self._env = {**env, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._on_start, self._on_done = on_start, on_done
         self._builders: dict[int, BuilderProcess] = {}
         self._stopping = threading.Event()
@@ -139,36 +139,32 @@ class BuilderPool:
         builder = self._builder(number)
         fresh = builder.is_fresh
         answer = builder.ask(request, self._timeout_s, self._limits.most_mb)
-        if answer.reply is not None:
-            return answer.reply, _Again.BESIDE if answer.reply.infra else _Again.NO
+        if isinstance(answer, BuildReply):
+            return answer, _Again.BESIDE if answer.infra else _Again.NO
         return self._without_reply(request, answer, builder.log, fresh=fresh)
 
-    def _without_reply(self, request: BuildRequest, answer: BuilderOutcome, log: Path, *, fresh: bool) -> tuple[BuildReply, _Again]:
+    def _without_reply(
+        self, request: BuildRequest, ended: CompilerEnding, log: Path, *, fresh: bool
+    ) -> tuple[BuildReply, _Again]:
         def failed(reason: str, *, seconds: float = 0.0, infra: bool = False) -> BuildReply:
             return BuildReply(request.key, ok=False, seconds=seconds, reason=reason, infra=infra)
 
-        code = answer.code
-        if answer.overdue:
-            reason = f"the compiler did not finish in {self._timeout_s:g} s and was ended"
-            return failed(reason, seconds=self._timeout_s), _Again.NO
-        if answer.greedy:
+        if ended.greedy and not ended.overdue:
             reason = (
                 f"the compiler was ended as it took more than {self._limits.most_mb} MB of memory: "
                 "if the case needs them, raise build.memory_mb in farm.toml"
             )
             # What jobs before have left behind may be in it.
             return failed(reason), _Again.NO if fresh else _Again.BESIDE
-        if -code in CRASHES:
-            return failed(f"the compiler crashed ({signal.Signals(-code).name})"), _Again.NO
-        if code >= 0 and answer.began:
-            return failed(exit_reason(code)), _Again.NO
-        if -code == signal.SIGKILL:
+        if reason := ended.compiler_reason(self._timeout_s):
+            return failed(reason, seconds=self._timeout_s if ended.overdue else 0.0), _Again.NO
+        if -ended.code == signal.SIGKILL:
             reason = (
                 "the builder process was killed (signal 9), most likely as the machine ran out of memory: "
                 f"set build.builders or build.memory_mb lower in farm.toml (log: {log})"
             )
             return failed(reason, infra=True), _Again.ALONE
-        return failed(f"the builder process ended with {ending(code)}: see {log}", infra=True), _Again.BESIDE
+        return failed(f"the builder process ended with {ending(ended.code)}: see {log}", infra=True), _Again.BESIDE
 
     def _builder(self, number: int) -> BuilderProcess:
         """Return the process of that number, a fresh one when it is gone or has grown too much."""

@@ -1,12 +1,20 @@
-"""What the pool and a builder process say to each other: one JSON line each way for every job."""
+"""What a compiler process and its caller send each other, one JSON line each way, and how it answers."""
 
 from __future__ import annotations
 
+import os
 import signal
+import traceback
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
+from farm.errors import InfraError
 from farm.suites.suite import Job
+from farm.system.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 """What a compiler that crashes ends with; anything else that ends a builder comes from outside."""
@@ -43,9 +51,30 @@ def exit_reason(code: object) -> str:
     """Return the reason of a compiler that ended its process, or meant to, with an exit code as sys.exit takes it."""
     if code is None or isinstance(code, int):
         return f"the compiler called exit({code or 0})"
-    return f"the compiler called exit(1): {' '.join(str(code).split())}"[:_REASON_CHARS]
+    return one_line(f"the compiler called exit(1): {code}", _REASON_CHARS)
 
 
 def reason_of(error: BaseException) -> str:
     """Return what a compiler raised, as the reason of a reply: one line of bounded length."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_REASON_CHARS]
+    return one_line(f"{type(error).__name__}: {error}", _REASON_CHARS)
+
+
+def reply_pipe() -> IO[bytes]:
+    """Return a pipe for replies in place of standard output, which goes to standard error from now on."""
+    # QNN's C++ code prints to the descriptors themselves: replies need one of their own.
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return replies
+
+
+def failure_of(act: Callable[[], object]) -> tuple[str, bool]:
+    """Do it, and return why it failed, "" when it did not, and whether the machine is at fault; print the traceback."""
+    try:
+        act()
+    except SystemExit as error:
+        traceback.print_exc()
+        return exit_reason(error.code), False
+    except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the verdict of this job alone
+        traceback.print_exc()
+        return reason_of(error), isinstance(error, InfraError | MemoryError)
+    return "", False

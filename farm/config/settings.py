@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import platformdirs
@@ -52,17 +53,26 @@ class _BuildTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recycle_mb: int | None = None
 
 
-class _QnnTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    sdk_root: str | None = None
-    android_runner: str | None = None
-    android_backend_library: str | None = None
-    android_ndk_root: str | None = None
-    android_executorch: str | None = None
-    executorch_build: str | None = None
-    executorch_linux_build: str | None = None
-    executorch_direct_build: str | None = None
-    hexagon_sdk_root: str | None = None
-    hexagon_tools_root: str | None = None
+# Paths of the [qnn] table, and the variable that overrides each.
+_QNN_PATHS = {
+    "sdk_root": "QNN_SDK_ROOT",
+    "android_runner": "",
+    "android_backend_library": "",
+    "android_ndk_root": "ANDROID_NDK_ROOT",
+    "android_executorch": "FARM_ANDROID_EXECUTORCH",
+    "executorch_build": "FARM_EXECUTORCH_BUILD",
+    "executorch_linux_build": "FARM_EXECUTORCH_LINUX_BUILD",
+    "executorch_direct_build": "FARM_EXECUTORCH_DIRECT_BUILD",
+    "hexagon_sdk_root": "HEXAGON_SDK_ROOT",
+    "hexagon_tools_root": "HEXAGON_TOOLS_ROOT",
+}
+_QnnFields: Any = msgspec.defstruct(
+    "_QnnFields", [(name, str | None, None) for name in _QNN_PATHS], frozen=True, forbid_unknown_fields=True
+)
+
+
+class _QnnTable(_QnnFields):  # type: ignore[misc]
+    pass
 
 
 class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,6 +167,10 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         problem = "is no address of a store: expected 'sqlite:///FILE' or 'postgresql://user@host/database'"
         raise ConfigError(path or FILE_NAME, "store", problem)
     attached = DeviceTables(path or Path(FILE_NAME), lambda value: _beside(base, value))
+    qnn_paths: dict[str, Any] = {
+        name: (_from_environment(variable) if variable else None) or _beside(base, getattr(table.qnn, name))
+        for name, variable in _QNN_PATHS.items()
+    }
     cache_dir = _from_environment("FARM_CACHE_DIR") or _beside(base, table.paths.cache)
     state_dir = _from_environment("FARM_STATE_DIR") or _beside(base, table.paths.state)
     state_dir = state_dir or platformdirs.user_state_path("farm")
@@ -171,18 +185,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         build_timeout_s=table.build.timeout_s,
         build_memory_mb=memory_mb,
         build_recycle_mb=recycle_mb,
-        sdk_root=_from_environment("QNN_SDK_ROOT") or _beside(base, table.qnn.sdk_root),
-        android_runner=_beside(base, table.qnn.android_runner),
-        android_backend_library=_beside(base, table.qnn.android_backend_library),
-        android_ndk_root=_from_environment("ANDROID_NDK_ROOT") or _beside(base, table.qnn.android_ndk_root),
-        android_executorch=_from_environment("FARM_ANDROID_EXECUTORCH") or _beside(base, table.qnn.android_executorch),
-        executorch_build=_from_environment("FARM_EXECUTORCH_BUILD") or _beside(base, table.qnn.executorch_build),
-        executorch_linux_build=_from_environment("FARM_EXECUTORCH_LINUX_BUILD")
-        or _beside(base, table.qnn.executorch_linux_build),
-        executorch_direct_build=_from_environment("FARM_EXECUTORCH_DIRECT_BUILD")
-        or _beside(base, table.qnn.executorch_direct_build),
-        hexagon_sdk_root=_from_environment("HEXAGON_SDK_ROOT") or _beside(base, table.qnn.hexagon_sdk_root),
-        hexagon_tools_root=_from_environment("HEXAGON_TOOLS_ROOT") or _beside(base, table.qnn.hexagon_tools_root),
+        **qnn_paths,
         file=path,
         hosts=attached.hosts(table.host),
         devices=attached.devices(table.device),

@@ -45,3 +45,6 @@ class Layer(msgspec.Struct, frozen=True):
     """Names of the layers that it reads."""
     gaps: dict[LayerStep, Gap]
     """Only the steps of which both ways are known; none where nothing was written of it."""
+    inspector: Gap | None = None
+    """The simulator against ExecuTorch's own reference, as its Inspector reports it: quantized weights, but
+    activations in floating point."""

@@ -14,8 +14,7 @@ from farm.device_run.device_run import DeviceRun, HeatGate
 from farm.devices.recovery import recover
 from farm.errors import DeviceError, DeviceGoneError, InfraError, LeaseLostError, ProgramError
 from farm.execution.content_store import SESSION_PREFIX
-from farm.execution.liveness import Liveness
-from farm.execution.trouble import cause_of
+from farm.execution.liveness import Liveness, cause_of
 from farm.pool.worker_grant import WorkerGrant, read_grant
 from farm.pytest_plugin.device import LeasedDevice
 from farm.pytest_plugin.record import DeviceFacts

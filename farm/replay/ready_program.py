@@ -5,30 +5,40 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from farm.backends.registry import cpu_backends, find_backend
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, sha256_of
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, read_tensor, sha256_of
 from farm.bundles.cache import BundleCache
 from farm.bundles.ready import read_ready
 from farm.errors import ConfigError, IllegalTargetError, UsageError
+from farm.execution.raw import ETDUMP_FILE
 from farm.program.pte import QNN, Method, Program, Value, read_pte
+from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
 from farm.replay.tensor_files import distribution, random_sample, read_samples
 from farm.request.profiling import Profile
+from farm.results.attempt import Attempt, Comparison, Verdict
+from farm.results.numerics import compare, worst
+from farm.results.outputs import compared
 from farm.suites.options import parse_options
 from farm.suites.socs import READY, check_target, find_soc, load_socs
 from farm.suites.suite import Case, Job, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from farm.bundles.bundle import Bundle
     from farm.config.settings import Config
+    from farm.execution.raw import RawResult
     from farm.replay.tensor_files import Samples
+    from farm.store.store import Store
 
 SUITE = "exec"
 """The suite that such jobs are recorded under."""
@@ -215,3 +225,122 @@ def _files_told(files: Sequence[Path]) -> str:
 def _case(request: ReadyRequest) -> Case:
     name = re.sub(r"[^a-z0-9_]+", "_", request.model.stem.lower()).strip("_")[:64]
     return Case(suite=SUITE, name=name or "program", module="", inputs=())
+
+
+EXPECTED = "expected"
+"""What outputs are compared with, as the name of a reference."""
+
+_SHOWN = 8
+
+
+class OutputFigures(msgspec.Struct, frozen=True):
+    """One output of one inference. None: it has no finite element."""
+
+    sample: int
+    output: int
+    dtype: str
+    shape: tuple[int, ...]
+    least: float | None
+    greatest: float | None
+    mean: float | None
+    std: float | None
+    nan: int
+    infinite: int
+    first: tuple[float, ...]
+    """Its first values, in C order."""
+
+
+class ReadyOutcome(msgspec.Struct, frozen=True):
+    """How it ended."""
+
+    one: OneOffOutcome
+    outputs: tuple[OutputFigures, ...]
+    """Inference by inference; none where it did not run to its end."""
+
+
+def run_ready(
+    config: Config,
+    store: Store,
+    ready: ReadyProgram,
+    request: OneOffRequest,
+    folder: Path | None,
+    say: Callable[[str], None],
+) -> ReadyOutcome:
+    """Run a ready program, record it, leave its outputs in `folder`, and return how it ended. Raises as `run_one`."""
+    figures: list[OutputFigures] = []
+    if folder is not None:
+        _require_new(folder)
+
+    def look(raw: RawResult, attempt: Attempt) -> Attempt:
+        if attempt.verdict is not Verdict.PASSED:
+            return attempt
+        outputs = _outputs(ready, raw)
+        figures.extend(_figures(sample, index, array) for (sample, index), array in outputs.items())
+        if folder is not None:
+            _save(folder, raw, outputs)
+        return msgspec.structs.replace(attempt, comparisons=_comparisons(ready, outputs)) if ready.expected else attempt
+
+    one = run_one(config, store, request, lambda _tools, _supervisor: ready.bundle(config), say, look)
+    return ReadyOutcome(one, tuple(figures))
+
+
+def _outputs(ready: ReadyProgram, raw: RawResult) -> dict[tuple[int, int], NDArray[np.generic]]:
+    """Return the outputs by inference and index: judged to be there, and to have the size that the program says."""
+    return {
+        (sample, index): read_tensor(raw.output(sample, index), spec)
+        for sample in range(len(ready.samples))
+        for index, spec in enumerate(ready.outputs)
+    }
+
+
+def _figures(sample: int, index: int, array: NDArray[np.generic]) -> OutputFigures:
+    values = array.astype(np.float64).ravel()
+    finite = values[np.isfinite(values)]
+    least, greatest, mean, std = (
+        (float(function(finite)) if finite.size else None) for function in (np.min, np.max, np.mean, np.std)
+    )
+    nan = int(np.count_nonzero(np.isnan(values)))
+    return OutputFigures(
+        sample,
+        index,
+        array.dtype.name,
+        array.shape,
+        least,
+        greatest,
+        mean,
+        std,
+        nan,
+        values.size - finite.size - nan,
+        tuple(values[:_SHOWN].tolist()),
+    )
+
+
+def _comparisons(ready: ReadyProgram, outputs: dict[tuple[int, int], NDArray[np.generic]]) -> tuple[Comparison, ...]:
+    found = []
+    for index in range(len(ready.outputs)):
+        figures = worst(
+            compare(outputs[sample, index], expected[index]) for sample, expected in enumerate(ready.expected)
+        )
+        found.append(compared(index, EXPECTED, figures))
+    return tuple(found)
+
+
+def _require_new(folder: Path) -> None:
+    """Raise UsageError unless `folder` is empty, or can be made; makes it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"{folder} has something in it already: name another folder")
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}") from None
+
+
+def _save(folder: Path, raw: RawResult, outputs: dict[tuple[int, int], NDArray[np.generic]]) -> None:
+    try:
+        for (sample, index), array in outputs.items():
+            shutil.copyfile(raw.output(sample, index), folder / f"output_{sample}_{index}.raw")
+            np.save(folder / f"output_{sample}_{index}.npy", array, allow_pickle=False)
+        if (raw.folder / ETDUMP_FILE).is_file():
+            shutil.copyfile(raw.folder / ETDUMP_FILE, folder / ETDUMP_FILE)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}") from None

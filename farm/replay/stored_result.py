@@ -132,9 +132,8 @@ def find_job(config: Config, stored: StoredResult) -> Job:
         job = _todays_job(config, stored)
     except UsageError as error:
         raise UsageError(
-            f"{stored.view.id}: what run {stored.run.id} planned is not here, or is another user's, and its suite is not "
-            f"here either: {error}: "
-            "name the suite's folder in farm.toml"
+            f"{stored.view.id}: what run {stored.run.id} planned is not here, or is another user's, and its suite is "
+            f"not here either: {error}: name the suite's folder in farm.toml"
         ) from None
     return job
 

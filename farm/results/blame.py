@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.results.text import one_line
+from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -72,13 +72,31 @@ def is_open(cause: Cause) -> bool:
 def unfit(attempt: Attempt, problem: str) -> Attempt:
     """Return an attempt whose numbers are the device's fault: `problem` says how its canary failed just after it."""
     reason = f"the device fails its canary as well ({problem}): its numbers mean nothing ({attempt.reason})"
-    return _blameless(msgspec.structs.replace(attempt, cause=Cause.DEVICE, reason=one_line(reason)))
+    return _blameless(msgspec.structs.replace(attempt, cause=Cause.DEVICE, reason=reason_line(reason)))
 
 
 def damaged(attempt: Attempt, what: str) -> Attempt:
     """Return an attempt whose numbers mean nothing: `what` says which files were not what they ought to be."""
     reason = f"{what}: its numbers mean nothing ({attempt.reason})"
-    return _blameless(msgspec.structs.replace(attempt, cause=Cause.DAMAGE, reason=one_line(reason)))
+    return _blameless(msgspec.structs.replace(attempt, cause=Cause.DAMAGE, reason=reason_line(reason)))
+
+
+def after_rerun(first: Attempt, alone: Attempt, *, ended_again: bool) -> tuple[Attempt, Attempt]:
+    """Return both attempts as they are recorded. Pure.
+
+    What ends the runner again although nothing ran before it is to blame. What does not was a victim of its company or
+    of the device. Either way the second decides, and the first counts against the farm: a job has one verdict.
+    """
+    company, note = "not in a process of its own", ""
+    if ended_again:
+        company = "and again in a process of its own"
+        note = "ended the runner in a session and again in a process of its own"
+    elif alone.verdict is Verdict.INFRA:
+        company = "and could not be tried in a process of its own"
+    reason = f"ended the runner in a session, {company}: {first.reason}"
+    blameless = msgspec.structs.replace(first, verdict=Verdict.INFRA, reason=reason_line(reason), known_issue="")
+    note = note or f"in a process of its own, after it ended the session's runner: {first.reason}"
+    return blameless, msgspec.structs.replace(alone, notes=(*alone.notes, reason_line(note)))
 
 
 def classify(history: Sequence[Tried], *, others: int, failed_before: bool = False) -> Decision:
@@ -129,10 +147,10 @@ def settle(attempt: Attempt, history: Sequence[Tried], *, others: int, failed_be
         attempt = _blameless(attempt)
     if not decision.evidence:
         return attempt
-    evidence = one_line(decision.evidence)
+    evidence = reason_line(decision.evidence)
     if attempt.cause is Cause.GONE and not decision.repeat and _killed(history):
         # It has to be seen where only the reason is shown.
-        return msgspec.structs.replace(attempt, reason=one_line(f"{evidence}; {attempt.reason}"))
+        return msgspec.structs.replace(attempt, reason=reason_line(f"{evidence}; {attempt.reason}"))
     return msgspec.structs.replace(attempt, notes=(*attempt.notes, evidence))
 
 

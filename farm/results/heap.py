@@ -16,7 +16,7 @@ import msgspec
 
 from farm.execution.raw import HEAP_FILE, HEAP_LIMIT
 from farm.results.attempt import Direction, Measurement
-from farm.results.text import one_line
+from farm.system.text import one_line, reason_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +109,7 @@ def heap_measurements(raw: RawResult, report: RunnerReport | None) -> tuple[tupl
         for name, value in values.items()
         if value is not None
     )
-    return measured, (one_line(f"DSP heap: {heap.state}{f': {heap.problem}' if heap.problem else ''}"),)
+    return measured, (reason_line(f"DSP heap: {heap.state}{f': {heap.problem}' if heap.problem else ''}"),)
 
 
 def _both(before: list[int], after: list[int], *, cut: bool) -> DspHeap:

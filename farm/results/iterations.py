@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.results.attempt import Cause, Stage, Verdict
-from farm.results.ending import Ending, failed, infra
+from farm.results.attempt import Cause, Ending, Stage, Verdict, failed, infra
 
 if TYPE_CHECKING:
     from farm.bundles.bundle import Bundle

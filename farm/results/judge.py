@@ -12,15 +12,14 @@ import msgspec
 
 from farm.backends.registry import runs_on_cpu
 from farm.errors import BundleError
-from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.results.ending import Ending, failed, infra
+from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.heap import heap_measurements
 from farm.results.iterations import judge_iterations, require_comparison
 from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
 from farm.results.outcome import outcome
 from farm.results.outputs import compare_outputs, decide, measure_outputs, outputs_problem, reference_problem
 from farm.results.profile.cycles import read_profile
-from farm.results.text import bounded_log, one_line
+from farm.system.text import bounded_log, reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +61,7 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, 
             job_id=job.id,
             verdict=ending.verdict,
             stage=ending.stage,
-            reason=one_line(ending.reason),
+            reason=reason_line(ending.reason),
             device=raw.serial,
             started_ms=raw.started_ms,
             seconds=raw.seconds,
@@ -72,7 +71,7 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, 
             operators=ending.operators,
             cause=ending.cause,
             log=bounded_log(raw.stderr),
-            notes=(*map(one_line, (*raw.notes, *ending.notes)), *_fallback_notes(bundle)),
+            notes=(*map(reason_line, (*raw.notes, *ending.notes)), *_fallback_notes(bundle)),
         ),
     )
 
@@ -97,7 +96,7 @@ def build_failure(
             job_id=job.id,
             verdict=Verdict.INFRA if infra else Verdict.FAILED,
             stage=Stage.BUILD,
-            reason=one_line(reason) or "the build failed and did not say why: see the log",
+            reason=reason_line(reason) or "the build failed and did not say why: see the log",
             started_ms=started_ms,
             seconds=seconds,
             bundle_key=bundle_key,
@@ -170,7 +169,7 @@ def with_known_issue(job: Job, attempt: Attempt) -> Attempt:
     if attempt.verdict is Verdict.FAILED and attempt.stage == issue.stage:
         if issue.has_expired(datetime.now(tz=UTC).date()):
             note = f"known issue has expired, fix it or give it another date: {issue.summary}"
-            return msgspec.structs.replace(attempt, notes=(*attempt.notes, one_line(note)))
+            return msgspec.structs.replace(attempt, notes=(*attempt.notes, reason_line(note)))
         return msgspec.structs.replace(attempt, known_issue=issue.summary)
     if attempt.verdict is Verdict.PASSED:
         note = f"known issue no longer shows: {issue.reason}"
@@ -184,4 +183,4 @@ def _fallback_notes(bundle: Bundle) -> tuple[str, ...]:
     if not operators or runs_on_cpu(bundle.manifest.backend):
         return ()
     listed = ", ".join(f"{name} x{count}" for name, count in sorted(operators.items()))
-    return (one_line(f"left to the CPU: {listed}"),)
+    return (reason_line(f"left to the CPU: {listed}"),)

@@ -6,10 +6,9 @@ import signal
 from typing import TYPE_CHECKING
 
 from farm.execution.raw import RESULT_FILE
-from farm.results.attempt import Cause, Stage
-from farm.results.ending import Ending, failed, infra
+from farm.results.attempt import Cause, Ending, Stage, failed, infra
 from farm.results.runner_report import ReportError, RunnerReport, read_report
-from farm.results.text import one_line
+from farm.system.text import reason_line
 
 if TYPE_CHECKING:
     from farm.execution.raw import RawResult
@@ -72,7 +71,7 @@ def outcome(raw: RawResult) -> Ending | RunnerReport:
 
 
 def _runner_error(error: RunnerError, *, timed_out: bool) -> Ending:
-    reason = f"{error.stage}: {one_line(error.message) or 'the runner gave no message: see the log'}"
+    reason = f"{error.stage}: {reason_line(error.message) or 'the runner gave no message: see the log'}"
     if error.stage in _FARM_STAGES:
         cause = Cause.SPACE if _NO_SPACE in error.message else Cause.NONE
         return infra(_FARM_STAGES[error.stage], reason, Cause.HANG if timed_out else cause)

@@ -10,8 +10,7 @@ import msgspec
 
 from farm.bundles.bundle import read_tensor
 from farm.errors import BundleError
-from farm.results.attempt import Cause, Comparison, Stage, Verdict
-from farm.results.ending import Ending, failed, infra
+from farm.results.attempt import Cause, Comparison, Ending, Stage, Verdict, failed, infra
 from farm.results.measurements import measure
 from farm.results.numerics import Figures, Violation, compare, is_decided, signal_problem, violations, with_loss, worst
 from farm.suites.figures import COLUMNS

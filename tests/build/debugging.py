@@ -26,9 +26,10 @@ from farm.bundles.bundle import load_bundle
 from farm.compile.debug.compare import compare_layers, missing_layers
 from farm.compile.debug.compiler import compile_debug
 from farm.compile.debug.debugger import Debugger
-from farm.compile.debug.protocol import ComparedLayer, CompileRequest, Written
+from farm.compile.debug.protocol import CompileRequest, Written
 from farm.compile.toolchain import prepare
 from farm.config.settings import load_config
+from farm.program.layers import Layer
 from farm.results.layers import diagnose
 from farm.runtime.runtime import simulator_runtime
 from farm.suites.suite import Case, InputSpec, Job, Target
@@ -167,7 +168,7 @@ class WithQuantizeNodes:
         return self._module
 
 
-def plain(rows: tuple[ComparedLayer, ...]) -> dict[str, Any]:
+def plain(rows: tuple[Layer, ...]) -> dict[str, Any]:
     """Return MSE, SQNR, cosine and steps of every layer, by step, and by `inspector`."""
     found: dict[str, Any] = {}
     for row in rows:
@@ -179,8 +180,8 @@ def plain(rows: tuple[ComparedLayer, ...]) -> dict[str, Any]:
     return found
 
 
-def first(rows: tuple[ComparedLayer, ...]) -> dict[str, Any] | None:
-    found = diagnose([row.layer() for row in rows]).first
+def first(rows: tuple[Layer, ...]) -> dict[str, Any] | None:
+    found = diagnose(rows).first
     return {name: str(getattr(found, name)) for name in ("operator", "step", "why")} if found else None
 
 

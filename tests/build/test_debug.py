@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from farm.compile.debug.process import DebugProcess
-from farm.compile.debug.protocol import CompileRequest, WireGap, from_wire, to_wire
+from farm.compile.debug.protocol import CompileRequest, DebugReply
+from farm.program.layers import Gap, Layer, LayerStep
 from farm.suites.suite import Case, InputSpec, Job, Target
 from farm.system.processes import Supervisor
 
@@ -114,6 +115,6 @@ def test_a_compiler_that_crashes_or_takes_too_long_is_a_reply(tools: Toolchain, 
 
 @pytest.mark.parametrize("value", [None, 0.0, -1.5, 1e300, math.inf, -math.inf])
 def test_a_figure_comes_through_json_as_it_was(value: float | None) -> None:
-    gap = WireGap(to_wire(value), to_wire(value), to_wire(value))
-    assert from_wire(msgspec.json.decode(msgspec.json.encode(gap), type=WireGap).mse) == value
-    assert to_wire(math.nan) is None
+    layers = (Layer("relu", "aten.relu.default", (), {LayerStep.COMPILER: Gap(value, value, value)}),)
+    reply = DebugReply(ok=True, packed_layers=msgspec.msgpack.encode(layers))
+    assert msgspec.json.decode(msgspec.json.encode(reply), type=DebugReply).layers == layers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farm.results.attempt import Attempt, Stage, Verdict
-from farm.results.rerun import after_rerun
+from farm.results.blame import after_rerun
 
 CRASHED = Attempt("s/c[SM8650-htp-8a8w]", Verdict.FAILED, Stage.EXECUTE, "the runner ended with signal 11 (SIGSEGV)")
 

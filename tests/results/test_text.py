@@ -3,23 +3,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.results.text import LOG_LIMIT, REASON_LIMIT, bounded_log, one_line
+from farm.system.text import LOG_LIMIT, REASON_LIMIT, bounded_log, one_line, reason_line
 
 from .conftest import PATIENT
 
 
 def test_a_reason_is_one_visible_line() -> None:
-    assert one_line("\x1b[31mload:\r\n\tno\0 such   file\u202e\n") == "load: no\N{SYMBOL FOR NULL} such file\\u202e"
+    assert reason_line("\x1b[31mload:\r\n\tno\0 such   file\u202e\n") == "load: no\N{SYMBOL FOR NULL} such file\\u202e"
 
 
 @PATIENT
 @given(st.text(max_size=2000, alphabet=st.characters()))
 def test_any_text_is_bounded_and_can_be_stored(text: str) -> None:
-    for shown in (one_line(text), bounded_log(text, 100)):
+    for shown in (reason_line(text), bounded_log(text, 100)):
         shown.encode()
         assert "\x1b" not in shown
-    assert len(one_line(text)) <= REASON_LIMIT
-    assert "\n" not in one_line(text)
+    assert len(reason_line(text)) <= REASON_LIMIT
+    assert "\n" not in reason_line(text)
 
 
 def test_a_long_reason_says_that_it_is_cut() -> None:

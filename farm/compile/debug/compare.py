@@ -21,8 +21,7 @@ from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_sample impo
 from executorch.devtools import Inspector
 
 from farm.compile.debug.compiler import REFERENCE_GRAPH
-from farm.compile.debug.protocol import ComparedLayer, WireGap, to_wire
-from farm.program.layers import INPUT, LayerStep
+from farm.program.layers import INPUT, Gap, Layer, LayerStep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,14 +68,14 @@ class _Collector(QcomNumericalComparatorBase):  # type: ignore[misc]
             return found
 
 
-def compare_layers(program: DebugProgram, simulator: Written, device: Written | None) -> tuple[ComparedLayer, ...]:
+def compare_layers(program: DebugProgram, simulator: Written, device: Written | None) -> tuple[Layer, ...]:
     """Return every layer, in the order of execution, with the gaps of the steps of which both ways are known."""
     simulated = _ran(program, simulator)
     measured = _ran(program, device) if device else {}
     figures = _Comparators(program.edge)
     rows = []
     for node in program.nodes:
-        gaps: dict[str, WireGap] = {}
+        gaps: dict[LayerStep, Gap] = {}
         reference = fp32 = program.fp32.layers.get(node.name)
         if program.quantized is not None:
             reference = program.quantized.layers.get(node.name)
@@ -87,12 +86,12 @@ def compare_layers(program: DebugProgram, simulator: Written, device: Written | 
         _put(gaps, LayerStep.COMPILER, figures.gap(reference, ran, node.scale))
         _put(gaps, LayerStep.DEVICE, figures.gap(ran, hardware, node.scale))
         rows.append(
-            ComparedLayer(node.name, node.operator or INPUT, node.inputs, gaps, figures.gap(inspector, ran, node.scale))
+            Layer(node.name, node.operator or INPUT, node.inputs, gaps, figures.gap(inspector, ran, node.scale))
         )
     return tuple(rows)
 
 
-def missing_layers(program: DebugProgram, layers: tuple[ComparedLayer, ...]) -> list[str]:
+def missing_layers(program: DebugProgram, layers: tuple[Layer, ...]) -> list[str]:
     """Return the operators of which nothing was written: on the CPU, fused by QNN, or with several outputs."""
     seen = {layer.name for layer in layers if LayerStep.COMPILER in layer.gaps}
     return [node.name for node in program.nodes if node.handle is not None and node.name not in seen]
@@ -124,22 +123,28 @@ class _Comparators:
         self._sqnr = QcomSQNRComparator(edge_ep=edge)
         self._cosine = QcomCosineSimilarityComparator(edge_ep=edge)
 
-    def gap(self, before: torch.Tensor | None, after: torch.Tensor | None, scale: float | None) -> WireGap | None:
+    def gap(self, before: torch.Tensor | None, after: torch.Tensor | None, scale: float | None) -> Gap | None:
         """Return how far `after` is from `before`; None where one of them is not known."""
         if before is None or after is None or before.shape != after.shape:
             return None
         a, b = before.detach().float(), after.detach().float()
         if problem := _problem(a, b):
             finite = bool(torch.isfinite(b).all())
-            return WireGap(to_wire(float(torch.mean((a - b) ** 2))) if finite else "inf", "-inf", None, None, problem)
+            mse = float(torch.mean((a - b) ** 2)) if finite else math.inf
+            return Gap(_number(mse), -math.inf, None, None, problem)
         if torch.equal(a, b):
-            return WireGap(0.0, "inf", 1.0, 0.0)
-        return WireGap(
-            to_wire(self._mse.element_compare(a, b)),
-            to_wire(self._sqnr.element_compare(a, b)),
-            to_wire(self._cosine.element_compare(a, b)),
-            to_wire(float((a - b).abs().max()) / scale) if scale else None,
+            return Gap(0.0, math.inf, 1.0, 0.0)
+        return Gap(
+            _number(self._mse.element_compare(a, b)),
+            _number(self._sqnr.element_compare(a, b)),
+            _number(self._cosine.element_compare(a, b)),
+            _number(float((a - b).abs().max()) / scale) if scale else None,
         )
+
+
+def _number(value: float) -> float | None:
+    """Return a figure; None for NaN, which says nothing."""
+    return None if math.isnan(value) else value
 
 
 def _problem(before: torch.Tensor, after: torch.Tensor) -> str:
@@ -156,7 +161,7 @@ def _problem(before: torch.Tensor, after: torch.Tensor) -> str:
     return ""
 
 
-def _put(gaps: dict[str, WireGap], step: LayerStep, gap: WireGap | None) -> None:
+def _put(gaps: dict[LayerStep, Gap], step: LayerStep, gap: Gap | None) -> None:
     if gap is not None:
         gaps[step] = gap
 

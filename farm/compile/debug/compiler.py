@@ -10,7 +10,6 @@ import hashlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import torch
 from executorch.backends.qualcomm.utils.utils import (
     get_qnn_context_binary_alignment,
@@ -20,11 +19,11 @@ from executorch.exir import ExecutorchBackendConfig
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from farm.backends.descriptor import QUANTIZED_PRECISIONS
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, sha256_of
-from farm.bundles.key import bundle_key, relevant_versions
+from farm.bundles.bundle import INPUTS, MODEL
+from farm.bundles.key import bundle_key
 from farm.compile.debug.protocol import BUNDLE
 from farm.compile.debug.reference import Computed, LayerNode, layer_nodes, run_float, run_quantized
-from farm.compile.flows.compiler import tensor_spec
+from farm.compile.flows.compiler import CompiledProgram, tensor_spec, write_manifest, write_tensors
 from farm.compile.flows.delegation import Delegation, read_delegation
 from farm.compile.flows.factory import make_inputs, make_module
 from farm.compile.flows.flow import Stopwatch
@@ -90,7 +89,7 @@ def compile_debug(job: Job, versions: Mapping[str, str], sample: int, folder: Pa
         with watch.step("serialize"):
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment()))
             bundle = folder / BUNDLE
-            (bundle / INPUTS).mkdir(parents=True)
+            write_tensors(bundle / INPUTS, "input", [inputs])
             with (bundle / MODEL).open("wb") as file:
                 program.write_to_file(file)
             record = program.get_etrecord()
@@ -104,7 +103,15 @@ def compile_debug(job: Job, versions: Mapping[str, str], sample: int, folder: Pa
         notes = [*_consistency("FP32", fp32.outputs, expected)]
         if quantized is not None and in_steps is not None:
             notes += _consistency("quantized", in_steps.outputs, _tensors(quantized(*inputs)))
-    _write_manifest(job, versions, bundle, inputs, expected, delegation, watch.finish())
+    program_facts = CompiledProgram(
+        references={},
+        outputs=tuple(tensor_spec(tensor) for tensor in expected),
+        delegates={"QnnBackend": delegation.partitions},
+        delegated_ops=delegation.delegated_ops,
+        fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
+    )
+    key = hashlib.sha256(f"debug {bundle_key(job, versions)}".encode()).hexdigest()
+    write_manifest(job, key, versions, bundle, [inputs], program_facts, watch)
     return DebugProgram(
         reference, folder / ETRECORD, layer_nodes(unlifted.graph), fp32, in_steps, watch.seconds, tuple(notes)
     )
@@ -201,40 +208,6 @@ def _consistency(name: str, computed: Sequence[torch.Tensor], expected: Sequence
             problem = f"the {name} layers end in another output {index} than the {name} module has ({ratio:.1f} dB)"
             return [f"{problem}: ExecuTorch's passes changed the graph; take them with care"]
     return []
-
-
-def _write_manifest(
-    job: Job,
-    versions: Mapping[str, str],
-    bundle: Path,
-    inputs: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor],
-    delegation: Delegation,
-    seconds: dict[str, float],
-) -> None:
-    for index, tensor in enumerate(inputs):
-        (bundle / INPUTS / f"input_0_{index}.raw").write_bytes(tensor.detach().contiguous().numpy().tobytes())
-    files = sorted(path for path in bundle.rglob("*") if path.is_file())
-    target = job.target
-    manifest = Manifest(
-        key=hashlib.sha256(f"debug {bundle_key(job, versions)}".encode()).hexdigest(),
-        job_id=job.id,
-        soc=target.soc,
-        backend=target.backend,
-        precision=target.precision,
-        samples=1,
-        inputs=tuple(tensor_spec(tensor) for tensor in inputs),
-        outputs=tuple(tensor_spec(tensor) for tensor in outputs),
-        pte_bytes=(bundle / MODEL).stat().st_size,
-        delegates={"QnnBackend": delegation.partitions},
-        delegated_ops=delegation.delegated_ops,
-        fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
-        seconds=seconds,
-        versions=relevant_versions(target.backend, versions),
-        files={str(path.relative_to(bundle)): sha256_of(path) for path in files},
-        references=(),
-    )
-    (bundle / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
 
 
 def _tensors(value: Any) -> tuple[torch.Tensor, ...]:

@@ -5,19 +5,18 @@ It answers a CompileRequest, then as many CompareRequests as come, on standard o
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.bundles.leftovers import work_in
-from farm.compile.debug.protocol import DebugReply, CompareRequest, CompileRequest
-from farm.compile.protocol import exit_reason, reason_of
-from farm.errors import InfraError, UsageError
+from farm.compile.debug.protocol import CompareRequest, CompileRequest, DebugReply
+from farm.compile.protocol import failure_of, reply_pipe
+from farm.errors import UsageError
+from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from farm.compile.debug.compiler import DebugProgram
@@ -28,9 +27,7 @@ _NAMED = 4
 def main(argv: list[str]) -> int:
     """Serve requests from stdin until it is closed, in a folder for what a compiler leaves."""
     work_in(Path(argv[0]))
-    # QNN's C++ code prints to the descriptors themselves: replies need one of their own.
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
+    replies = reply_pipe()
     debugger = Debugger()
     decoder = msgspec.json.Decoder(CompileRequest | CompareRequest)
     for line in sys.stdin.buffer:
@@ -47,21 +44,18 @@ class Debugger:
 
     def serve(self, request: CompileRequest | CompareRequest) -> DebugReply:
         """Return how a request went. Raises nothing: whatever a compiler raises is a reply."""
-        try:
-            if isinstance(request, CompileRequest):
-                return self._compile(request)
-            return self._compare(request)
-        except UsageError as error:
-            return DebugReply(ok=False, reason=" ".join(str(error).split()), refused=True)
-        except (InfraError, MemoryError) as error:
-            traceback.print_exc()
-            return DebugReply(ok=False, reason=reason_of(error), infra=True)
-        except SystemExit as error:
-            traceback.print_exc()
-            return DebugReply(ok=False, reason=exit_reason(error.code))
-        except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the verdict of this job
-            traceback.print_exc()
-            return DebugReply(ok=False, reason=reason_of(error))
+        replies: list[DebugReply] = []
+
+        def act() -> None:
+            try:
+                replies.append(
+                    self._compile(request) if isinstance(request, CompileRequest) else self._compare(request)
+                )
+            except UsageError as error:
+                replies.append(DebugReply(ok=False, reason=one_line(str(error)), refused=True))
+
+        reason, infra = failure_of(act)
+        return replies[0] if replies else DebugReply(ok=False, reason=reason, infra=infra)
 
     def _compile(self, request: CompileRequest) -> DebugReply:
         started = time.perf_counter()
@@ -83,7 +77,8 @@ class Debugger:
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
             why = "the CPU runs them, the compiler fused them into others, or they have several outputs"
             notes.append(f"nothing was written of {', '.join(missing[:_NAMED])}{more}: {why}")
-        return DebugReply(ok=True, seconds={"compare": time.perf_counter() - started}, layers=layers, notes=tuple(notes))
+        seconds = {"compare": time.perf_counter() - started}
+        return DebugReply(ok=True, seconds=seconds, packed_layers=msgspec.msgpack.encode(layers), notes=tuple(notes))
 
 
 if __name__ == "__main__":

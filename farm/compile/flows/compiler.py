@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -41,45 +41,19 @@ def flow_of(backend: str) -> Flow:
 
 def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -> Manifest:
     """Write the bundle of `job` into the empty `folder`, the manifest last. What the compiler raises passes through."""
-    case, target = job.case, job.target
+    case = job.case
     watch = Stopwatch()
     with torch.no_grad():
         samples = [make_inputs(case, sample) for sample in range(case.samples)]
         make = _take_ready if case.pte else _compile
         program = make(job, samples, versions, folder, watch)
-    (folder / INPUTS).mkdir()
-    for sample, inputs in enumerate(samples):
-        _write(folder / INPUTS, "input", sample, inputs)
+    write_tensors(folder / INPUTS, "input", samples)
     for kind, outputs in program.references.items():
-        (folder / f"reference_{kind}").mkdir()
-        for sample, tensors in enumerate(outputs):
-            _write(folder / f"reference_{kind}", "output", sample, tensors)
-    manifest = Manifest(
-        key=key,
-        job_id=job.id,
-        soc=target.soc,
-        backend=target.backend,
-        precision=target.precision,
-        samples=case.samples,
-        inputs=tuple(tensor_spec(tensor) for tensor in samples[0]),
-        outputs=program.outputs,
-        pte_bytes=(folder / MODEL).stat().st_size,
-        delegates=program.delegates,
-        delegated_ops=program.delegated_ops,
-        fallback_ops=program.fallback_ops,
-        seconds=watch.finish(),
-        versions=relevant_versions(target.backend, versions),
-        files={str(path.relative_to(folder)): sha256_of(path) for path in _files(folder)},
-        references=tuple(program.references),
-        operators=program.operators,
-        dynamic=program.dynamic,
-        stateful=program.stateful,
-    )
-    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
-    return manifest
+        write_tensors(folder / f"reference_{kind}", "output", outputs)
+    return write_manifest(job, key, versions, folder, samples, program, watch)
 
 
-class _CompiledProgram(NamedTuple):
+class CompiledProgram(msgspec.Struct, frozen=True):
     """What is known of a `.pte` that lies in a bundle."""
 
     references: dict[str, list[Tensors]]
@@ -88,14 +62,14 @@ class _CompiledProgram(NamedTuple):
     delegates: dict[str, int]
     delegated_ops: int | None
     fallback_ops: dict[str, int]
-    operators: dict[str, int]
-    dynamic: bool
-    stateful: bool
+    operators: dict[str, int] = {}
+    dynamic: bool = False
+    stateful: bool = False
 
 
 def _compile(
     job: Job, samples: Sequence[Tensors], versions: Mapping[str, str], folder: Path, watch: Stopwatch
-) -> _CompiledProgram:
+) -> CompiledProgram:
     case, target = job.case, job.target
     flow = flow_of(target.backend)
     module = make_module(case)
@@ -121,7 +95,7 @@ def _compile(
         from farm.compile.flows.optrace import keep_graphs
 
         keep_graphs(folder / MODEL, folder / OPTRACE)
-    return _CompiledProgram(
+    return CompiledProgram(
         references=references,
         outputs=tuple(tensor_spec(tensor, step) for tensor, step in zip(references["fp32"][0], steps, strict=True)),
         delegates=dict(Counter(delegate.id for delegate in program.executorch_program.execution_plan[0].delegates)),
@@ -135,7 +109,7 @@ def _compile(
 
 def _take_ready(
     job: Job, samples: Sequence[Tensors], versions: Mapping[str, str], folder: Path, watch: Stopwatch
-) -> _CompiledProgram:
+) -> CompiledProgram:
     del versions  # whoever compiled it chose them
     case = job.case
     method = read_ready(job)
@@ -149,13 +123,12 @@ def _take_ready(
             references["fp32"] = read_expected(case)
     shutil.copyfile(Path(case.folder, case.pte), folder / MODEL)
     outputs = tuple(tensor_spec(tensor) for tensor in references["fp32"][0]) if references else output_specs(method)
-    return _CompiledProgram(
+    return CompiledProgram(
         references=references,
         outputs=outputs,
         delegates=method.partitions,
         delegated_ops=None,
         fallback_ops=method.cpu_operators,
-        operators={},
         dynamic=is_dynamic(method),
         stateful=stateful,
     )
@@ -202,10 +175,49 @@ def tensor_spec(tensor: torch.Tensor, step: float | None = None) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), step)
 
 
-def _write(folder: Path, kind: str, sample: int, tensors: Sequence[torch.Tensor]) -> None:
-    for index, tensor in enumerate(tensors):
-        # Not numpy's tofile: on a full disk that raises an error without a number, which nobody can tell apart.
-        (folder / f"{kind}_{sample}_{index}.raw").write_bytes(tensor.detach().contiguous().numpy().tobytes())
+def write_tensors(folder: Path, kind: str, samples: Sequence[Tensors]) -> None:
+    """Write the tensors of all samples into the new `folder`, as a bundle has them."""
+    folder.mkdir(parents=True)
+    for sample, tensors in enumerate(samples):
+        for index, tensor in enumerate(tensors):
+            # Not numpy's tofile: on a full disk that raises an error without a number, which nobody can tell apart.
+            (folder / f"{kind}_{sample}_{index}.raw").write_bytes(tensor.detach().contiguous().numpy().tobytes())
+
+
+def write_manifest(
+    job: Job,
+    key: str,
+    versions: Mapping[str, str],
+    folder: Path,
+    samples: Sequence[Tensors],
+    program: CompiledProgram,
+    watch: Stopwatch,
+) -> Manifest:
+    """Write the manifest of the bundle that `folder` has everything else of, and return it."""
+    target = job.target
+    manifest = Manifest(
+        key=key,
+        job_id=job.id,
+        soc=target.soc,
+        backend=target.backend,
+        precision=target.precision,
+        samples=len(samples),
+        inputs=tuple(tensor_spec(tensor) for tensor in samples[0]),
+        outputs=program.outputs,
+        pte_bytes=(folder / MODEL).stat().st_size,
+        delegates=program.delegates,
+        delegated_ops=program.delegated_ops,
+        fallback_ops=program.fallback_ops,
+        seconds=watch.finish(),
+        versions=relevant_versions(target.backend, versions),
+        files={str(path.relative_to(folder)): sha256_of(path) for path in _files(folder)},
+        references=tuple(program.references),
+        operators=program.operators,
+        dynamic=program.dynamic,
+        stateful=program.stateful,
+    )
+    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+    return manifest
 
 
 def _files(folder: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from farm.results.profile.event_names import (
     sums,
     unit_of,
 )
-from farm.results.text import one_line
+from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -17,7 +17,6 @@ from farm.results.attempt import (
     Stage,
     Verdict,
 )
-from farm.results.text import one_line
 from farm.store import values
 from farm.store.records import ArtifactRecord
 from farm.store.transfer.line_parts import (
@@ -49,7 +48,7 @@ from farm.store.transfer.line_parts import (
     require_printable,
 )
 from farm.suites.suite import Case, Job, Target
-from farm.system.text import plain_json
+from farm.system.text import plain_json, reason_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -214,7 +213,7 @@ def decode(data: bytes) -> Line:
         line: Line = msgspec.json.decode(data, type=Line)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         _refuse_newer(data)
-        raise ValueError(one_line(str(error))) from None
+        raise ValueError(reason_line(str(error))) from None
     return line
 
 
