@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.devices.device import AdbAddress, Address, LocalAddress, SshAddress
+from farm.devices.device import AdbAddress, DeviceAddress, LocalAddress, SshAddress
 from farm.devices.stub.transport import StubAddress
 from farm.errors import ConfigError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.devices.transport import Transport
 
-KINDS: dict[str, type[Address]] = {
+KINDS: dict[str, type[DeviceAddress]] = {
     "adb": AdbAddress,
     "ssh": SshAddress,
     "local": LocalAddress,
@@ -33,7 +33,7 @@ def from_plain(kind: type[Any], value: Any) -> Any:
 
     Raises ConfigError for an address of a kind that is not registered.
     """
-    if kind is not Address:
+    if kind is not DeviceAddress:
         return kind(value)
     tag = value.get("type") if isinstance(value, dict) else None
     if tag not in KINDS:

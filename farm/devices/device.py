@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 
 
-class Address:
+class DeviceAddress:
     """Where a device is, and by which kind of transport it is reached: a frozen struct with a tag of its own.
 
     A new kind is registered in `farm.devices.connect`.
@@ -30,7 +30,7 @@ class Address:
         raise NotImplementedError
 
 
-class AdbAddress(msgspec.Struct, Address, frozen=True, tag="adb"):
+class AdbAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="adb"):
     """Behind an adb server."""
 
     port: int
@@ -46,13 +46,13 @@ class AdbAddress(msgspec.Struct, Address, frozen=True, tag="adb"):
         return f"{self.host}:{self.port}"
 
     def open(self, serial: str) -> Transport:
-        """Return a transport: see Address."""
+        """Return a transport: see DeviceAddress."""
         from farm.devices.adb.transport import AdbTransport
 
         return AdbTransport(serial, self.port, host=self.host, attached_at=self.attached_at)
 
 
-class SshAddress(msgspec.Struct, Address, frozen=True, tag="ssh"):
+class SshAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="ssh"):
     """A Linux device with an SSH server."""
 
     host: str
@@ -71,13 +71,13 @@ class SshAddress(msgspec.Struct, Address, frozen=True, tag="ssh"):
         return self.host if self.port == 22 else f"{self.host}:{self.port}"
 
     def open(self, serial: str) -> Transport:
-        """Return a transport: see Address."""
+        """Return a transport: see DeviceAddress."""
         from farm.devices.ssh.transport import SshTransport
 
         return SshTransport(serial, self)
 
 
-class LocalAddress(msgspec.Struct, Address, frozen=True, tag="local"):
+class LocalAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="local"):
     """This machine, where it is the device itself."""
 
     storage: str
@@ -89,7 +89,7 @@ class LocalAddress(msgspec.Struct, Address, frozen=True, tag="local"):
         return "localhost"
 
     def open(self, serial: str) -> Transport:
-        """Return a transport: see Address."""
+        """Return a transport: see DeviceAddress."""
         from farm.devices.local.transport import LocalTransport
 
         return LocalTransport(serial, self)
@@ -105,7 +105,7 @@ class Device(msgspec.Struct, frozen=True):
     kind: Literal["virtual", "hardware"]
     build: str
     """Fingerprint of its system."""
-    address: Address
+    address: DeviceAddress
     product: str
     """Its model, for people."""
     os: Literal["android", "linux"] = "android"

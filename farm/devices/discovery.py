@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from farm.config.settings import Config, DeviceConfig, HostConfig
     from farm.devices.adb.host import Attached
     from farm.devices.adb.server import AdbServer
-    from farm.devices.device import Address
+    from farm.devices.device import DeviceAddress
     from farm.system.processes import Supervisor
 
 # Hosts, and devices, are asked at the same time; most of it is waiting for their networks.
@@ -142,7 +142,7 @@ def _beyond(host: HostConfig, configured: Sequence[DeviceConfig], supervisor: Su
 
 def _alone(entry: DeviceConfig) -> list[_Found]:
     """Return the device that is a machine by itself."""
-    address: Address = LocalAddress(entry.storage or f"/var/tmp/farm-{getpass.getuser()}")  # noqa: S108 - looked at
+    address: DeviceAddress = LocalAddress(entry.storage or f"/var/tmp/farm-{getpass.getuser()}")  # noqa: S108 - looked at
     host = socket.gethostname()
     if entry.ssh is not None:
         address, host = ssh_address(entry.ssh, entry.storage), entry.ssh.host

@@ -13,7 +13,7 @@ from farm.suites.socs import load_socs
 from farm.system.ids import NAME
 
 if TYPE_CHECKING:
-    from farm.devices.device import Address
+    from farm.devices.device import DeviceAddress
 
 # A phone under load answers in a second; one that takes longer is not fit to measure on.
 _IDENTIFY_SECONDS = 10.0
@@ -51,7 +51,7 @@ fi
 """
 
 
-def identify(serial: str, address: Address, *, host: str = "") -> Device:
+def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
     """Ask the device at `address`, which errors call `serial`, who it is; `host` is the machine that it hangs on.
 
     Raises DeviceError when it does not say what it has to, or lets farm keep no files.

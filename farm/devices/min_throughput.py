@@ -19,7 +19,7 @@ class MinThroughput:
 
     def __init__(self, serial: str, files: int, stall_s: float) -> None:
         """`stall_s` is how long the device may move nothing at once."""
-        self._serial = serial
+        self._serial, self._stall_s = serial, stall_s
         self._started = time.monotonic()
         self._allowed_s = _STALLS * stall_s + files * _FILE_SECONDS
         self._bytes = 0
@@ -32,3 +32,8 @@ class MinThroughput:
             rate = f"{BYTES_PER_SECOND // 1024} KiB/s"
             problem = f"moved {self._bytes} bytes of files in {seconds:.0f} s, at least {rate} is expected"
             raise DeviceTimeoutError(self._serial, f"{problem}: check its cable or network")
+
+    def stalled(self) -> DeviceTimeoutError:
+        """Return the error for a device that moved nothing for as long as it may."""
+        problem = f"moved no byte of a file for {self._stall_s:g} s: check its cable or network, and its storage"
+        return DeviceTimeoutError(self._serial, problem)

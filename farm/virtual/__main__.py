@@ -50,8 +50,8 @@ def _known_soc(name: str) -> str:
     return find_soc(name).name
 
 
-def _kinds(said: str) -> list[str]:
-    return [kind for kind in said.split(",") if kind]
+def _kinds(text: str) -> list[str]:
+    return [kind for kind in text.split(",") if kind]
 
 
 def main() -> int:

@@ -192,13 +192,13 @@ class Daemon:
         return asyncio.gather(*tasks, return_exceptions=True)
 
     def reset(self) -> asyncio.Future[Any]:
-        """Reset every connection: see Machine."""
+        """Reset every connection; the result is there when that is done, with all that was started for them."""
         for connection in self._connections.values():
             connection.reset_on_close()
         return self._hang_up()
 
     def leave(self, seconds: float, *, reboot: bool) -> asyncio.Future[Any]:
-        """Go away: see Machine."""
+        """Go away, for `seconds` or until `come_back`; the result is there once the device is gone."""
         if self._leaving is None:
             self._leaving = asyncio.get_running_loop().create_future()
             self._back.clear()
@@ -208,11 +208,11 @@ class Daemon:
         return self._leaving
 
     def come_back(self) -> None:
-        """Be there again: see Machine."""
+        """Be there again, if it is away."""
         self._back.set()
 
     def trust(self) -> None:
-        """Let in who waits for it: see Machine."""
+        """Let in who waits for it."""
         for connection in self._connections.values():
             connection.trust()
 

@@ -15,7 +15,7 @@ from farm.devices.local.files import local_errors, replacing
 from farm.devices.min_throughput import MinThroughput
 from farm.devices.text import clean_text, says_full
 from farm.devices.transport import Link
-from farm.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError
+from farm.errors import DeviceError, DeviceSpaceError
 
 if TYPE_CHECKING:
     import socket
@@ -166,7 +166,7 @@ class SyncStream:
         try:
             self._stream.sendall(data)
         except TimeoutError:
-            raise self._stalled() from None
+            raise self._throughput.stalled() from None
         except OSError as error:
             raise HungUpError(self._serial, f"the connection broke during a push: {error.strerror}") from None
         self._throughput.moved(len(data))
@@ -176,17 +176,13 @@ class SyncStream:
             count = self._stream.recv_into(self._buffer)
             acknowledge(self._stream)
         except TimeoutError:
-            raise self._stalled() from None
+            raise self._throughput.stalled() from None
         except OSError as error:
             raise HungUpError(self._serial, f"the connection broke while files moved: {error.strerror}") from None
         if not count:
             raise HungUpError(self._serial, "the connection ended while files moved")
         self._throughput.moved(count)
         return count
-
-    def _stalled(self) -> DeviceTimeoutError:
-        problem = f"moved no byte of a file for {self._stall_s:g} s: check its cable and its storage"
-        return DeviceTimeoutError(self._serial, problem)
 
     def _pieces(self, size: int) -> Iterator[memoryview]:
         """Return the next `size` bytes, each piece valid until the next."""

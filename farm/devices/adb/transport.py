@@ -136,7 +136,7 @@ class AdbTransport(Transport):
 
     def become_root(self, timeout_s: float) -> None:
         """Have adbd start anew as root, as `adb root` does: the device goes away and comes back."""
-        address = self._host.network_address(self.serial)
+        self._network_address()
         answer = self._ask_for_root()
         if _RESTARTING not in answer:
             problem = f"root is needed, and adbd says {answer!r}"
@@ -152,10 +152,8 @@ class AdbTransport(Transport):
                     return
             except DeviceError as error:
                 last = str(error).removeprefix(f"{self.serial}: ")
-                # The server looks for a device on USB all the time, but for one on a network only every ten seconds.
-                if address:
-                    with contextlib.suppress(InfraError):
-                        self._host.query(f"host:connect:{address}")
+                with contextlib.suppress(InfraError):
+                    self.nudge()
             time.sleep(_POLL_SECONDS)
         problem = f"adbd was asked to start anew as root, and {timeout_s:g} s later it is not there as root: {last}"
         raise DeviceTimeoutError(self.serial, problem)

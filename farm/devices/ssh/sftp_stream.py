@@ -40,7 +40,7 @@ from paramiko.sftp import (
 from farm.devices.min_throughput import MinThroughput
 from farm.devices.ssh.link import end
 from farm.devices.text import clean_text
-from farm.errors import DeviceError, DeviceTimeoutError
+from farm.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -183,13 +183,6 @@ class SftpStream:
             self._receive_one()
         return self._answers.pop(number)
 
-    def status(self, number: int) -> SftpStatus:
-        """Wait for an answer that can only be a status."""
-        answer = self.answer(number)
-        if not isinstance(answer, SftpStatus):
-            raise self._nonsense(f"it answers with {type(answer).__name__} where a status is due")
-        return answer
-
     def ahead(self, items: Iterable[Item], ask: Callable[[Item], int], window: int) -> Iterator[tuple[Item, Answer]]:
         """Ask for each item, `window` of them before the first answer is waited for."""
         asked: deque[tuple[Item, int]] = deque()
@@ -272,8 +265,7 @@ class SftpStream:
 
     def _broken(self, error: Exception) -> DeviceError:
         if isinstance(error, TimeoutError):
-            problem = f"moved no byte of a file for {self._stall_s:g} s: check its network and its storage"
-            return DeviceTimeoutError(self._serial, problem)
+            return self._throughput.stalled()
         return self._link.blame(f"the connection broke while files moved: {clean_text(str(error)) or 'it ended'}")
 
     def _nonsense(self, problem: str) -> DeviceError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.devices.device import Address, LocalAddress
+from farm.devices.device import DeviceAddress, LocalAddress
 from farm.devices.local.transport import LocalTransport
 from farm.devices.transport import Link, Output, Process, Transport
 from farm.errors import DeviceError, DeviceGoneError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class StubAddress(msgspec.Struct, Address, frozen=True, tag="stub"):
+class StubAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="stub"):
     """A device that is made up. It is gone while its folder is not there."""
 
     folder: str
@@ -29,7 +29,7 @@ class StubAddress(msgspec.Struct, Address, frozen=True, tag="stub"):
         return self.folder
 
     def open(self, serial: str) -> StubTransport:
-        """Return a transport: see Address."""
+        """Return a transport: see DeviceAddress."""
         return StubTransport(serial, self)
 
 
