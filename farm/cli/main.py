@@ -22,7 +22,7 @@ _COMMANDS = {
     "devices": ("devices.devices", "Show the attached devices: what they are, how they are, who has them."),
     "device": ("devices.device", "Name a device, put it in or out of service, show its health."),
     "lease": ("devices.lease", "Reserve a device for yourself."),
-    "release": ("devices.release", "Give a device back."),
+    "release": ("devices.lease", "Give a device back."),
     "shell": ("devices.shell", "Open a shell on a device."),
     "virtual": ("devices.virtual", "Start virtual devices that stay, and let them misbehave."),
     "report": ("looking.report", "Write and show the report of a run."),

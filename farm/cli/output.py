@@ -71,8 +71,8 @@ def show(answer: Mapping[str, object], lines: Iterable[str], *, as_json: bool) -
     """Print what a command answers: as JSON, or else as text."""
     if as_json:
         print_json(answer)
-    else:
-        echo("\n".join(lines))
+    elif text := "\n".join(lines):
+        echo(text)
 
 
 def print_json(answer: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""`farm device`: what people tell the farm of a device, and what it remembers of its health."""
+"""`farm device`: what people say of a device, and what the farm remembers of its health."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option
-from farm.cli.output import echo
+from farm.cli.options import config_option, json_option, limit_option
+from farm.cli.output import echo, opened, show
+from farm.report.terminal.layout import columns
+from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -86,9 +88,8 @@ def release_command(*, device: str, config_file: Path | None) -> None:
 
 @command.command("show")
 @click.argument("device")
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Newest events.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@config_option
+@limit_option("Newest events.")
+@json_option("Print JSON.")
 def show_command(*, device: str, limit: int, as_json: bool, config_file: Path | None) -> None:
     """Show what is known of a device, and its health, event by event.
 
@@ -97,37 +98,29 @@ def show_command(*, device: str, limit: int, as_json: bool, config_file: Path | 
     """
     with _device(config_file, device) as (store, known):
         events = store.devices.health_events(known.id, limit)
-        if as_json:
-            from farm.cli.output import print_json
-
-            print_json({"device": known, "events": events})
-            return
-        echo(f"{known.id}: {known.soc} {known.kind}, {known.health}")
-        called = [f"called {known.name}"] if known.name else []
-        called += [f"labels {', '.join(known.labels)}"] if known.labels else []
-        if called:
-            echo(f"  {', '.join(called)}")
-        if known.health_reason:
-            echo(f"  {_line(known.health_reason)}")
-        if not known.in_service:
-            by = f" by {known.service_user}" if known.service_user else ""
-            echo(f"  out of service{by}{f': {known.service_note}' if known.service_note else ''}")
-        _print_events(events)
+    show({"device": known, "events": events}, _lines(known, events), as_json=as_json)
 
 
-def _print_events(events: Sequence[HealthEvent]) -> None:
+def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
+    yield f"{known.id}: {known.soc} {known.kind}, {known.health}"
+    names = [f"called {known.name}"] if known.name else []
+    names += [f"labels {', '.join(known.labels)}"] if known.labels else []
+    if names:
+        yield f"  {', '.join(names)}"
+    if known.health_reason:
+        yield f"  {one_line(known.health_reason)}"
+    if not known.in_service:
+        by = f" by {known.service_user}" if known.service_user else ""
+        yield f"  out of service{by}{f': {known.service_note}' if known.service_note else ''}"
     if not events:
-        echo("  no event yet: the canary runs when a run begins on it")
+        yield "  no event yet: the canary runs when a run begins on it"
         return
-    echo(f"\n{'when':<17}{'event':<15}{'then':<13}{'canary p50':<12}why")
+    rows = [("when", "event", "then", "canary p50", "why")]
     for event in reversed(events):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(event.time_ms / 1000))
         canary = f"{statistics.median(event.latency_ns) / 1e6:.3f} ms" if event.latency_ns else ""
-        echo(f"{when:<17}{event.event:<15}{event.state:<13}{canary:<12}{_line(event.reason)}".rstrip())
-
-
-def _line(said: str) -> str:
-    return " ".join(said.split())
+        rows.append((when, event.event, event.state, canary, one_line(event.reason)))
+    yield from ("", *columns(rows))
 
 
 def _set_service(config_file: Path | None, device: str, note: str, *, in_service: bool) -> None:
@@ -140,9 +133,7 @@ def _set_service(config_file: Path | None, device: str, note: str, *, in_service
 
 @contextmanager
 def _device(config_file: Path | None, name: str) -> Iterator[tuple[Store, Registered]]:
-    from farm.config.settings import load_config
     from farm.pool.inventory import resolve_device
-    from farm.store.store import open_store
 
-    with open_store(load_config(config_file).store_url) as store:
+    with opened(config_file) as (_, store):
         yield store, resolve_device(store, name)

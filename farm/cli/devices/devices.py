@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import textwrap
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option
-from farm.cli.output import echo
+from farm.cli.options import json_option
+from farm.cli.output import echo, opened, print_json
+from farm.cli.output import width as terminal_width
+from farm.report.model.format import short_age
+from farm.report.terminal.layout import LEAST_WIDTH, wrapped
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
@@ -25,28 +27,23 @@ if TYPE_CHECKING:
 _WATCH_SECONDS = 2.0
 _STYLES = {"ready": "green", "absent": "dim", "out": "yellow", "quarantined": "bold red"}
 _INDENT = "    "
-_NARROWEST = 40
 _HEALTH_STYLES = {"suspect": "yellow", "quarantined": "bold red"}
 
 
 @click.command("devices")
 @click.argument("names", nargs=-1, metavar="[DEVICE|SOC]...")
 @click.option("--watch", is_flag=True, help="Look again every two seconds, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line each time.")
-@config_option
+@json_option("Print JSON; with --watch, one line each time.")
 def command(*, names: tuple[str, ...], watch: bool, as_json: bool, config_file: Path | None) -> None:
     """Show the attached devices: what they are, how they are, who has them.
 
     The SoC is what the device says itself. Those that were attached before
     are shown as absent.
     """
-    from farm.config.settings import load_config
     from farm.pool.inventory import find_rows, take_inventory
-    from farm.store.store import open_store
     from farm.system.processes import Supervisor
 
-    config = load_config(config_file)
-    with Supervisor() as supervisor, open_store(config.store_url) as store:
+    with Supervisor() as supervisor, opened(config_file) as (config, store):
 
         def look() -> list[DeviceRow]:
             return find_rows(take_inventory(config, store, supervisor), names)
@@ -54,8 +51,6 @@ def command(*, names: tuple[str, ...], watch: bool, as_json: bool, config_file: 
         if watch:
             _watch(look, names, as_json=as_json)
         elif as_json:
-            from farm.cli.output import print_json
-
             print_json({"devices": look()})
         else:
             _console().print(_listing(look(), names, _width()), soft_wrap=True)
@@ -89,7 +84,7 @@ def _watch(look: Callable[[], list[DeviceRow]], names: Sequence[str], *, as_json
 
 
 def _width() -> int:
-    return max(_NARROWEST, shutil.get_terminal_size().columns)
+    return max(LEAST_WIDTH, terminal_width())
 
 
 def _console() -> Console:
@@ -106,9 +101,9 @@ def _listing(found: Sequence[DeviceRow], names: Sequence[str], width: int, heigh
     from rich.text import Text
 
     if not found:
-        said = f"no {' or '.join(names)} is attached" if names else "no device is attached"
+        what = f"no {' or '.join(names)} is attached" if names else "no device is attached"
         hint = "connect one by USB, name one in farm.toml, or try 'farm virtual up --soc SM8650'"
-        return Text(_wrapped(f"{said}: {hint}", width, indent=""))
+        return Text("\n".join(wrapped(f"{what}: {hint}", width, "", whole_words=False)))
     heads = _heads(found, width)
     blocks = [[*head, *_body(row, width)] for head, row in zip(heads, found, strict=True)]
     if height and sum(map(len, blocks)) > height:
@@ -164,15 +159,10 @@ def _cells(row: DeviceRow) -> list[tuple[str, str]]:
 def _body(row: DeviceRow, width: int) -> list[Text]:
     from rich.text import Text
 
-    reason = row.reason or row.health_reason
+    parts = ((", ".join(_details(row)), "dim"), (row.reason or row.health_reason, "yellow"))
     return [
-        *(Text(line, "dim") for line in _wrapped(", ".join(_details(row)), width).splitlines()),
-        *(Text(line, "yellow") for line in _wrapped(reason, width).splitlines()),
+        Text(line, style) for text, style in parts for line in wrapped(f"{_INDENT}{text}", width, "", whole_words=False)
     ]
-
-
-def _wrapped(text: str, width: int, indent: str = _INDENT) -> str:
-    return textwrap.fill(one_line(text), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _holder(row: DeviceRow) -> str:
@@ -196,16 +186,6 @@ def _details(row: DeviceRow) -> list[str]:
     if row.free_bytes is not None:
         details.append(f"{row.free_bytes / 1e9:.1f} GB free")
     if row.last_seen_ms:
-        details.append(f"seen {_ago(row.last_seen_ms)}")
+        details.append(f"seen {short_age(row.last_seen_ms)} ago")
     details += [f"#{label}" for label in row.labels]
     return details or ["nothing is known of it"]
-
-
-def _ago(time_ms: int) -> str:
-    seconds = max(0.0, time.time() - time_ms / 1000)
-    if seconds < 10:
-        return "now"
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"

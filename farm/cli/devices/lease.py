@@ -1,39 +1,45 @@
-"""`farm lease`."""
+"""`farm lease` and `farm release`, and how `farm shell` finds a device and gets hold of it."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option, duration
-from farm.cli.output import echo
+from farm.cli.options import config_option, duration, json_option
+from farm.cli.output import echo, opened, show
+from farm.errors import NoDeviceError, UnknownNameError, UsageError
+from farm.report.terminal.layout import columns
+from farm.system.user import user_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from farm.config.settings import Config
+    from farm.devices.device import Device
+    from farm.devices.discovery import Scan
+    from farm.store.leases.registry import Registered
+    from farm.store.leases.rules import Lease
+    from farm.store.store import Store
+    from farm.system.processes import Supervisor
+
+_LOOK_SECONDS = 0.3
+_SHOWN_CHARACTERS = 500
 
 
 @click.command("lease")
 @click.argument("wanted", metavar="SOC|DEVICE")
-@click.option(
-    "--for",
-    "seconds",
-    metavar="TIME",
-    callback=duration,
-    default="1h",
-    show_default=True,
-    help="How long: 90s, 10m, 1h, 2d.",
-)
-@click.option(
-    "--wait",
-    "wait_s",
-    metavar="TIME",
-    callback=duration,
-    default="10m",
-    show_default=True,
-    help="How long to wait for one at most.",
-)
+@click.option("--for", "seconds", metavar="TIME", callback=duration, default="1h", show_default=True,
+              help="How long: 90s, 10m, 1h, 2d.")  # fmt: skip
+@click.option("--wait", "wait_s", metavar="TIME", callback=duration, default="10m", show_default=True,
+              help="How long to wait for one at most.")  # fmt: skip
 @click.option("--no-wait", is_flag=True, help="Do not wait, say who has it.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-@config_option
-def command(
+@json_option()
+def lease_command(
     *, wanted: str, seconds: float, wait_s: float, no_wait: bool, as_json: bool, config_file: Path | None
 ) -> None:
     """Reserve a device for yourself: only your commands may use it until then.
@@ -41,17 +47,10 @@ def command(
     A SOC gives one more device each time; of a DEVICE that you have, the time
     is changed, and counts from now. farm release gives it back earlier.
     """
-    from farm.cli.devices.holding import acquire, clock_time, find_devices, reserved_by_me
-    from farm.cli.output import print_json
-    from farm.config.settings import load_config
-    from farm.errors import NoDeviceError
     from farm.pool.inventory import resolve_device
-    from farm.store.store import open_store
     from farm.system.processes import Supervisor
-    from farm.system.user import user_name
 
-    config = load_config(config_file)
-    with Supervisor() as supervisor, open_store(config.store_url) as store:
+    with Supervisor() as supervisor, opened(config_file) as (config, store):
         devices = find_devices(config, store, supervisor, wanted)
         mine = {lease.device for lease in reserved_by_me(store)}
         if len(devices) == 1 and wanted.casefold() != devices[0].soc.casefold() and devices[0].id in mine:
@@ -61,27 +60,199 @@ def command(
             devices = [device for device in devices if device.id not in mine]
             if not devices:
                 raise NoDeviceError(f"every {wanted} is yours already: 'farm release' without a name lists them")
-            lease = acquire(
-                store,
-                devices,
-                purpose="farm lease",
-                wait_s=0.0 if no_wait else wait_s,
-                ttl_s=config.leases.ttl_s,
-                seconds=seconds,
-            )
+            ttl_s, wait_s = config.leases.ttl_s, 0.0 if no_wait else wait_s
+            lease = acquire(store, devices, purpose="farm lease", wait_s=wait_s, ttl_s=ttl_s, seconds=seconds)
             store.leases.release([lease])
             device = next(one for one in devices if one.id == lease.device)
             until_ms = next(one.reserved_until_ms for one in reserved_by_me(store) if one.device == device.id)
         name = resolve_device(store, device.id).name or device.id
-    if as_json:
-        print_json({"device": device, "id": device.id, "user": user_name(), "until_ms": until_ms})
-        return
-    echo(f"{name} ({device.soc}, {device.kind}) is yours until {clock_time(until_ms)}")
-    hints = {
-        f"farm shell {name}": "a shell on it",
-        f"farm run --soc {device.soc} ...": "uses it, as all your commands may",
-        f"farm release {name}": "gives it back",
+    hints = [
+        (f"farm shell {name}", "a shell on it"),
+        (f"farm run --soc {device.soc} ...", "uses it, as all your commands may"),
+        (f"farm release {name}", "gives it back"),
+    ]
+    lines = [
+        f"{name} ({device.soc}, {device.kind}) is yours until {clock_time(until_ms)}",
+        *columns(hints, indent="  "),
+    ]
+    answer = {"device": device, "id": device.id, "user": user_name(), "until_ms": until_ms}
+    show(answer, lines, as_json=as_json)
+
+
+@click.command("release")
+@click.argument("device", required=False)
+@click.option("--all", "everything", is_flag=True, help="Every device that is reserved for you.")
+@click.option("--force", is_flag=True,
+              help="Also what is another's, or in use: a shell is ended, a run lets go of it after its running job.",
+)  # fmt: skip
+@config_option
+def release_command(*, device: str | None, everything: bool, force: bool, config_file: Path | None) -> None:
+    """Give a device back: DEVICE, or the only one that you have."""
+    if device and everything:
+        raise UsageError("give a device or --all, not both")
+    with opened(config_file) as (_, store):
+        if device:
+            _release(store, _find_lease(store, device), force=force)
+            return
+        mine = reserved_by_me(store)
+        if not mine:
+            raise UsageError("no device is reserved for you: 'farm devices' shows who has which")
+        if len(mine) > 1 and not everything:
+            names = ", ".join(lease.device for lease in mine)
+            raise UsageError(f"{len(mine)} devices are yours: name one of {names}, or give --all")
+        for lease in mine:
+            _release(store, lease, force=force)
+
+
+def _find_lease(store: Store, device: str) -> Lease:
+    """Return what is held of a device. Raises UnknownNameError, UsageError when it is free."""
+    from farm.pool.inventory import resolve_device
+
+    leases = {lease.device: lease for lease in store.leases.all()}
+    id_ = device if device in leases else resolve_device(store, device).id
+    if id_ not in leases:
+        raise UsageError(f"{id_} is free already")
+    return leases[id_]
+
+
+def _release(store: Store, lease: Lease, *, force: bool) -> None:
+    from farm.devices.text import clean_text
+
+    if lease.reserved_for != user_name() and not force:
+        end = "end that" if lease.user == user_name() else "ask for it"
+        raise UsageError(f"{_holder(lease)}: {end}, or give --force")
+    if lease.reserved_for:
+        store.leases.cancel(lease.device, lease.reserved_for)
+    if lease.token and force:
+        store.leases.release([lease])
+    after = ""
+    if lease.token and not force:
+        after = f"; {lease.user} uses it still, for {lease.purpose!r}"
+    elif lease.token and lease.purpose.startswith("farm shell"):
+        after = f"; the shell of {lease.user} is being ended"
+    elif lease.token:
+        after = f"; {lease.purpose!r} of {lease.user} stops using it after its running job"
+    echo(clean_text(f"{lease.device} is given back{after}", 400))
+
+
+def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: str) -> list[Device]:
+    """Return the attached devices that a name, serial, id or SoC means and that may be used, best first.
+
+    Raises UnknownNameError for what is none of these, NoDeviceError, with the reasons, where none can be used.
+    """
+    from farm.devices.discovery import scan_all
+    from farm.store.leases.registry import Seen
+    from farm.suites.socs import load_socs
+
+    scan = scan_all(config, supervisor)
+    store.devices.see([Seen(device, "device", None) for device in scan.devices])
+    known = {one.id: one for one in store.devices.all()}
+    names = {
+        device.id: {device.id, device.serial, device.name, known[device.id].name} - {""} for device in scan.devices
     }
-    width = max(map(len, hints))
-    for command_line, meaning in hints.items():
-        echo(f"  {command_line.ljust(width)}  {meaning}")
+    found = [device for device in scan.devices if wanted in names[device.id]]
+    if not found:
+        _refuse_unusable(scan, known.values(), wanted)
+        socs = load_socs()
+        found = [device for device in scan.devices if device.soc.casefold() == wanted.casefold()]
+        soc = next((name for name in socs if name.casefold() == wanted.casefold()), None)
+        if not found and soc is None:
+            every = {*socs, *(name for these in names.values() for name in these)}
+            raise UnknownNameError("device or SoC", wanted, every, "(farm devices shows what is attached)")
+        if not found:
+            raise NoDeviceError(f"no {soc} is attached: 'farm devices' shows what is, and why others cannot be used")
+    reasons = {device.id: _why_not(known[device.id]) for device in found}
+    usable = [device for device in found if not reasons[device.id]]
+    if not usable:
+        raise NoDeviceError("; ".join(f"{id_} {reason}" for id_, reason in reasons.items()))
+    return sorted(usable, key=lambda device: (known[device.id].health != "healthy", device.id))
+
+
+def acquire(
+    store: Store, devices: Sequence[Device], *, purpose: str, wait_s: float, ttl_s: float, seconds: float = 0.0
+) -> Lease:
+    """Return a lease of one of `devices`, waiting up to `wait_s` for it. Raises NoDeviceError, saying who has them.
+
+    With `seconds`, it is reserved for the user as well before anybody else can have it.
+    """
+    from farm.store.leases.rules import Priority
+
+    user = user_name()
+    token = store.leases.request(
+        [device.id for device in devices],
+        count=1,
+        user=user,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        purpose=purpose,
+        priority=Priority.PERSON,
+        ttl_s=ttl_s,
+    )
+    try:
+        deadline, noted = time.monotonic() + wait_s, False
+        while not (taken := store.leases.poll(token, ttl_s=ttl_s)):
+            leases = {lease.device: lease for lease in store.leases.all()}
+            held = [_holder(leases[device.id]) for device in devices if device.id in leases]
+            holders = "; ".join(held) or "others wait for it, and were first"
+            if time.monotonic() >= deadline:
+                hint = "wait longer" if wait_s else "wait for it"
+                raise NoDeviceError(f"{holders}: {hint} with --wait 10m, or choose another")
+            if not noted:
+                echo(f"waiting: {holders}", err=True)
+                noted = True
+            time.sleep(_LOOK_SECONDS)
+        if seconds:
+            store.leases.reserve(taken[0].device, user, seconds)
+        return taken[0]
+    finally:
+        store.leases.withdraw(token)
+
+
+def reserved_by_me(store: Store) -> list[Lease]:
+    """Return what is reserved for this user."""
+    return [lease for lease in store.leases.all() if lease.reserved_for == user_name()]
+
+
+def _holder(lease: Lease) -> str:
+    """Return who has a device, since when or until when, and what for."""
+    from farm.devices.text import clean_text
+
+    parts = []
+    if lease.reserved_for:
+        parts.append(f"is reserved for {lease.reserved_for} until {clock_time(lease.reserved_until_ms)}")
+    if lease.token:
+        purpose = f" for {lease.purpose!r}" if lease.purpose else ""
+        where = f"process {lease.pid} on {lease.host}"
+        parts.append(f"is used by {lease.user} since {clock_time(lease.acquired_ms)}{purpose} ({where})")
+    # Others' programs wrote it into the store.
+    return clean_text(f"{lease.device} {' and '.join(parts)}", _SHOWN_CHARACTERS)
+
+
+def clock_time(time_ms: int) -> str:
+    """Return a time as a person reads it here, with the date where it is not today."""
+    then = time.localtime(time_ms / 1000)
+    today = time.strftime("%Y-%m-%d", then) == time.strftime("%Y-%m-%d")
+    return time.strftime("%H:%M" if today else "%Y-%m-%d %H:%M", then)
+
+
+def _why_not(known: Registered) -> str:
+    if not known.in_service:
+        note = f" ({known.service_note})" if known.service_note else ""
+        return f"is out of service{note}: 'farm device in {known.id}' puts it back"
+    if known.health == "quarantined":
+        return f"is quarantined ({known.health_reason}): 'farm device show {known.id}' shows its history"
+    return ""
+
+
+def _refuse_unusable(scan: Scan, known: Iterable[Registered], wanted: str) -> None:
+    """Raise NoDeviceError when `wanted` is a device that is not there, or cannot be used."""
+    serials = {one.serial: one.serial for one in scan.unusable}
+    for one in known:
+        serials |= {name: one.serial for name in (one.id, one.serial, one.name) if name}
+    serial = serials.get(wanted)
+    if serial is None:
+        return
+    for unusable in scan.unusable:
+        if unusable.serial == serial:
+            raise NoDeviceError(f"{serial}: {unusable.reason}")
+    raise NoDeviceError(f"{serial} is not attached now: 'farm devices' shows what is")

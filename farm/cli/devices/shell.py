@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import config_option, duration
-from farm.cli.output import echo
+from farm.cli.output import notice, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,15 +60,12 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
     program and its arguments; for pipes and the like, sh -c '...'. The exit
     code is that of the shell, or of COMMAND.
     """
-    from farm.cli.devices.holding import acquire, find_devices, reserved_by_me
-    from farm.config.settings import load_config
+    from farm.cli.devices.lease import acquire, find_devices, reserved_by_me
     from farm.errors import UsageError
-    from farm.store.store import open_store
     from farm.system.processes import Supervisor
 
     words: list[str] = context.meta.get(_COMMAND, [])
-    config = load_config(config_file)
-    with _ended_in_order(), Supervisor() as supervisor, open_store(config.store_url) as store:
+    with _ended_in_order(), Supervisor() as supervisor, opened(config_file) as (config, store):
         if not device:
             mine = [lease.device for lease in reserved_by_me(store)]
             if len(mine) != 1:
@@ -178,7 +175,7 @@ def _take_over(device: Device) -> None:
     try:
         take_over(transport, "")
     except DeviceError as error:
-        echo(f"farm: {error}", err=True)
+        notice(str(error))
     finally:
         transport.close()
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.cli.options import config_option
-from farm.cli.output import echo, print_json
+from farm.cli.options import FOLDER, config_option, json_option
+from farm.cli.output import echo, show
 from farm.config.settings import load_config
 from farm.errors import InfraError, UnknownNameError, UsageError
+from farm.report.terminal.layout import columns
 from farm.system.text import one_line
 from farm.virtual.faults import CONDITIONS, Fault, FaultKind, fired, inject, is_running
 from farm.virtual.faults import clear as clear_faults
@@ -20,6 +20,7 @@ from farm.virtual.tree import BUILDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from farm.devices.adb.server import AdbServer
     from farm.devices.device import Device
@@ -29,9 +30,7 @@ _MOST_DEVICES = 64
 _LOOK_SECONDS = 0.5
 
 _folder_option = click.option(
-    "--folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the devices' files are; otherwise `virtual` in farm's state folder.",
+    "--folder", type=FOLDER, help="Where the devices' files are; otherwise `virtual` in farm's state folder."
 )
 
 
@@ -61,12 +60,10 @@ def up(
     folder: Path | None,
     socs: tuple[str, ...],
     count: int,
-    build: str,
-    fault_rate: float,
-    fault_seed: int,
     fault_kinds: str,
     *,
     own_server: bool,
+    **behaviour: Any,
 ) -> None:
     """Start virtual devices, attach them to your adb server, and stay until Ctrl-C."""
     from farm.devices.adb.server import ordinary_server, start_adb_server
@@ -90,16 +87,7 @@ def up(
         _refuse_attached(server, names)
         attached: list[str] = []
         try:
-            devices = boot(
-                supervisor,
-                server,
-                wanted,
-                place,
-                build=build,
-                fault_rate=fault_rate,
-                fault_seed=fault_seed,
-                fault_kinds=kinds,
-            )
+            devices = boot(supervisor, server, wanted, place, fault_kinds=kinds, **behaviour)
             attached = _addresses(server, [device.serial for device in devices])
             _show(devices, place, server, own_server=own_server)
             _stay(supervisor, devices)
@@ -177,27 +165,15 @@ def _detach(server: AdbServer, addresses: Sequence[str]) -> None:
 @click.option("--match", default="", metavar="REGEX", help="Only commands, or paths, in which this is found.")
 @click.option("--times", type=int, default=1, help="How often; 0 until cleared.")
 @click.option("--bytes-per-s", type=int, default=0, help="Speed of a slow link.")
-def fault(
-    config_file: Path | None,
-    folder: Path | None,
-    device: str,
-    kind: str,
-    after_bytes: int,
-    seconds: float,
-    code: int,
-    text: str,
-    match: str,
-    times: int,
-    bytes_per_s: int,
-) -> None:
+def fault(config_file: Path | None, folder: Path | None, device: str, kind: str, **details: Any) -> None:
     """Let a virtual device fail: `farm virtual faults` lists how."""
     wanted = _kind(kind)
     try:
-        asked = Fault(wanted, after_bytes, seconds, code, text, match, times, bytes_per_s)
+        asked = Fault(wanted, **details)
     except ValueError as error:
         raise UsageError(str(error)) from None
     inject(_device_folder(config_file, folder, device), asked)
-    until = f"for {seconds:g} s" if seconds and wanted is not FaultKind.CLOCK_SKEW else "until cleared"
+    until = f"for {asked.seconds:g} s" if asked.seconds and wanted is not FaultKind.CLOCK_SKEW else "until cleared"
     echo(f"{device}: {wanted}{f', {until}' if wanted in CONDITIONS else ''}", err=True)
 
 
@@ -211,28 +187,22 @@ def clear(config_file: Path | None, folder: Path | None, device: str) -> None:
 
 
 @command.command("faults")
-@config_option
 @_folder_option
 @click.argument("device", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option("Print JSON instead of a table.")
 def faults(config_file: Path | None, folder: Path | None, device: str | None, *, as_json: bool) -> None:
     """List the faults that there are, or what struck DEVICE so far."""
     if device is None:
-        if as_json:
-            print_json({"faults": {str(kind): kind.description for kind in FaultKind}})
-            return
-        width = max(map(len, FaultKind))
-        for kind in FaultKind:
-            echo(f"{kind:{width}}  {kind.description}")
+        kinds = {str(kind): kind.description for kind in FaultKind}
+        show({"faults": kinds}, columns(list(kinds.items())), as_json=as_json)
         return
     struck = fired(_device_folder(config_file, folder, device))
-    if as_json:
-        print_json({"device": device, "struck": struck})
-        return
-    for one in struck:
-        moment = time.strftime("%H:%M:%S", time.localtime(one["time"]))
-        subject = one_line(one["subject"], 48)
-        echo(f"{moment}  {one['kind']:<14}  {one['operation']:<6}  {subject}".rstrip())
+    rows = [
+        (time.strftime("%H:%M:%S", time.localtime(one["time"])), f"{one['kind']:<14}", f"{one['operation']:<6}",
+         one_line(one["subject"], 48))
+        for one in struck
+    ]  # fmt: skip
+    show({"device": device, "struck": struck}, columns(rows) if rows else [], as_json=as_json)
 
 
 def _kind(name: str) -> FaultKind:

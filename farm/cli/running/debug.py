@@ -62,12 +62,11 @@ def command(
     2 usage, or a program whose layers cannot be told apart;
     4 no device or infrastructure; 130 interrupted.
     """
-    from farm.replay.debug import DebugRequest, debug
-    from farm.replay.debug_job import find_job
+    from farm.replay.debug import DebugRequest, debug, job_to_debug
 
     config = load_config(config_file)
     request = DebugRequest(
-        job=find_job(config, job, **target),
+        job=job_to_debug(config, job, **target),
         virtual=virtual,
         sample=sample,
         timeout_s=timeout_s,

@@ -16,8 +16,7 @@ from farm.report.terminal.layout import SIMULATED, columns
 from farm.request.profiling import Profile
 
 if TYPE_CHECKING:
-    from farm.replay.ready_program import ReadyProgram
-    from farm.replay.ready_run import OutputFigures, ReadyOutcome
+    from farm.replay.ready_program import OutputFigures, ReadyOutcome, ReadyProgram
     from farm.replay.repro import ReproOutcome
     from farm.results.attempt import Attempt, Comparison, Measurement
 
@@ -73,8 +72,7 @@ def exec_command(
     """
     from farm.pool.fleet import Choice
     from farm.replay.one_off import OneOffRequest
-    from farm.replay.ready_program import ReadyRequest, plan_ready
-    from farm.replay.ready_run import run_ready
+    from farm.replay.ready_program import ReadyRequest, plan_ready, run_ready
 
     program |= {"virtual": bool(program["virtual"]), "profile": Profile(program["profile"])}
     if program["virtual"]:

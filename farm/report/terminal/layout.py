@@ -36,8 +36,8 @@ def fitted(line: str, width: int) -> str:
     return " " * indent + one_line(line, width - indent)
 
 
-def wrapped(text: str, width: int = WIDTH, hanging: str = "  ") -> list[str]:
-    """Return a text in lines, indented as it is, those after the first moved in by `hanging`; no word is broken."""
+def wrapped(text: str, width: int = WIDTH, hanging: str = "  ", *, whole_words: bool = True) -> list[str]:
+    """Return a text in lines, indented as it is, those after the first moved in by `hanging`."""
     indent = " " * (len(text) - len(text.lstrip(" ")))
     lines = textwrap.wrap(
         # A per cent sign stays with its number.
@@ -45,7 +45,7 @@ def wrapped(text: str, width: int = WIDTH, hanging: str = "  ") -> list[str]:
         width,
         initial_indent=indent,
         subsequent_indent=indent + hanging,
-        break_long_words=False,
+        break_long_words=not whole_words,
         break_on_hyphens=False,
     )
     return [line.replace("\u00a0", " ") for line in lines]
