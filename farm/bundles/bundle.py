@@ -82,7 +82,7 @@ class Manifest(msgspec.Struct, frozen=True):
     operators: dict[str, int] = {}
     """What the QNN backend built, by the name of its node visitor's target (`aten.add.Tensor`), and how often."""
     dynamic: bool = False
-    """Whether the shapes may be below the program's bounds, so that the runner has to be told what is executed."""
+    """Whether the shapes may be below the program's bounds, so that the runner needs the shapes that are executed."""
     stateful: bool = False
     """Whether the module changes buffers of its own, so that an inference may depend on those before it."""
 

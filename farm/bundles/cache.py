@@ -30,7 +30,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
 
     key: str
     job_id: str
-    """The job it was first compiled for, others may share it; `damaged` where nobody can tell."""
+    """The job it was first compiled for, others may share it; `damaged` where its manifest cannot be read."""
     nbytes: int
     used_ms: int
     """When it was last used, epoch milliseconds."""
@@ -113,7 +113,7 @@ class BundleCache:
         return removed
 
     def _is_inside(self, folder: Path) -> bool:
-        """Tell whether a folder of bundles is where it seems to be, and no link leads out of the cache."""
+        """Return whether a folder of bundles is where it seems to be, and no link leads out of the cache."""
         return folder.resolve() == self._bundles.resolve() / folder.relative_to(self._bundles)
 
 

@@ -57,7 +57,7 @@ def output_specs(method: Method) -> tuple[TensorSpec, ...]:
 
 
 def is_dynamic(method: Method) -> bool:
-    """Tell whether the runner has to be told what shapes are executed."""
+    """Return whether the runner needs the shapes that are executed."""
     return any(value.dynamic for value in (*method.inputs, *method.outputs))
 
 

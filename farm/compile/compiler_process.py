@@ -131,7 +131,7 @@ class BuilderProcess(CompilerProcess):
         super().__init__("farm.compile.builder", arguments, supervisor, f"builder-{number}", env, log)
 
     def has_grown(self, recycle_mb: int) -> bool:
-        """Tell whether it has more memory than that, or too much in its folder, to get another job."""
+        """Return whether it has more memory than that, or too much in its folder, to get another job."""
         if memory.resident_bytes(self._child.pid) > recycle_mb * _MEGABYTE:
             return True
         return builder_folder_size(self._cache_root, self._name) > _MOST_LEFT_BYTES

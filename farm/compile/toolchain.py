@@ -37,13 +37,13 @@ class Toolchain(msgspec.Struct, frozen=True):
 
 def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = False) -> Toolchain:
     """Build what is missing and return the toolchain, `virtual` as in `toolchain_versions`. Raises MissingToolError."""
-    told: list[str] = []
+    lines: list[str] = []
 
     def building(line: str) -> None:
         # What cmake and ninja print is in the build's log; here it is enough to know why it takes a while.
-        if not told:
+        if not lines:
             note("building the native runner, once for this compiler and ExecuTorch (half a minute)")
-        told.append(line)
+        lines.append(line)
 
     native = build_native(config.cache_dir, log=building)
     sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root)

@@ -182,8 +182,8 @@ class DeviceTables:
     def _device(self, table: DeviceTable, key: str, names: set[str]) -> DeviceConfig:
         ways = [name for name in ("serial", "ssh", "connect", "local") if getattr(table, name)]
         if len(ways) != 1:
-            said = f"has {' and '.join(ways)}" if ways else "says not which device it is"
-            raise ConfigError(self._path, key, f"{said}, expected one of serial, ssh, connect and local = true")
+            ambiguity = f"has {' and '.join(ways)}" if ways else "says not which device it is"
+            raise ConfigError(self._path, key, f"{ambiguity}, expected one of serial, ssh, connect and local = true")
         (way,) = ways
         if table.serial:
             self._expect(_SERIAL.fullmatch(table.serial), f"{key}.serial", "expected a serial without blanks")
@@ -215,10 +215,10 @@ class DeviceTables:
             soc=self._soc(f"{key}.soc", table.soc),
         )
 
-    def _soc(self, key: str, said: str) -> str:
+    def _soc(self, key: str, name: str) -> str:
         """Return an SoC as its profile is called, nothing for nothing."""
         try:
-            return find_soc(said).name if said else ""
+            return find_soc(name).name if name else ""
         except UnknownNameError as error:
             raise ConfigError(self._path, key, str(error)) from None
 
@@ -235,21 +235,21 @@ class DeviceTables:
         key_file, known_hosts = (str(self._beside(name) or "") for name in (table.key_file, table.known_hosts))
         return SshLogin(user, host, SSH_PORT if port is None else port, key_file, known_hosts)
 
-    def _endpoint(self, key: str, said: str) -> Endpoint:
-        host, port = self._split(said)
-        self._expect(host and _HOST.fullmatch(host) and port, key, f"{said!r}: expected {_ENDPOINT}")
+    def _endpoint(self, key: str, text: str) -> Endpoint:
+        host, port = self._split(text)
+        self._expect(host and _HOST.fullmatch(host) and port, key, f"{text!r}: expected {_ENDPOINT}")
         return Endpoint(host, port or 0)
 
     @staticmethod
-    def _split(said: str) -> tuple[str, int | None]:
+    def _split(address: str) -> tuple[str, int | None]:
         """Return host and port, None without one; no host when the port is none."""
-        if said.startswith("["):
-            host, closed, rest = said[1:].partition("]")
+        if address.startswith("["):
+            host, closed, rest = address[1:].partition("]")
             if not closed or (rest and not rest.startswith(":")):
                 return "", None
             port = rest.removeprefix(":") if rest else None
         else:
-            host, colon, text = said.partition(":")
+            host, colon, text = address.partition(":")
             port = text if colon else None
         if port is None:
             return host, None

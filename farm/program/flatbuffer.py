@@ -1,8 +1,8 @@
 """Flatbuffers of others, as a device or a user left them, read by columns: one field of many tables at once.
 
 Nothing in the file is trusted: a position is compared with the length of the file before it is read, and what is read
-is bounded by that length, so that a malformed file ends in FlatbufferError and nothing else. The format:
-https://flatbuffers.dev/internals.
+is bounded by that length, so that a malformed file ends in FlatbufferError and nothing else. Google's package
+`flatbuffers` checks neither, and reads one field of one table at a time. The format: https://flatbuffers.dev/internals.
 """
 
 from __future__ import annotations

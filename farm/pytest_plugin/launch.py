@@ -256,7 +256,7 @@ class _Launch:
     def _environment(self, plan: SuitePlan) -> dict[str, str]:
         from farm.devices.adb.server import find_adb
         from farm.pytest_plugin.upstream import lay_out_sdk
-        from farm.runtime.outside import outside_environment
+        from farm.runtime.simulator import outside_environment
 
         outside = outside_environment(self._config.cache_dir, sdk_root=self._config.sdk_root)
         sdk = lay_out_sdk(plan.folder / "sdk", Path(outside["QNN_SDK_ROOT"]), self._soc)

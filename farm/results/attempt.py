@@ -38,7 +38,7 @@ class Stage(StrEnum):
 
 
 class Cause(StrEnum):
-    """What went wrong with an attempt, as far as one device can tell; who is to blame is in the verdict."""
+    """What went wrong with an attempt, as far as one device shows; who is to blame is in the verdict."""
 
     NONE = ""
     """Nothing, or nothing that has a name here: the reason says it."""
@@ -189,7 +189,7 @@ def infra(stage: Stage, reason: str, cause: Cause = Cause.NONE) -> Ending:
 
 
 def failed(stage: Stage, reason: str, cause: Cause) -> Ending:
-    """Return an ending that the thing under test is to blame for, as far as one device can tell."""
+    """Return an ending that the thing under test is to blame for, as far as one device shows."""
     return Ending(Verdict.FAILED, stage, reason, cause=cause)
 
 

@@ -1,4 +1,4 @@
-"""What every device said about a job -> who is to blame: the code under test, or the farm. Pure: docs/blame.md."""
+"""The attempts of a job on several devices -> who is to blame, the code under test or the farm. Pure: docs/blame.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_DEVICES = 3
 _KILLED_DEVICES = 2
 
 _CODE = {Cause.COMPILE, Cause.REFUSED}
-# What ended the runner, or made its numbers wrong, may be the job or the device: only another device can tell.
+# What ended the runner, or made its numbers wrong, may be the job or the device: another device decides.
 _OPEN = {Cause.CRASH: "crashed", Cause.HANG: "hung", Cause.NUMERICS: "wrong numbers"}
 # Another device would not change it.
 _NO_DEVICE = {Cause.BUILDER, Cause.DISK, Cause.LOCAL}
@@ -35,11 +35,11 @@ class Blame(StrEnum):
     FARM = "farm"
     """A device, its connection, or farm itself."""
     UNDECIDED = "undecided"
-    """One device alone cannot tell: it does not count against the code."""
+    """One device alone does not decide: it does not count against the code."""
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """What one device said about a job; of a job that was run again alone there, what that said."""
+    """An attempt of a job on one device; of a job that was run again alone there, the second."""
 
     device: str
     """Its id; empty where none was needed."""
@@ -50,7 +50,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What follows from all that devices said about a job so far."""
+    """What follows from all attempts of a job so far."""
 
     blame: Blame
     repeat: bool
@@ -65,7 +65,7 @@ def tried(attempt: Attempt) -> Tried:
 
 
 def is_open(cause: Cause) -> bool:
-    """Tell whether a failure of this cause may be the device's as well as the code's."""
+    """Return whether a failure of this cause may be the device's as well as the code's."""
     return cause in _OPEN
 
 
@@ -134,15 +134,13 @@ def _devices(history: Iterable[Tried]) -> set[str]:
     return {one.device for one in history if one.device}
 
 
-def settle(attempt: Attempt, history: Sequence[Tried], *, others: int, failed_before: bool = False) -> Attempt:
-    """Return `attempt` as it is recorded: infra unless the code is to blame for it, with what other devices said.
+def settle(attempt: Attempt, history: Sequence[Tried], decision: Decision) -> Attempt:
+    """Return `attempt` as it is recorded: infra unless the code is to blame for it, with the results of other devices.
 
-    `history`, `others` and `failed_before` are those of `classify`; the last of `history` is this attempt. Raises
-    ValueError when it is not.
+    `decision` is that of `classify` about `history`, whose last is this attempt. Raises ValueError when it is not.
     """
     if not history or (history[-1].device, history[-1].cause) != (attempt.device, attempt.cause):
         raise ValueError(f"the last of the history has to be the attempt itself, on {attempt.device or 'no device'}")
-    decision = classify(history, others=others, failed_before=failed_before)
     if decision.blame in {Blame.FARM, Blame.UNDECIDED}:
         attempt = _blameless(attempt)
     if not decision.evidence:

@@ -160,7 +160,7 @@ def _beyond(figures: Figures, limits: Limits) -> list[Violation]:
 
 
 def is_decided(figures: Figures, limits: Limits) -> bool:
-    """Tell whether at least one of `limits` applies to the dtype that `figures` were computed from."""
+    """Return whether at least one of `limits` applies to the dtype that `figures` were computed from."""
     return any(
         figure.decides and None not in (getattr(figures, figure.name), getattr(limits, figure.name))
         for figure in COMPARED
@@ -168,7 +168,7 @@ def is_decided(figures: Figures, limits: Limits) -> bool:
 
 
 def signal_problem(reference: NDArray[np.generic]) -> str | None:
-    """Return why `reference` cannot tell a right output from a wrong one; None when it can.
+    """Return why a wrong output may agree with `reference`; None when it cannot.
 
     A constant is what a broken operator gives too, so an agreement with it says nothing. One element alone is
     constant by nature and only has to differ from zero.

@@ -58,7 +58,7 @@ def reference_problem(bundle: Bundle) -> Ending | None:
     for sample, index, kind in _every(bundle):
         problem = signal_problem(_reference(bundle, kind, sample, index))
         if problem:
-            return _wrong(
+            return _not_judged(
                 f"the {kind} reference of output {index}, sample {sample}, {problem}: "
                 f"nothing can be judged by it; give the case other inputs or weights",
             )
@@ -140,13 +140,18 @@ def _unjudged(
         return Ending(Verdict.PASSED, Stage.DONE, notes=("it ran; nothing says what its outputs should be",))
     for index, spec in enumerate(bundle.manifest.outputs):
         if not any(is_decided(worst(figures[index, kind]), limits[kind]) for kind in bundle.manifest.references):
-            return _wrong(
+            return _not_judged(
                 f"no limit decides output {index} ({spec.dtype}): give the case a tolerance at {job.target.precision}",
             )
     return None
 
 
 def _wrong(reason: str) -> Ending:
+    return failed(Stage.NUMERICS, reason, Cause.NUMERICS)
+
+
+def _not_judged(reason: str) -> Ending:
+    """Return the failure of a case that no device's outputs could pass, so that none other is asked."""
     return failed(Stage.NUMERICS, reason, Cause.NUMERICS)
 
 

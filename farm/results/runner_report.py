@@ -125,7 +125,7 @@ def parse_report(data: bytes) -> RunnerReport:
 
 
 def _is_possible(differing: Differing, executions: int) -> bool:
-    """Tell whether `differing` can be said of so many executions, of which the last is not among them."""
+    """Return whether `differing` is possible for so many executions, of which the last is not among them."""
     listed = differing.executions
     ascending = all(one < other for one, other in itertools.pairwise((*listed, executions - 1)))
     return ascending and len(listed) <= differing.count < max(1, executions) and bool(listed) == bool(differing.count)

@@ -130,7 +130,7 @@ def _android_backend_library(config: Config) -> RuntimePart:
 
 
 def takes_sessions(runner: Path) -> bool:
-    """Tell whether a runner is farm's own, which alone takes jobs in a session: its messages have its name."""
+    """Return whether a runner is farm's own, which alone takes jobs in a session: its messages have its name."""
     return RUNNER.encode() in runner.read_bytes()
 
 
@@ -175,7 +175,9 @@ def direct_sources(lpai: int, arch: int, places: Places) -> dict[str, RuntimePar
         "libQnnSystem.so": (qnn.hexagon(arch, "libQnnSystem.so"), qnn.get),
         **_direct_files(places, arch),
     }
-    return {name: RuntimePart(name, path, HEXAGON, get, hexagon=arch, exact=False) for name, (path, get) in files.items()}
+    return {
+        name: RuntimePart(name, path, HEXAGON, how, hexagon=arch, exact=False) for name, (path, how) in files.items()
+    }
 
 
 def _direct_parts(soc: Soc, backend: Backend, places: Places) -> tuple[RuntimePart, ...]:

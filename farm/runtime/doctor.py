@@ -1,4 +1,4 @@
-"""For each SoC and backend, what can be compiled, staged and run here, and what to do about the rest.
+"""For each SoC and backend, what can be compiled, staged and run here, what to do about the rest, and the tools here.
 
 Nothing is built, fetched or loaded, and only runners and signed files are read to the end: what is asked is whether the
 files are there and made for the right thing.
@@ -6,29 +6,43 @@ files are there and made for the right thing.
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.backends.registry import find_backend, runs_on_cpu
-from farm.errors import MissingToolError
-from farm.runtime.device_files import Places, device_parts, device_places, takes_sessions
+from farm.errors import FarmError, MissingToolError
+from farm.runtime.device_files import (
+    BACKEND_IN_BUILD,
+    SKEL_IN_BUILD,
+    Places,
+    android_kit,
+    device_parts,
+    device_places,
+    takes_sessions,
+)
 from farm.runtime.native.build import planned_native
 from farm.runtime.native.cross_compilers import planned_aarch64_executorch
 from farm.runtime.native.targets import ANDROID, HOST, LINUX_AARCH64, TARGETS, BuildTarget, Kind, Mode
 from farm.runtime.packages import install_hint, package_folder, package_version
 from farm.runtime.parts import RuntimePart, find_fault
-from farm.runtime.qnn_sdk import repair_of
+from farm.runtime.qnn_sdk import newest_linux_folder, repair_of, sdk_version
 from farm.runtime.runtime import EXECUTORCH_LIBRARIES, rehearsal_parts, require_backend
+from farm.runtime.signing.elfsigner import ELFSIGNER
 from farm.runtime.simulator import package_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from farm.config.settings import Config
     from farm.suites.socs import Soc
 
 _COMPILER_PACKAGES = ("executorch", "torch", "torchao")
+_TOOL_PACKAGES = (*_COMPILER_PACKAGES, "onnxruntime-qnn", "cmake", "ninja", "adbutils")
+_TOOL_PROGRAMS = ("c++", "aarch64-linux-gnu-g++", "qemu-aarch64")
+_TOOLS_LIBRARIES = "Tools/target/hexagon/lib"
 _BUILD_ANDROID = f"farm runtime build --target {ANDROID}"
 
 
@@ -59,6 +73,17 @@ class Ability(msgspec.Struct, frozen=True):
     compile: Availability
     stage: Availability
     run: Availability
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """One tool, or a set of files that somebody else made."""
+
+    name: str
+    version: str
+    """Or what is known instead: `set`, `built`."""
+    path: str
+    problem: str = ""
+    """What is wrong with it; "" when nothing is. What nobody asked for is no problem: then `version` is ""."""
 
 
 class Doctor:
@@ -121,7 +146,9 @@ class Doctor:
             self._host = tuple(gaps)
         return self._host
 
-    def _stage(self, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional") -> tuple[MissingItem, ...]:
+    def _stage(
+        self, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional"
+    ) -> tuple[MissingItem, ...]:
         key = (target.name, mode, backend, soc.htp_arch, soc.lpai_version)
         if key not in self._staged:
             if target.kind == "simulator":
@@ -139,7 +166,8 @@ class Doctor:
         gaps = list(self._host_gaps())
         try:
             folder = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
-            gaps += [MissingItem(name, install_hint("build")) for name in EXECUTORCH_LIBRARIES if not (folder / name).is_file()]
+            lacking = [name for name in EXECUTORCH_LIBRARIES if not (folder / name).is_file()]
+            gaps += [MissingItem(name, install_hint("build")) for name in lacking]
         except MissingToolError as error:
             gaps.append(MissingItem("ExecuTorch's libraries", repair_of(error)))
         if find_backend(backend).on_host == "rehearsed":
@@ -199,11 +227,77 @@ def _gaps_of(parts: Iterable[RuntimePart], where: str = "") -> tuple[MissingItem
     names: dict[str, list[str]] = {}
     for part in parts:
         if (fault := find_fault(part)) is not None:
-            told = part.name if fault.brief == "missing" else f"{part.name} ({fault.brief})"
-            names.setdefault(fault.repair, []).append(told)
-    return tuple(MissingItem(", ".join(told), repair, where) for repair, told in names.items())
+            shown = part.name if fault.brief == "missing" else f"{part.name} ({fault.brief})"
+            names.setdefault(fault.repair, []).append(shown)
+    return tuple(MissingItem(", ".join(shown), repair, where) for repair, shown in names.items())
 
 
 def _package(name: str) -> None:
     if not package_version(name):
         raise MissingToolError(f"{name} is not installed: {install_hint('simulator')}")
+
+
+def list_tools(config: Config) -> list[Tool]:
+    """Return the tools of this machine, those that are not there with an empty version."""
+    tools = [Tool(name, package_version(name), "") for name in _TOOL_PACKAGES]
+    tools += [Tool(name, "in PATH" if (path := shutil.which(name)) else "", path or "") for name in _TOOL_PROGRAMS]
+    tools += [_runner(config, name) for name in TARGETS]
+    tools.append(_adb())
+    tools.append(_qnn_sdk(config.sdk_root))
+    tools.append(_ndk(config.android_ndk_root))
+    tools.append(_folder("ExecuTorch for Android", config.executorch_build, (BACKEND_IN_BUILD,)))
+    tools.append(_folder("ExecuTorch for Arm Linux", config.executorch_linux_build, (BACKEND_IN_BUILD,)))
+    direct = (BACKEND_IN_BUILD, SKEL_IN_BUILD)
+    tools.append(_folder("ExecuTorch for direct mode", config.executorch_direct_build, direct))
+    tools.append(_folder("Hexagon SDK", config.hexagon_sdk_root, (str(ELFSIGNER),)))
+    tools.append(_folder("Hexagon tools", config.hexagon_tools_root, (_TOOLS_LIBRARIES,)))
+    return tools
+
+
+def _runner(config: Config, target: str) -> Tool:
+    name = f"farm_runner for {target}"
+    try:
+        build = planned_native(config.cache_dir, target, android=android_kit(config))
+    except FarmError:
+        return Tool(name, "", "")
+    if build.built:
+        return Tool(name, "built", str(build.runner))
+    return Tool(name, "not built" if target == HOST else "", "")
+
+
+def _adb() -> Tool:
+    if path := shutil.which("adb"):
+        return Tool("adb", "in PATH", path)
+    try:
+        return Tool("adb", "of adbutils", str(package_folder("adbutils", "binaries/adb", "build") / "binaries" / "adb"))
+    except FarmError:
+        return Tool("adb", "", "")
+
+
+def _qnn_sdk(root: Path | None) -> Tool:
+    if root is None:
+        return Tool("QNN SDK", "", "")
+    problem = "" if (root / "lib").is_dir() else "has no lib folder" if root.is_dir() else "does not exist"
+    linux = newest_linux_folder(root)
+    folders = [name for name in ("x86_64-linux-clang", "aarch64-android") if (root / "lib" / name).is_dir()]
+    folders += [linux.name] if linux else []
+    version = sdk_version(root)
+    return Tool("QNN SDK", f"{version} ({', '.join(folders)})" if folders else version, str(root), problem)
+
+
+def _ndk(root: Path | None) -> Tool:
+    tool = _folder("Android NDK", root, ("build/cmake/android.toolchain.cmake",))
+    try:
+        lines = (root / "source.properties").read_text(errors="replace").splitlines() if root else []
+    except OSError:
+        return tool
+    revisions = [line.partition("=")[2].strip() for line in lines if line.startswith("Pkg.Revision")]
+    return msgspec.structs.replace(tool, version=revisions[0]) if revisions else tool
+
+
+def _folder(name: str, root: Path | None, needed: tuple[str, ...]) -> Tool:
+    if root is None:
+        return Tool(name, "", "")
+    lacking = next((path for path in needed if not (root / path).exists()), None)
+    # Qualcomm's SDKs are unpacked into folders named by their version.
+    return Tool(name, root.name, str(root), f"has no {lacking}" if lacking else "")

@@ -203,7 +203,8 @@ def _linux_parts(config: Config, target: BuildTarget) -> list[RuntimePart]:
         folder = planned_aarch64_executorch(config.cache_dir) / "lib"
     except MissingToolError as error:
         return [runner, *(RuntimePart(name, None, target.machine, repair_of(error)) for name in names)]
-    return [runner, *(RuntimePart(name, folder / name, target.machine, runner.get, absent="not built") for name in names)]
+    libraries = (RuntimePart(name, folder / name, target.machine, runner.get, absent="not built") for name in names)
+    return [runner, *libraries]
 
 
 def _runner_part(config: Config, target: BuildTarget) -> RuntimePart:

@@ -31,7 +31,7 @@ class QnnFiles(msgspec.Struct, frozen=True):
     get: str
     """How to get what is not there."""
     root: Path | None = None
-    """The SDK; None for the wheel, or where nobody has told."""
+    """The SDK; None for the wheel, or where none is configured."""
     libraries: Path | None = None
     """Folder of the libraries for the device's processor."""
     version: str = ""

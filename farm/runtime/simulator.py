@@ -36,6 +36,8 @@ LIBRARY = "libQnnHtp.so"
 # The bridge decides by the same number: native_runner/bridge/qnn_bridge.cpp.
 _FIRST_BRIDGED_CORE_API = (2, 36)
 
+# Called by this name the runner writes an ETDump without being asked, as the tools that start it so expect.
+_UPSTREAM_RUNNER = "qnn_executor_runner"
 _MARKER = "farm-sdk.json"
 # Goes into every key: a change of what is laid out makes a new folder.
 _LAYOUT = "1"
@@ -100,6 +102,26 @@ def host_sdk(cache_dir: Path, *, sdk_root: Path | None = None, log: Callable[[st
 def package_libraries(sdk_root: Path | None) -> tuple[Path, ...]:
     """Return the folders that `host_sdk` takes libraries from, loading none. Raises MissingToolError."""
     return _source(sdk_root).folders
+
+
+def outside_environment(
+    cache_dir: Path, *, sdk_root: Path | None = None, log: Callable[[str], None] | None = None
+) -> dict[str, str]:
+    """Return QNN_SDK_ROOT, LD_LIBRARY_PATH and QNN_EXECUTOR_RUNNER; what is not built yet is built.
+
+    A process must start with them. What LD_LIBRARY_PATH has now stays, behind. Raises MissingToolError, InfraError.
+    """
+    native = build_native(cache_dir, log=log)
+    sdk = host_sdk(cache_dir, sdk_root=sdk_root, log=log)
+    libraries = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
+    ours = [str(sdk.lib_dir), str(libraries)]
+    # Whoever evaluates it a second time gets the same again.
+    before = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path and path not in ours]
+    return {
+        "QNN_SDK_ROOT": str(sdk.root),
+        "LD_LIBRARY_PATH": ":".join([*ours, *before]),
+        "QNN_EXECUTOR_RUNNER": str(_standalone(cache_dir, native.runner, native.key, libraries)),
+    }
 
 
 def older_runner(cache_dir: Path, key: str) -> Path | None:
@@ -216,3 +238,19 @@ def _read_marker(root: Path) -> HostSdk:
     require_own(root)
     version = json.loads((root / _MARKER).read_text())["qnn_version"]
     return HostSdk(root, root / "lib" / TARGET, str(version), bridged=True)
+
+
+def _standalone(cache_dir: Path, runner: Path, key: str, libraries: Path) -> Path:
+    """Return a runner with ExecuTorch's libraries beside it.
+
+    Upstream's tests replace LD_LIBRARY_PATH when they start it, and the runner looks beside itself.
+    """
+    where = hashlib.sha256(f"{_UPSTREAM_RUNNER}\0{key}\0{libraries}".encode()).hexdigest()[:32]
+
+    def lay_out(folder: Path) -> None:
+        # A copy: a link would make the runner look beside what it points at.
+        shutil.copy2(runner, folder / _UPSTREAM_RUNNER)
+        for library in libraries.glob("libexecutorch*.so"):
+            (folder / library.name).symlink_to(library)
+
+    return published(cache_dir / "outside" / where, lay_out) / _UPSTREAM_RUNNER

@@ -67,7 +67,7 @@ class Figure(msgspec.Struct, frozen=True):
         return min(values) if self.direction is Direction.HIGHER else max(values)
 
     def breaks(self, value: float, limit: float) -> bool:
-        """Tell whether a value is beyond a limit; NaN is."""
+        """Return whether a value is beyond a limit; NaN is."""
         return not (value >= limit if self.direction is Direction.HIGHER else value <= limit)
 
     def excess(self, value: float, limit: float) -> float:

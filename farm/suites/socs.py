@@ -84,7 +84,7 @@ def load_socs(folder: Path | None = None) -> dict[str, Soc]:
 
 
 def is_soc(name: str) -> bool:
-    """Tell whether an SoC is called `name`, in any case."""
+    """Return whether an SoC is called `name`, in any case."""
     return name.casefold() in {soc.casefold() for soc in load_socs()}
 
 

@@ -129,7 +129,7 @@ class KnownIssue(_Frozen, frozen=True):
         return f"{self.reason} ({', '.join(filter(None, (self.owner, until)))})" if self.owner or until else self.reason
 
     def has_expired(self, today: date) -> bool:
-        """Tell whether it counts no more: what it covers is red again."""
+        """Return whether it counts no more: what it covers is red again."""
         return self.expires is not None and self.expires < today
 
 
@@ -215,7 +215,7 @@ class Case(_Frozen, frozen=True):
 
 
 def _covers(*places: tuple[tuple[str, ...], str]) -> bool:
-    """Tell whether each name is among those beside it, of which none are all."""
+    """Return whether each name is among those beside it, of which none are all."""
     return all(not named or one in named for named, one in places)
 
 

@@ -19,8 +19,7 @@ from farm.errors import InfraError, MissingToolError, UnknownNameError
 from farm.runtime.native import cross_compilers as toolchains
 from farm.runtime.native.build import build_native, planned_native
 from farm.runtime.native.cross_compilers import AndroidKit
-from farm.runtime.native.elf import AARCH64, read_elf
-from farm.runtime.native.versions import required_versions
+from farm.runtime.native.elf import AARCH64, read_elf, required_versions
 from farm.runtime.native.wheels import fetch_wheel
 from farm.runtime.packages import package_folder, package_version, packaged_tool
 from farm.runtime.runtime import Runtime, linux_runtime

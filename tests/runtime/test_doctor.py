@@ -12,9 +12,8 @@ from elf_maker import make_elf
 from farm.config.settings import Config
 from farm.errors import IllegalTargetError, MissingToolError
 from farm.runtime import doctor as doctor_module
-from farm.runtime.doctor import Ability, Doctor, backends_of, runnable
+from farm.runtime.doctor import Ability, Doctor, backends_of, list_tools, runnable
 from farm.runtime.native.build import build_native
-from farm.runtime.native.tools import list_tools
 from farm.suites.socs import find_soc, load_socs
 
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from farm.runtime.doctor import Ability, Availability, MissingItem
-    from farm.runtime.native.tools import Tool
+    from farm.runtime.doctor import Ability, Availability, MissingItem, Tool
 
 # Longer than a healthy phone takes; one that hangs must not hold up everything else that is to be said.
 _SCAN_SECONDS = 3.0
@@ -41,8 +40,7 @@ def command(config_file: Path | None, soc: str | None, backend: str | None, *, a
     Nothing is built or fetched. Exit code 0, unless --soc and --backend ask for
     one that cannot be run: then 2.
     """
-    from farm.runtime.doctor import Doctor, backends_of, runnable
-    from farm.runtime.native.tools import list_tools
+    from farm.runtime.doctor import Doctor, backends_of, list_tools, runnable
 
     if backend is not None:
         find_backend(backend)

@@ -123,7 +123,7 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
         return 2 if bad else 0
     lines = list(_state_lines(states))
     if place.kind == "linux" and not bad:
-        from farm.runtime.native.versions import required_versions
+        from farm.runtime.native.elf import required_versions
 
         needed = required_versions(Path(state.source) for state in states)
         lines += ["", f"the device needs {' and '.join(f'{name} {version}' for name, version in needed.items())}"]
@@ -174,7 +174,7 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
     eval "$(farm runtime env --soc SM8650)"
     python -m executorch.backends.qualcomm.tests.test_qnn_delegate ...
     """
-    from farm.runtime.outside import outside_environment
+    from farm.runtime.simulator import outside_environment
     from farm.suites.socs import check_backend
 
     if soc:

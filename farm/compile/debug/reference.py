@@ -6,7 +6,7 @@ in the nodes (AnnotateQuantAttrs), so that both can be had from it:
 
 * FP32: the weights that the quantizer saw stand in for those that it quantized;
 * quantized: what a node gives is quantized and dequantized as its node says, and once more where a reader wants it
-  otherwise (QCOM_REQUANTIZE). The same is what QNN is told.
+  otherwise (QCOM_REQUANTIZE). QNN gets the same.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def write_tensors(folder: Path, kind: str, samples: Sequence[Tensors]) -> None:
     folder.mkdir(parents=True)
     for sample, tensors in enumerate(samples):
         for index, tensor in enumerate(tensors):
-            # Not numpy's tofile: on a full disk that raises an error without a number, which nobody can tell apart.
+            # Not numpy's tofile: on a full disk that raises an error without a number, like any other.
             (folder / f"{kind}_{sample}_{index}.raw").write_bytes(tensor.detach().contiguous().numpy().tobytes())
 
 

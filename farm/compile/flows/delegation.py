@@ -85,8 +85,8 @@ def built_operators() -> Iterator[Counter[str]]:
     """
     built: Counter[str] = Counter()
 
-    def listen(said: str) -> None:
-        _, start, visited = said.partition(_VISITING)
+    def listen(message: str) -> None:
+        _, start, visited = message.partition(_VISITING)
         if start:
             built[visited.rpartition(", ")[2]] += 1
 
@@ -102,9 +102,9 @@ def refused_operators() -> Iterator[Counter[str]]:
     """
     refused: Counter[str] = Counter()
 
-    def listen(said: str) -> None:
-        name, bar, verdict = said.removeprefix(_PHASE).partition(" | ")
-        if said.startswith(_PHASE) and bar and verdict not in _TAKEN:
+    def listen(message: str) -> None:
+        name, bar, verdict = message.removeprefix(_PHASE).partition(" | ")
+        if message.startswith(_PHASE) and bar and verdict not in _TAKEN:
             refused[name] += 1
 
     with _listening(_VERDICTS, listen):

@@ -55,7 +55,7 @@ class ProfileEvent(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_node(self) -> bool:
-        """Tell whether this is the row of one node of a QNN graph, not a total over the graph."""
+        """Return whether this is the row of one node of a QNN graph, not a total over the graph."""
         return self.is_delegate and names_node(self.name)
 
 

@@ -37,7 +37,7 @@ def unit_of(name: str) -> str:
 
 @functools.lru_cache(4096)
 def names_node(name: str) -> bool:
-    """Tell whether QNN calls the row of one node so, and not a total over the graph."""
+    """Return whether QNN calls the row of one node so, and not a total over the graph."""
     return _NODE.search(name) is not None
 
 
@@ -47,7 +47,7 @@ class _Named(Protocol):
 
 
 def is_whole_call(row: _Named) -> bool:
-    """Tell whether a row is about a delegate call as a whole: it stays out of sums and has no share."""
+    """Return whether a row is about a delegate call as a whole: it stays out of sums and has no share."""
     return row.node.startswith(WHOLE_CALL)
 
 

@@ -33,7 +33,7 @@ _ANDROID_PLATFORM = "android-30"
 
 @dataclass(frozen=True)
 class AndroidKit:
-    """Where the parts of an Android build are; None is what nobody has told."""
+    """Where the parts of an Android build are; None is what is not configured."""
 
     ndk_root: Path | None = None
     executorch: Path | None = None

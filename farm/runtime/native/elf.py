@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +12,7 @@ import msgspec
 from farm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 # ELF specification, e_machine.
@@ -25,6 +27,8 @@ _HEXAGON_ARCH = 0x3FF
 # Of p_flags, what Qualcomm's signed images say about a segment: Linux, drivers/soc/qcom/mdt_loader.c.
 _SEGMENT_TYPE = 7 << 24
 _SEGMENT_HASH = 2 << 24
+# Versions of symbols as GNU ld writes them into .dynstr; private ones (GLIBC_PRIVATE) have no number.
+_VERSION = re.compile(rb"\0(GLIBCXX|GLIBC)_(\d+(?:\.\d+)+)(?=\0)")
 # No library has as many: a larger number is a damaged header.
 _MOST_SEGMENTS = 512
 
@@ -101,3 +105,16 @@ def _segment(headers: bytes, start: int, *, wide: bool) -> ElfSegment:
     else:
         kind, offset, _, _, nbytes, _, flags = struct.unpack_from("<7I", headers, start)
     return ElfSegment(kind, flags, offset, nbytes)
+
+
+def required_versions(files: Iterable[Path]) -> dict[str, str]:
+    """Return the newest version of glibc (`GLIBC`) and of libstdc++ (`GLIBCXX`) that any of the files asks for.
+
+    Taken from the strings of the files: libraries that define such versions themselves are not meant to be asked.
+    """
+    newest: dict[str, tuple[int, ...]] = {}
+    for path in files:
+        for name, text in _VERSION.findall(path.read_bytes()):
+            version = tuple(int(part) for part in text.split(b"."))
+            newest[name.decode()] = max(newest.get(name.decode(), ()), version)
+    return {name: ".".join(map(str, version)) for name, version in sorted(newest.items())}

@@ -51,11 +51,10 @@ def fetch_wheel(
     such wheel, or none can be reached.
     """
     installed = _installed(distribution, extra)
-    tell = log or (lambda _line: None)
 
     def fetch(folder: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as scratch:
-            wheel = _download(installed, machine, Path(scratch), tell)
+            wheel = _download(installed, machine, Path(scratch), log or (lambda _line: None))
             _unpack(wheel, folder, keep)
 
     return published(wheel_folder(cache_dir, distribution, machine, extra), fetch)
@@ -77,7 +76,7 @@ def _platforms(installed: importlib.metadata.Distribution, machine: str) -> list
     glibcs = [int(found[1]) for tag in tags if (found := _MANYLINUX.fullmatch(tag))]
     # One that was built here, from its sources, says linux_x86_64: then what the published ones are built for.
     newest = max(glibcs, default=28)
-    # The wheel for another machine may be content with an older glibc; pip takes none that it is not told of.
+    # The wheel for another machine may be content with an older glibc; pip takes none that is not listed.
     names = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
     return [*names, f"manylinux2014_{machine}"]
 

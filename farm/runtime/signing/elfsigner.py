@@ -1,8 +1,8 @@
 """The Hexagon SDK's elfsigner, driven without a prompt: one file in, one signed file out, and nothing else kept.
 
-The tool asks whether its license terms are agreed to, until it is told (y or n). It writes a log and intermediate
+The tool asks whether its license terms are agreed to, until the answer is y or n. It writes a log and intermediate
 files, keys among them, into its output folder, and ends with exit code 0 when it has signed, 1 when it has not, 2 when
-it was told no.
+the answer was no.
 """
 
 from __future__ import annotations

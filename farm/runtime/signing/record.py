@@ -86,14 +86,14 @@ def find_signing_fault(signed: Path, unsigned: Path | None) -> SigningFault | No
     if record is None:
         name = record_path(signed).name
         return SigningFault("foreign", f"is signed, but not by 'farm sign': there is no {name} beside it")
-    said = f"{record.how} on {record.when[:10]}"
+    signed_on = f"{record.how} on {record.when[:10]}"
     if sha256_of(signed) != record.output_sha256:
-        return SigningFault("foreign", f"is not the file that was {said}: its hash is another")
+        return SigningFault("foreign", f"is not the file that was {signed_on}: its hash is another")
     if unsigned is None or not unsigned.is_file():
         return None
     adopted = record.how == "adopted"
     if record.input_sha256 and record.input_sha256 != sha256_of(unsigned):
-        return SigningFault("outdated", f"was {said} from another {unsigned.name} than there is now", adopted)
+        return SigningFault("outdated", f"was {signed_on} from another {unsigned.name} than there is now", adopted)
     made, source = read_elf(signed), read_elf(unsigned)
     if (made.machine, made.flags) != (source.machine, source.flags):
         problem = f"has e_flags {made.flags:#x}, and what it was signed from {source.flags:#x}"
