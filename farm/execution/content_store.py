@@ -5,29 +5,33 @@
         run-<run>-<process>/    one session: what arrives (`incoming`), its runtime and its workspaces with their links
 
 An object is pushed into `incoming`, checked on the device and moved, so that half an object is never there; every
-session hashes what it finds there before it uses it.
+session hashes what it finds there before it uses it. adb's protocol checks neither files on a device nor files here:
+`differing` does.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
 import time
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.devices.text import clean_text
+from farm.devices.transport import Link
 from farm.errors import DeviceSpaceError
+from farm.execution.liveness import DamagedError, StagingError
 from farm.execution.shell import shell_script
-from farm.execution.trouble import DamagedError, StagingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
+    from pathlib import Path, PurePosixPath
 
     from farm.devices.transport import Completed, Transport
+
 
 OBJECTS = "objects"
 SESSION_PREFIX = "run-"
@@ -100,7 +104,7 @@ class ContentStore:
             self._free = _free_bytes(lines[:first])
             self._known = _listed(lines[first + 1 : second])
             self._surveyed = True
-            found = dict(line.split(maxsplit=1)[::-1] for line in lines[second + 1 :] if len(line.split()) == 2)
+            found = _content_by_name(lines[second + 1 :])
             damaged = [name for name in wanted if name in found and found[name] != name]
             # One that could not even be read is neither.
             self._verified |= {name for name in wanted if found.get(name) == name}
@@ -262,3 +266,47 @@ def _listed(lines: Iterable[str]) -> dict[str, _Object]:
         if size.isdecimal() and used.isdecimal() and _HASH.fullmatch(name):
             found[name] = _Object(int(size), int(used))
     return found
+
+
+def expected_content(files: Mapping[PurePosixPath, Path | bytes | Link]) -> dict[str, str]:
+    """Return, by name, the SHA-256 of every file, and where every link leads to, of one folder as it was pushed."""
+    return {path.name: _digest(source) for path, source in files.items()}
+
+
+def hashes_of(paths: Iterable[Path]) -> dict[str, str]:
+    """Return the SHA-256 of local files, by name."""
+    return {path.name: _digest(path) for path in paths}
+
+
+def differing(transport: Transport, folder: PurePosixPath, expected: Mapping[str, str]) -> list[str]:
+    """Return the names of files in `folder` on the device that are not as `expected`, or not there.
+
+    Raises DeviceError.
+    """
+    done = transport.run(
+        ["sh", "-c", shell_script("hash_files")],
+        cwd=folder,
+        stdin="".join(f"{name}\n" for name in expected).encode(),
+        timeout_s=_HASH_SECONDS,
+        max_output=_LISTING_BYTES,
+    )
+    if done.code != 0:
+        problem = f"cannot look at {folder}"
+        stderr = done.stderr.decode(errors="replace")
+        raise StagingError(transport.serial, problem, code=done.code, stderr=stderr)
+    found = _content_by_name(done.stdout.decode(errors="replace").splitlines())
+    return [name for name, content in expected.items() if found.get(name) != content]
+
+
+def _content_by_name(lines: Iterable[str]) -> dict[str, str]:
+    """Return what a script printed in lines of a hash, or of what a link leads to, and a name."""
+    return dict(line.split(maxsplit=1)[::-1] for line in lines if len(line.split()) == 2)
+
+
+def _digest(source: Path | bytes | Link) -> str:
+    if isinstance(source, Link):
+        return str(source.target)
+    if isinstance(source, bytes):
+        return hashlib.sha256(source).hexdigest()
+    with source.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Whether a device is still there, and has not started anew since it was first asked."""
+"""Whether a device is still there, and has not started anew since it was first asked; kinds of trouble with one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from farm.devices.recovery import TELL_BOOT
 from farm.devices.text import clean_text
-from farm.errors import AdbServerError, DeviceError, DeviceGoneError
-from farm.execution.trouble import LostError
+from farm.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceSpaceError
 
 if TYPE_CHECKING:
     from farm.devices.transport import Transport
+    from farm.execution.raw import ErrorCause
 
 # A device that is busy with a job may take some seconds to start a shell.
 _ASK_SECONDS = 15.0
@@ -47,3 +47,29 @@ class Liveness:
         """Return the identity of the device's start, empty where it prints none. Raises DeviceError."""
         done = self._transport.run(["sh", "-c", TELL_BOOT], timeout_s=_ASK_SECONDS, max_output=_ANSWER_BYTES)
         return clean_text(done.stdout)
+
+
+class StagingError(DeviceError):
+    """A device that could be reached did not do what an execution needs."""
+
+
+class DamagedError(DeviceError):
+    """A file on a device is not what was pushed, again and again."""
+
+
+class LostError(DeviceGoneError):
+    """A device was asked whether it is still there, and is not, or has started anew."""
+
+
+_CAUSES: tuple[tuple[type[DeviceError], ErrorCause], ...] = (
+    (DeviceGoneError, "gone"),
+    (DeviceSpaceError, "space"),
+    (AdbServerError, "adb_server"),
+    (DamagedError, "damage"),
+    (StagingError, ""),
+)
+
+
+def cause_of(error: DeviceError) -> ErrorCause:
+    """Return the cause of an error; what a transport has no better word for is the connection."""
+    return next((cause for kind, cause in _CAUSES if isinstance(error, kind)), "connection")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
+from farm.execution.liveness import LostError, StagingError, cause_of
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE, HEAP_LIMIT, RESULT_FILE, RawResult
-from farm.execution.trouble import LostError, StagingError, cause_of
 from farm.execution.workspace import OUTPUTS
 
 if TYPE_CHECKING:

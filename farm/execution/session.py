@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 from farm.bundles.bundle import MODEL
 from farm.devices.recovery import TELL_BOOT
 from farm.errors import DeviceError, DeviceSpaceError
-from farm.execution.content_store import SESSION_PREFIX, ContentStore
-from farm.execution.integrity import differing, expected_content, hashes_of
-from farm.execution.liveness import Liveness
+from farm.execution.content_store import SESSION_PREFIX, ContentStore, differing, expected_content, hashes_of
+from farm.execution.liveness import Liveness, StagingError, cause_of
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE
 from farm.execution.result import DEBUG_BYTES, Execution, collect, collect_heap
 from farm.execution.runner_process import RunnerProcess
 from farm.execution.takeover import take_over
-from farm.execution.trouble import StagingError, cause_of
 from farm.execution.workspace import (
     ANCHOR,
     INPUT_LIST,

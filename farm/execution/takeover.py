@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
+from farm.execution.liveness import StagingError
 from farm.execution.shell import shell_script
-from farm.execution.trouble import StagingError
 
 if TYPE_CHECKING:
     from farm.devices.transport import Transport

@@ -1,4 +1,4 @@
-"""One `farm debug`: compile for debugging, run on the simulator and on a device, compare, record."""
+"""One `farm debug`: JOB as a user names it, compile for debugging, run on simulator and device, compare, record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A `.pte` file that a user has -> the one job that runs it, and its bundle. Torch-free."""
+"""A `.pte` file that a user has -> the one job that runs it, its bundle, and figures of its outputs. Torch-free."""
 
 from __future__ import annotations
 
@@ -48,6 +48,11 @@ _XNNPACK = "XnnpackBackend"
 _MOST_BYTES = 2 << 30
 # A bundle that is made in another way is another one.
 _RECIPE = 1
+
+EXPECTED = "expected"
+"""What outputs are compared with, as the name of a reference."""
+
+_SHOWN = 8
 
 
 class ReadyRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,22 +220,16 @@ def _sources(request: ReadyRequest, method: Method) -> tuple[str, ...]:
     if not request.inputs:
         return tuple(f"random: {distribution(value)}, seed {request.seed}" for value in method.inputs)
     count = len(method.inputs)
-    return tuple(_files_told(request.inputs[index::count]) for index in range(count))
+    return tuple(_shown_files(request.inputs[index::count]) for index in range(count))
 
 
-def _files_told(files: Sequence[Path]) -> str:
+def _shown_files(files: Sequence[Path]) -> str:
     return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
 
 
 def _case(request: ReadyRequest) -> Case:
     name = re.sub(r"[^a-z0-9_]+", "_", request.model.stem.lower()).strip("_")[:64]
     return Case(suite=SUITE, name=name or "program", module="", inputs=())
-
-
-EXPECTED = "expected"
-"""What outputs are compared with, as the name of a reference."""
-
-_SHOWN = 8
 
 
 class OutputFigures(msgspec.Struct, frozen=True):

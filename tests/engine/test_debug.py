@@ -18,8 +18,7 @@ from farm.compile.debug.protocol import DebugReply
 from farm.config.settings import load_config
 from farm.errors import UsageError
 from farm.program.layers import LayerStep
-from farm.replay.debug import DebugRequest, debug
-from farm.replay.debug_job import find_job
+from farm.replay.debug import DebugRequest, debug, job_to_debug
 from farm.results.attempt import Stage, Verdict
 from farm.store.store import open_store
 
@@ -184,7 +183,7 @@ def stubbed(suite: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[DebugRepl
     def run(reply: DebugReply) -> tuple[int, RunView]:
         monkeypatch.setattr(CompilerStub, "reply", reply)
         config = load_config()
-        job = find_job(config, f"{suite}/broken[SM8650-htp-8a8w]")
+        job = job_to_debug(config, f"{suite}/broken[SM8650-htp-8a8w]")
         said = reply.reason
         try:
             code = debug(config, DebugRequest(job=job, virtual=True), say=lambda _text: None).exit_code
@@ -216,5 +215,5 @@ def test_what_is_not_compiled_is_recorded_with_its_reason_and_its_exit_code(
 
 
 def debug_broken(suite: Path) -> Any:
-    job = find_job(load_config(), f"{suite}/broken[SM8650-htp-8a8w]")
+    job = job_to_debug(load_config(), f"{suite}/broken[SM8650-htp-8a8w]")
     return debug(load_config(), DebugRequest(job=job, virtual=False), say=lambda _text: None)
