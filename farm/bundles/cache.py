@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.bundles.bundle import MANIFEST, Bundle, load_bundle
-from farm.bundles.leftovers import remove_leftovers
 from farm.errors import BundleError, UsageError
 from farm.system.ids import is_bundle_key
-from farm.system.publish import published, withdraw
+from farm.system.publish import half_made, own_folder, published, sweep, sweep_own, withdraw, without_owner
 from farm.system.trust import require_own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 
@@ -75,6 +75,11 @@ class BundleCache:
         if folder.is_dir() and not self._is_inside(folder):
             raise BundleError(f"{folder}: is reached by a link out of the cache {self.root}: remove the link")
         return self.lookup(key) or load_bundle(published(folder, fill, is_whole=lambda one: _whole(one) is not None))
+
+    def remove_half_made(self, key: str) -> None:
+        """Remove what was left of the folder of a bundle that nobody is making."""
+        folder = self.folder(key)
+        sweep(folder.parent, folder.name)
 
     def entries(self) -> list[CacheEntry]:
         """Return what is there, most recently used first."""
@@ -133,3 +138,80 @@ def _whole(folder: Path) -> Bundle | None:
     except BundleError:
         return None
     return bundle if bundle.manifest.key == folder.name else None
+
+
+# What compiles leave in the cache when they are ended. A bundle is made in a `.partial` folder, and a builder has a
+# folder of its own, its TMPDIR as well. Both have a lock that their process holds as long as it lives
+# (farm/system/publish.py): what nobody holds is left over. The pool removes what its builders leave; what a farm that
+# was killed left, the next one removes.
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """One folder that nobody needs any more."""
+
+    path: str
+    files: int
+    nbytes: int
+
+
+def builder_folder(root: Path, name: str) -> AbstractContextManager[Path]:
+    """Return the folder of a builder in the cache at `root`, which lives as long as this process, at most.
+
+    To enter it raises OSError and UntrustedError.
+    """
+    return own_folder(_builders(root), name)
+
+
+def work_in(folder: Path) -> None:
+    """Make `folder` the current one, and the one of temporary files; before anything asks where those go.
+
+    Python still finds modules in the folder in which it was started: `python -m` has that by its full name.
+    """
+    os.chdir(folder)
+    os.environ["TMPDIR"] = str(folder)
+
+
+def builder_folder_size(root: Path, name: str) -> int:
+    """Return how many bytes are in the folder of a builder."""
+    return folder_size(_builders(root) / name)[1]
+
+
+def leftovers(root: Path) -> list[Leftover]:
+    """Return what is left over in the cache at `root`; what a living process uses is not."""
+    found = [*(left for parent in _bundle_parents(root) for left in half_made(parent)), *without_owner(_builders(root))]
+    return [Leftover(str(path), *folder_size(path)) for path in found]
+
+
+def remove_leftovers(root: Path) -> None:
+    """Remove all of it."""
+    for parent in _bundle_parents(root):
+        sweep(parent)
+    if not _builders(root).is_symlink():
+        sweep_own(_builders(root))
+
+
+def remove_builder(root: Path, name: str) -> None:
+    """Remove what a builder left that has ended."""
+    sweep_own(_builders(root), name)
+
+
+def folder_size(folder: Path) -> tuple[int, int]:
+    """Return how many files are in `folder`, and their bytes, as far as they can be seen."""
+    files = nbytes = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                nbytes += os.lstat(f"{parent}/{name}").st_size
+            except OSError:
+                continue  # removed meanwhile
+            files += 1
+    return files, nbytes
+
+
+def _builders(root: Path) -> Path:
+    return root / "builders"
+
+
+def _bundle_parents(root: Path) -> Iterator[Path]:
+    # No link leads out of the cache.
+    return (path for path in (root / "bundles").glob("[0-9a-f][0-9a-f]") if not path.is_symlink())

@@ -1,6 +1,6 @@
 """A builder process: `python -m farm.compile.builder CACHE NAME`. Torch is loaded once, then jobs come in on stdin.
 
-It works in a folder of its own in the cache, so that what a compiler leaves goes with it: farm/bundles/leftovers.py.
+It works in a folder of its own in the cache, so that what a compiler leaves goes with it: farm/bundles/cache.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from farm.bundles.cache import BundleCache
-from farm.bundles.leftovers import builder_folder, work_in
+from farm.bundles.cache import BundleCache, builder_folder, work_in
 from farm.compile.protocol import BEGAN, BuildReply, BuildRequest, failure_of, reason_of, reply_pipe
 from farm.errors import FarmError
 from farm.system.memory import resident_bytes

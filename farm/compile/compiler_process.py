@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from farm.bundles.leftovers import builder_folder_size, remove_builder
+from farm.bundles.cache import builder_folder_size, remove_builder
 from farm.compile.protocol import BEGAN, CRASHES, BuildReply, BuildRequest, exit_reason
 from farm.system import memory
 

@@ -10,8 +10,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from farm.bundles.cache import BundleCache
-from farm.bundles.leftovers import remove_half_made, remove_leftovers
+from farm.bundles.cache import BundleCache, remove_leftovers
 from farm.compile.compiler_process import BuilderProcess
 from farm.compile.protocol import BuildReply, BuildRequest
 from farm.system.processes import ending
@@ -110,7 +109,7 @@ class BuilderPool:
             # Nobody waits for what was left to be gone.
             if number in self._builders and not self._builders[number].is_alive:
                 self._end_builder(number)
-            remove_half_made(self._cache.folder(request.key))
+            self._cache.remove_half_made(request.key)
         self._end_builder(number)
 
     def _end_builder(self, number: int) -> None:

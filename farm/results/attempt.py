@@ -182,6 +182,12 @@ class Ending(msgspec.Struct, frozen=True):
     operators: tuple[OperatorProfile, ...] = ()
     cause: Cause = Cause.NONE
 
+    def ended_as(self, other: Ending) -> Ending:
+        """Return all that was found out, as it ended otherwise after all."""
+        return msgspec.structs.replace(
+            self, verdict=other.verdict, stage=other.stage, reason=other.reason, cause=other.cause
+        )
+
 
 def infra(stage: Stage, reason: str, cause: Cause = Cause.NONE) -> Ending:
     """Return an ending that the farm or the device is to blame for."""

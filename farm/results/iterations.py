@@ -54,10 +54,7 @@ def judge_iterations(job: Job, bundle: Bundle, report: RunnerReport, ending: End
     why = _why_allowed(job, bundle)
     if ending.verdict is not Verdict.PASSED or why:
         return msgspec.structs.replace(ending, notes=(*ending.notes, f"{text}{why}"))
-    wrong = failed(Stage.NUMERICS, text, Cause.NUMERICS)
-    return msgspec.structs.replace(
-        ending, verdict=wrong.verdict, stage=wrong.stage, reason=wrong.reason, cause=wrong.cause
-    )
+    return ending.ended_as(failed(Stage.NUMERICS, text, Cause.NUMERICS))
 
 
 def _why_allowed(job: Job, bundle: Bundle) -> str:

@@ -48,7 +48,7 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, 
     else:
         ending = report
     if ending.verdict is Verdict.PASSED and (problem := _delegation_problem(job, bundle)):
-        ending = _ended_as(ending, failed(Stage.BUILD, problem, Cause.COMPILE))
+        ending = ending.ended_as(failed(Stage.BUILD, problem, Cause.COMPILE))
     measured = ending.measurements
     if raw.heap:
         ending = _heap_alone(ending, raw, None if isinstance(report, Ending) else report)
@@ -148,17 +148,10 @@ def _heap_alone(ending: Ending, raw: RawResult, report: RunnerReport | None) -> 
     """Return the ending with the heap's numbers and no others: looking at the heap changes times."""
     measured, notes = heap_measurements(raw, report)
     if ending.verdict is Verdict.PASSED and not measured and not raw.simulated:
-        ending = _ended_as(ending, infra(Stage.PULL, notes[0]))
+        ending = ending.ended_as(infra(Stage.PULL, notes[0]))
     if ending.verdict is Verdict.INFRA:
         measured = ()
     return msgspec.structs.replace(ending, measurements=measured, notes=(*ending.notes, *notes))
-
-
-def _ended_as(ending: Ending, other: Ending) -> Ending:
-    """Return `ending`, with all that was found out, as it ended otherwise after all."""
-    return msgspec.structs.replace(
-        ending, verdict=other.verdict, stage=other.stage, reason=other.reason, cause=other.cause
-    )
 
 
 def with_known_issue(job: Job, attempt: Attempt) -> Attempt:

@@ -152,7 +152,7 @@ def _wrong(reason: str) -> Ending:
 
 def _not_judged(reason: str) -> Ending:
     """Return the failure of a case that no device's outputs could pass, so that none other is asked."""
-    return failed(Stage.NUMERICS, reason, Cause.NUMERICS)
+    return failed(Stage.NUMERICS, reason, Cause.NONE)
 
 
 def _every(bundle: Bundle) -> list[tuple[int, int, str]]:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from farm.bundles.cache import BundleCache
+from farm.bundles.cache import BundleCache, leftovers
 from farm.bundles.key import bundle_key, relevant_versions
-from farm.bundles.leftovers import leftovers
 from farm.compile.pool import BuilderPool, MemoryLimits
 from farm.compile.protocol import BuildReply, BuildRequest
 from farm.suites.suite import Case, InputSpec, Job, Target

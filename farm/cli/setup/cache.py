@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.bundles.cache import BundleCache
-from farm.bundles.leftovers import leftovers
+from farm.bundles.cache import BundleCache, leftovers
 from farm.cli.options import config_option, json_option
 from farm.cli.output import echo, show
 from farm.config.settings import load_config
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from farm.bundles.leftovers import Leftover
+    from farm.bundles.cache import Leftover
 
 _AGE = re.compile(r"(\d+)([smhd])")
 _SIZE = re.compile(r"(\d+)([kMGT]?)B?")

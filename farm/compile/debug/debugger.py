@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.bundles.leftovers import work_in
+from farm.bundles.cache import work_in
 from farm.compile.debug.protocol import CompareRequest, CompileRequest, DebugReply
 from farm.compile.protocol import failure_of, reply_pipe
 from farm.errors import UsageError

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import operator
+import os
 import shutil
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,17 +22,17 @@ from farm.compile.flows.delegation import built_operators, read_delegation
 from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.factory import make_example, make_inputs, make_module, read_expected
 from farm.compile.flows.flow import Stopwatch
-from farm.compile.flows.quantization import output_steps
 from farm.suites.options import compile_options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator, Mapping, Sequence
 
     from farm.compile.flows.flow import Flow
     from farm.suites.suite import Job, Target
 
 Tensors = tuple[torch.Tensor, ...]
+
+_DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
 
 
 def flow_of(backend: str) -> Flow:
@@ -78,7 +80,7 @@ def _compile(
         outputs, stateful = _run(module, samples)
         references = {"fp32": outputs}
     example = make_example(case, module, samples[0])
-    schematics = _schematics(folder / OPTRACE if _for_optrace(target) else None)
+    schematics = _schematics_in(folder / OPTRACE if _for_optrace(target) else None)
     with schematics, built_operators() as operators, one_look_a_list():
         lowered = flow(module, example, samples, target, versions, watch)
     delegation = read_delegation(lowered.edge.exported_program().graph_module)
@@ -86,15 +88,13 @@ def _compile(
     if lowered.quantized is not None:
         with watch.step("quantized_reference"):
             references["quantized"] = [_outputs(lowered.quantized, inputs) for inputs in samples]
-        steps = output_steps(lowered.quantized)
+        steps = _output_steps(lowered.quantized)
     with watch.step("serialize"):
         program = lowered.edge.to_executorch(lowered.config)
         with (folder / MODEL).open("wb") as file:
             program.write_to_file(file)
     if _for_optrace(target):
-        from farm.compile.flows.optrace import keep_graphs
-
-        keep_graphs(folder / MODEL, folder / OPTRACE)
+        _keep_graphs(folder / MODEL, folder / OPTRACE)
     return CompiledProgram(
         references=references,
         outputs=tuple(tensor_spec(tensor, step) for tensor, step in zip(references["fp32"][0], steps, strict=True)),
@@ -138,12 +138,47 @@ def _for_optrace(target: Target) -> bool:
     return "profile_level" in compile_options(target)
 
 
-def _schematics(folder: Path | None) -> AbstractContextManager[None]:
+@contextmanager
+def _schematics_in(folder: Path | None) -> Iterator[None]:
+    """Let QNN, which writes a schematic into the current folder, write it into `folder`, which is made."""
     if folder is None:
-        return nullcontext()
-    from farm.compile.flows.optrace import schematics_in
+        yield
+        return
+    folder.mkdir()
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
-    return schematics_in(folder)
+
+def _keep_graphs(model: Path, folder: Path) -> None:
+    """Leave the context binaries of a `.pte` in `folder`, as QNN's own tools take them."""
+    from executorch.backends.qualcomm.utils.utils import dump_context_from_pte
+
+    for name in dump_context_from_pte(str(model)):
+        # It leaves them beside the model.
+        shutil.move(name, folder / Path(name).name)
+
+
+def _output_steps(quantized: torch.fx.GraphModule) -> tuple[float | None, ...]:
+    """Return the quantization step of every output of a converted graph, in the unit of the output.
+
+    None for one that is not quantized, or not with one scale for the whole tensor.
+    """
+    [end] = [node for node in quantized.graph.nodes if node.op == "output"]
+    returned, _ = torch.utils._pytree.tree_flatten(end.args[0])  # noqa: SLF001 - torch has no public name for it
+    return tuple(_step_of(node) for node in returned)
+
+
+def _step_of(node: object) -> float | None:
+    while isinstance(node, torch.fx.Node) and node.target is operator.getitem:
+        node = node.args[0]
+    if isinstance(node, torch.fx.Node) and str(node.target) == _DEQUANTIZE:
+        scale = node.args[1]
+        return float(scale) if isinstance(scale, float) else None
+    return None
 
 
 def _run(module: torch.nn.Module, samples: Sequence[Tensors]) -> tuple[list[Tensors], bool]:
