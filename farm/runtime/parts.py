@@ -8,7 +8,7 @@ import msgspec
 
 from farm.errors import ConfigError, UsageError
 from farm.runtime.native.elf import AARCH64, HEXAGON, MACHINES, ElfHeader, read_elf
-from farm.runtime.signing.record import find_signing_fault
+from farm.runtime.sign_record import find_signing_fault
 
 
 class FileFault(msgspec.Struct, frozen=True):

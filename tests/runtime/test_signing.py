@@ -21,9 +21,9 @@ from farm.errors import ConfigError, InfraError, MissingToolError, UsageError
 from farm.runtime.native.elf import read_elf
 from farm.runtime.native.targets import TARGETS
 from farm.runtime.runtime import Runtime, staged_runtime
+from farm.runtime.sign_record import SignRecord, read_record, record_path
 from farm.runtime.signing import elfsigner
 from farm.runtime.signing.elfsigner import find_elfsigner, find_python
-from farm.runtime.signing.record import SignRecord, read_record, record_path
 from farm.runtime.signing.sign import Signing, adopt, plan_signing, sign
 from farm.suites.socs import find_soc
 

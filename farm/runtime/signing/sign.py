@@ -17,8 +17,8 @@ from farm.runtime.device_files import android_places, direct_sources, signed_ske
 from farm.runtime.native.elf import HEXAGON, MACHINES, ElfHeader, read_elf
 from farm.runtime.parts import find_fault
 from farm.runtime.qnn_sdk import GET_SDK, get_lpai
+from farm.runtime.sign_record import SignRecord, find_signing_fault, replace_file, write_record
 from farm.runtime.signing.elfsigner import SIGNING_SECONDS, run_elfsigner
-from farm.runtime.signing.record import SignRecord, find_signing_fault, replace_file, write_record
 from farm.suites.socs import Soc, load_socs
 from farm.system.publish import own_folder
 from farm.system.user import user_name
