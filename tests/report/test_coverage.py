@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from farm.report.model.coverage import Cell, Coverage, Item, State, coverage, items_of, listed
+from farm.report.model.coverage import Coverage, CoverageCell, CoveredJob, coverage, items_of, listed
+from farm.report.model.summary import Outcome
 from farm.report.terminal.coverage import coverage_lines, coverage_markdown, facts
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import JobResult
@@ -25,15 +26,17 @@ CONV, RELU, TRANSPOSE = (BUILDERS[name][0] for name in ("conv", "relu", "transpo
 NIGHT = 1_795_225_501_000
 
 
-def item(case: str, state: State, *operators: str, precision: str = "8a8w", reason: str = "", **more: Any) -> Item:
-    return Item(f"ops/{case}[X-htp-{precision}]", case, precision, state, reason, operators or None, **more)
+def item(
+    case: str, state: Outcome, *operators: str, precision: str = "8a8w", reason: str = "", **more: Any
+) -> CoveredJob:
+    return CoveredJob(f"ops/{case}[X-htp-{precision}]", case, precision, state, reason, operators or None, **more)
 
 
-def table(*items: Item, **without: str) -> Coverage:
+def table(*items: CoveredJob, **without: str) -> Coverage:
     return coverage("SM8650", "htp", PRECISIONS, items, BUILDERS, without)
 
 
-def cells(found: Coverage, name: str) -> dict[str, Cell]:
+def cells(found: Coverage, name: str) -> dict[str, CoverageCell]:
     (row,) = (row for row in found.rows + found.beyond if row.name == name)
     return row.cells
 
@@ -51,7 +54,7 @@ def result(of: Job, verdict: Verdict = Verdict.PASSED, **more: Any) -> JobResult
     return JobResult("ops", of.case.name, of.case.module, {}, found, "f", **facts)
 
 
-def one_item(of: Job, found: JobResult | None, version: str = "1", **declared: tuple[str, ...]) -> Item:
+def one_item(of: Job, found: JobResult | None, version: str = "1", **declared: tuple[str, ...]) -> CoveredJob:
     said = {("torch.nn:ReLU", case): operators for case, operators in declared.items()}
     (made,) = items_of([listed(of)], {} if found is None else {of.id: found}, {of.id: version}, said)
     return made
@@ -59,26 +62,26 @@ def one_item(of: Job, found: JobResult | None, version: str = "1", **declared: t
 
 def test_a_job_counts_for_the_operator_that_the_fewest_cases_have() -> None:
     found = table(
-        item("conv", State.FAILED, CONV, TRANSPOSE, reason="off"),
-        item("conv_relu", State.PASSED, CONV, RELU, TRANSPOSE),
-        item("permute", State.PASSED, TRANSPOSE),
+        item("conv", Outcome.FAILED, CONV, TRANSPOSE, reason="off"),
+        item("conv_relu", Outcome.PASSED, CONV, RELU, TRANSPOSE),
+        item("permute", Outcome.PASSED, TRANSPOSE),
     )
-    assert cells(found, "conv")["8a8w"].state is State.FAILED
+    assert cells(found, "conv")["8a8w"].state is Outcome.FAILED
     assert [i.case for i in cells(found, "relu")["8a8w"].items] == ["conv_relu"]
     assert [i.case for i in cells(found, "transpose")["8a8w"].items] == ["permute"]
     assert [row.name for row in found.uncovered] == ["rand", "resize"]
 
 
 def test_an_operator_that_no_job_is_about_passes_where_one_of_them_does() -> None:
-    passing = item("conv", State.FAILED, CONV, TRANSPOSE), item("relu", State.PASSED, RELU, TRANSPOSE)
+    passing = item("conv", Outcome.FAILED, CONV, TRANSPOSE), item("relu", Outcome.PASSED, RELU, TRANSPOSE)
     cell = cells(table(*passing), "transpose")["8a8w"]
-    assert (cell.in_passing, cell.state, cell.count, len(cell.items)) == (True, State.PASSED, 1, 2)
-    cell = cells(table(passing[0], item("relu", State.KNOWN, RELU, TRANSPOSE)), "transpose")["8a8w"]
-    assert cell.state is State.FAILED
+    assert (cell.in_passing, cell.state, cell.count, len(cell.items)) == (True, Outcome.PASSED, 1, 2)
+    cell = cells(table(passing[0], item("relu", Outcome.KNOWN, RELU, TRANSPOSE)), "transpose")["8a8w"]
+    assert cell.state is Outcome.FAILED
 
 
 def test_a_cell_has_the_worst_of_its_jobs_and_how_many_are_so() -> None:
-    order = [State.PASSED, State.KNOWN, State.NOT_RUN, State.STALE, State.INFRA, State.FAILED]
+    order = [Outcome.PASSED, Outcome.KNOWN, Outcome.NOT_RUN, Outcome.STALE, Outcome.INFRA, Outcome.FAILED]
     items = []
     for n, state in enumerate(order):
         items.append(item(f"relu{n}", state, RELU))
@@ -87,7 +90,7 @@ def test_a_cell_has_the_worst_of_its_jobs_and_how_many_are_so() -> None:
 
 
 def test_what_no_builder_has_gets_a_row_of_its_own() -> None:
-    found = table(item("custom", State.PASSED, "mine.op.default"), item("new", State.NOT_RUN))
+    found = table(item("custom", Outcome.PASSED, "mine.op.default"), item("new", Outcome.NOT_RUN))
     assert [row.name for row in found.beyond] == ["case new", "mine.op.default"]
     assert found.unused == ("16a16w", "16a4w_block", "fp16")
 
@@ -106,29 +109,29 @@ def test_operators_are_the_jobs_own_else_of_other_precisions_else_as_the_suite_s
 @pytest.mark.parametrize(
     ("found", "version", "state", "reason"),
     [
-        (None, "1", State.NOT_RUN, ""),
-        (result(job("a")), "1", State.PASSED, ""),
-        (result(job("a"), Verdict.FAILED, stage=Stage.NUMERICS, reason="off"), "1", State.FAILED, "off"),
-        (result(job("a"), Verdict.FAILED, stage=Stage.NUMERICS, reason="off", known="so"), "1", State.KNOWN, "so"),
+        (None, "1", Outcome.NOT_RUN, ""),
+        (result(job("a")), "1", Outcome.PASSED, ""),
+        (result(job("a"), Verdict.FAILED, stage=Stage.NUMERICS, reason="off"), "1", Outcome.FAILED, "off"),
+        (result(job("a"), Verdict.FAILED, stage=Stage.NUMERICS, reason="off", known="so"), "1", Outcome.KNOWN, "so"),
         (
             result(job("a"), Verdict.FAILED, stage=Stage.BUILD, reason="1002", known="needs V73"),
             "1",
-            State.KNOWN,
+            Outcome.KNOWN,
             "does not compile: needs V73",
         ),
-        (result(job("a"), Verdict.INFRA, stage=Stage.PUSH, reason="cable"), "1", State.INFRA, "cable"),
-        (result(job("a")), "2", State.STALE, "passed, but the case has changed since"),
-        (result(job("a"), newer_run="r2"), "1", State.STALE, "passed, but a newer run did not come to it"),
+        (result(job("a"), Verdict.INFRA, stage=Stage.PUSH, reason="cable"), "1", Outcome.INFRA, "cable"),
+        (result(job("a")), "2", Outcome.STALE, "passed, but the case has changed since"),
+        (result(job("a"), newer_run="r2"), "1", Outcome.STALE, "passed, but a newer run did not come to it"),
         (
             result(job("a"), Verdict.FAILED, known="so", newer_run="r2"),
             "1",
-            State.STALE,
+            Outcome.STALE,
             "was a known issue, but a newer run did not come to it",
         ),
     ],
 )
 def test_a_result_is_stale_when_something_has_come_after_it(
-    found: JobResult | None, version: str, state: State, reason: str
+    found: JobResult | None, version: str, state: Outcome, reason: str
 ) -> None:
     made = one_item(job("a"), found, version)
     assert (made.state, made.reason) == (state, reason)
@@ -136,11 +139,11 @@ def test_a_result_is_stale_when_something_has_come_after_it(
 
 def example() -> Coverage:
     return table(
-        item("conv", State.PASSED, CONV, TRANSPOSE, run_id="r1", time_ms=NIGHT, kind="virtual"),
-        item("conv3d", State.KNOWN, CONV, TRANSPOSE, reason="HTP | is\nwrong <b>", run_id="r1", time_ms=NIGHT),
-        item("conv", State.KNOWN, CONV, precision="16a4w_block", reason="HTP | is\nwrong <b>", run_id="r2"),
-        item("relu", State.FAILED, RELU, TRANSPOSE, reason=f"[x](http://evil) \x1b[31m\u202e{'long ' * 40}"),
-        item("never", State.NOT_RUN, precision="fp16"),
+        item("conv", Outcome.PASSED, CONV, TRANSPOSE, run_id="r1", time_ms=NIGHT, kind="virtual"),
+        item("conv3d", Outcome.KNOWN, CONV, TRANSPOSE, reason="HTP | is\nwrong <b>", run_id="r1", time_ms=NIGHT),
+        item("conv", Outcome.KNOWN, CONV, precision="16a4w_block", reason="HTP | is\nwrong <b>", run_id="r2"),
+        item("relu", Outcome.FAILED, RELU, TRANSPOSE, reason=f"[x](http://evil) \x1b[31m\u202e{'long ' * 40}"),
+        item("never", Outcome.NOT_RUN, precision="fp16"),
         rand="it has no reference",
     )
 
@@ -184,9 +187,9 @@ def test_the_page_has_a_footnote_for_every_reason_and_no_markup_of_others() -> N
 
 def test_where_results_are_from_names_tools_kinds_and_days() -> None:
     items = [
-        item("a", State.PASSED, RELU, run_id="r1", time_ms=NIGHT, kind="virtual"),
-        item("b", State.PASSED, RELU, run_id="r2", time_ms=NIGHT - 3 * 86_400_000, kind="hardware"),
-        item("c", State.NOT_RUN, RELU),
+        item("a", Outcome.PASSED, RELU, run_id="r1", time_ms=NIGHT, kind="virtual"),
+        item("b", Outcome.PASSED, RELU, run_id="r2", time_ms=NIGHT - 3 * 86_400_000, kind="hardware"),
+        item("c", Outcome.NOT_RUN, RELU),
     ]
     (said,) = facts(items, [{"executorch": "1.5.1", "qnn": "2.51"}, {"executorch": "1.6", "qnn": "2.51"}])
     assert said.startswith("2 results of 2 runs, on hardware and on VIRTUAL devices, Qualcomm's HTP simulator, ")

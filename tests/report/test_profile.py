@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from farm.report.terminal.profile import Change, change_lines, changes, job_changes, profile_lines
+from farm.report.terminal.profile import NodeChange, change_lines, changes, job_changes, profile_lines
 from farm.results.attempt import OperatorProfile
 from farm.store.records import ProfileRecord
 
@@ -15,7 +15,7 @@ def node(name: str, p50: float, unit: str = "cycles", *, call: int = 0, spread: 
     return OperatorProfile(name, delegate, unit, 6, p50, p50 * (1 - spread), p50 * (1 + spread), 0.25)
 
 
-def sides(found: Sequence[Change]) -> list[tuple[str, float | None, float | None]]:
+def sides(found: Sequence[NodeChange]) -> list[tuple[str, float | None, float | None]]:
     return [(one.node, one.before and one.before.p50, one.after and one.after.p50) for one in found]
 
 

@@ -12,8 +12,7 @@ import pytest
 from farm.report.formats.junit import render_junit
 from farm.report.html.page_of_run import render_html
 from farm.report.model.data import parse_json, render_json
-from farm.report.model.summary import stale_words
-from farm.report.model.summary import Outcome, Tone, summarize
+from farm.report.model.summary import Outcome, Tone, stale_words, summarize
 from farm.report.terminal.run import render_summary
 from farm.results.attempt import Attempt, Verdict
 from farm.store.view import RunView, Stale

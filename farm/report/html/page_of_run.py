@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import json
 import math
 import shlex
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm import __version__
 from farm.program.layers import LayerStep
-from farm.report.html.packing import packed
 from farm.report.model import format as fmt
 from farm.report.model.alerts import alert_change, is_confirmed
 from farm.report.model.context import ReportContext, files_of
@@ -21,6 +22,8 @@ from farm.report.model.distribution import distributions
 from farm.report.model.matrix import matrices
 from farm.report.model.profile_tables import SHOWN_JOBS, debugged, layer_table, operator_tables, profiled, row_limit
 from farm.report.model.summary import (
+    GLYPHS,
+    WORDS,
     JobSummary,
     Outcome,
     RunSummary,
@@ -39,6 +42,8 @@ from farm.system.resources import data_folder
 from farm.system.text import one_line, visible
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import jinja2
     from markupsafe import Markup
 
@@ -56,21 +61,20 @@ LOG_LIMITS = (600, 48_000)
 STYLES, EARLY_SCRIPT, SCRIPTS = ("report.css",), "theme.js", ("report.js",)
 """Of every page; the early one runs before anything is drawn."""
 
+# Jobs that are unpacked for one: few enough that nobody waits.
+_AT_ONCE = 64
+
 SHOWN_STALE = 200
 """Stale jobs that are listed by themselves; the table has all."""
 
 SHOWN_OPEN = 12
 """Failures that are unfolded when the page opens; the others are one click away."""
 
-_GLYPHS = {
-    Outcome.PASSED: ("✓", "pass", "passed"),
-    Outcome.FAILED: ("✗", "FAIL", "failed"),
-    Outcome.KNOWN: ("◇", "known", "known issue"),
-    Outcome.INFRA: ("△", "infra", "infra"),
-    Outcome.STALE: ("◷", "STALE", "stale"),
-    Outcome.SKIPPED: ("○", "skip", "skipped"),
-    Outcome.NOT_RUN: ("·", "not run", "not run"),
-}
+# In a cell of the matrix, which is narrow; what somebody looks for is in capitals.
+_CELL_WORDS = {
+    Outcome.PASSED: "pass", Outcome.FAILED: "FAIL", Outcome.KNOWN: "known", Outcome.STALE: "STALE",
+    Outcome.SKIPPED: "skip",
+}  # fmt: skip
 
 _TONES = {
     Tone.PASSED: "✓ passed",
@@ -156,6 +160,20 @@ def write_html(view: RunView, path: Path, context: ReportContext | None = None) 
     write_atomically(path, text)
 
 
+def packed(numbers: Sequence[int], part: Callable[[int], str]) -> list[tuple[int, int, str]]:
+    """Return packs of parts of a page that are shown on demand, each with the first and last number in it.
+
+    `numbers` ascend. A pack is a JSON object of markup by number, in zlib's format and Base64, as browsers unpack it.
+    """
+    packs = []
+    for start in range(0, len(numbers), _AT_ONCE):
+        chosen = numbers[start : start + _AT_ONCE]
+        text = json.dumps({str(number): part(number) for number in chosen}, ensure_ascii=False)
+        data = base64.b64encode(zlib.compress(text.encode("utf-8", "replace"), 9)).decode()
+        packs.append((chosen[0], chosen[-1], data))
+    return packs
+
+
 def _extras(summary: RunSummary, context: ReportContext, first: Triage) -> list[_Extra]:
     alerts: dict[str, list[AlertRecord]] = {}
     for alert in context.alerts or ():
@@ -186,40 +204,28 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    named = ("count", "decibel", "cosine", "small", "percent", "duration", "quantity", "clock", "day")
+    environment.filters |= {name: getattr(fmt, name) for name in named}
+    for function in (operator_tables, layer_table, exit_meaning, distributions, alert_change, is_confirmed, one_line):
+        environment.filters[function.__name__] = function
     environment.filters |= {
-        "count": fmt.count,
-        "decibel": fmt.decibel,
-        "cosine": fmt.cosine,
-        "small": fmt.small,
-        "percent": fmt.percent,
-        "bar_width": _bar_width,
-        "quoted": shlex.quote,
-        "operator_tables": operator_tables,
-        "layer_table": layer_table,
-        "step_meaning": lambda step: _STEPS[step],
         "ms": fmt.milliseconds,
         "secs": fmt.seconds,
-        "duration": fmt.duration,
-        "quantity": fmt.quantity,
-        "clock": fmt.clock,
-        "day": fmt.day,
+        "cut": fmt.cut_log,
+        "bar_width": _bar_width,
+        "quoted": shlex.quote,
+        "step_meaning": lambda step: _STEPS[step],
         "isotime": _isotime,
         "sortable": _sortable,
-        "one_line": one_line,
         "spread": spread_of,
         "beyond": beyond_comparisons,
         "broken": broken_limits,
         "in_full": shown_in_full,
         "sentence": lambda text: text[:1].upper() + text[1:],
-        "cut": fmt.cut_log,
-        "exit_meaning": exit_meaning,
-        "glyph": lambda outcome: _GLYPHS[outcome][0],
-        "word": lambda outcome: _GLYPHS[outcome][1],
+        "glyph": lambda outcome: GLYPHS[outcome],
+        "word": lambda outcome: _CELL_WORDS.get(outcome, WORDS[outcome]),
+        "words": lambda outcome: WORDS[outcome],
         "tone": lambda tone: _TONES[tone],
-        "words": lambda outcome: _GLYPHS[outcome][2],
-        "distributions": distributions,
-        "alert_change": alert_change,
-        "is_confirmed": is_confirmed,
     }
     environment.tests["whole_call"] = is_whole_call
     environment.globals |= {"Outcome": Outcome, "share": _share}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,26 +18,19 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 
-class State(StrEnum):
-    """What is known of a job, the worst first."""
-
-    FAILED = "failed"
-    INFRA = "infra"
-    STALE = "stale"
-    """It has a result, of a case that has changed since, or older than a run that did not come to it."""
-    NOT_RUN = "not_run"
-    SKIPPED = "skipped"
-    KNOWN = "known"
-    PASSED = "passed"
+WORST_FIRST = (
+    Outcome.FAILED, Outcome.INFRA, Outcome.STALE, Outcome.NOT_RUN, Outcome.SKIPPED, Outcome.KNOWN, Outcome.PASSED
+)  # fmt: skip
+"""States of a job; stale is also a result of a case that has changed since, or older than a run that left it out."""
 
 
-class Item(msgspec.Struct, frozen=True):
+class CoveredJob(msgspec.Struct, frozen=True):
     """One job of the table."""
 
     job_id: str
     case: str
     precision: str
-    state: State
+    state: Outcome
     reason: str
     """Why it did not pass, or is stale; empty when it passed."""
     operators: tuple[str, ...] | None
@@ -48,24 +40,24 @@ class Item(msgspec.Struct, frozen=True):
     kind: str = ""
 
 
-class Cell(msgspec.Struct, frozen=True):
+class CoverageCell(msgspec.Struct, frozen=True):
     """One operator in one precision."""
 
-    items: tuple[Item, ...]
+    items: tuple[CoveredJob, ...]
     in_passing: bool = False
     """No job is about this operator: others have it in their programs."""
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> Outcome | None:
         """The worst; None where there is no job.
 
         An operator that is in jobs about others has passed where one of them passes: who fails among them, fails for
         what it is about.
         """
         states = {item.state for item in self.items}
-        if self.in_passing and State.PASSED in states:
-            return State.PASSED
-        return next((state for state in State if state in states), None)
+        if self.in_passing and Outcome.PASSED in states:
+            return Outcome.PASSED
+        return next((state for state in WORST_FIRST if state in states), None)
 
     @property
     def count(self) -> int:
@@ -73,12 +65,12 @@ class Cell(msgspec.Struct, frozen=True):
         return sum(item.state is self.state for item in self.items)
 
 
-class Row(msgspec.Struct, frozen=True):
+class CoverageRow(msgspec.Struct, frozen=True):
     """One builder, or what is not a builder's: an operator without one, or a case whose operators nobody knows."""
 
     name: str
     targets: tuple[str, ...]
-    cells: dict[str, Cell]
+    cells: dict[str, CoverageCell]
     """By precision; those with jobs."""
     without: str = ""
     """Why no case is for it."""
@@ -93,29 +85,29 @@ class Coverage(msgspec.Struct, frozen=True):
     """Those that have jobs, in the order of the backend's, then others."""
     unused: tuple[str, ...]
     """Those that the backend has, and no case."""
-    rows: tuple[Row, ...]
+    rows: tuple[CoverageRow, ...]
     """Every builder, by name."""
-    beyond: tuple[Row, ...]
+    beyond: tuple[CoverageRow, ...]
     """What cases cover beyond."""
-    items: tuple[Item, ...]
+    items: tuple[CoveredJob, ...]
 
     @property
-    def counts(self) -> dict[State, int]:
+    def counts(self) -> dict[Outcome, int]:
         """Jobs by state, every state."""
         counted = Counter(item.state for item in self.items)
-        return {state: counted[state] for state in State}
+        return {state: counted[state] for state in WORST_FIRST}
 
     @property
-    def uncovered(self) -> tuple[Row, ...]:
+    def uncovered(self) -> tuple[CoverageRow, ...]:
         """Builders that no job has in its program."""
         return tuple(row for row in self.rows if not row.cells)
 
-    def reasons(self) -> dict[tuple[State, str], tuple[Item, ...]]:
+    def reasons(self) -> dict[tuple[Outcome, str], tuple[CoveredJob, ...]]:
         """Return what is not as it should be by state and reason, the worst first."""
-        found: dict[tuple[State, str], list[Item]] = {}
-        for state in State:
+        found: dict[tuple[Outcome, str], list[CoveredJob]] = {}
+        for state in WORST_FIRST:
             for item in self.items:
-                if item.state is state and state not in {State.PASSED, State.NOT_RUN}:
+                if item.state is state and state not in {Outcome.PASSED, Outcome.NOT_RUN}:
                     found.setdefault((state, item.reason), []).append(item)
         return {key: tuple(items) for key, items in found.items()}
 
@@ -130,7 +122,7 @@ def items_of(
     results: Mapping[str, JobResult],
     versions: Mapping[str, str],
     declared: Mapping[tuple[str, str], tuple[str, ...]],
-) -> tuple[Item, ...]:
+) -> tuple[CoveredJob, ...]:
     """Return the jobs with what is known of them.
 
     `versions` are what the cases are now, by job id; a job that is not among them is never stale for that. What a
@@ -158,7 +150,7 @@ def coverage(
     soc: str,
     backend: str,
     precisions: Sequence[str],
-    items: Sequence[Item],
+    items: Sequence[CoveredJob],
     builders: Mapping[str, Sequence[str]],
     without: Mapping[str, str],
 ) -> Coverage:
@@ -173,8 +165,8 @@ def coverage(
     for item in items:
         for name in built[item.job_id]:
             cases.setdefault(name, set()).add(item.case)
-    about: dict[str, list[Item]] = {}
-    passing: dict[str, list[Item]] = {}
+    about: dict[str, list[CoveredJob]] = {}
+    passing: dict[str, list[CoveredJob]] = {}
     for item in items:
         names = built[item.job_id]
         fewest = min((len(cases[name]) for name in names), default=0)
@@ -187,13 +179,13 @@ def coverage(
     # A program that was compiled elsewhere has a precision that is none of the backend's.
     columns = [name for name in precisions if name in used] + [name for name in used if name not in precisions]
 
-    def row(name: str) -> Row:
+    def row(name: str) -> CoverageRow:
         cells = {}
         for precision in columns:
             own, others = ([i for i in part.get(name, ()) if i.precision == precision] for part in (about, passing))
             if own or others:
-                cells[precision] = Cell(tuple(own or others), in_passing=not own)
-        return Row(name, tuple(builders.get(name, ())), cells, "" if cells else without.get(name, ""))
+                cells[precision] = CoverageCell(tuple(own or others), in_passing=not own)
+        return CoverageRow(name, tuple(builders.get(name, ())), cells, "" if cells else without.get(name, ""))
 
     return Coverage(
         soc=soc,
@@ -206,23 +198,27 @@ def coverage(
     )
 
 
-def _item(job: ListedJob, operators: tuple[str, ...] | None, result: JobResult | None, version: str | None) -> Item:
+def _item(
+    job: ListedJob, operators: tuple[str, ...] | None, result: JobResult | None, version: str | None
+) -> CoveredJob:
     if result is None:
-        return Item(job.job_id, job.case, job.precision, State.NOT_RUN, "", operators)
+        return CoveredJob(job.job_id, job.case, job.precision, Outcome.NOT_RUN, "", operators)
     state, reason = _state(result, version)
     found = result.result
-    return Item(job.job_id, job.case, job.precision, state, reason, operators, found.run_id, found.time_ms, found.kind)
+    return CoveredJob(
+        job.job_id, job.case, job.precision, state, reason, operators, found.run_id, found.time_ms, found.kind
+    )
 
 
-def _state(result: JobResult, version: str | None) -> tuple[State, str]:
+def _state(result: JobResult, version: str | None) -> tuple[Outcome, str]:
     attempt = result.result.attempt
     outcome = outcome_of(attempt)
     was = "was a known issue" if outcome is Outcome.KNOWN else outcome.value
     if result.newer_run:
-        return State.STALE, f"{was}, but a newer run did not come to it"
+        return Outcome.STALE, f"{was}, but a newer run did not come to it"
     if version is not None and version != result.result.case_version:
-        return State.STALE, f"{was}, but the case has changed since"
+        return Outcome.STALE, f"{was}, but the case has changed since"
     reason = attempt.known_issue or attempt.reason
     if attempt.verdict != "passed" and attempt.stage is Stage.BUILD:
         reason = f"does not compile: {reason}"
-    return State(outcome.value), reason
+    return outcome, reason

@@ -7,7 +7,7 @@ import msgspec
 from farm.report.model.summary import JobSummary, RunSummary
 
 
-class Column(msgspec.Struct, frozen=True):
+class MatrixColumn(msgspec.Struct, frozen=True):
     """One target."""
 
     soc: str
@@ -18,7 +18,7 @@ class Column(msgspec.Struct, frozen=True):
     """`virtual` or `hardware` when all its jobs ran on such devices, `mixed`, or "" when none ran."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class MatrixRow(msgspec.Struct, frozen=True):
     """One case; `cells` are in the order of the columns, and an empty cell is a target it was not run on."""
 
     case: str
@@ -29,8 +29,8 @@ class Matrix(msgspec.Struct, frozen=True):
     """One suite."""
 
     suite: str
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[MatrixColumn, ...]
+    rows: tuple[MatrixRow, ...]
 
     @property
     def socs(self) -> tuple[tuple[str, int], ...]:
@@ -60,9 +60,10 @@ def _matrix(suite: str, jobs: list[JobSummary]) -> Matrix:
     targets = sorted(by_target, key=lambda target: soc_order.index(target[0]))
     return Matrix(
         suite=suite,
-        columns=tuple(Column(*target, kind=_kind(by_target[target])) for target in targets),
+        columns=tuple(MatrixColumn(*target, kind=_kind(by_target[target])) for target in targets),
         rows=tuple(
-            Row(case, tuple(tuple(by_cell.get(target, ())) for target in targets)) for case, by_cell in cells.items()
+            MatrixRow(case, tuple(tuple(by_cell.get(target, ())) for target in targets))
+            for case, by_cell in cells.items()
         ),
     )
 

@@ -1,4 +1,4 @@
-"""What a report shows of a program's inside: where its time goes, and which layer goes wrong first. Pure."""
+"""Tables of a profile and of layers: where the time of a program goes, which layer goes wrong first. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from farm.results.attempt import LayerComparison, OperatorProfile
 from farm.results.profile.event_names import is_whole_call, sums
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from farm.report.model.summary import JobSummary, RunSummary
 
 SHOWN_JOBS = 200
-"""Jobs of one kind whose inside a page shows; `farm profile` shows the others."""
+"""Jobs of one kind whose profile or layers a page shows; `farm profile` shows the others."""
 ROW_BUDGET = 6_000
 """Rows of profiles in a page in all."""
 ROW_LIMITS = (5, 25)
@@ -79,15 +79,19 @@ def row_limit(jobs: int) -> int:
 
 def operator_tables(operators: Sequence[OperatorProfile], limit: int) -> tuple[OperatorTable, ...]:
     """Return a table for each unit of a profile, what accelerators count first; `limit` rows of each."""
-    totals = sums(operators)
-    order = {unit: number for number, unit in enumerate(_UNITS)}
     tables = []
-    for unit in sorted(totals, key=lambda unit: (order.get(unit, len(order)), unit)):
+    for unit, total in by_unit(sums(operators)):
         rows = sorted((r for r in operators if r.unit == unit and not is_whole_call(r)), key=lambda r: -r.p50)
         rest = rows[limit:]
         left = sum(row.p50 for row in rest)
-        tables.append(OperatorTable(unit, totals[unit], len(rows), tuple(rows[:limit]), len(rest), left))
+        tables.append(OperatorTable(unit, total, len(rows), tuple(rows[:limit]), len(rest), left))
     return tuple(tables)
+
+
+def by_unit(totals: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return totals by unit, what accelerators count first."""
+    order = {unit: number for number, unit in enumerate(_UNITS)}
+    return sorted(totals.items(), key=lambda one: (order.get(one[0], len(order)), one[0]))
 
 
 def layer_table(layers: Sequence[LayerComparison]) -> LayerTable:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(StrEnum):
-    """How a job ended, as it is shown: the verdict of its final attempt, known issues told apart."""
+    """How a job ended, as it is shown: the verdict of its final attempt, with known issues by themselves."""
 
     FAILED = "failed"
     KNOWN = "known"
@@ -39,6 +39,10 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"
     NOT_RUN = "not_run"
     """It has no attempt: the run is still going, was stopped, or had no device for it."""
+
+
+GLYPHS = dict(zip(Outcome, "✗◇△◷✓○·", strict=True))
+WORDS = {one: {"known": "known issue", "not_run": "not run"}.get(one.value, one.value) for one in Outcome}
 
 
 class Tone(StrEnum):

@@ -7,7 +7,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from farm.report.model import format as fmt
-from farm.report.model.coverage import Cell, Coverage, Item, Row, State
+from farm.report.model.coverage import WORST_FIRST, Coverage, CoverageCell, CoverageRow, CoveredJob
+from farm.report.model.summary import GLYPHS, WORDS, Outcome
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 NO_CASE, NOT_FOR = "–", "n/a"  # noqa: RUF001 - an en dash is what a table shows for nothing
-_GLYPHS = {
-    State.FAILED: ("✗", "failed", "bold red"),
-    State.INFRA: ("△", "infra", "bold yellow"),
-    State.STALE: ("◷", "stale", "bold yellow"),
-    State.NOT_RUN: ("·", "not run", "bold yellow"),
-    State.SKIPPED: ("○", "skipped", ""),
-    State.KNOWN: ("◇", "known issue", "cyan"),
-    State.PASSED: ("✓", "passed", "green"),
+_STYLES = {
+    Outcome.FAILED: "bold red",
+    Outcome.INFRA: "bold yellow",
+    Outcome.STALE: "bold yellow",
+    Outcome.NOT_RUN: "bold yellow",
+    Outcome.SKIPPED: "",
+    Outcome.KNOWN: "cyan",
+    Outcome.PASSED: "green",
 }
 _NAME, _GAP, _LEAST = 20, 2, 5
 # What begins something in Markdown, also in a cell of a table and as HTML; a _ inside of a word does not.
@@ -56,9 +57,9 @@ def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> li
     for text in _legend(table):
         lines += [Text(line, "dim") for line in _wrapped(text, width)]
     for (state, reason), items in table.reasons().items():
-        glyph, word, style = _GLYPHS[state]
-        said = f"{_places(items)}: {reason}" if reason else _places(items)
-        lines.append(Text.assemble((f"{glyph} ", style), one_line(f"{word}, {said}", width - 2)))
+        places = f"{_places(items)}: {reason}" if reason else _places(items)
+        mark = (f"{GLYPHS[state]} ", _STYLES[state])
+        lines.append(Text.assemble(mark, one_line(f"{WORDS[state]}, {places}", width - 2)))
     uncovered = _uncovered(table)
     if uncovered:
         lines.append(Text(f"without a case, {len(table.uncovered)} of {len(table.rows)} builders:", "bold"))
@@ -93,11 +94,11 @@ def coverage_markdown(table: Coverage, about: Sequence[str], command: str) -> st
         lines.append("")
     for (state, reason), number in notes.items():
         items = table.reasons()[state, reason]
-        lines.append(f"[^{number}]: {_GLYPHS[state][1]}, {_escaped(_places(items, len(items)))}: {_escaped(reason)}")
+        lines.append(f"[^{number}]: {WORDS[state]}, {_escaped(_places(items, len(items)))}: {_escaped(reason)}")
     return "\n".join(lines) + "\n"
 
 
-def facts(items: Iterable[Item], fingerprints: Collection[Mapping[str, str]]) -> list[str]:
+def facts(items: Iterable[CoveredJob], fingerprints: Collection[Mapping[str, str]]) -> list[str]:
     """Return what the results of a table depend on: tools, kinds of devices, when they were found out."""
     tried = [item for item in items if item.run_id]
     if not tried:
@@ -114,7 +115,7 @@ def facts(items: Iterable[Item], fingerprints: Collection[Mapping[str, str]]) ->
     return [
         ", ".join(
             [
-                f"{len(tried)} results of {runs} run{'' if runs == 1 else 's'}",
+                f"{len(tried)} results of {fmt.plural(runs, 'run')}",
                 " and ".join(where.get(kind, kind) for kind in sorted(kinds)) or "without a device",
                 *tools,
                 days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
@@ -125,27 +126,27 @@ def facts(items: Iterable[Item], fingerprints: Collection[Mapping[str, str]]) ->
 
 def _head(table: Coverage, about: Sequence[str]) -> list[tuple[str, str]]:
     counts = table.counts
-    told = [state for state in State if counts[state] or state in {State.FAILED, State.KNOWN}]
+    listed = [state for state in WORST_FIRST if counts[state] or state in {Outcome.FAILED, Outcome.KNOWN}]
     uncovered = len(table.uncovered)
-    bad = counts[State.FAILED] + counts[State.INFRA] + counts[State.STALE] + counts[State.NOT_RUN]
-    jobs = f"{len(table.items)} job{'' if len(table.items) == 1 else 's'}"
-    said = ", ".join(_counted(counts[state], state) for state in reversed(told))
+    bad = counts[Outcome.FAILED] + counts[Outcome.INFRA] + counts[Outcome.STALE] + counts[Outcome.NOT_RUN]
+    jobs = fmt.plural(len(table.items), "job")
+    counted = ", ".join(_counted(counts[state], state) for state in reversed(listed))
     covered = f"{len(table.rows) - uncovered} of {len(table.rows)} builders are in the program of a job"
     return [
         (f"{table.soc} {table.backend}", "bold"),
-        (f"{jobs}: {said}", "bold yellow" if bad else "bold green"),
+        (f"{jobs}: {counted}", "bold yellow" if bad else "bold green"),
         (covered, "" if uncovered else "green"),
         *((text, "") for text in about),
     ]
 
 
-def _counted(count: int, state: State) -> str:
-    return f"{count} {_GLYPHS[state][1]}{'s' if state is State.KNOWN and count != 1 else ''}"
+def _counted(count: int, state: Outcome) -> str:
+    return f"{count} {WORDS[state]}{'s' if state is Outcome.KNOWN and count != 1 else ''}"
 
 
 def _legend(table: Coverage) -> list[str]:
     used = {cell.state for row in table.rows + table.beyond for cell in row.cells.values()}
-    signs = [f"{_GLYPHS[state][0]} {_GLYPHS[state][1]}" for state in reversed(State) if state in used]
+    signs = [f"{GLYPHS[state]} {WORDS[state]}" for state in reversed(WORST_FIRST) if state in used]
     signs.append(f"{NO_CASE} no case")
     if any(row.without for row in table.rows):
         signs.append(f"{NOT_FOR} no case can be, below is why")
@@ -166,33 +167,33 @@ def _heading(precision: str) -> list[str]:
     return precision.split("_")
 
 
-def _row(row: Row, widths: Mapping[str, int], room: int) -> Text:
+def _row(row: CoverageRow, widths: Mapping[str, int], room: int) -> Text:
     from rich.text import Text
 
     line = Text(f"{one_line(row.name, room - 1):<{room}}")
     for precision, wide in widths.items():
         cell = row.cells.get(precision)
         state = cell.state if cell else None
-        line.append(f"{_cell(row, precision):<{wide + _GAP}}", _GLYPHS[state][2] if state else "dim")
+        line.append(f"{_cell(row, precision):<{wide + _GAP}}", _STYLES[state] if state else "dim")
     line.rstrip()
     return line
 
 
-def _cell(row: Row, precision: str) -> str:
+def _cell(row: CoverageRow, precision: str) -> str:
     cell = row.cells.get(precision)
     if cell is None or cell.state is None:
         return NOT_FOR if row.without else NO_CASE
     return _cell_text(cell)
 
 
-def _cell_text(cell: Cell) -> str:
+def _cell_text(cell: CoverageCell) -> str:
     # Of an operator in passing it counts where it was seen to work.
     counted = f"{cell.count}" if cell.in_passing or cell.count == len(cell.items) else f"{cell.count}/{len(cell.items)}"
-    text = f"{_GLYPHS[cell.state][0]} {counted}" if cell.state else NO_CASE
+    text = f"{GLYPHS[cell.state]} {counted}" if cell.state else NO_CASE
     return f"({text})" if cell.in_passing else text
 
 
-def _markdown_row(row: Row, precisions: Sequence[str], notes: Mapping[tuple[State, str], int]) -> str:
+def _markdown_row(row: CoverageRow, precisions: Sequence[str], notes: Mapping[tuple[Outcome, str], int]) -> str:
     cells = []
     for precision in precisions:
         cell = row.cells.get(precision)
@@ -203,7 +204,7 @@ def _markdown_row(row: Row, precisions: Sequence[str], notes: Mapping[tuple[Stat
     return f"| {_escaped(row.name)} | {' | '.join(cells)} |"
 
 
-def _places(items: Sequence[Item], most: int = _SHOWN_PLACES) -> str:
+def _places(items: Sequence[CoveredJob], most: int = _SHOWN_PLACES) -> str:
     """Return cases and their precisions: `conv2d 8a8w 16a8w, linear 16a8w`."""
     by_case: dict[str, list[str]] = {}
     for item in items:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.report.model import format as fmt
+from farm.report.model.profile_tables import by_unit
+from farm.report.terminal.layout import columns
 from farm.results.profile.event_names import is_whole_call, sums
 from farm.system.text import one_line
 
@@ -22,10 +24,9 @@ if TYPE_CHECKING:
 _OP_ID = re.compile(r":?\bOpId_\d+$")
 # The options at the end of a job's id; neither their names nor their values hold a hyphen.
 _OPTIONS = re.compile(r"(?:-[^-=\[\]]+=[^-\[\]]*)+\]$")
-_UNITS = ("cycles", "us", "ns")
 
 
-class Change(msgspec.Struct, frozen=True):
+class NodeChange(msgspec.Struct, frozen=True):
     """One node before and after; None where it was not there."""
 
     node: str
@@ -58,7 +59,7 @@ class JobChanges(msgspec.Struct, frozen=True):
     """What else is different: fingerprint, device, the case itself."""
     refused: str
     """Why they are not compared; empty when they are."""
-    nodes: tuple[Change, ...] = ()
+    nodes: tuple[NodeChange, ...] = ()
 
     @property
     def comparable(self) -> bool:
@@ -121,7 +122,7 @@ def _job_change(old: ProfileRecord, new: ProfileRecord) -> JobChanges:
     )
 
 
-def changes(before: Iterable[OperatorProfile], after: Iterable[OperatorProfile]) -> list[Change]:
+def changes(before: Iterable[OperatorProfile], after: Iterable[OperatorProfile]) -> list[NodeChange]:
     """Return each node of either side once, in the order of execution; nodes that went come last.
 
     Nodes are the same by delegate call, name and unit, the n-th of a name with the n-th; where that finds none, by
@@ -137,21 +138,21 @@ def changes(before: Iterable[OperatorProfile], after: Iterable[OperatorProfile])
     return found + [_change(row, None) for row in lost.values()]
 
 
-def _change(before: OperatorProfile | None, after: OperatorProfile | None) -> Change:
+def _change(before: OperatorProfile | None, after: OperatorProfile | None) -> NodeChange:
     row = after or before
     assert row is not None  # noqa: S101 - one of the two is there
     ratio, apart = None, True
     if before is not None and after is not None:
         ratio = after.p50 / before.p50 if before.p50 else None
         apart = before.greatest < after.least or after.greatest < before.least
-    return Change(row.node, row.delegate, row.unit, before, after, ratio, apart)
+    return NodeChange(row.node, row.delegate, row.unit, before, after, ratio, apart)
 
 
 def profile_lines(rows: Sequence[OperatorProfile], limit: int, width: int = 80) -> list[str]:
     """Return tables of a profile, one a unit, the greatest shares first; no line is wider than `width`."""
     lines: list[str] = []
     parts = [row for row in rows if not is_whole_call(row)]
-    for unit, total in _by_unit(sums(parts)):
+    for unit, total in by_unit(sums(parts)):
         found = sorted((row for row in parts if row.unit == unit), key=lambda row: -row.p50)
         table = [("node", "delegate", unit, "share")]
         table += [(row.node, row.delegate, fmt.count(row.p50), f"{100 * row.share:.1f}%") for row in found[:limit]]
@@ -169,14 +170,14 @@ def profile_lines(rows: Sequence[OperatorProfile], limit: int, width: int = 80) 
     return lines[1:]
 
 
-def change_lines(found: Sequence[Change], limit: int, width: int = 80) -> list[str]:
+def change_lines(found: Sequence[NodeChange], limit: int, width: int = 80) -> list[str]:
     """Return tables of changes, one a unit, the greatest first; no line is wider than `width`."""
     lines: list[str] = []
     before = sums(change.before for change in found if change.before)
     after = sums(change.after for change in found if change.after)
     parts = [change for change in found if not is_whole_call(change)]
     several = len({change.delegate for change in parts if change.delegate}) > 1
-    for unit, _ in _by_unit({**before, **after}):
+    for unit, _ in by_unit({**before, **after}):
         ordered = sorted((change for change in parts if change.unit == unit), key=lambda one: -abs(one.difference))
         table = [("node", f"{unit} before", "after", "ratio", "")]
         table += [_change_cells(change, several=several) for change in ordered[:limit]]
@@ -188,18 +189,18 @@ def change_lines(found: Sequence[Change], limit: int, width: int = 80) -> list[s
     return lines[1:]
 
 
-def _change_cells(change: Change, *, several: bool) -> tuple[str, str, str, str, str]:
-    said = "" if change.told_apart else "~"
+def _change_cells(change: NodeChange, *, several: bool) -> tuple[str, str, str, str, str]:
+    mark = "" if change.told_apart else "~"
     if change.before is None:
-        said = "new"
+        mark = "new"
     elif change.after is None:
-        said = "gone"
+        mark = "gone"
     # Of `QnnBackend[1]`, what tells it from the others.
     name = (
         f"{change.node} {change.delegate[change.delegate.find('[') :]}" if several and change.delegate else change.node
     )
     sides = [fmt.NOTHING if row is None else fmt.count(row.p50) for row in (change.before, change.after)]
-    return name, sides[0], sides[1], _ratio(change.ratio), said
+    return name, sides[0], sides[1], _ratio(change.ratio), mark
 
 
 def _numbered(
@@ -214,11 +215,6 @@ def _numbered(
     return found
 
 
-def _by_unit(found: dict[str, float]) -> list[tuple[str, float]]:
-    order = {unit: number for number, unit in enumerate(_UNITS)}
-    return sorted(found.items(), key=lambda one: (order.get(one[0], len(order)), one[0]))
-
-
 def _ratio(value: float | None) -> str:
     return fmt.NOTHING if value is None or not math.isfinite(value) else f"{value:.2f}"
 
@@ -227,17 +223,10 @@ def _aligned(table: Sequence[Sequence[str]], width: int) -> list[str]:
     """Return lines: a name cut to what the other columns leave, a delegate where there is one, and figures."""
     cells = [[one_line(cell) for cell in row] for row in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    widths[0] = max(12, min(widths[0], width - 2 * len(widths) - sum(widths[1:])))
+    room = max(12, min(widths[0], width - 2 * len(widths) - sum(widths[1:])))
     left = 2 if cells[0][1] == "delegate" else 1
-    lines = []
-    for row in cells:
-        shown = [_cut(row[0], widths[0]), *row[1:]]
-        aligned = [
-            cell.ljust(size) if n < left else cell.rjust(size)
-            for n, (cell, size) in enumerate(zip(shown, widths, strict=True))
-        ]
-        lines.append("  ".join(["", *aligned]).rstrip())
-    return lines
+    shown = [[_cut(row[0], room), *row[1:]] for row in cells]
+    return columns(shown, right=range(left, len(widths)), indent="  ")
 
 
 def _cut(name: str, width: int) -> str:
