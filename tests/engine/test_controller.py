@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from stub_run import Quiet
 
 from farm.errors import StoreError
 from farm.pool.device_pool import DevicePool
 from farm.request.plan import PlannedJob, RunPlan
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.run.controller import Controller
+from farm.run.scheduler import DeviceScheduling
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
@@ -22,22 +25,24 @@ if TYPE_CHECKING:
 JOB = Job(Case("mine", "add", "torch.nn:ReLU", (InputSpec((1,)),)), Target("SM8650", "htp", "8a8w"))
 
 
-class Ear:
-    """Front and scheduler: it remembers what it is told."""
+class Scheduler(DeviceScheduling):
+    """Remembers which items are to be run again."""
 
     def __init__(self) -> None:
-        self.ended: list[dict[str, Any]] = []
-        self.notes: list[str] = []
-        self.pending: list[str] = []
-
-    def job_ended(self, shown: dict[str, Any]) -> None:
-        self.ended.append(shown)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+        super().__init__(lambda _: "SM8650", lambda _: 0, ["SM8650"])
+        self.pending_again: list[str] = []
 
     def mark_test_pending(self, item: str) -> None:
-        self.pending.append(item)
+        self.pending_again.append(item)
+
+
+@dataclass
+class Heard:
+    """What became of a job whose worker died."""
+
+    ended: list[dict[str, Any]]
+    notes: list[str]
+    again: list[str]
 
 
 @pytest.fixture
@@ -53,42 +58,39 @@ def run_id(store: Store) -> str:
     return run_id
 
 
-def die(store: Store, run_id: str, ear: Ear, times: int = 1) -> None:
+def die(store: Store, run_id: str, times: int = 1) -> Heard:
     plan = RunPlan(run_id, Path(), Path(), (PlannedJob(JOB, "", cached=True),), (), {}, 1, 0, 1.0, Path())
-    anything: Any = ear
-    pool = DevicePool((), store, None, ear.note)
-    controller = Controller(plan, anything, store, pool)
+    listener, scheduler = Quiet(), Scheduler()
+    controller = Controller(plan, listener, store, DevicePool((), store, None, listener.note))
     for _ in range(times):
         report = pytest.TestReport(JOB.id, ("", None, ""), {}, "failed", "it died", "call")
-        controller.pytest_handlecrashitem(JOB.id, report, anything)
+        controller.pytest_handlecrashitem(JOB.id, report, scheduler)
+    return Heard(listener.ended, listener.notes, scheduler.pending_again)
 
 
 def test_a_job_is_tried_once_more_and_is_the_farms_fault_after_that(store: Store, run_id: str) -> None:
-    ear = Ear()
-    die(store, run_id, ear, times=2)
-    assert ear.pending == [JOB.id]
+    heard = die(store, run_id, times=2)
+    assert heard.again == [JOB.id]
     [attempt] = store.runs.view(run_id).jobs[0].attempts
     assert (attempt.verdict, attempt.cause) == (Verdict.INFRA, Cause.WORKER)
-    assert [shown["verdict"] for shown in ear.ended] == ["infra"]
+    assert [shown["verdict"] for shown in heard.ended] == ["infra"]
 
 
 @pytest.mark.parametrize("verdict", [Verdict.PASSED, Verdict.FAILED])
 def test_what_was_written_down_before_it_died_counts(store: Store, run_id: str, verdict: Verdict) -> None:
     store.record_attempt(run_id, Attempt(JOB.id, verdict, Stage.DONE, "", started_ms=1))
-    ear = Ear()
-    die(store, run_id, ear)
-    assert ear.pending == []
-    assert [shown["verdict"] for shown in ear.ended] == [str(verdict)]
+    heard = die(store, run_id)
+    assert heard.again == []
+    assert [shown["verdict"] for shown in heard.ended] == [str(verdict)]
     assert len(store.runs.view(run_id).jobs[0].attempts) == 1
 
 
 def test_a_verdict_is_not_taken_back_by_trouble_that_came_after_it(store: Store, run_id: str) -> None:
     for number, verdict in enumerate((Verdict.FAILED, Verdict.INFRA), start=1):
         store.record_attempt(run_id, Attempt(JOB.id, verdict, Stage.DONE, "", started_ms=number))
-    ear = Ear()
-    die(store, run_id, ear, times=2)
-    assert ear.pending == []
-    assert {shown["verdict"] for shown in ear.ended} == {"failed"}
+    heard = die(store, run_id, times=2)
+    assert heard.again == []
+    assert {shown["verdict"] for shown in heard.ended} == {"failed"}
     assert len(store.runs.view(run_id).jobs[0].attempts) == 2
 
 
@@ -97,6 +99,5 @@ def test_a_store_that_refuses_is_told_of(store: Store, run_id: str, monkeypatch:
         raise StoreError("the disk is full")
 
     monkeypatch.setattr(Store, "record_attempt", refuse)
-    ear = Ear()
-    die(store, run_id, ear, times=2)
-    assert [note for note in ear.notes if "the disk is full" in note]
+    heard = die(store, run_id, times=2)
+    assert [note for note in heard.notes if "the disk is full" in note]

@@ -122,6 +122,18 @@ def stays(home: FarmHome, victim: str, seconds: float) -> bool:
     return find(home, victim, 0.1) is not None
 
 
+def kill(home: FarmHome, victim: str) -> bool:
+    """Kill a process of that kind, and tell whether there was one."""
+    pid = find(home, victim, 0.1)
+    if pid is None:
+        return False
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def reapers(home: FarmHome) -> list[int]:
     """Return the reapers of a home's processes: they have no environment that would show it."""
     found = []
@@ -172,10 +184,9 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
             assert find(home, victim, 60) is not None, "it never was there"
             was_there = stays(home, victim, delay)
             finished = attempts(home)
-            if was_there and (pid := find(home, victim, 0.1)) is not None:
-                os.kill(pid, signal.SIGKILL)
+            killed = was_there and kill(home, victim)
             said = process.communicate(timeout=240)[0]
-        if was_there:
+        if killed:
             break
         # It had ended by then: the next run has its moment earlier.
         assert wait_for_no_process(home) == {}
