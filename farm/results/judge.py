@@ -17,7 +17,7 @@ from farm.results.heap import heap_measurements
 from farm.results.iterations import judge_iterations, require_comparison
 from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
 from farm.results.outcome import outcome
-from farm.results.outputs import compare_outputs, decide, measure_outputs, outputs_problem, reference_problem
+from farm.results.outputs import NoSignalError, compare_outputs, decide, measure_outputs, not_judged, outputs_problem
 from farm.results.profile.cycles import read_profile
 from farm.system.text import bounded_log, reason_line
 
@@ -113,12 +113,14 @@ def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerRepor
     profile = read_profile(raw.folder, report, bundle.manifest.delegates, operators=operators)
     measured = (*time_measurements(report), *profile.measurements)
     try:
-        ending = problem or reference_problem(bundle)
+        ending = problem
         if ending is None:
             figures = compare_outputs(bundle, raw)
             metrics, broken = measure_outputs(job, bundle, raw)
             ending = judge_iterations(job, bundle, report, decide(job, bundle, figures, broken))
             measured = (*measured, *numeric_measurements(figures), *metrics)
+    except NoSignalError as error:
+        ending = not_judged(str(error))
     except BundleError as error:
         return infra(Stage.BUILD, str(error), Cause.BUILDER)
     notes = (*ending.notes, *profile.notes)

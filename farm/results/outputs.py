@@ -53,24 +53,25 @@ def outputs_problem(bundle: Bundle, raw: RawResult, report: RunnerReport) -> End
     return None
 
 
-def reference_problem(bundle: Bundle) -> Ending | None:
-    """Return which reference carries no signal. Raises BundleError when one cannot be read."""
-    for sample, index, kind in _every(bundle):
-        problem = signal_problem(_reference(bundle, kind, sample, index))
-        if problem:
-            return _not_judged(
-                f"the {kind} reference of output {index}, sample {sample}, {problem}: "
-                f"nothing can be judged by it; give the case other inputs or weights",
-            )
-    return None
+class NoSignalError(ValueError):
+    """A reference that nothing can be judged by."""
 
 
 def compare_outputs(bundle: Bundle, raw: RawResult) -> FiguresByOutput:
-    """Return the figures of every output of every sample. Raises BundleError when a reference cannot be read."""
+    """Return the figures of every output of every sample.
+
+    Raises NoSignalError for a reference that carries no signal, BundleError when one cannot be read.
+    """
     figures: FiguresByOutput = {}
     manifest = bundle.manifest
     for index, sample in itertools.product(range(len(manifest.outputs)), range(manifest.samples)):
         references = {kind: _reference(bundle, kind, sample, index) for kind in manifest.references}
+        for kind, reference in references.items():
+            if problem := signal_problem(reference):
+                raise NoSignalError(
+                    f"the {kind} reference of output {index}, sample {sample}, {problem}: "
+                    f"nothing can be judged by it; give the case other inputs or weights"
+                )
         if not references:
             continue  # nobody knows which shape its outputs have
         actual = _output(bundle, raw, sample, index)
@@ -140,7 +141,7 @@ def _unjudged(
         return Ending(Verdict.PASSED, Stage.DONE, notes=("it ran; nothing says what its outputs should be",))
     for index, spec in enumerate(bundle.manifest.outputs):
         if not any(is_decided(worst(figures[index, kind]), limits[kind]) for kind in bundle.manifest.references):
-            return _not_judged(
+            return not_judged(
                 f"no limit decides output {index} ({spec.dtype}): give the case a tolerance at {job.target.precision}",
             )
     return None
@@ -150,19 +151,9 @@ def _wrong(reason: str) -> Ending:
     return failed(Stage.NUMERICS, reason, Cause.NUMERICS)
 
 
-def _not_judged(reason: str) -> Ending:
+def not_judged(reason: str) -> Ending:
     """Return the failure of a case that no device's outputs could pass, so that none other is asked."""
     return failed(Stage.NUMERICS, reason, Cause.NONE)
-
-
-def _every(bundle: Bundle) -> list[tuple[int, int, str]]:
-    manifest = bundle.manifest
-    return [
-        (sample, index, kind)
-        for index in range(len(manifest.outputs))
-        for kind in manifest.references
-        for sample in range(manifest.samples)
-    ]
 
 
 def _output(bundle: Bundle, raw: RawResult, sample: int, index: int) -> NDArray[np.generic]:

@@ -124,21 +124,21 @@ _LOWER, _HIGHER = Direction.LOWER, Direction.HIGHER
 FIGURES = {
     figure.name: figure
     for figure in (
-        Figure("sqnr_db", "dB", _HIGHER, has_column=True),
-        Figure("cosine", "1", _HIGHER, against=("fp32",), has_column=True, near_one=True),
-        # How far the SQNR against FP32 is below that of the quantized module on the CPU.
-        Figure("loss_db", "dB", _LOWER, against=(), has_column=True, decides=False),
-        Figure("max_abs", "1", _LOWER, against=(), has_column=True),
-        Figure("peak", "1", _LOWER, against=(), has_column=True),
         # In quantization steps of the output; where it is quantized.
         Figure("steps", "1", _LOWER, against=(), has_column=True),
+        Figure("peak", "1", _LOWER, against=(), has_column=True),
+        # How far the SQNR against FP32 is below that of the quantized module on the CPU.
+        Figure("loss_db", "dB", _LOWER, against=(), has_column=True, decides=False),
+        Figure("sqnr_db", "dB", _HIGHER, has_column=True),
+        Figure("cosine", "1", _HIGHER, against=("fp32",), has_column=True, near_one=True),
+        Figure("max_abs", "1", _LOWER, against=(), has_column=True),
         Figure("mismatch", "1", _LOWER, against=(), has_column=True, for_integers=True),
         Figure("top1", "1", _HIGHER, top1_agreement, on_request=True, by_mean=True),
         Figure("tokens", "1", _HIGHER, top1_agreement, on_request=True, by_mean=True),
         Figure("psnr_db", "dB", _HIGHER, psnr_db, on_request=True),
     )
 }
-"""By name."""
+"""By name; limits are listed in this order."""
 
 COMPARED = tuple(figure for figure in FIGURES.values() if not figure.on_request)
 """Those of every output against every reference."""
