@@ -29,7 +29,6 @@ from farm.execution.content_store import SESSION_PREFIX
 from farm.execution.raw import RunnerOptions
 from farm.execution.session import DeviceSession
 from farm.execution.takeover import take_over
-from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Verdict
 from farm.results.blame import damaged
 from farm.results.judge import judge
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from farm.devices.transport import Transport
     from farm.execution.raw import RawResult
     from farm.execution.workspace import Workspace
+    from farm.request.profiling import Profile
     from farm.runtime.runtime import Runtime
     from farm.store.records import ArtifactRecord
     from farm.store.store import Store
@@ -125,7 +125,6 @@ class DeviceRun:
         fence: tuple[str, int] | None = None,
         gate: HeatGate | None = None,
         artifacts: AttemptArtifacts | None = None,
-        profile: Profile = Profile.AUTO,
         pipelined: bool = False,
         opened: Callable[[DeviceSession], None] = lambda _: None,
     ) -> None:
@@ -138,11 +137,11 @@ class DeviceRun:
         """
         self.device, self.runtime, self.fence = device, runtime, fence
         self._name, self._takeover, self._gate = name, takeover, gate
-        self._artifacts, self._profile, self._opened = artifacts, profile, opened
+        self._artifacts, self._opened = artifacts, opened
         self.transport: Transport = open_transport(device)
         self._session: DeviceSession | None = None
         self._sessions = 0
-        self._canary: tuple[Job, Bundle] | None = None
+        self._canary: tuple[Job, Bundle, RunnerOptions] | None = None
         self.canary_latency_ns: tuple[float, ...] = ()
         """Of every inference of the canary, when it ran last."""
         self._executing = threading.Lock()
@@ -184,9 +183,11 @@ class DeviceRun:
         if takeover:
             take_over(self.transport, f"{SESSION_PREFIX}{self._name}")
 
-    def set_canary(self, job: Job, bundle: Bundle) -> None:
+    def set_canary(self, job: Job, bundle: Bundle, profile: Profile) -> None:
         """Let `probe` run this program, and sessions of a backend that has to be kept up keep it loaded."""
-        self._canary = job, bundle
+        flags = self.flags(job.target, profile)
+        options = RunnerOptions(iterations=_CANARY_INFERENCES, timeout_s=_CANARY_SECONDS, flags=flags)
+        self._canary = job, bundle, options
         self._keep_canary_loaded()
 
     def probe(self, folder: Path) -> str:
@@ -199,9 +200,7 @@ class DeviceRun:
             if self._canary is None:
                 self.transport.run(["true"], timeout_s=_CANARY_SECONDS)
                 return ""
-            job, bundle = self._canary
-            flags = self.flags(job.target, self._profile)
-            options = RunnerOptions(iterations=_CANARY_INFERENCES, timeout_s=_CANARY_SECONDS, flags=flags)
+            job, bundle, options = self._canary
             attempt = judge(job, bundle, self._execute(job.id, self.stage(bundle), folder, options))
         except OSError as error:
             raise local_error(error) from None

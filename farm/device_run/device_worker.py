@@ -50,7 +50,6 @@ class DeviceWorker:
             takeover=plan.leased,
             gate=HeatGate(plan.health, stop=stop),
             artifacts=AttemptArtifacts(plan.artifact_root, plan.profile, optrace=plan.optrace),
-            profile=plan.profile,
             pipelined=True,
             opened=self._opened,
         )
@@ -143,7 +142,8 @@ class DeviceWorker:
             return
         self._canary = None
         with contextlib.suppress(FarmError):
-            self.run.set_canary(canary.job, load_bundle(self._cache.folder(canary.key)))
+            bundle = load_bundle(self._cache.folder(canary.key))
+            self.run.set_canary(canary.job, bundle, self._plan.profile)
 
     def _opened(self, session: DeviceSession) -> None:
         if self._canary is not None and self._is_built(self._canary):

@@ -152,10 +152,7 @@ class InterleavedBench:
         """Return what a stored result ran. Raises UsageError where its bundle is gone and cannot be made again."""
         job = find_job(self.config, stored)
         bundle = find_bundle(self.config, stored, job, self.tools, self._acquirer.supervisor, self._say)
-        profile = stored.run.fingerprint.get("profile", "")
-        # A timeline would cost time, and is in no figure.
-        known = profile in (Profile.OFF, Profile.BASIC, Profile.DETAILED)
-        return Side(job, bundle, Profile(profile) if known else Profile.AUTO)
+        return Side(job, bundle, stored.profile)
 
     def add_device(self, serial: str) -> None:
         """Lease another attached device for sides that name it. Raises NoDeviceError, UnknownNameError."""

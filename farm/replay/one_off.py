@@ -47,8 +47,6 @@ class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     virtual: bool
     """On a virtual device of its own."""
-    otherwise: str
-    """What to use where no device is attached: an option, for the message."""
     choice: Choice = Choice()
     iterations: int = 3
     warm_up: int = 1
@@ -93,7 +91,7 @@ def run_one(
         tools = prepare(config, say, virtual=request.virtual)
         acquirer = DeviceAcquirer(
             config, store, request.job.target, say,
-            name="one-off", purpose=request.command, otherwise=request.otherwise,
+            name="one-off", purpose=request.command, otherwise="--virtual 1",
         )  # fmt: skip
         with acquirer:
             bundle = find_bundle(tools, acquirer.supervisor)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from farm.pool.fleet import Choice
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
 from farm.replay.stored_result import StoredResult, find_bundle, find_job
-from farm.request.profiling import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -23,18 +22,6 @@ SAME = "same"
 """As a device: the one of the stored result."""
 
 _FACT = "repro"
-
-
-class ReproRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how often a stored result is run again."""
-
-    virtual: bool = False
-    device: str = ""
-    """Name, serial or id of an attached device, or SAME; empty is any of the SoC, of the kind it was."""
-    iterations: int = 3
-    warm_up: int = 1
-    timeout_s: float = 300.0
-    command: str = ""
 
 
 class ComparedFigure(msgspec.Struct, frozen=True):
@@ -59,32 +46,36 @@ class ReproOutcome(msgspec.Struct, frozen=True):
 
 
 def repro(
-    config: Config, store: Store, stored: StoredResult, request: ReproRequest, say: Callable[[str], None]
+    config: Config,
+    store: Store,
+    stored: StoredResult,
+    say: Callable[[str], None],
+    *,
+    virtual: bool,
+    device: str,
+    command: str,
+    **limits: Any,
 ) -> ReproOutcome:
     """Run a stored result again, judge it by the limits of its case, record it, and return both.
 
-    Raises UsageError where its bundle is gone and cannot be made again, NoDeviceError.
+    `device` is a name, serial or id of an attached one, or SAME; empty is any of the SoC, of the kind it was. `limits`
+    are iterations, warm_up and timeout_s of OneOffRequest. Raises UsageError where its bundle is gone and cannot be
+    made again, NoDeviceError.
     """
     job = find_job(config, stored)
-    profile = stored.run.fingerprint.get("profile", "")
+    request = OneOffRequest(
+        job=job,
+        virtual=virtual or (stored.kind == "virtual" and not device),
+        choice=Choice((stored.attempt.device if device == SAME else device,)) if device else Choice(),
+        profile=stored.profile,
+        command=command,
+        facts={_FACT: stored.run.id},
+        **limits,
+    )
     now = run_one(
         config,
         store,
-        OneOffRequest(
-            job=job,
-            virtual=request.virtual or (stored.kind == "virtual" and not request.device),
-            otherwise="--virtual 1",
-            choice=Choice((stored.attempt.device if request.device == SAME else request.device,))
-            if request.device
-            else Choice(),
-            iterations=request.iterations,
-            warm_up=request.warm_up,
-            timeout_s=request.timeout_s,
-            # A timeline would cost time, and is in no figure.
-            profile=Profile(profile) if profile in (Profile.OFF, Profile.BASIC, Profile.DETAILED) else Profile.AUTO,
-            command=request.command,
-            facts={_FACT: stored.run.id},
-        ),
+        request,
         lambda tools, supervisor: find_bundle(config, stored, job, tools, supervisor, say),
         say,
     )

@@ -13,6 +13,7 @@ from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key, relevant_versions
 from farm.device_run.artifacts import kept_outputs
 from farm.errors import InfraError, UnknownNameError, UsageError
+from farm.request.profiling import Profile
 from farm.request.resume import changed_code, planned_jobs
 from farm.results.attempt import Attempt
 from farm.store.view import JobView, RunView
@@ -55,6 +56,12 @@ class StoredResult(msgspec.Struct, frozen=True):
         """Which result it is, in one line."""
         attempt = f"attempt {self.number} of {len(self.view.attempts)}"
         return f"{self.view.id}: run {self.run.id}, {attempt}, on {self.attempt.device} ({self.kind})"
+
+    @property
+    def profile(self) -> Profile:
+        """That of its run; AUTO in place of a timeline, which would cost time, and is in no figure."""
+        name = self.run.fingerprint.get("profile", "")
+        return Profile(name) if name in (Profile.OFF, Profile.BASIC, Profile.DETAILED) else Profile.AUTO
 
 
 def find_stored_result(store: Store, pattern: str, ref: str | None) -> StoredResult:

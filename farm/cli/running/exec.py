@@ -84,7 +84,6 @@ def exec_command(
     request = OneOffRequest(
         job=ready.job,
         virtual=asked.virtual,
-        otherwise="--virtual 1",
         choice=Choice((device,)) if device else Choice(),
         iterations=iterations,
         warm_up=warm_up,
@@ -211,7 +210,7 @@ def repro_command(
     Exit codes: 0 it passes now; 1 it fails now; 2 usage, or its bundle
     is gone; 4 no device or infrastructure; 130 interrupted.
     """
-    from farm.replay.repro import ReproRequest, repro
+    from farm.replay.repro import repro
     from farm.replay.stored_result import find_stored_result
 
     if virtual:
@@ -226,8 +225,9 @@ def repro_command(
 
             echo("\n".join(write_script(config, past, script, notice, virtual=bool(virtual), **limits)))
             return 0
-        request = ReproRequest(virtual=bool(virtual), device=device, command=as_called(), **limits)
-        outcome = repro(config, store, past, request, notice)
+        outcome = repro(
+            config, store, past, notice, virtual=bool(virtual), device=device, command=as_called(), **limits
+        )
     show(_repro_data(outcome), _repro_lines(outcome), as_json=as_json)
     return outcome.now.exit_code
 
