@@ -305,7 +305,7 @@ class Worker:
         devices = tuple(dict.fromkeys(one.device for one in history))
         others = len(set(self._grant.others) - set(devices))
         decision = classify(history, others=others, failed_before=failed_before)
-        settled = settle(last, history, others=others, failed_before=failed_before)
+        settled = settle(last, history, decision)
         if decision.repeat:
             file = self._tried_file(last.job_id)
             with local_errors(file):

@@ -45,7 +45,8 @@ def history(*causes: Cause | None) -> list[Tried]:
 
 
 def settled(*causes: Cause | None, others: int) -> Attempt:
-    return settle(attempt(causes[-1], "abcdef"[len(causes) - 1]), history(*causes), others=others)
+    decision = classify(history(*causes), others=others)
+    return settle(attempt(causes[-1], "abcdef"[len(causes) - 1]), history(*causes), decision)
 
 
 def histories() -> list[tuple[Cause | None, ...]]:
@@ -196,8 +197,9 @@ def test_a_plain_pass_is_left_as_it_is() -> None:
 
 def test_a_known_issue_covers_nothing_that_is_not_the_codes_fault() -> None:
     known = msgspec.structs.replace(attempt(Cause.CRASH), known_issue="it crashes")
-    assert settle(known, [tried(known)], others=1).known_issue == ""
-    assert settle(known, [tried(known)], others=0).known_issue == "it crashes"
+    said = [tried(known)]
+    assert settle(known, said, classify(said, others=1)).known_issue == ""
+    assert settle(known, said, classify(said, others=0)).known_issue == "it crashes"
 
 
 def test_numbers_from_damaged_files_are_nobodys_failure() -> None:
@@ -211,4 +213,4 @@ def test_numbers_from_damaged_files_are_nobodys_failure() -> None:
 
 def test_a_history_that_does_not_end_with_the_attempt_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="the last of the history has to be the attempt itself, on b"):
-        settle(attempt(Cause.CRASH, "b"), history(Cause.CRASH), others=1)
+        settle(attempt(Cause.CRASH, "b"), history(Cause.CRASH), classify(history(Cause.CRASH), others=1))

@@ -11,6 +11,7 @@ import pytest
 
 from farm.bundles.bundle import TensorSpec
 from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict
+from farm.results.blame import Blame, classify, tried
 from farm.results.judge import build_failure
 from farm.suites.suite import Expectation, KnownIssue, Limits, Metric, Tolerance
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from .conftest import Execution
 
 ISSUE = KnownIssue(reason="HTP rounds half to even")
+
+
+def is_the_codes_at_once(attempt: Attempt) -> bool:
+    """Whether no other device is asked about a failure."""
+    decision = classify([tried(attempt)], others=5)
+    return decision.blame is Blame.CODE and not decision.repeat
 
 
 def ending(attempt: Attempt) -> tuple[str, str]:
@@ -292,6 +299,7 @@ def test_a_reference_without_signal_fails_even_when_all_agrees(
     attempt = execution.judge()
     assert ending(attempt) == ("failed", "numerics")
     assert attempt.reason.startswith(f"the {kind} reference of output 0, sample 1, {problem}")
+    assert is_the_codes_at_once(attempt), "it is the same on every device"
 
 
 def test_a_damaged_bundle_is_infra_at_build(execution: Execution) -> None:
@@ -354,6 +362,7 @@ def test_nothing_passes_that_no_limit_decides(execution: Execution, tolerance: T
     attempt = execution.judge()
     assert ending(attempt) == ("failed", "numerics")
     assert attempt.reason == "no limit decides output 0 (float32): give the case a tolerance at 8a8w"
+    assert is_the_codes_at_once(attempt), "no device could change it"
 
 
 def test_every_output_needs_a_limit_of_its_kind(make_execution: Callable[..., Execution]) -> None:
