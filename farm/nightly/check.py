@@ -106,7 +106,7 @@ def _forecast(config: Config, cell: PlannedCell, jobs: tuple[Job, ...], store: S
 
 def _lacks(config: Config, cell: PlannedCell) -> str:
     """Return what this machine lacks for a cell; empty for nothing."""
-    from farm.run.run import check_machine
+    from farm.request.choose import check_machine
 
     try:
         check_machine(config, cell.request)

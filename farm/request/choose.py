@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from farm.config.settings import Config
+    from farm.execution.optrace import OptraceTools
     from farm.request.request import RunRequest
     from farm.store.store import Store
 
@@ -168,3 +169,38 @@ def _told(targets: Collection[tuple[str, str, str]]) -> str:
         return "of no job"
     suites, socs, backends = (", ".join(sorted(set(names))) for names in zip(*targets, strict=True))
     return f"{suites} for {socs} on {backends}"
+
+
+def collect(config: Config, request: RunRequest, note: Callable[[str], None]) -> list[str]:
+    """Return the ids of the jobs that `request` selects, in the order of the manifests.
+
+    Raises UsageError for what cannot be, NothingSelectedError when nothing is left.
+    """
+    jobs = select(config, request, jobs_of(config, request))
+    if request.asks_the_store:
+        from farm.compile.toolchain import prepare
+        from farm.store.store import open_store
+
+        with open_store(config.store_url) as store:
+            jobs = narrow(
+                request, jobs, store, lambda: prepare(config, note, virtual=request.virtual > 0).versions, note
+            )
+    return [job.id for job in jobs]
+
+
+def check_machine(config: Config, request: RunRequest) -> None:
+    """Raise MissingToolError for what compiling or running would lack: listing jobs needs none of it."""
+    from farm.runtime.runtime import require_backend
+
+    for name in dict.fromkeys(request.socs):
+        require_backend(find_soc(name), request.backend, config.sdk_root)
+    optrace_tools(config, request)
+
+
+def optrace_tools(config: Config, request: RunRequest) -> OptraceTools | None:
+    """Return what makes the SDK's timelines, where `request` wants them. Raises MissingToolError."""
+    if request.profile is not Profile.OPTRACE:
+        return None
+    from farm.execution.optrace import findoptrace_tools
+
+    return findoptrace_tools(config.sdk_root, "x86_64-linux-clang" if request.virtual else "aarch64-android")

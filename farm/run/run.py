@@ -1,4 +1,4 @@
-"""One `farm run`, from names to exit code."""
+"""One `farm run`, from names to exit code: `run`, `_Run.execute`, `_Run._on_devices`, and their steps in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from farm.errors import FarmError, InfraError
 from farm.pool.waiting import Wait
 from farm.request.budget import Budget
-from farm.request.choose import check_ready, jobs_of, narrow, select
+from farm.request.choose import check_machine, check_ready, jobs_of, narrow, optrace_tools, select
 from farm.request.ending import exit_code_of, write_report
 from farm.request.profiling import Profile
 from farm.request.request import RunOutcome, RunRequest
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from farm.compile.toolchain import Toolchain
     from farm.config.settings import Config
     from farm.devices.device import Device
-    from farm.execution.optrace import OptraceTools
     from farm.pool.fleet import Fleet
     from farm.pool.lease_keeper import LeaseTerms
     from farm.request.plan import PlannedJob, RunPlan
@@ -41,71 +40,6 @@ if TYPE_CHECKING:
     from farm.system.processes import Supervisor
 
 _PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED = 0, 1, 2
-
-
-def collect(config: Config, request: RunRequest, note: Callable[[str], None]) -> list[str]:
-    """Return the ids of the jobs that `request` selects, in the order of the manifests.
-
-    Raises UsageError for what cannot be, NothingSelectedError when nothing is left.
-    """
-    jobs = select(config, request, jobs_of(config, request))
-    if request.asks_the_store:
-        from farm.compile.toolchain import prepare
-        from farm.store.store import open_store
-
-        with open_store(config.store_url) as store:
-            jobs = narrow(
-                request, jobs, store, lambda: prepare(config, note, virtual=request.virtual > 0).versions, note
-            )
-    return [job.id for job in jobs]
-
-
-def check_machine(config: Config, request: RunRequest) -> None:
-    """Raise MissingToolError for what compiling or running would lack: listing jobs needs none of it."""
-    from farm.runtime.runtime import require_backend
-
-    for name in dict.fromkeys(request.socs):
-        require_backend(find_soc(name), request.backend, config.sdk_root)
-    _optrace_tools(config, request)
-
-
-def _optrace_tools(config: Config, request: RunRequest) -> OptraceTools | None:
-    if request.profile is not Profile.OPTRACE:
-        return None
-    from farm.execution.optrace import find_optrace_tools
-
-    return find_optrace_tools(config.sdk_root, "x86_64-linux-clang" if request.virtual else "aarch64-android")
-
-
-def _plan(
-    config: Config,
-    request: RunRequest,
-    run_id: str,
-    folder: Path,
-    jobs: Sequence[PlannedJob],
-    fleet: Fleet | None = None,
-    canaries: Sequence[PlannedJob] = (),
-) -> RunPlan:
-    from farm.request.plan import RunPlan
-
-    return RunPlan(
-        run_id=run_id,
-        folder=folder,
-        cache_root=config.cache_dir,
-        jobs=tuple(jobs),
-        devices=tuple(fleet.devices) if fleet else (),
-        runtimes=fleet.runtimes if fleet else {},
-        iterations=request.iterations,
-        warm_up=request.warm_up,
-        timeout_s=request.timeout_s,
-        artifact_root=config.state_dir / "artifacts",
-        profile=request.profile,
-        heap=request.heap,
-        optrace=_optrace_tools(config, request) if run_id else None,
-        canaries=tuple(canaries),
-        leased=fleet.leased if fleet else False,
-        health=config.health,
-    )
 
 
 def run(
@@ -246,25 +180,16 @@ class _Run:
         report = write_report(view, folder / "report.html", self._store, self._config.state_dir)
         return RunOutcome(exit_code, view, report, self._request.confirm)
 
-    def _judge_numbers(self, run_id: str) -> None:
-        from farm.regressions.look_back import record_look_back
-
-        try:
-            looked = record_look_back(self._store, run_id)
-        except FarmError as error:
-            # Verdicts are in the store, and stay.
-            self._listener.note(f"the numbers were not compared with those before: {error}")
-            return
-        for line in looked.told(confirm=self._request.confirm):
-            self._listener.note(line)
-
-    def _look_back(self, jobs: Sequence[Job]) -> None:
-        ids = [job.id for job in jobs]
-        self._past = self._store.selection.expected(ids, self._request.device_kind)
-        if self._request.failed_first:
-            self._first = self._store.selection.failed_last(ids, self._request.device_kind, user_name())
+    def _profile_fact(self) -> dict[str, str]:
+        """Return what the numbers depend on where more, or less, is looked at than usual."""
+        if self._request.heap:
+            return {"heap": "measured"}
+        profile, kind = self._request.profile, "virtual" if self._request.virtual else "hardware"
+        usual = profile.flags(kind) == Profile.AUTO.flags(kind) and profile is not Profile.OPTRACE
+        return {} if usual else {"profile": str(profile)}
 
     def _begin(self, jobs: Sequence[Job], fingerprint: dict[str, str]) -> str:
+        """Record a run that begins, and return its id."""
         from farm.request.resume import leave_intent
         from farm.store.records import RunRecord
 
@@ -280,13 +205,12 @@ class _Run:
             record, lambda run_id: leave_intent(self._config.run_folder(run_id), self._request, jobs)
         )
 
-    def _profile_fact(self) -> dict[str, str]:
-        """Return what the numbers depend on where more, or less, is looked at than usual."""
-        if self._request.heap:
-            return {"heap": "measured"}
-        profile, kind = self._request.profile, "virtual" if self._request.virtual else "hardware"
-        usual = profile.flags(kind) == Profile.AUTO.flags(kind) and profile is not Profile.OPTRACE
-        return {} if usual else {"profile": str(profile)}
+    def _look_back(self, jobs: Sequence[Job]) -> None:
+        """Learn what is known of the jobs, and which are to be first."""
+        ids = [job.id for job in jobs]
+        self._past = self._store.selection.expected(ids, self._request.device_kind)
+        if self._request.failed_first:
+            self._first = self._store.selection.failed_last(ids, self._request.device_kind, user_name())
 
     def _on_devices(
         self, jobs: Sequence[Job], run_id: str, folder: Path, storage: Path, tools: Toolchain, supervisor: Supervisor
@@ -314,7 +238,7 @@ class _Run:
             planned = self._fit(run_id, planned, pool.held())
             if not planned:
                 return _PYTEST_OK
-            run_plan = _plan(self._config, self._request, run_id, folder, planned, fleet, canaries)
+            run_plan = self._plan(run_id, folder, planned, fleet, canaries)
             run_plan.prepare_folder()
             with builders(self._config, run_plan, tools, supervisor, self._listener, self._store) as to_build:
                 self._listener.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
@@ -330,29 +254,8 @@ class _Run:
         finally:
             pool.close()
 
-    def _fit(self, run_id: str, planned: list[PlannedJob], devices: Sequence[Device]) -> list[PlannedJob]:
-        """Return the jobs that there is time for, and note the others."""
-        if not self._budget.is_limited:
-            return planned
-        per_soc = Counter(device.soc for device in devices)
-        width = self._config.builders
-        planned, stale = self._budget.cut(planned, self._past, devices=per_soc, builders=width, first=self._first)
-        # What was stale when the run ended before is not any more.
-        self._store.mark_stale(run_id, {**dict.fromkeys(one.job.id for one in planned), **stale})
-        if stale:
-            self._listener.note(f"{len(stale)} of {len(stale) + len(planned)} jobs do not fit into the budget: stale")
-        return planned
-
-    def _leave(self, run_id: str, abandoned: Collection[str]) -> None:
-        """Note what had not begun when the time was over; what is missing for another reason is not stale."""
-        if not self._budget.is_over or self._interrupts.was_interrupted:
-            return
-        jobs = self._store.runs.view(run_id).jobs
-        due = [job for job in jobs if job.soc not in self._given_up]
-        left = [job.id for job in due if not job.attempts and job.stale is None and job.id not in abandoned]
-        self._store.mark_stale(run_id, self._budget.unbegun(left, self._past))
-
     def _fleet(self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor, *, partly: bool = False) -> Fleet:
+        """Boot virtual devices, or find attached ones. Raises NoDeviceError."""
         from farm.pool.fleet import attached_fleet, virtual_fleet
 
         config, request = self._config, self._request
@@ -361,18 +264,8 @@ class _Run:
             return virtual_fleet(config, socs, request.virtual, request.backend, supervisor, storage)
         return attached_fleet(config, socs, request.backend, request.choice, supervisor, self._store, partly=partly)
 
-    def _terms(self) -> LeaseTerms:
-        from farm.pool.lease_keeper import LeaseTerms
-        from farm.store.leases.rules import Priority
-
-        return LeaseTerms(
-            ttl_s=self._config.leases.ttl_s,
-            priority=Priority.NIGHTLY if self._request.nightly else Priority.PERSON,
-            purpose=self._request.command,
-            most=self._request.most_devices,
-        )
-
     def _order(self, jobs: Sequence[Job], tools: Toolchain) -> list[PlannedJob]:
+        """Return jobs in the order in which they are built and handed out, with the keys of their bundles."""
         from farm.bundles.cache import BundleCache
         from farm.bundles.key import bundle_key
         from farm.request.plan import PlannedJob
@@ -395,7 +288,81 @@ class _Run:
             for job_id in order
         ]
 
+    def _terms(self) -> LeaseTerms:
+        """Return how this run asks for devices that others may use as well."""
+        from farm.pool.lease_keeper import LeaseTerms
+        from farm.store.leases.rules import Priority
+
+        return LeaseTerms(
+            ttl_s=self._config.leases.ttl_s,
+            priority=Priority.NIGHTLY if self._request.nightly else Priority.PERSON,
+            purpose=self._request.command,
+            most=self._request.most_devices,
+        )
+
+    def _fit(self, run_id: str, planned: list[PlannedJob], devices: Sequence[Device]) -> list[PlannedJob]:
+        """Return the jobs that there is time for, and note the others."""
+        if not self._budget.is_limited:
+            return planned
+        per_soc = Counter(device.soc for device in devices)
+        width = self._config.builders
+        planned, stale = self._budget.cut(planned, self._past, devices=per_soc, builders=width, first=self._first)
+        # What was stale when the run ended before is not any more.
+        self._store.mark_stale(run_id, {**dict.fromkeys(one.job.id for one in planned), **stale})
+        if stale:
+            self._listener.note(f"{len(stale)} of {len(stale) + len(planned)} jobs do not fit into the budget: stale")
+        return planned
+
+    def _plan(
+        self, run_id: str, folder: Path, jobs: Sequence[PlannedJob], fleet: Fleet, canaries: Sequence[PlannedJob]
+    ) -> RunPlan:
+        """Return the plan that workers read."""
+        from farm.request.plan import RunPlan
+
+        config, request = self._config, self._request
+        return RunPlan(
+            run_id=run_id,
+            folder=folder,
+            cache_root=config.cache_dir,
+            jobs=tuple(jobs),
+            devices=tuple(fleet.devices),
+            runtimes=fleet.runtimes,
+            iterations=request.iterations,
+            warm_up=request.warm_up,
+            timeout_s=request.timeout_s,
+            artifact_root=config.state_dir / "artifacts",
+            profile=request.profile,
+            heap=request.heap,
+            optrace=optrace_tools(config, request),
+            canaries=tuple(canaries),
+            leased=fleet.leased,
+            health=config.health,
+        )
+
+    def _leave(self, run_id: str, abandoned: Collection[str]) -> None:
+        """Note what had not begun when the time was over; what is missing for another reason is not stale."""
+        if not self._budget.is_over or self._interrupts.was_interrupted:
+            return
+        jobs = self._store.runs.view(run_id).jobs
+        due = [job for job in jobs if job.soc not in self._given_up]
+        left = [job.id for job in due if not job.attempts and job.stale is None and job.id not in abandoned]
+        self._store.mark_stale(run_id, self._budget.unbegun(left, self._past))
+
     def _exit_code(self, run_id: str, status: int) -> int:
+        """Return the exit code by what is in the store. Raises InfraError for a session that broke down."""
         if status not in (_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED):
             raise InfraError(f"the test session broke down (pytest status {status}); what is said above tells why")
         return exit_code_of(self._store.runs.view(run_id))
+
+    def _judge_numbers(self, run_id: str) -> None:
+        """Compare the numbers with those of comparable runs before, and note what became of them."""
+        from farm.regressions.look_back import record_look_back
+
+        try:
+            looked = record_look_back(self._store, run_id)
+        except FarmError as error:
+            # Verdicts are in the store, and stay.
+            self._listener.note(f"the numbers were not compared with those before: {error}")
+            return
+        for line in looked.told(confirm=self._request.confirm):
+            self._listener.note(line)

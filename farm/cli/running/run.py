@@ -102,7 +102,8 @@ def command(
     with --confirm a number got worse; 4 no device or infrastructure; 5
     nothing selected, or all stale; 130 interrupted.
     """
-    from farm.run.run import collect, run
+    from farm.request.choose import collect
+    from farm.run.run import run
 
     asked = SimpleNamespace(**given)
     if asked.resume is not None:
