@@ -1,10 +1,18 @@
-"""How fast files have to move: a device that drips is of no more use than one that stands still."""
+"""How files move: many requests at a time, and fast enough, as a device that drips is of no use."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
+from typing import TYPE_CHECKING, TypeVar
 
 from farm.errors import DeviceTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_Item = TypeVar("_Item")
+_Asked = TypeVar("_Asked")
 
 BYTES_PER_SECOND = 64 * 1024
 """The least, over all of a transfer: a twentieth of USB 1, and what a tunnel through a slow network has to give."""
@@ -37,3 +45,13 @@ class MinThroughput:
         """Return the error for a device that moved nothing for as long as it may."""
         problem = f"moved no byte of a file for {self._stall_s:g} s: check its cable or network, and its storage"
         return DeviceTimeoutError(self._serial, problem)
+
+
+def ahead(items: Iterable[_Item], ask: Callable[[_Item], _Asked], window: int) -> Iterator[tuple[_Item, _Asked]]:
+    """Ask for each item, and yield it with what `ask` returned when `window` of them, or all, have been asked for."""
+    asked: deque[tuple[_Item, _Asked]] = deque()
+    for item in items:
+        asked.append((item, ask(item)))
+        if len(asked) >= window:
+            yield asked.popleft()
+    yield from asked

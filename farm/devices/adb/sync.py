@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from farm.devices.adb.host import acknowledge
 from farm.devices.adb.sync_protocol import DATA_BYTES, MESSAGE, PATH_BYTES, DataFrames
 from farm.devices.local.files import local_errors, replacing
-from farm.devices.min_throughput import MinThroughput
+from farm.devices.min_throughput import MinThroughput, ahead
 from farm.devices.text import clean_text, says_full
 from farm.devices.transport import Link
 from farm.errors import DeviceError, DeviceSpaceError
@@ -73,14 +73,7 @@ class SyncStream:
     def pull(self, files: Mapping[PurePosixPath, Path], limits: Mapping[PurePosixPath, int]) -> None:
         """Read every file. Raises DeviceError for one that is missing or larger than its limit."""
         self._throughput = MinThroughput(self._serial, len(files), self._stall_s)
-        asked: deque[PurePosixPath] = deque()
-        for path in files:
-            self._request(b"RECV", _name(path, self._serial))
-            asked.append(path)
-            if len(asked) >= _WINDOW:
-                first = asked.popleft()
-                self._receive_file(first, files[first], limits[first])
-        for path in asked:
+        for path, _ in ahead(files, lambda path: self._request(b"RECV", _name(path, self._serial)), _WINDOW):
             self._receive_file(path, files[path], limits[path])
 
     def _send_file(self, path: PurePosixPath, source: Path | bytes | Link) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from paramiko.sftp import SFTP_NO_SUCH_FILE, SFTP_PERMISSION_DENIED
@@ -44,7 +43,6 @@ class Files:
 
     def __init__(self, stream: SftpStream, serial: str) -> None:
         self._stream, self._serial = stream, serial
-        self._writing: deque[tuple[PurePosixPath, int]] = deque()
 
     def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
         """Write every file. Raises DeviceError with the path that failed, InfraError for an unreadable local file."""
@@ -59,14 +57,17 @@ class Files:
                 return self._stream.link(names[path], os.fsencode(source.target))
             return self._stream.create(names[path], 0o644)
 
-        for path, answer in self._stream.ahead(files, make, _FILES):
-            source = files[path]
-            if isinstance(source, Link):
-                self._expect_done(path, answer)
-            else:
-                self._write(path, self._handle("push", path, answer), source)
-        while self._writing:
-            self._settle()
+        def write() -> Iterator[tuple[PurePosixPath, int]]:
+            for path, answer in self._stream.ahead(files, make, _FILES):
+                source = files[path]
+                if isinstance(source, Link):
+                    self._expect_done(path, answer)
+                else:
+                    handle = self._handle("push", path, answer)
+                    yield from ((path, number) for number in self._write(handle, source))
+
+        for (path, _), answer in self._stream.ahead(write(), lambda written: written[1], WINDOW):
+            self._expect_done(path, answer)
 
     def pull(self, files: Mapping[PurePosixPath, Path], limits: Mapping[PurePosixPath, int]) -> None:
         """Read every file. Raises DeviceError for one that is missing or larger than its limit."""
@@ -105,11 +106,12 @@ class Files:
             if isinstance(answer, SftpStatus) and answer.code == SFTP_PERMISSION_DENIED:
                 raise self._refused("push", made, answer)
 
-    def _write(self, path: PurePosixPath, handle: bytes, source: Path | bytes) -> None:
+    def _write(self, handle: bytes, source: Path | bytes) -> Iterator[int]:
+        """Ask for a file to be written and closed, and yield the number of each request."""
         mode, offset = 0o644, 0
         if isinstance(source, bytes):
             for offset in range(0, len(source), DATA_BYTES):
-                self._await(path, self._stream.write(handle, offset, source[offset : offset + DATA_BYTES]))
+                yield self._stream.write(handle, offset, source[offset : offset + DATA_BYTES])
         else:
             with local_errors(source), source.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -117,19 +119,10 @@ class Files:
                     raise OSError(0, "not a regular file")
                 mode = 0o755 if status.st_mode & 0o111 else 0o644
                 for data in iter(lambda: file.read(DATA_BYTES), b""):
-                    self._await(path, self._stream.write(handle, offset, data))
+                    yield self._stream.write(handle, offset, data)
                     offset += len(data)
-        self._await(path, self._stream.set_mode(handle, mode))
-        self._await(path, self._stream.shut(handle))
-
-    def _await(self, path: PurePosixPath, number: int) -> None:
-        self._writing.append((path, number))
-        if len(self._writing) >= WINDOW:
-            self._settle()
-
-    def _settle(self) -> None:
-        path, number = self._writing.popleft()
-        self._expect_done(path, self._stream.answer(number))
+        yield self._stream.set_mode(handle, mode)
+        yield self._stream.shut(handle)
 
     def _expect_done(self, path: PurePosixPath, answer: Answer) -> None:
         if not isinstance(answer, SftpStatus) or not succeeded(answer):

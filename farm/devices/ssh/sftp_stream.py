@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import stat
 import struct
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import paramiko
@@ -37,7 +36,7 @@ from paramiko.sftp import (
     SFTP_OK,
 )
 
-from farm.devices.min_throughput import MinThroughput
+from farm.devices import min_throughput
 from farm.devices.ssh.link import end
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
@@ -112,7 +111,7 @@ class SftpStream:
         link.take(stall_s)
         try:
             self._channel = link.sftp(timeout_s=stall_s)
-            self._throughput = MinThroughput(serial, files, stall_s)
+            self._throughput = min_throughput.MinThroughput(serial, files, stall_s)
             try:
                 self._greet()
             except BaseException:
@@ -185,13 +184,7 @@ class SftpStream:
 
     def ahead(self, items: Iterable[Item], ask: Callable[[Item], int], window: int) -> Iterator[tuple[Item, Answer]]:
         """Ask for each item, `window` of them before the first answer is waited for."""
-        asked: deque[tuple[Item, int]] = deque()
-        for item in items:
-            asked.append((item, ask(item)))
-            if len(asked) >= window:
-                first, number = asked.popleft()
-                yield first, self.answer(number)
-        for item, number in asked:
+        for item, number in min_throughput.ahead(items, ask, window):
             yield item, self.answer(number)
 
     def _greet(self) -> None:
