@@ -6,7 +6,7 @@ import random
 
 import msgspec
 
-from farm.report.model.context import ReportContext
+from farm.report.html.context import ReportContext
 from farm.store.records import (
     AlertRecord,
     ArtifactRecord,

@@ -11,6 +11,7 @@ import traceback
 import click
 
 from farm import __version__
+from farm.cli.options import SuggestingGroup
 from farm.errors import FarmError, InfraError
 
 # Name -> its module below farm.cli, where it is called `NAME_command`, or `command` where it is the only one; and what
@@ -52,7 +53,7 @@ _COMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(SuggestingGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
         return list(_COMMANDS)
@@ -65,15 +66,6 @@ class _LazyGroup(click.Group):
         command = getattr(module, f"{cmd_name}_command", None) or module.command
         assert isinstance(command, click.Command)  # noqa: S101 - a slip of ours, not of the user
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            from farm.errors import UnknownNameError
-
-            raise UnknownNameError("command", args[0], _COMMANDS, "(farm --help lists them)")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
@@ -112,7 +104,7 @@ def main() -> None:
         code = 130
     except OSError as error:
         code = _fail(f"{error.filename or 'the system'}: {error.strerror or error}", InfraError.exit_code)
-    except Exception:  # noqa: BLE001 - ours to mend; and not exit code 1, which says that a job failed
+    except Exception:  # noqa: BLE001 - ours to fix; and not exit code 1, which says that a job failed
         _say(traceback.format_exc().rstrip())
         code = _fail("this is a bug in farm: please report it with the lines above", InfraError.exit_code)
     # Nor is it worth looking through at the end, which Python does twice: a sixth of a short command.

@@ -8,13 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.errors import UsageError
+from farm.errors import UnknownNameError, UsageError
 from farm.system.durations import in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class SuggestingGroup(click.Group):
+    """A group that offers the nearest command where a name is unknown."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that `args` begin with. Raises UnknownNameError."""
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and not args[0].startswith("-"):
+            raise UnknownNameError("command", args[0], known, f"(farm {self.name_in_help}--help lists them)")
+        return super().resolve_command(ctx, args)
+
+    @property
+    def name_in_help(self) -> str:
+        """What stands between `farm` and `--help`."""
+        return "" if self.name == "cli" else f"{self.name} "
+
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)

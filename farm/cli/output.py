@@ -47,7 +47,7 @@ def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | 
 
         write_file(junitxml, render_junit(view))
     if as_json:
-        from farm.report.model.data import render_json
+        from farm.report.formats.run_json import render_json
 
         echo(render_json(view))
         return

@@ -8,8 +8,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from farm.cli.output import echo
-from farm.report.model.format import plural
+from farm.cli.output import echo, notice
+from farm.report.model.format import duration, plural
 from farm.system.text import one_line, visible
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Front:
             self.building[job_id] = job_id
 
     def build_ended(self, job_id: str, reply: BuildReply) -> None:
-        """A builder finished it; what it could not compile is told when the job ends, with its verdict."""
+        """A builder finished it; what it could not compile is shown when the job ends, with its verdict."""
         del reply
         with self._lock:
             self.built += 1
@@ -79,16 +79,15 @@ class Front:
         self.note(f"{shown['job_id']} goes to another device: {shown['device']}: {shown['reason'][:_REASON_CHARS]}")
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
-        """Say how a job ended."""
+        """Show how a job ended."""
 
     def note(self, text: str) -> None:
-        """Say something."""
+        """Show a line."""
         raise NotImplementedError
 
     def summary(self) -> str:
         """Return the counts that are not zero."""
-        parts = [f"{count} {kind}" for kind, count in self.counts.items() if count]
-        return ", ".join(parts)
+        return ", ".join(f"{count} {kind}" for kind, count in self.counts.items() if count)
 
     def eta_seconds(self) -> float | None:
         """Return how long it will take at the pace since the first job ended, which had everything to start first."""
@@ -102,21 +101,21 @@ class PlainFront(Front):
     """One line for everything that matters, for logs and pipes."""
 
     def note(self, text: str) -> None:
-        """Say something."""
-        echo(f"farm: {text}", err=True)
+        """Show a line."""
+        notice(text)
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
-        """Say how a job ended."""
+        """Show how a job ended."""
         reason = f": {one_line(shown['reason'], _REASON_CHARS)}" if shown["reason"] else ""
         line = f"[{self.ended}/{self.total}] {_MARKS[kind]} {shown['job_id']} ({shown['seconds']:.2f} s){reason}"
         echo(line, err=True)
 
 
 class QuietFront(PlainFront):
-    """One line for what goes wrong, and for what is said, for commands of many runs."""
+    """One line for what goes wrong, and for notes, for commands of many runs."""
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
-        """Say how a job ended, unless it passed."""
+        """Show how a job ended, unless it passed."""
         if kind != "passed":
             super().show_job(kind, shown)
 
@@ -137,11 +136,11 @@ class LiveFront(Front):
         self.live.start()
 
     def note(self, text: str) -> None:
-        """Say something."""
+        """Show a line."""
         self._console.print(visible(text), markup=False, highlight=False, soft_wrap=False)
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
-        """Say how a job ended, unless it passed."""
+        """Show how a job ended, unless it passed."""
         if kind == "passed":
             return
         from rich.text import Text
@@ -164,7 +163,7 @@ class LiveFront(Front):
                 bars.add_row("built", ProgressBar(self.to_build, self.built, width=24), f"{self.built}/{self.to_build}",
                              Text(building, style="dim", overflow="ellipsis", no_wrap=True))  # fmt: skip
             eta = self.eta_seconds()
-            left = f"about {_duration(eta)} left" if eta is not None else ""
+            left = f"about {duration(eta)} left" if eta is not None else ""
             counts = Text(overflow="ellipsis", no_wrap=True)
             for kind, count in self.counts.items():
                 if count:
@@ -185,10 +184,6 @@ class LiveFront(Front):
 
 def _short(job_id: str) -> str:
     return one_line(job_id.partition("/")[2] or job_id)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 @contextmanager

@@ -30,7 +30,7 @@ _REASON_CHARS = 300
 
 def collect_results(config: Config, plan: Plan, folder: Path, cell: CellResult) -> CellResult:
     """Return `cell` with what its run found; its page, into `folder`, and exports are written. Raises InfraError."""
-    from farm.report.model.context import artifact_links
+    from farm.report.html.context import artifact_links
     from farm.store.artifacts import ArtifactStore
     from farm.store.store import open_store
 
@@ -93,7 +93,7 @@ def confirm_candidates(config: Config, run_id: str, note: Callable[[str], None],
         tuple(JobNote(one.job_id, f"{one.metric} {word_of(one)}: {change_of(one)}") for one in found.regressions),
         confirmed=states.count(AlertState.CONFIRMED),
         unknown=states.count(AlertState.UNKNOWN),
-        not_measured=found.not_asked,
+        not_measured=found.not_measured,
     )
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from farm.report.model.context import ReportContext
+    from farm.report.html.context import ReportContext
     from farm.store.records import Background
     from farm.store.store import Store
     from farm.store.view import RunView
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 def write_report(view: RunView, path: Path, store: Store, state_dir: Path) -> Path:
     """Write the HTML report of a run, with what the store knows beyond the run, and return the file."""
+    from farm.report.html.context import artifact_links
     from farm.report.html.page_of_run import write_html
-    from farm.report.model.context import artifact_links
     from farm.store.artifacts import ArtifactStore
 
     artifacts = ArtifactStore(state_dir / "artifacts")
@@ -29,7 +29,7 @@ def write_report(view: RunView, path: Path, store: Store, state_dir: Path) -> Pa
 
 def report_context(store: Store, run_id: str, links: Callable[[Background], dict[str, str]]) -> ReportContext:
     """Return what the store knows beyond a run; `links` says where its artifacts are, by hash."""
-    from farm.report.model.context import ReportContext
+    from farm.report.html.context import ReportContext
 
     background = store.history.background(run_id)
     return ReportContext(

@@ -18,9 +18,9 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from farm.errors import FarmError, StoreError, UnknownNameError, UsageError
+from farm.report.formats.run_json import render_json
 from farm.report.html.page import PAGE_SCRIPTS, PAGE_STYLES, Served, render
 from farm.report.html.page_of_run import EARLY_SCRIPT, assets, render_html
-from farm.report.model.data import render_json
 from farm.request.ending import report_context
 from farm.serve import pages
 from farm.serve.address import Address, link
@@ -89,7 +89,7 @@ class _App:
             Starlette(routes=routes, exception_handlers=handlers), host, self._sessions, loopback=is_loopback(host)
         )
 
-    def _page(self, make: Callable[..., pages.Page]) -> Callable[[Request], Response]:
+    def _page(self, make: Callable[..., pages.PageAnswer]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             address = Address(request.scope["path"], request.query_params)
             with self._store.opened() as store:

@@ -41,7 +41,7 @@ class Content(NamedTuple):
     """Whether what the store does not know of it, such as files, is as it was."""
 
 
-class Page:
+class KeptPage:
     """A page in a file without a name."""
 
     def __init__(self, content: bytes, key: bytes, folder: Path) -> None:
@@ -56,8 +56,8 @@ class Page:
         return os.pread(self._file.fileno(), _CHUNK, offset)
 
 
-class _Known(NamedTuple):
-    page: Page
+class _Kept(NamedTuple):
+    page: KeptPage
     version: Any
     """Of the store, before the content was read."""
     current_at: float
@@ -70,7 +70,7 @@ class KeptPages:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: OrderedDict[str, _Kept] = OrderedDict()
         # As long as somebody waits for a page of this name.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._making = asyncio.Semaphore(_AT_ONCE)
@@ -100,7 +100,7 @@ class KeptPages:
 
     async def _page(
         self, name: str, asked_at: float, version: Callable[[], Any], read: Callable[[], Content]
-    ) -> Page | bytes:
+    ) -> KeptPage | bytes:
         known = self._known.get(name)
         # For whoever asked before that moment it is new enough, as for all who waited while it was made.
         if known is not None and known.current_at < asked_at:
@@ -116,7 +116,7 @@ class KeptPages:
         self._keep(name, known)
         return known.page
 
-    def _make(self, known: _Known | None, version: Callable[[], Any], read: Callable[[], Content]) -> _Known | bytes:
+    def _make(self, known: _Kept | None, version: Callable[[], Any], read: Callable[[], Content]) -> _Kept | bytes:
         read_at, now = time.monotonic(), version()
         content = read()
         if known is not None and known.page.key == content.key:
@@ -124,13 +124,13 @@ class KeptPages:
         else:
             made = content.make()
             try:
-                page = Page(made, content.key, self._folder)
+                page = KeptPage(made, content.key, self._folder)
             except OSError:
                 # A full disk, a folder that cannot be written: the page is as good, and made again next time.
                 return made
-        return _Known(page, now, read_at, content.is_current)
+        return _Kept(page, now, read_at, content.is_current)
 
-    def _keep(self, name: str, known: _Known) -> None:
+    def _keep(self, name: str, known: _Kept) -> None:
         self._known[name] = known
         self._known.move_to_end(name)
         while len(self._known) > 1 and (
@@ -147,11 +147,11 @@ def hashed(*parts: bytes) -> bytes:
     return digest.digest()
 
 
-def _is_same(known: _Known, version: Callable[[], Any]) -> bool:
+def _is_same(known: _Kept, version: Callable[[], Any]) -> bool:
     return bool(known.version == version() and known.is_current())
 
 
-async def _parts(page: Page) -> AsyncIterator[bytes]:
+async def _parts(page: KeptPage) -> AsyncIterator[bytes]:
     offset = 0
     while offset < page.size:
         part = await run_in_threadpool(page.read, offset)

@@ -33,7 +33,7 @@ _MOST_CASES = 1000
 _MOST_PAGE = 100_000
 
 
-class Page(msgspec.Struct, frozen=True):
+class PageAnswer(msgspec.Struct, frozen=True):
     """What is shown."""
 
     template: str
@@ -42,7 +42,7 @@ class Page(msgspec.Struct, frozen=True):
     """As JSON."""
 
 
-def status_page(store: Store, address: Address) -> Page:
+def status_page(store: Store, address: Address) -> PageAnswer:
     """How things stand, as `farm status`."""
     limit = address.number("limit", 20, 1, 1000)
     status = read_status(store, address.text("run") or None)
@@ -74,10 +74,10 @@ def status_page(store: Store, address: Address) -> Page:
         "told": told,
         "known": len(store.devices.all()),
     }
-    return Page("status.html.j2", values, lambda: {"status": status})
+    return PageAnswer("status.html.j2", values, lambda: {"status": status})
 
 
-def runs_page(store: Store, address: Address) -> Page:
+def runs_page(store: Store, address: Address) -> PageAnswer:
     """All runs, newest first."""
     wanted = RunFilter(
         user=address.text("user"),
@@ -99,18 +99,18 @@ def runs_page(store: Store, address: Address) -> Page:
         "pages": max(1, -(-total // limit)),
         "told": told,
     }
-    return Page("runs.html.j2", values, lambda: {"runs": found, "total": total})
+    return PageAnswer("runs.html.j2", values, lambda: {"runs": found, "total": total})
 
 
-def files_page(store: Store, address: Address, run: str) -> Page:
+def files_page(store: Store, address: Address, run: str) -> PageAnswer:
     """The artifacts of a run."""
     del address
     run_id = store.runs.resolve(run)
     files = store.browse.files(run_id, _MOST_FILES)
-    return Page("files.html.j2", {"run_id": run_id, "files": files}, lambda: {"files": files})
+    return PageAnswer("files.html.j2", {"run_id": run_id, "files": files}, lambda: {"files": files})
 
 
-def diff_page(store: Store, address: Address) -> Page:
+def diff_page(store: Store, address: Address) -> PageAnswer:
     """Two runs, as `farm diff`."""
     names = address.text("a", "latest~1"), address.text("b", "latest")
     limit = address.number("limit", 50, 1, 1000)
@@ -124,10 +124,10 @@ def diff_page(store: Store, address: Address) -> Page:
         for part in values["parts"]
         if chosen in ("", part.key)
     ]
-    return Page("diff.html.j2", {**values, "names": names, "limit": limit}, lambda: {"diff": diff})
+    return PageAnswer("diff.html.j2", {**values, "names": names, "limit": limit}, lambda: {"diff": diff})
 
 
-def devices_page(store: Store, address: Address) -> Page:
+def devices_page(store: Store, address: Address) -> PageAnswer:
     """Every device that the store knows, without asking it."""
     found = device_rows(store)
     socs, states = sorted({row.soc for row in found}), sorted({row.state for row in found})
@@ -142,10 +142,10 @@ def devices_page(store: Store, address: Address) -> Page:
         and all(word in f"{row.name} {row.id} {row.product} {' '.join(row.labels)}".casefold() for word in words)
     ]
     values = {"rows": rows, "total": len(found), "socs": socs, "states": states, "soc": soc, "state": state}
-    return Page("devices.html.j2", {**values, "health": health}, lambda: {"devices": rows})
+    return PageAnswer("devices.html.j2", {**values, "health": health}, lambda: {"devices": rows})
 
 
-def device_page(store: Store, address: Address, device: str) -> Page:
+def device_page(store: Store, address: Address, device: str) -> PageAnswer:
     """One device, as `farm device show`, what ran on it of late, and how it drifts."""
     known = resolve_device(store, device)
     events = store.devices.health_events(known.id, _EVENTS)
@@ -167,10 +167,10 @@ def device_page(store: Store, address: Address, device: str) -> Page:
         "host_shared": known.kind == "virtual" and known.id != known.serial,
     }
     answer = {"device": known, "events": events, "now": row, "attempts": attempts[:limit], "drift": drift}
-    return Page("device.html.j2", values, lambda: answer)
+    return PageAnswer("device.html.j2", values, lambda: answer)
 
 
-def history_page(store: Store, address: Address) -> Page:
+def history_page(store: Store, address: Address) -> PageAnswer:
     """Numbers run by run, as `farm history`."""
     pattern, soc = address.text("job"), address.text("soc")
     metrics = tuple(one.strip() for one in address.text("metric").split(",") if one.strip())
@@ -189,7 +189,7 @@ def history_page(store: Store, address: Address) -> Page:
         "pages": 1,
     }
     if not pattern:
-        return Page("history.html.j2", values, lambda: {"points": []})
+        return PageAnswer("history.html.j2", values, lambda: {"points": []})
     names = store.history.job_names(pattern, soc or None)
     shown = names[(number - 1) * _JOBS_A_PAGE : number * _JOBS_A_PAGE]
 
@@ -208,7 +208,7 @@ def history_page(store: Store, address: Address) -> Page:
     values |= {"records": records_of(store, found), "record_text": fmt.record}
     values |= {"steps": steps_of(store, found, metrics), "change_of": change_of, "word_of": word_of}
     values["pages"] = max(1, -(-len(names) // _JOBS_A_PAGE))
-    return Page("history.html.j2", values, answer)
+    return PageAnswer("history.html.j2", values, answer)
 
 
 def progress_answer(store: Store) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from farm.report.model.coverage import Coverage, CoverageCell, CoveredJob, coverage, items_of, listed
+from farm.report.model.coverage_query import facts
 from farm.report.model.summary import Outcome
-from farm.report.terminal.coverage import coverage_lines, coverage_markdown, facts
+from farm.report.terminal.coverage import coverage_lines, coverage_markdown
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import JobResult
 from farm.store.view import CaseResult

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from farm.report.formats.junit import render_junit
-from farm.report.model.data import parse_json, render_json
+from farm.report.formats.run_json import parse_json, render_json
 from farm.report.terminal.run import render_summary
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict
 from farm.store.view import RunView

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from _pytest.mark.expression import Expression
 
-from farm.report.model.matrix import matrices
+from farm.report.html.matrix import matrices
+from farm.report.model.status import exit_meaning
 from farm.report.model.summary import (
     Outcome,
     Tone,
     beyond_comparisons,
     broken_limits,
-    exit_meaning,
     final_attempt,
     key_numbers,
     outcome_of,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from report_context import FACTS, series
 
-from farm.report.model.distribution import WIDTH, distributions
+from farm.report.model.chart import SPREAD_WIDTH, distributions
 from farm.report.model.trends import HEIGHT, trends_of
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import Background, TrendSeries
@@ -88,7 +88,7 @@ def test_few_samples_are_lines_and_many_are_bars() -> None:
     assert many.bars
     assert "v-36" in many.shape
     assert few.spread.n == 3
-    assert float(many.p90) <= WIDTH
+    assert float(many.p90) <= SPREAD_WIDTH
     for dull in ((1.0, 2.0), (1.0, 1.0, 1.0), (1.0, 2.0, math.inf), (math.nan,) * 5):
         assert distributions(attempt(*dull)) == ()
     assert distributions(attempt(1, 2, 3, unit="bytes")) == ()

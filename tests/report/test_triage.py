@@ -7,11 +7,11 @@ import msgspec
 from report_context import alert, context, status, with_stale
 from report_pages import unpacked
 
+from farm.report.html.context import ReportContext, artifact_links
 from farm.report.html.page_of_run import render_html
+from farm.report.html.triage import triage
 from farm.report.model.alerts import alert_change
-from farm.report.model.context import ReportContext, artifact_links
 from farm.report.model.summary import summarize
-from farm.report.model.triage import triage
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord, Background
 from farm.store.view import RunView

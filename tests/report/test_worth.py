@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from farm.report.formats.run_json import parse_json, render_json
 from farm.report.html.page_of_run import render_html
 from farm.report.model.cross_target import cross_targets, elsewhere_line
-from farm.report.model.data import parse_json, render_json
 from farm.report.model.summary import summarize
 from farm.report.terminal.run import render_summary
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from farm.report.model.data import parse_json
+from farm.report.formats.run_json import parse_json
 from farm.store.store import open_store
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farm.regressions.bisect import BisectOutcome
     from farm.regressions.confirm_job import ConfirmOutcome, PairsRequest
     from farm.regressions.confirm_run import RunFindings
-    from farm.regressions.confirming import Compared, Probe
+    from farm.regressions.paired_test import Compared, Probe
     from farm.replay.stored_result import StoredResult
 
 REGRESSION = 3
@@ -157,8 +157,8 @@ def _findings_lines(run_id: str, findings: RunFindings) -> list[str]:
     found = len(findings.alerts)
     texts = [f"{run_id}: {fmt.plural(found, 'alert')}"]
     texts += [*findings.shifts, *alert_lines(findings.alerts, found)]
-    if findings.not_asked:
-        texts.append(f"{fmt.plural(findings.not_asked, 'candidate')} not measured: no time, or no device")
+    if findings.not_measured:
+        texts.append(f"{fmt.plural(findings.not_measured, 'candidate')} not measured: no time, or no device")
     texts += findings.problems
     if findings.changed:
         texts.append(f"{fmt.plural(findings.changed, 'program')} changed without a candidate, and measured as well")

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
-from farm.cli.options import FOLDER, config_option, json_option, soc_option
+from farm.cli.options import FOLDER, SuggestingGroup, config_option, json_option, soc_option
 from farm.cli.output import echo, notice, print_json, show
 from farm.config.settings import load_config
-from farm.errors import UnknownNameError
 from farm.report.model.format import size
 from farm.report.terminal.layout import columns, wrapped
 from farm.suites.socs import find_soc
@@ -26,16 +25,7 @@ _direct_option = click.option("--direct", is_flag=True, help="Direct mode: QNN a
 _backend_option = click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help=f"{', '.join(BACKENDS)}.")
 
 
-class _Group(click.Group):
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise UnknownNameError("command", args[0], self.commands, "(farm runtime --help lists them)")
-        return super().resolve_command(ctx, args)
-
-
-@click.group("runtime", cls=_Group)
+@click.group("runtime", cls=SuggestingGroup)
 def command() -> None:
     """Show, build and check what a device needs besides a compiled program.
 

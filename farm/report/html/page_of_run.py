@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farm import __version__
 from farm.program.layers import LayerStep
+from farm.report.html.context import ReportContext, files_of
+from farm.report.html.matrix import matrices
+from farm.report.html.triage import triage
 from farm.report.model import format as fmt
 from farm.report.model.alerts import alert_change, is_confirmed
-from farm.report.model.context import ReportContext, files_of
+from farm.report.model.chart import distributions
 from farm.report.model.cross_target import cross_targets
-from farm.report.model.distribution import distributions
-from farm.report.model.matrix import matrices
 from farm.report.model.profile_tables import SHOWN_JOBS, debugged, layer_table, operator_tables, profiled, row_limit
+from farm.report.model.status import exit_meaning
 from farm.report.model.summary import (
     GLYPHS,
     WORDS,
@@ -30,12 +32,10 @@ from farm.report.model.summary import (
     Tone,
     beyond_comparisons,
     broken_limits,
-    exit_meaning,
     spread_of,
     summarize,
 )
 from farm.report.model.trends import SHOWN_STEPS, trends_of
-from farm.report.model.triage import triage
 from farm.results.profile.event_names import is_whole_call
 from farm.system.atomic import write_atomically
 from farm.system.resources import data_folder
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     import jinja2
     from markupsafe import Markup
 
-    from farm.report.model.context import File
+    from farm.report.html.context import File
+    from farm.report.html.triage import Triage
     from farm.report.model.trends import Trend
-    from farm.report.model.triage import Triage
     from farm.store.records import AlertRecord
     from farm.store.view import RunView
 

@@ -1,4 +1,4 @@
-"""Values one after the other -> the lines and marks of a small plot, in a box of WIDTH x HEIGHT. Pure."""
+"""Values one after the other, and samples by how they are spread -> the paths of small drawings. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.report.model import format as fmt
+from farm.report.model.summary import Spread, spread_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from farm.results.attempt import Attempt, Measurement
 
 WIDTH, HEIGHT = 640, 120
 _MARGIN = 8
@@ -110,3 +113,67 @@ def _scale(low: float, high: float, size: int) -> Callable[[float], float]:
     # Halved first: the difference of two great numbers may be infinite; and of two tiny ones' halves, nothing.
     half = high / 2 - low / 2
     return lambda value: _MARGIN + room * ((value / 2 - low / 2) / half) if half else size / 2
+
+
+SPREAD_WIDTH, SPREAD_HEIGHT = 300, 36
+_LEAST_SAMPLES = 3
+_LEAST_FOR_BARS = 20
+_MOST_BARS = 30
+_TIMES = frozenset({"ns", "us", "ms", "s", "cycles"})
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """The samples of one metric, from their least to their greatest."""
+
+    metric: str
+    unit: str
+    spread: Spread
+    shape: str
+    """Path: a line for each sample, or, of many, bars as high as there are samples."""
+    bars: bool
+    p50: str
+    p90: str
+    """Where they are, 0 to `SPREAD_WIDTH`."""
+
+
+def distributions(attempt: Attempt) -> tuple[Distribution, ...]:
+    """Return those of its times that have at least three samples which differ."""
+    return tuple(one for measured in attempt.measurements if (one := _distribution(measured)) is not None)
+
+
+def _distribution(measured: Measurement) -> Distribution | None:
+    spread = spread_of(measured)
+    if spread is None or spread.n < _LEAST_SAMPLES or measured.unit not in _TIMES:
+        return None
+    if not (math.isfinite(spread.least) and math.isfinite(spread.most) and spread.least < spread.most):
+        return None
+    samples = sorted(sample for sample in measured.samples if not math.isnan(sample))
+
+    def place(value: float) -> float:
+        # Halved first: the difference of two great numbers may be infinite.
+        return SPREAD_WIDTH * ((value / 2 - spread.least / 2) / (spread.most / 2 - spread.least / 2))
+
+    bars = spread.n >= _LEAST_FOR_BARS
+    places = [place(sample) for sample in samples]
+    return Distribution(
+        metric=measured.metric,
+        unit=measured.unit,
+        spread=spread,
+        shape=_bar_path(places) if bars else "".join(f"M{at:.0f} 6v{SPREAD_HEIGHT - 12}" for at in places),
+        bars=bars,
+        p50=f"{place(spread.p50):.0f}",
+        p90=f"{place(spread.p90):.0f}",
+    )
+
+
+def _bar_path(places: list[float]) -> str:
+    count = min(_MOST_BARS, math.ceil(2 * math.sqrt(len(places))))
+    counts = [0] * count
+    for at in places:
+        counts[min(count - 1, int(at * count / SPREAD_WIDTH))] += 1
+    wide = SPREAD_WIDTH / count
+    return "".join(
+        f"M{place * wide:.0f} {SPREAD_HEIGHT}v-{SPREAD_HEIGHT * n / max(counts):.0f}h{wide - 1:.0f}V{SPREAD_HEIGHT}z"
+        for place, n in enumerate(counts)
+        if n
+    )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from farm.backends.registry import runs_on_cpu
 from farm.errors import IllegalTargetError, UsageError
+from farm.report.model import format as fmt
 from farm.report.model.coverage import coverage, items_of, listed
-from farm.report.terminal.coverage import facts
 from farm.store.recording import case_versions
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.op_builders import installed_builders, suite_operators
@@ -16,9 +16,9 @@ from farm.suites.socs import check_backend, find_soc
 from farm.suites.suite import plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from farm.report.model.coverage import Coverage
+    from farm.report.model.coverage import Coverage, CoveredJob
     from farm.store.records import ListedJob
     from farm.store.store import Store
     from farm.suites.suite import Job, Suite
@@ -64,6 +64,32 @@ def read_coverage(
     items = items_of(shown.values(), results, {} if run_ids else case_versions(jobs), declared)
     table = coverage(soc.name, backend, precisions, items, installed_builders(), without)
     return table, facts(table.items, tools.values())
+
+
+def facts(items: Iterable[CoveredJob], fingerprints: Collection[Mapping[str, str]]) -> list[str]:
+    """Return what the results of a table depend on: tools, kinds of devices, when they were found out."""
+    tried = [item for item in items if item.run_id]
+    if not tried:
+        return ["no result yet"]
+    tools = [
+        f"{label} {', '.join(sorted(versions))}"
+        for name, label in (("executorch", "ExecuTorch"), ("qnn", "QNN"))
+        if (versions := {facts[name] for facts in fingerprints if name in facts})
+    ]
+    kinds = {item.kind for item in tried} - {""}
+    where = {"virtual": "on VIRTUAL devices, Qualcomm's HTP simulator", "hardware": "on hardware"}
+    days = sorted({fmt.day(item.time_ms) for item in tried})
+    runs = len({item.run_id for item in tried})
+    return [
+        ", ".join(
+            [
+                f"{len(tried)} results of {fmt.plural(runs, 'run')}",
+                " and ".join(where.get(kind, kind) for kind in sorted(kinds)) or "without a device",
+                *tools,
+                days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
+            ]
+        )
+    ]
 
 
 def _suites(folders: Sequence[Path], names: Sequence[str], backend: str, planned: Sequence[ListedJob]) -> list[Suite]:

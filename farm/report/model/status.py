@@ -156,6 +156,24 @@ def reasons_of(job: JobStatus, now_ms: int) -> list[str]:
     return [*lines, f"before: {verdict} in {job.before.run_id}, {ago(job.before.time_ms, now_ms)}"]
 
 
+def exit_meaning(code: int | None, stale: int = 0) -> str:
+    """Return what an exit code of `farm run` means; `stale` is how many jobs are."""
+    if code is None:
+        return "none yet: the run has not finished"
+    if stale and code in {0, 5}:
+        return "nothing that ran failed, stale jobs aside" if code == 0 else "no job was run, all are stale"
+    meanings = {
+        0: "all passed",
+        1: "a job failed",
+        2: "usage or configuration error",
+        3: "nothing failed, but there are regressions",
+        4: "no device, or infrastructure trouble",
+        5: "nothing was selected",
+        130: "interrupted",
+    }
+    return meanings.get(code, "unknown")
+
+
 def ago(time_ms: int, now_ms: int) -> str:
     """Return how long ago something was: `3 min 05 s ago`, `12 days ago`."""
     return f"{fmt.age((now_ms - time_ms) / 1000)} ago"

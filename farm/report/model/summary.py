@@ -357,24 +357,6 @@ def _host_time(*, on_cpu: bool) -> str:
     return "time of the host's processor" if on_cpu else "host time of a simulator"
 
 
-def exit_meaning(code: int | None, stale: int = 0) -> str:
-    """Return what an exit code of `farm run` means; `stale` is how many jobs are."""
-    if code is None:
-        return "none yet: the run has not finished"
-    if stale and code in {0, 5}:
-        return "nothing that ran failed, stale jobs aside" if code == 0 else "no job was run, all are stale"
-    meanings = {
-        0: "all passed",
-        1: "a job failed",
-        2: "usage or configuration error",
-        3: "nothing failed, but there are regressions",
-        4: "no device, or infrastructure trouble",
-        5: "nothing was selected",
-        130: "interrupted",
-    }
-    return meanings.get(code, "unknown")
-
-
 def _worst(values: Iterable[float | None], pick: Callable[[Iterable[float]], float]) -> float | None:
     known = [value for value in values if value is not None]
     if any(math.isnan(value) for value in known):

@@ -12,7 +12,7 @@ from farm.report.model.summary import GLYPHS, WORDS, Outcome
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.text import Text
 
@@ -96,32 +96,6 @@ def coverage_markdown(table: Coverage, about: Sequence[str], command: str) -> st
         items = table.reasons()[state, reason]
         lines.append(f"[^{number}]: {WORDS[state]}, {_escaped(_places(items, len(items)))}: {_escaped(reason)}")
     return "\n".join(lines) + "\n"
-
-
-def facts(items: Iterable[CoveredJob], fingerprints: Collection[Mapping[str, str]]) -> list[str]:
-    """Return what the results of a table depend on: tools, kinds of devices, when they were found out."""
-    tried = [item for item in items if item.run_id]
-    if not tried:
-        return ["no result yet"]
-    tools = [
-        f"{label} {', '.join(sorted(versions))}"
-        for name, label in (("executorch", "ExecuTorch"), ("qnn", "QNN"))
-        if (versions := {facts[name] for facts in fingerprints if name in facts})
-    ]
-    kinds = {item.kind for item in tried} - {""}
-    where = {"virtual": "on VIRTUAL devices, Qualcomm's HTP simulator", "hardware": "on hardware"}
-    days = sorted({fmt.day(item.time_ms) for item in tried})
-    runs = len({item.run_id for item in tried})
-    return [
-        ", ".join(
-            [
-                f"{len(tried)} results of {fmt.plural(runs, 'run')}",
-                " and ".join(where.get(kind, kind) for kind in sorted(kinds)) or "without a device",
-                *tools,
-                days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
-            ]
-        )
-    ]
 
 
 def _head(table: Coverage, about: Sequence[str]) -> list[tuple[str, str]]:

@@ -14,14 +14,14 @@ from farm.report.model.summary import JobSummary, Outcome, RunSummary
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from farm.report.model.context import ReportContext
+    from farm.report.html.context import ReportContext
     from farm.store.records import AlertRecord, JobStatus
 
 SHOWN = 4
 """Jobs of a group on the first screen; the section has all."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class TriageEntry(msgspec.Struct, frozen=True):
     """One job, and what is to be said of it."""
 
     job_id: str
@@ -30,12 +30,12 @@ class Entry(msgspec.Struct, frozen=True):
     text: str
 
 
-class Group(msgspec.Struct, frozen=True):
+class TriageGroup(msgspec.Struct, frozen=True):
     """Jobs of which the same is to be said."""
 
     key: str
     title: str
-    entries: tuple[Entry, ...]
+    entries: tuple[TriageEntry, ...]
     """The first of them."""
     total: int
     section: str
@@ -46,7 +46,7 @@ class Triage(msgspec.Struct, frozen=True):
     """What there is to look at."""
 
     sentence: str
-    groups: tuple[Group, ...]
+    groups: tuple[TriageGroup, ...]
     """Those with a job."""
     quiet: tuple[str, ...]
     """What was looked for and not found."""
@@ -75,7 +75,7 @@ def _groups(
     before: Mapping[str, JobStatus],
     alerts: Sequence[AlertRecord] | None,
     links: Mapping[str, int],
-) -> Iterable[Group | None]:
+) -> Iterable[TriageGroup | None]:
     failed = run.having(Outcome.FAILED)
     if before:
         still = {name for name, job in before.items() if standing(job) is Standing.STILL_FAILING}
@@ -86,9 +86,10 @@ def _groups(
     if alerts is not None:
         worse = [alert for alert in alerts if is_confirmed(alert)]
         entries = [
-            Entry(alert.job_id, links.get(alert.job_id), f"{alert.metric} {alert_change(alert)}") for alert in worse
+            TriageEntry(alert.job_id, links.get(alert.job_id), f"{alert.metric} {alert_change(alert)}")
+            for alert in worse
         ]
-        yield Group("regressions", "Confirmed regressions", tuple(entries[:SHOWN]), len(entries), "regressions")
+        yield TriageGroup("regressions", "Confirmed regressions", tuple(entries[:SHOWN]), len(entries), "regressions")
     yield _of_jobs("stale", "Stale", run.having(Outcome.STALE), "stale")
     if run.view.finished_ms is not None and run.counts[Outcome.NOT_RUN]:
         yield _of_jobs("not_run", "Not run", run.having(Outcome.NOT_RUN), "jobs")
@@ -96,15 +97,15 @@ def _groups(
     yield _of_jobs("infra", "Infrastructure trouble", trouble, "infra")
 
 
-def _of_jobs(key: str, title: str, items: Sequence[JobSummary], section: str) -> Group:
+def _of_jobs(key: str, title: str, items: Sequence[JobSummary], section: str) -> TriageGroup:
     entries = tuple(
-        Entry(item.job.id, item.index, item.reason or f"at first: {item.job.attempts[0].reason}")
+        TriageEntry(item.job.id, item.index, item.reason or f"at first: {item.job.attempts[0].reason}")
         for item in items[:SHOWN]
     )
-    return Group(key, title, entries, len(items), section)
+    return TriageGroup(key, title, entries, len(items), section)
 
 
-def _sentence(groups: Sequence[Group], fixed: int, run: RunSummary) -> str:
+def _sentence(groups: Sequence[TriageGroup], fixed: int, run: RunSummary) -> str:
     words = {
         "new": ("new failure", "new failures"),
         "still": ("job still fails", "jobs still fail"),
