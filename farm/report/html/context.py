@@ -22,7 +22,7 @@ class ReportContext(msgspec.Struct, frozen=True):
     status: RunStatus | None = None
     """How each job did before; None: not known, and no failure is called new."""
     alerts: tuple[AlertRecord, ...] | None = None
-    """Numbers of this run that stand out; None: nobody has looked."""
+    """Candidates and regressions of this run; None: nobody has looked."""
     background: Background = Background()
     links: dict[str, str] = {}
     """Where the artifacts that are here lie, as the page links to them, by hash."""
