@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from farm.devices.device import AdbAddress, DeviceAddress, LocalAddress, SshAddress
-from farm.devices.stub.transport import StubAddress
-from farm.errors import ConfigError
+from farm.devices.stub.transport import StubAddress, StubTransport
+from farm.errors import ConfigError, InfraError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from farm.devices.device import Device
     from farm.devices.transport import Transport
 
-KINDS: dict[str, type[DeviceAddress]] = {
-    "adb": AdbAddress,
-    "ssh": SshAddress,
-    "local": LocalAddress,
-    "stub": StubAddress,
+
+class TransportKind(NamedTuple):
+    """A kind of transport: the address that its devices have, and what makes one of a serial and such an address."""
+
+    address: type[DeviceAddress]
+    open: Callable[[str, Any], Transport]
+
+
+def _adb(serial: str, address: AdbAddress) -> Transport:
+    from farm.devices.adb.transport import AdbTransport
+
+    return AdbTransport(serial, address.port, host=address.host, attached_at=address.attached_at)
+
+
+def _ssh(serial: str, address: SshAddress) -> Transport:
+    from farm.devices.ssh.transport import SshTransport
+
+    return SshTransport(serial, address)
+
+
+def _local(serial: str, address: LocalAddress) -> Transport:
+    from farm.devices.local.transport import LocalTransport
+
+    return LocalTransport(serial, address)
+
+
+KINDS = {
+    "adb": TransportKind(AdbAddress, _adb),
+    "ssh": TransportKind(SshAddress, _ssh),
+    "local": TransportKind(LocalAddress, _local),
+    "stub": TransportKind(StubAddress, StubTransport),
 }
 """By the tag of its address, each kind of transport: docs/devices.md, "Adding a transport"."""
 
 
 def open_transport(device: Device) -> Transport:
     """Return a transport to `device`; nothing is connected before it is used. Close it."""
-    return device.address.open(device.serial)
+    return transport_to(device.serial, device.address)
+
+
+def transport_to(serial: str, address: DeviceAddress) -> Transport:
+    """Return a transport to what is at `address`, which errors call `serial`. Close it."""
+    for kind in KINDS.values():
+        if kind.address is type(address):
+            return kind.open(serial, address)
+    raise InfraError(f"{serial}: no kind of transport is registered for {type(address).__name__}")
 
 
 def from_plain(kind: type[Any], value: Any) -> Any:
@@ -38,4 +74,4 @@ def from_plain(kind: type[Any], value: Any) -> Any:
     tag = value.get("type") if isinstance(value, dict) else None
     if tag not in KINDS:
         raise ConfigError("the plan", "address", f"there is no transport {tag!r}: known are {', '.join(KINDS)}")
-    return msgspec.convert(value, KINDS[tag])
+    return msgspec.convert(value, KINDS[tag].address)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
-
-if TYPE_CHECKING:
-    from farm.devices.transport import Transport
 
 LOOPBACK = "127.0.0.1"
 
@@ -25,10 +22,6 @@ class DeviceAddress:
         """What a device here is called before it has said who it is."""
         raise NotImplementedError
 
-    def open(self, serial: str) -> Transport:
-        """Return a transport to what is here, which errors call `serial`; nothing is connected before it is used."""
-        raise NotImplementedError
-
 
 class AdbAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="adb"):
     """Behind an adb server."""
@@ -44,12 +37,6 @@ class AdbAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="adb"):
     def place(self) -> str:
         """Where the adb server is."""
         return f"{self.host}:{self.port}"
-
-    def open(self, serial: str) -> Transport:
-        """Return a transport: see DeviceAddress."""
-        from farm.devices.adb.transport import AdbTransport
-
-        return AdbTransport(serial, self.port, host=self.host, attached_at=self.attached_at)
 
 
 class SshAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="ssh"):
@@ -70,12 +57,6 @@ class SshAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="ssh"):
         """The machine, and the port where it is not the usual one."""
         return self.host if self.port == 22 else f"{self.host}:{self.port}"
 
-    def open(self, serial: str) -> Transport:
-        """Return a transport: see DeviceAddress."""
-        from farm.devices.ssh.transport import SshTransport
-
-        return SshTransport(serial, self)
-
 
 class LocalAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="local"):
     """This machine, where it is the device itself."""
@@ -87,12 +68,6 @@ class LocalAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="local"):
     def place(self) -> str:
         """This machine."""
         return "localhost"
-
-    def open(self, serial: str) -> Transport:
-        """Return a transport: see DeviceAddress."""
-        from farm.devices.local.transport import LocalTransport
-
-        return LocalTransport(serial, self)
 
 
 class Device(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ import contextlib
 import re
 from typing import TYPE_CHECKING
 
+from farm.devices.connect import transport_to
 from farm.devices.device import Device
 from farm.devices.text import clean_text
 from farm.errors import DeviceError
@@ -56,7 +57,7 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
 
     Raises DeviceError when it does not say what it has to, or lets farm keep no files.
     """
-    with contextlib.closing(address.open(serial)) as transport:
+    with contextlib.closing(transport_to(serial, address)) as transport:
         storage = "" if transport.is_android else str(transport.storage)
         argv = ["sh", "-c", _SCRIPT, "sh", storage, *_PROPERTIES]
         done = transport.run(argv, timeout_s=_IDENTIFY_SECONDS, max_output=_ANSWER_BYTES)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.devices.connect import open_transport
+from farm.devices.identity import identify
 from farm.devices.text import clean_text
 from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS
 from farm.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
@@ -91,7 +93,7 @@ def recover(
     is still wrong with a device that answers, empty when nothing is; it is asked up to three times after each step.
     """
     steps: list[StepResult] = []
-    with contextlib.closing(device.address.open(device.serial)) as transport:
+    with contextlib.closing(open_transport(device)) as transport:
         for step in Step:
             if stop():
                 return Recovery(tuple(steps), "stopped before it answered")
@@ -196,7 +198,7 @@ class _StepAttempt:
 
     def _state(self) -> tuple[str, bool]:
         """Return which start of the device this is, and whether its system is up."""
-        with contextlib.closing(self.device.address.open(self.device.serial)) as transport:
+        with contextlib.closing(open_transport(self.device)) as transport:
             done = transport.run(["sh", "-c", _TELL_STATE], timeout_s=ASK_SECONDS, max_output=ANSWER_BYTES)
         boot, _, up = done.stdout.partition(b"\n")
         return clean_text(boot), clean_text(up) == "1"
@@ -204,8 +206,6 @@ class _StepAttempt:
 
 def _check_identity(device: Device) -> None:
     """Raise OtherDeviceError when another device answers than `device`, DeviceError when none does."""
-    from farm.devices.identity import identify
-
     found = identify(device.serial, device.address, host=device.host)
     # Its serial may be no more than an address, which another device has by now.
     is_other = bool(device.serialno) and found.serialno != device.serialno

@@ -192,13 +192,13 @@ class Daemon:
         return asyncio.gather(*tasks, return_exceptions=True)
 
     def reset(self) -> asyncio.Future[Any]:
-        """Reset every connection; the result is there when that is done, with all that was started for them."""
+        """Reset every connection: see FaultyMachine."""
         for connection in self._connections.values():
             connection.reset_on_close()
         return self._hang_up()
 
     def leave(self, seconds: float, *, reboot: bool) -> asyncio.Future[Any]:
-        """Go away, for `seconds` or until `come_back`; the result is there once the device is gone."""
+        """Go away: see FaultyMachine."""
         if self._leaving is None:
             self._leaving = asyncio.get_running_loop().create_future()
             self._back.clear()
@@ -208,11 +208,11 @@ class Daemon:
         return self._leaving
 
     def come_back(self) -> None:
-        """Be there again, if it is away."""
+        """Be there again: see FaultyMachine."""
         self._back.set()
 
     def trust(self) -> None:
-        """Let in who waits for it."""
+        """Let in who waits for it: see FaultyMachine."""
         for connection in self._connections.values():
             connection.trust()
 

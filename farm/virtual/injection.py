@@ -12,7 +12,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from farm.virtual.faults import CONDITIONS, DRAWN, LINK_KINDS, LOG, Fault, FaultKind
 from farm.virtual.tools import FAULTY_TOOLS, HEALTHY_CELSIUS, HEALTHY_LEVEL, HOSTILE_FOLDERS, HOSTILE_NAMES
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from random import Random
 
-    from farm.virtual.daemon import Daemon
     from farm.virtual.tree import DeviceTree
     from farm.virtual.wire import LinkThrottle
 
@@ -42,10 +41,26 @@ _DRAWN_CODES = {FaultKind.EXIT_CODE: (1, 3, 137, 255), FaultKind.KILL_RUNNER: (6
 _DRAWN_SKEW = (-86_400.0, 86_400.0)
 
 
+class FaultyMachine(Protocol):
+    """What a fault can do to the device itself."""
+
+    def reset(self) -> asyncio.Future[Any]:
+        """Reset every connection; the result is there when that is done, with all that was started for them."""
+
+    def leave(self, seconds: float, *, reboot: bool) -> asyncio.Future[Any]:
+        """Go away, for `seconds` or until `come_back`; the result is there once the device is gone."""
+
+    def come_back(self) -> None:
+        """Be there again, if it is away."""
+
+    def trust(self) -> None:
+        """Let in who waits for it."""
+
+
 class Injection:
     """The faults of one device."""
 
-    def __init__(self, tree: DeviceTree, throttle: LinkThrottle, machine: Daemon, serial: str) -> None:
+    def __init__(self, tree: DeviceTree, throttle: LinkThrottle, machine: FaultyMachine, serial: str) -> None:
         self._tree, self._throttle, self._machine, self._serial = tree, throttle, machine, serial
         self._log = Path(os.fsdecode(tree.root), LOG)
         self._waiting: list[tuple[Fault, re.Pattern[str], int]] = []

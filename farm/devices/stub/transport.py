@@ -28,10 +28,6 @@ class StubAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="stub"):
         """The folder."""
         return self.folder
 
-    def open(self, serial: str) -> StubTransport:
-        """Return a transport: see DeviceAddress."""
-        return StubTransport(serial, self)
-
 
 class StubTransport(LocalTransport):
     """The made-up device `serial`. A program that has no answer ends with 127, as one that is missing."""
