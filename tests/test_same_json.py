@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING
 import pytest
 from golden.commands import PLACES
 
+from farm.store.store import open_store
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -44,6 +46,8 @@ def folder(tmp_path: Path) -> Path:
     connection = sqlite3.connect(state / "farm.db")
     connection.executescript((_GOLDEN / "store.sql").read_text(encoding="utf-8"))
     connection.close()
+    # What only reads leaves an older store alone: the first command that writes brings it up to date.
+    open_store(state / "farm.db").close()
     return state.parent
 
 

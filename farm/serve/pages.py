@@ -71,7 +71,7 @@ def status_page(store: Store, address: Address) -> PageAnswer:
         "unsure": unsure_lines(status),
         "change_of": change_of,
         "progress": {one.run_id: one for one in store.browse.progress()},
-        "told": told,
+        "progress_text": progress_text,
         "known": len(store.devices.all()),
     }
     return PageAnswer("status.html.j2", values, lambda: {"status": status})
@@ -97,7 +97,7 @@ def runs_page(store: Store, address: Address) -> PageAnswer:
         "states": STATES,
         "number": number,
         "pages": max(1, -(-total // limit)),
-        "told": told,
+        "progress_text": progress_text,
     }
     return PageAnswer("runs.html.j2", values, lambda: {"runs": found, "total": total})
 
@@ -218,7 +218,7 @@ def progress_answer(store: Store) -> dict[str, Any]:
             {
                 **msgspec.structs.asdict(one),
                 "done": one.done,
-                "told": told(one),
+                "told": progress_text(one),
             }
             for one in store.browse.progress()
         ],
@@ -236,7 +236,7 @@ def device_rows(store: Store) -> list[DeviceRow]:
     return sorted(rows, key=lambda row: (row.name or row.serial or row.id, row.id))
 
 
-def told(progress: Progress) -> str:
+def progress_text(progress: Progress) -> str:
     """Return how far a run is, in words: `12 of 40 jobs: 11 passed, 1 failed`."""
     words = {"known": "known issues", "failed": "failed", "passed": "passed", "infra": "infra", "skipped": "skipped"}
     parts = [f"{progress.counts[key]} {word}" for key, word in words.items() if progress.counts.get(key)]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sqlalchemy import Connection
-    from sqlalchemy.pool import ConnectionPoolEntry
+    from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
     from farm.store.change import Changes
 
@@ -60,7 +60,6 @@ class Database:
             self._check_file(existing=existing or readonly)
         with self._in_words():
             self._engine = self._create_engine()
-            self._writers = self._engine.execution_options(**{_WRITES: True})
         self._file: StoreFile | None = None
         try:
             self._check_schema()
@@ -81,6 +80,13 @@ class Database:
         with self._in_words(), self._engine.connect() as connection, connection.begin():
             yield connection
 
+    @contextmanager
+    def _writer(self) -> Iterator[Connection]:
+        """Yield a connection whose next transaction is a writer's."""
+        with self._engine.connect() as connection:
+            connection.info[_WRITES] = True
+            yield connection
+
     def write(self, action: Callable[[Connection], _T]) -> _T:
         """Call `action` in one transaction and return what it returns; again when another writer was in its way.
 
@@ -92,7 +98,7 @@ class Database:
 
         def once() -> _T:
             self._look()
-            with self._writers.connect() as connection:
+            with self._writer() as connection:
                 with connection.begin():
                     answer = action(connection)
                 # SQLite has no objection to writing to a file that was deleted meanwhile.
@@ -124,7 +130,7 @@ class Database:
         """Write an SQLite file anew without the room of removed rows; writers wait meanwhile. Raises StoreError."""
 
         def once() -> None:
-            with self._writers.connect() as connection:
+            with self._writer() as connection:
                 # Not in a transaction, which every connection begins by itself.
                 connection.exec_driver_sql("COMMIT")
                 connection.exec_driver_sql("VACUUM")
@@ -193,7 +199,8 @@ class Database:
             uri = {"uri": "true", "mode": "ro", **({"immutable": "1"} if frozen else {})}
         engine = create_engine(url.update_query_dict(uri), connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
         event.listen(engine, "connect", self._set_up)
-        event.listen(engine, "begin", _begin)
+        # Not the event of that name: with a listener every statement would look for listeners of its own.
+        engine.dialect.do_begin = _begin  # type: ignore[method-assign]
         return engine
 
     def _set_up(self, connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
@@ -249,7 +256,7 @@ class Database:
             )
 
     def _migrate(self) -> None:
-        with self._writers.connect() as connection:
+        with self._writer() as connection:
             if self._is_sqlite:
                 # A revision may copy a table and drop the original, which must not take what refers to it along.
                 connection.connection.driver_connection.execute("PRAGMA foreign_keys=OFF")  # type: ignore[union-attr]
@@ -348,15 +355,15 @@ def _hear_ctrl_c() -> None:
     extensions.set_wait_callback(wait)
 
 
-def _begin(connection: Connection) -> None:
+def _begin(connection: PoolProxiedConnection) -> None:
+    driver: Any = connection.driver_connection
     # A writer that began as a reader could not wait for another writer: it would fail at once.
-    if not connection.get_execution_options().get(_WRITES):
-        connection.exec_driver_sql("BEGIN")
+    if not connection.info.pop(_WRITES, False):
+        driver.execute("BEGIN")
         return
-    driver: Any = connection.connection.driver_connection
     driver.execute(f"PRAGMA busy_timeout={_ONE_WAIT_MS}")
     try:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        driver.execute("BEGIN IMMEDIATE")
     finally:
         driver.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
 

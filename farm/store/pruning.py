@@ -8,12 +8,11 @@ import msgspec
 from sqlalchemy import delete, func, select, text
 
 from farm.config.retention import Kept, RunFacts, decide
-from farm.results.attempt import Verdict
 from farm.store import schema
 from farm.store.queries.alerts import not_remarked, open_alerts
-from farm.store.queries.history import not_debugged
 from farm.store.records import STEPS
 from farm.store.rows import chunks
+from farm.store.statements import statement
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -183,20 +182,7 @@ def protected_runs(connection: Connection) -> set[str]:
 
 def _with_newest_results(connection: Connection, count: int) -> set[str]:
     """Return the runs that have one of the `count` newest results of a job on a kind of device."""
-    run_job, attempt, fingerprint = schema.run_job.c, schema.attempt.c, schema.fingerprint.c
-    judged = (
-        select(attempt.id)
-        .where(attempt.run_job_id == run_job.id, attempt.verdict.in_((Verdict.PASSED, Verdict.FAILED)))
-        .exists()
-    )
-    parts = (run_job.job_id, fingerprint.facts["device_kind"].as_string())
-    ranked = (
-        select(run_job.run_id, func.row_number().over(partition_by=parts, order_by=run_job.run_id.desc()).label("age"))
-        .select_from(schema.run_job.join(schema.run).join(schema.fingerprint))
-        .where(judged, not_debugged())
-        .subquery()
-    )
-    return set(connection.scalars(select(ranked.c.run_id).where(ranked.c.age <= count).distinct()))
+    return set(connection.scalars(statement("pruning.with_newest_results"), {"count": count}))
 
 
 def _going_on(connection: Connection, run_ids: Collection[str], now_ms: int) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import update
 
 from farm.store import rows, schema, values
@@ -42,6 +43,7 @@ class Recording:
             "fingerprint_hash": values.fingerprint_hash(facts),
             "started_ms": started_ms,
             "priority": values.clean(record.priority, values.KIND_LIMIT),
+            **rows.run_kinds(record.command, facts),
         }
 
         def insert(connection: Connection) -> str:
@@ -143,9 +145,15 @@ class Recording:
 
     def mark_stale(self, run_id: str, stale: Mapping[str, Stale | None]) -> None:
         """Record why planned jobs of a run are left out, by their ids; None for one that is not, after all."""
-        from farm.store.queries import selection
 
-        self._database.write(lambda connection: selection.mark_stale(connection, run_id, stale))
+        def mark(connection: Connection) -> None:
+            for job_id, why in stale.items():
+                run_job_id, *_ = rows.find_planned(connection, run_id, job_id)
+                kept = None if why is None else msgspec.structs.replace(why, reason=values.clean(why.reason))
+                row = update(schema.run_job).where(schema.run_job.c.id == run_job_id)
+                connection.execute(row.values(stale=msgspec.to_builtins(kept)))
+
+        self._database.write(mark)
 
     def finish_run(self, run_id: str, exit_code: int) -> None:
         """Record that a run ended, and how."""

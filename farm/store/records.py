@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.results.attempt import OperatorProfile
 from farm.store.view import CaseResult
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class RunKind(StrEnum):
+    """What a run was for."""
+
+    SUITE = "suite"
+    """`farm run`, and each cell of a night."""
+    TESTS = "tests"
+    """`farm pytest`."""
+    EXEC = "exec"
+    REPRO = "repro"
+    DEBUG = "debug"
+    """What ran wrote every layer: its numbers are in no history."""
+
+    @classmethod
+    def of(cls, command: str, facts: Mapping[str, str]) -> RunKind:
+        """Return the kind of a run with this command and fingerprint."""
+        if "debug" in facts:
+            return cls.DEBUG
+        kinds = {"exec": cls.EXEC, "repro": cls.REPRO, "pytest": cls.TESTS}
+        farm, _, rest = command.partition(" ")
+        return kinds.get(rest.partition(" ")[0], cls.SUITE) if farm == "farm" else cls.SUITE
 
 
 class RunRecord(msgspec.Struct, frozen=True):

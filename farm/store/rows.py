@@ -9,11 +9,14 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from sqlalchemy import bindparam, select
+from sqlalchemy import select
 
 from farm.errors import StoreLostError
 from farm.store import schema, values
 from farm.store.details import bounded_details, layer_rows, operator_rows
+from farm.store.records import RunKind
+from farm.store.statements import statement
+from farm.suites.figures import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from farm.store.records import ArtifactRecord
     from farm.suites.suite import Job
 
-FIGURES = ("sqnr_db", "cosine", "max_abs", "mismatch", "peak", "steps", "loss_db")
 # What an attempt and its row have in common.
 ATTEMPT_COLUMNS = (
     "verdict",
@@ -49,26 +51,6 @@ FEW = 500
 _Key = TypeVar("_Key", str, int)
 _SeriesKey = tuple[str, str, str, bool]
 _SERIES_KEY = ("metric", "unit", "direction", "exact")
-
-# Asked for every attempt: making a statement takes longer than asking it.
-_KNOWN_DEVICE = (
-    select(schema.device.c.id)
-    .join(schema.run_device)
-    .where(schema.run_device.c.run_id == bindparam("of_run"), schema.device.c.serial == bindparam("of_serial"))
-    .order_by(schema.device.c.id.desc())
-    .limit(1)
-)
-_PLANNED = select(
-    schema.run_job.c.id, schema.run_job.c.job_id, _KNOWN_DEVICE.scalar_subquery().label("device_id")
-).where(
-    schema.run_job.c.run_id == bindparam("of_run"),
-    # Not joined: PostgreSQL would look through all jobs of a run that its statistics do not know yet.
-    schema.run_job.c.job_id
-    == select(schema.job.c.id).where(schema.job.c.name == bindparam("of_job")).scalar_subquery(),
-)
-_SERIES = select(schema.series.c.id, *(schema.series.c[name] for name in _SERIES_KEY)).where(
-    schema.series.c.job_id == bindparam("of_job")
-)
 
 
 def now_ms() -> int:
@@ -120,6 +102,12 @@ def bounded(attempt: Attempt) -> Attempt:
     )
 
 
+def run_kinds(command: str, facts: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of a run that say what it was for, and on which kind of device."""
+    device_kind = values.clean(facts.get("device_kind", ""), values.KIND_LIMIT)
+    return {"run_kind": RunKind.of(command, facts), "run_device_kind": device_kind}
+
+
 def require_run(connection: Connection, run_id: str) -> None:
     """Raise StoreLostError unless there is such a run."""
     if connection.scalar(select(schema.run.c.id).where(schema.run.c.id == run_id)) is None:
@@ -131,10 +119,11 @@ def find_planned(connection: Connection, run_id: str, job_id: str, serial: str =
 
     Raises StoreLostError where the job is not planned.
     """
-    row = connection.execute(_PLANNED, {"of_run": run_id, "of_job": job_id, "of_serial": serial}).first()
+    planned = {"run": run_id, "job": job_id, "serial": serial}
+    row = connection.execute(statement("recording.planned"), planned).first()
     if row is None:
         raise StoreLostError(f"run {run_id} has no job {job_id}: plan_jobs makes its jobs known")
-    return row.id, row.job_id, row.device_id
+    return row[0], row[1], row[2]
 
 
 def insert_jobs(
@@ -227,6 +216,8 @@ def insert_attempt_row(
     _insert(connection, schema.op_profile, operator_rows(attempt_id, attempt.operators))
     _insert(connection, schema.layer, layer_rows(attempt_id, attempt.layers))
     _insert_artifacts(connection, attempt_id, artifacts)
+    decides = {"attempt": attempt_id, "verdict": row["verdict"], "run_job": row["run_job_id"]}
+    connection.execute(statement("recording.decide"), decides)
     return True
 
 
@@ -265,7 +256,7 @@ def _insert_unknown_device(connection: Connection, run_id: str, attempt: Attempt
 def _comparison_rows(attempt_id: int, comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     rows = []
     for position, comparison in enumerate(comparisons):
-        figures: dict[str, float | None] = {name: getattr(comparison, name) for name in FIGURES}
+        figures: dict[str, float | None] = {name: getattr(comparison, name) for name in COLUMNS}
         # SQLite makes NULL of NaN, and NULL means "does not apply".
         nan = [name for name, figure in figures.items() if figure is not None and math.isnan(figure)]
         rows.append(
@@ -309,7 +300,7 @@ def _insert_measurements(
 
 def _series_ids(connection: Connection, job_row_id: int, keys: Sequence[_SeriesKey]) -> dict[_SeriesKey, int]:
     def known() -> dict[_SeriesKey, int]:
-        rows = connection.execute(_SERIES, {"of_job": job_row_id})
+        rows = connection.execute(statement("recording.series"), {"job": job_row_id})
         return {(metric, unit, direction, exact): found for found, metric, unit, direction, exact in rows}
 
     ids = known()

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 # The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
-REVISION = "0008"
+REVISION = "0009"
 # Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
 VERSION_TABLE = "farm_schema"
 
@@ -57,6 +57,10 @@ run = Table(
     Column("exit_code", Integer),
     # A default for the rows of older farms.
     Column("priority", String(16), nullable=False, server_default="person"),
+    # One of `records.RunKind`. Names that no other table has: queries of people's own go on.
+    Column("run_kind", String(16), nullable=False, server_default="suite"),
+    # `virtual` or `hardware`, as the run was asked for; empty where that is not known.
+    Column("run_device_kind", String(16), nullable=False, server_default=""),
 )
 
 device = Table(
@@ -120,6 +124,10 @@ run_job = Table(
     Column("operators", JSON),
     Column("judged_by", String(64)),
     Column("stale", JSON(none_as_null=True)),
+    # The attempt that decides and its verdict, as `results.attempt.final_attempt`; NULL without attempts. No foreign
+    # key, as attempts refer to this table.
+    Column("decisive_attempt_id", BigInteger),
+    Column("decisive_verdict", String(16)),
     UniqueConstraint("run_id", "job_id"),
     # Ids of runs sort by time, so that the newest of a job is found at once; rows of an imported run are newer than it.
     Index("ix_run_job_job_id_run_id", "job_id", "run_id"),

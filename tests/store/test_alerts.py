@@ -110,7 +110,7 @@ def test_a_new_sdk_or_another_test_is_not_compared_and_a_new_compiler_is(store: 
     for run_id in (other_sdk, other_build, other_case):
         looked = record_look_back(store, run_id)
         assert store.alerts.of_run(run_id) == []
-        assert looked.insufficient == len(looked.seen) == 2
+        assert looked.insufficient == len(looked.compared) == 2
     compiler = run(store, make, 0, job, latency(2e6), size(2000), executorch="1.6")
     record_look_back(store, compiler)
     assert told(store.alerts.of_run(compiler)) == {
@@ -224,7 +224,7 @@ def test_an_attempt_that_the_farm_lost_has_no_part_in_it(store: Store, make: Mak
     store.plan_jobs(run_id, [job])
     store.record_device(run_id, make.device(kind="hardware", build="b1"))
     store.record_attempt(run_id, make.attempt(job, verdict=Verdict.INFRA, reason="gone", measurements=(latency(9e6),)))
-    assert record_look_back(store, run_id).seen == ()
+    assert record_look_back(store, run_id).compared == ()
 
 
 def test_equal_outputs_that_are_not_any_more_are_a_step_of_infinite_size(store: Store, make: Make) -> None:

@@ -107,10 +107,10 @@ def test_files_and_names(store: Store, make: Make) -> None:
     assert (file.job_id, file.kind, file.size, file.sha256) == (make.job("b").id, "etdump", 7, sha)
     assert store.browse.runs(RunFilter(), 1)[0][0].files == 1
     assert (store.browse.file_kind(sha), store.browse.file_kind("1" * 64)) == ("etdump", None)
-    assert store.browse.job_names("quantized_ops/*", None) == [make.job("a").id, make.job("b").id]
+    assert store.history.job_names("quantized_ops/*", None) == [make.job("a").id, make.job("b").id]
     assert store.browse.cases(1) == ["quantized_ops/a"]
     with pytest.raises(UnknownNameError):
-        store.browse.job_names("quantized_ops/a", "SM1")
+        store.history.job_names("quantized_ops/a", "SM1")
 
 
 def test_all_of_it_works_in_a_store_that_is_open_to_read_only_while_another_writes(

@@ -1,21 +1,20 @@
-"""What somebody who looks around asks of the store: runs in pages, how far they are, what ran on a device, files."""
+"""Runs in pages, how far they are, what ran on a device, files: `store.browse`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import case, func, or_, select
+from sqlalchemy import func, select
 
-from farm.results.attempt import Verdict
 from farm.store import schema, values
 from farm.store.clock import clock_ms
-from farm.store.queries.history import matching_jobs
+from farm.store.statements import statement
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from sqlalchemy import ColumnElement, Connection, Select
+    from sqlalchemy import ColumnElement, Connection
 
     from farm.store.clock import Clock
     from farm.store.database import Database
@@ -25,7 +24,6 @@ _DAY_MS = 86_400_000
 _JUST_ENDED_MS = 600_000
 _KNOWN_LIMIT = 200
 _PASSED, _FAILED = 0, 1
-_OF_ATTEMPT = ("id", "verdict", "known_issue", "stage", "cause", "reason", "recorded_ms", "seconds")
 
 STATES = ("unfinished", "passed", "failed", "other")
 """Of a run: no end, exit code 0, exit code 1, any other exit code."""
@@ -138,7 +136,7 @@ class Browse:
             rows = connection.execute(query).all()
             ids = [row.id for row in rows]
             progress = {one.run_id: one for one in _progress(connection, ids)}
-            targets, files = _targets(connection, ids), _file_counts(connection, ids)
+            targets, files = _targets(connection, ids), _by_id(connection, "file_counts", runs=ids)
         listed = [
             ListedRun(
                 run_id=row.id,
@@ -158,12 +156,10 @@ class Browse:
 
     def progress(self) -> list[Progress]:
         """Return how far the runs of the last day are that have no end, or ended in the last minutes; newest first."""
-        run = schema.run.c
         with self._database.reading() as connection:
             now_ms = self._clock(connection)
-            live = or_(run.finished_ms.is_(None), run.finished_ms > now_ms - _JUST_ENDED_MS)
-            query = select(run.id).where(run.started_ms > now_ms - _DAY_MS, live).order_by(run.started_ms.desc())
-            return _progress(connection, list(connection.scalars(query.limit(_KNOWN_LIMIT))))
+            of = {"since_ms": now_ms - _DAY_MS, "ended_ms": now_ms - _JUST_ENDED_MS, "most": _KNOWN_LIMIT}
+            return _progress(connection, list(connection.scalars(statement("browse.live"), of)))
 
     def known(self) -> Known:
         """Return what runs can be filtered by: of each the first 200."""
@@ -173,70 +169,30 @@ class Browse:
             found = [list(connection.scalars(select(one).distinct().limit(_KNOWN_LIMIT))) for one in columns]
         return Known(*(tuple(sorted(one)) for one in found))
 
-    def job_names(self, pattern: str, soc: str | None) -> list[str]:
-        """Return the ids of the jobs that `pattern` means, as `Store.history` does. Raises as that does."""
-        with self._database.reading() as connection:
-            jobs = matching_jobs(connection, values.clean(pattern), soc and values.clean(soc))
-        return sorted(jobs.values())
-
     def cases(self, limit: int) -> list[str]:
         """Return the names of cases that have jobs, with their suites: `suite/case`."""
-        job = schema.job.c
-        query = select(job.suite, job.case_name).distinct().order_by(job.suite, job.case_name).limit(limit)
         with self._database.reading() as connection:
-            return [f"{suite}/{name}" for suite, name in connection.execute(query)]
+            found = connection.execute(statement("browse.cases"), {"most": limit})
+            return [f"{suite}/{name}" for suite, name in found]
 
     def on_device(self, serial: str, kind: str, limit: int) -> list[DeviceAttempt]:
         """Return the newest attempts on the devices of a kind that have this serial, newest first."""
-        attempt, run_job = schema.attempt.c, schema.run_job.c
-        here = select(schema.device.c.id).where(schema.device.c.serial == serial, schema.device.c.kind == kind)
-        query = (
-            select(
-                run_job.run_id,
-                schema.job.c.name.label("job_id"),
-                schema.run.c.fingerprint_hash.label("fingerprint"),
-                schema.suite_case.c.version.label("case_version"),
-                *(attempt[name] for name in _OF_ATTEMPT),
-            )
-            .select_from(
-                schema.attempt.join(schema.run_job)
-                .join(schema.run, schema.run.c.id == run_job.run_id)
-                .join(schema.job, schema.job.c.id == run_job.job_id)
-                .join(schema.suite_case, schema.suite_case.c.id == run_job.case_id)
-            )
-            .where(attempt.device_id.in_(here))
-            .order_by(attempt.id.desc())
-            .limit(limit)
-        )
+        of = {"serial": serial, "kind": kind, "most": limit}
         with self._database.reading() as connection:
-            rows = connection.execute(query).all()
-            latency = _latencies(connection, [row.id for row in rows])
-        found = []
-        for row in rows:
-            facts = dict(row._mapping)  # noqa: SLF001 - public in SQLAlchemy
-            latency_ns = latency.get(facts.pop("id"))
-            found.append(DeviceAttempt(**facts, latency_ns=latency_ns))
-        return found
+            rows = connection.execute(statement("browse.on_device"), of).all()
+            latencies = _by_id(connection, "latencies", attempts=[row.id for row in rows])
+        return [DeviceAttempt(*row[1:], latency_ns=latencies.get(row.id)) for row in rows]
 
     def files(self, run_id: str, limit: int) -> list[RunFile]:
         """Return the artifacts of a run, by job, oldest first."""
-        artifact = schema.artifact.c
-        query = (
-            select(schema.job.c.name, artifact.kind, artifact.size, artifact.sha256)
-            .select_from(schema.artifact.join(schema.attempt).join(schema.run_job).join(schema.job))
-            .where(schema.run_job.c.run_id == run_id)
-            .order_by(schema.run_job.c.position, artifact.id)
-            .limit(limit)
-        )
         with self._database.reading() as connection:
-            return [RunFile(*row) for row in connection.execute(query)]
+            found = connection.execute(statement("browse.files"), {"run": run_id, "most": limit})
+            return [RunFile(*row) for row in found]
 
     def file_kind(self, sha256: str) -> str | None:
         """Return what an artifact is, `etdump` or the like; None for one that no attempt has."""
-        artifact = schema.artifact.c
-        query = select(artifact.kind).where(artifact.sha256 == values.clean(sha256)).limit(1)
         with self._database.reading() as connection:
-            kind: str | None = connection.scalar(query)
+            kind: str | None = connection.scalar(statement("browse.file_kind"), {"sha256": values.clean(sha256)})
             return kind
 
 
@@ -264,40 +220,21 @@ def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
 
 def _progress(connection: Connection, run_ids: Sequence[str]) -> list[Progress]:
     """Return how far runs are, in their order."""
-    run, run_job, attempt = schema.run.c, schema.run_job.c, schema.attempt.c
-    ends = {row.id: row for row in connection.execute(select(schema.run).where(run.id.in_(run_ids)))}
-    left_out = func.sum(case((run_job.stale.is_not(None), 1), else_=0))
-    query = select(run_job.run_id, func.count(), left_out).where(run_job.run_id.in_(run_ids)).group_by(run_job.run_id)
-    planned = {run_id: (count, stale) for run_id, count, stale in connection.execute(query)}
-    # The attempt that decides, in the manner of `farm.results.attempt.final_attempt`.
-    judged = func.max(case((attempt.verdict != Verdict.INFRA, attempt.id)))
-    decides = (
-        select(run_job.run_id, func.coalesce(judged, func.max(attempt.id)).label("attempt_id"))
-        .select_from(schema.run_job.join(schema.attempt))
-        .where(run_job.run_id.in_(run_ids))
-        .group_by(run_job.run_id, run_job.id)
-        .subquery()
-    )
-    outcome = case(
-        (attempt.known_issue == "", attempt.verdict),
-        (attempt.verdict == Verdict.FAILED, "known"),
-        else_=attempt.verdict,
-    )
-    counted = (
-        select(decides.c.run_id, outcome, func.count(), func.max(attempt.recorded_ms))
-        .select_from(decides.join(schema.attempt, attempt.id == decides.c.attempt_id))
-        .group_by(decides.c.run_id, outcome)
-    )
+    if not run_ids:
+        return []
+    of = {"runs": run_ids}
+    ends = {row.id: row for row in connection.execute(statement("browse.ends"), of)}
+    planned = {row.run_id: row for row in connection.execute(statement("browse.planned"), of)}
     counts: dict[str, dict[str, int]] = {}
     last: dict[str, int] = {}
-    for run_id, verdict, count, recorded_ms in connection.execute(counted):
-        counts.setdefault(run_id, {})[verdict] = count
+    for run_id, outcome, count, recorded_ms in connection.execute(statement("browse.outcomes"), of):
+        counts.setdefault(run_id, {})[outcome] = count
         last[run_id] = max(last.get(run_id, 0), recorded_ms)
     return [
         Progress(
             run_id=run_id,
-            planned=planned.get(run_id, (0, 0))[0],
-            stale=planned.get(run_id, (0, 0))[1],
+            planned=planned[run_id].jobs if run_id in planned else 0,
+            stale=planned[run_id].stale_jobs if run_id in planned else 0,
             counts=dict(sorted(counts.get(run_id, {}).items())),
             last_ms=last.get(run_id, 0),
             finished_ms=ends[run_id].finished_ms,
@@ -309,38 +246,17 @@ def _progress(connection: Connection, run_ids: Sequence[str]) -> list[Progress]:
 
 def _targets(connection: Connection, run_ids: Collection[str]) -> dict[str, list[tuple[str, str]]]:
     """Return SoCs with suites that runs have jobs for."""
-    job, run_job = schema.job.c, schema.run_job.c
-    query: Select[Any] = (
-        select(run_job.run_id, job.soc, job.suite)
-        .select_from(schema.run_job.join(schema.job))
-        .where(run_job.run_id.in_(run_ids))
-        .distinct()
-    )
     found: dict[str, list[tuple[str, str]]] = {}
-    for run_id, soc, suite in connection.execute(query):
+    for run_id, soc, suite in connection.execute(statement("browse.targets"), {"runs": run_ids}) if run_ids else ():
         found.setdefault(run_id, []).append((soc, suite))
     return found
 
 
-def _file_counts(connection: Connection, run_ids: Collection[str]) -> dict[str, int]:
-    run_job = schema.run_job.c
-    query = (
-        select(run_job.run_id, func.count())
-        .select_from(schema.artifact.join(schema.attempt).join(schema.run_job))
-        .where(run_job.run_id.in_(run_ids))
-        .group_by(run_job.run_id)
-    )
-    return {row[0]: row[1] for row in connection.execute(query)}
-
-
-def _latencies(connection: Connection, attempt_ids: Collection[int]) -> dict[int, float]:
-    measurement, series = schema.measurement.c, schema.series.c
-    query = (
-        select(measurement.attempt_id, measurement.p50)
-        .select_from(schema.measurement.join(schema.series))
-        .where(measurement.attempt_id.in_(attempt_ids), series.metric == "latency", measurement.p50.is_not(None))
-    )
-    return {row[0]: row[1] for row in connection.execute(query)}
+def _by_id(connection: Connection, name: str, **of: Collection[Any]) -> dict[Any, Any]:
+    """Return the second column of a statement by the first; nothing where what is asked of is empty."""
+    if not all(of.values()):
+        return {}
+    return {row[0]: row[1] for row in connection.execute(statement(f"browse.{name}"), of)}
 
 
 def _distinct(names: Iterable[str]) -> tuple[str, ...]:

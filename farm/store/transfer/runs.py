@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from sqlalchemy import select
@@ -11,15 +11,16 @@ from sqlalchemy import select
 from farm import __version__
 from farm.errors import UsageError
 from farm.store import rows, schema, values
-from farm.store.queries.runs import attempts_of, devices_of
+from farm.store.queries.runs import artifact_of, attempts_of, devices_of, jobs_of
 from farm.store.records import ArtifactRecord
+from farm.store.statements import statement
 from farm.store.transfer.lines import LAYOUT, AttemptLine, Head, JobLine, RunLine, encode
 from farm.store.view import Stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sqlalchemy import Connection, Row
+    from sqlalchemy import Connection
 
     from farm.store.database import Database
     from farm.store.transfer.lines import Line
@@ -103,17 +104,15 @@ def _lines(connection: Connection, run_id: str) -> Iterator[bytes]:
     run = connection.execute(query).first()
     if run is None:
         return
-    # First: what an attempt refers to was there before it, also in a database that shows each query a newer state.
-    attempts = _attempt_rows(connection, run_id)
+    attempts = attempts_of(connection, run_id)
     devices = devices_of(connection, run_id)
-    jobs = _jobs(connection, run_id)
+    jobs = jobs_of(connection, run_id)
     facts = {
         **run._mapping,  # noqa: SLF001 - public in SQLAlchemy
         "user": run.user_name,
         "fingerprint": run.facts,
         "devices": [
-            {**{name: row._mapping[name] for name in _DEVICE}, "runtime": row.runtime or {}}  # noqa: SLF001 - as above
-            for row in devices
+            {**{name: getattr(row, name) for name in _DEVICE}, "runtime": row.runtime or {}} for row in devices
         ],
         "jobs": len(jobs),
         "attempts": len(attempts),
@@ -121,15 +120,16 @@ def _lines(connection: Connection, run_id: str) -> Iterator[bytes]:
     yield encode(RunLine, facts)
     for job in jobs:
         stale = msgspec.to_builtins(msgspec.convert(job.stale, Stale | None))
-        yield encode(JobLine, {**job._mapping, "case": values.case_of(job.id), "stale": stale})  # noqa: SLF001 - as above
+        facts = {**job._mapping, "id": job.name, "case": values.case_of(job.name), "stale": stale}  # noqa: SLF001 - as above
+        yield encode(JobLine, facts)
     places = {row.id: place for place, row in enumerate(devices)}
-    found = {row_id: iter(of_job) for row_id, of_job in attempts_of(connection, run_id).items()}
-    artifacts = _artifacts(connection, run_id)
-    for row in attempts:
-        attempt = msgspec.structs.asdict(next(found[row.run_job_id]))
+    artifacts: dict[int, list[ArtifactRecord]] = {}
+    for row in connection.execute(statement("runs.artifacts"), {"run": run_id}):
+        artifacts.setdefault(row.attempt_id, []).append(artifact_of(row))
+    for row, attempt in attempts:
         facts = {
-            **attempt,
-            "job": attempt["job_id"],
+            **msgspec.structs.asdict(attempt),
+            "job": attempt.job_id,
             "device": None if row.device_id is None else places[row.device_id],
             "recorded_ms": row.recorded_ms,
             "digest": row.digest,
@@ -139,62 +139,6 @@ def _lines(connection: Connection, run_id: str) -> Iterator[bytes]:
 
 
 _DEVICE = ("serial", "soc", "kind", "build")
-_RUN_JOB = (
-    "position",
-    "build_seconds",
-    "cached",
-    "bundle_key",
-    "fallback_ops",
-    "operators",
-    "judged_by",
-    "stale",
-)
-
-
-def _jobs(connection: Connection, run_id: str) -> list[Row[Any]]:
-    job, case, run_job = schema.job.c, schema.suite_case.c, schema.run_job.c
-    query = (
-        select(
-            job.name.label("id"),
-            job.suite,
-            case.module,
-            case.version,
-            job.soc,
-            job.backend,
-            job.precision,
-            job.options,
-            *(run_job[name] for name in _RUN_JOB),
-        )
-        .select_from(schema.run_job.join(schema.job).join(schema.suite_case))
-        .where(run_job.run_id == run_id)
-        .order_by(run_job.position, run_job.id)
-    )
-    return list(connection.execute(query))
-
-
-def _attempt_rows(connection: Connection, run_id: str) -> list[Row[Any]]:
-    attempt = schema.attempt.c
-    query = (
-        select(attempt.id, attempt.run_job_id, attempt.device_id, attempt.recorded_ms, attempt.digest)
-        .select_from(schema.attempt.join(schema.run_job))
-        .where(schema.run_job.c.run_id == run_id)
-        .order_by(attempt.id)
-    )
-    return list(connection.execute(query))
-
-
-def _artifacts(connection: Connection, run_id: str) -> dict[int, list[ArtifactRecord]]:
-    artifact = schema.artifact.c
-    query = (
-        select(schema.artifact)
-        .select_from(schema.artifact.join(schema.attempt).join(schema.run_job))
-        .where(schema.run_job.c.run_id == run_id)
-        .order_by(artifact.id)
-    )
-    found: dict[int, list[ArtifactRecord]] = {}
-    for row in connection.execute(query):
-        found.setdefault(row.attempt_id, []).append(ArtifactRecord(row.sha256, row.size, row.kind))
-    return found
 
 
 def _insert_run(connection: Connection, run: RunLine) -> bool:
@@ -211,6 +155,7 @@ def _insert_run(connection: Connection, run: RunLine) -> bool:
         "finished_ms": run.finished_ms,
         "exit_code": run.exit_code,
         "priority": run.priority,
+        **rows.run_kinds(run.command, run.fingerprint),
     }
     return rows.insert_new(connection, schema.run, row) is not None
 

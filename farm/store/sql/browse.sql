@@ -1,0 +1,65 @@
+-- name: ends
+SELECT id, finished_ms, exit_code FROM run WHERE id IN :runs;
+
+-- name: live
+SELECT id FROM run
+WHERE started_ms > :since_ms AND (finished_ms IS NULL OR finished_ms > :ended_ms)
+ORDER BY started_ms DESC LIMIT :most;
+
+-- name: planned
+SELECT run_id, count(*) AS jobs, sum(CASE WHEN stale IS NOT NULL THEN 1 ELSE 0 END) AS stale_jobs
+FROM run_job WHERE run_id IN :runs GROUP BY run_id;
+
+-- Jobs that have an attempt, by what decides; `known` are failures that are understood.
+-- name: outcomes
+SELECT run_job.run_id,
+       CASE WHEN run_job.decisive_verdict = 'failed' AND attempt.known_issue <> '' THEN 'known' ELSE run_job.decisive_verdict END AS outcome,
+       count(*) AS jobs, max(attempt.recorded_ms) AS last_ms
+FROM run_job JOIN attempt ON attempt.id = run_job.decisive_attempt_id
+WHERE run_job.run_id IN :runs
+GROUP BY run_job.run_id, outcome;
+
+-- name: targets
+SELECT DISTINCT run_job.run_id, job.soc, job.suite
+FROM run_job JOIN job ON job.id = run_job.job_id
+WHERE run_job.run_id IN :runs;
+
+-- name: file_counts
+SELECT run_job.run_id, count(*) AS files
+FROM artifact
+JOIN attempt ON attempt.id = artifact.attempt_id
+JOIN run_job ON run_job.id = attempt.run_job_id
+WHERE run_job.run_id IN :runs
+GROUP BY run_job.run_id;
+
+-- name: cases
+SELECT DISTINCT suite, case_name FROM job ORDER BY suite, case_name LIMIT :most;
+
+-- name: on_device
+SELECT attempt.id, run_job.run_id, job.name AS job_id, attempt.verdict, attempt.known_issue, attempt.stage,
+       attempt.cause, attempt.reason, attempt.recorded_ms, attempt.seconds, run.fingerprint_hash AS fingerprint,
+       suite_case.version AS case_version
+FROM attempt
+JOIN run_job ON run_job.id = attempt.run_job_id
+JOIN run ON run.id = run_job.run_id
+JOIN job ON job.id = run_job.job_id
+JOIN suite_case ON suite_case.id = run_job.case_id
+WHERE attempt.device_id IN (SELECT id FROM device WHERE serial = :serial AND kind = :kind)
+ORDER BY attempt.id DESC LIMIT :most;
+
+-- name: latencies
+SELECT measurement.attempt_id, measurement.p50
+FROM measurement JOIN series ON series.id = measurement.series_id
+WHERE measurement.attempt_id IN :attempts AND series.metric = 'latency' AND measurement.p50 IS NOT NULL;
+
+-- name: files
+SELECT job.name, artifact.kind, artifact.size, artifact.sha256
+FROM artifact
+JOIN attempt ON attempt.id = artifact.attempt_id
+JOIN run_job ON run_job.id = attempt.run_job_id
+JOIN job ON job.id = run_job.job_id
+WHERE run_job.run_id = :run
+ORDER BY run_job.position, artifact.id LIMIT :most;
+
+-- name: file_kind
+SELECT kind FROM artifact WHERE sha256 = :sha256 LIMIT 1;

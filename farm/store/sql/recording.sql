@@ -1,0 +1,19 @@
+-- A planned job of a run, and the device of a serial that has a part in the run. The job is not joined: PostgreSQL would
+-- look through all jobs of a run that its statistics do not know yet.
+-- name: planned
+SELECT run_job.id, run_job.job_id, (
+    SELECT device.id
+    FROM device JOIN run_device ON run_device.device_id = device.id
+    WHERE run_device.run_id = :run AND device.serial = :serial
+    ORDER BY device.id DESC LIMIT 1
+) AS device_id
+FROM run_job
+WHERE run_job.run_id = :run AND run_job.job_id = (SELECT job.id FROM job WHERE job.name = :job);
+
+-- name: series
+SELECT id, metric, unit, direction, exact FROM series WHERE job_id = :job;
+
+-- An attempt decides its job unless the farm is to blame for it and not for the one that decided before.
+-- name: decide
+UPDATE run_job SET decisive_attempt_id = :attempt, decisive_verdict = :verdict
+WHERE id = :run_job AND (decisive_verdict IS NULL OR decisive_verdict = 'infra' OR :verdict <> 'infra');

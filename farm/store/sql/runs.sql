@@ -1,0 +1,108 @@
+-- The run that began `back` runs before the last one.
+-- name: back
+SELECT id FROM run ORDER BY started_ms DESC, id DESC LIMIT 1 OFFSET :back;
+
+-- name: newest
+SELECT id FROM run ORDER BY started_ms DESC, id DESC LIMIT :most;
+
+-- Ids that are LIKE a pattern, with / before what is no wildcard.
+-- name: like
+SELECT id FROM run WHERE id LIKE :pattern ESCAPE '/' ORDER BY started_ms DESC, id DESC LIMIT :most;
+
+-- name: count
+SELECT count(*) FROM run;
+
+-- name: run
+SELECT run.*, fingerprint.facts
+FROM run JOIN fingerprint ON fingerprint.hash = run.fingerprint_hash
+WHERE run.id = :run;
+
+-- name: devices
+SELECT device.*, run_device.runtime
+FROM run_device JOIN device ON device.id = run_device.device_id
+WHERE run_device.run_id = :run;
+
+-- name: jobs
+SELECT run_job.*, job.name, job.suite, job.soc, job.backend, job.precision, job.options,
+       suite_case.module, suite_case.version
+FROM run_job
+JOIN job ON job.id = run_job.job_id
+JOIN suite_case ON suite_case.id = run_job.case_id
+WHERE run_job.run_id = :run
+ORDER BY run_job.position, run_job.id;
+
+-- name: attempts
+SELECT attempt.*, job.name AS job_id, device.serial
+FROM attempt
+JOIN run_job ON run_job.id = attempt.run_job_id
+JOIN job ON job.id = run_job.job_id
+LEFT JOIN device ON device.id = attempt.device_id
+WHERE run_job.run_id = :run
+ORDER BY attempt.id;
+
+-- name: comparisons
+SELECT comparison.*
+FROM comparison
+WHERE comparison.attempt_id IN (
+    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run
+)
+ORDER BY comparison.attempt_id, comparison.position;
+
+-- name: measurements
+SELECT measurement.attempt_id, measurement.position, measurement.samples,
+       series.metric, series.unit, series.direction, series.exact
+FROM measurement JOIN series ON series.id = measurement.series_id
+WHERE measurement.attempt_id IN (
+    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run
+);
+
+-- name: counters
+SELECT counter.attempt_id, counter.position, counter.samples,
+       series.metric, series.unit, series.direction, series.exact
+FROM counter JOIN series ON series.id = counter.series_id
+WHERE counter.attempt_id IN (
+    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run
+);
+
+-- name: operators
+SELECT attempt_id, node, delegate, unit, n, p50, least, greatest, share
+FROM op_profile
+WHERE attempt_id IN (
+    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run
+)
+ORDER BY attempt_id, position;
+
+-- name: layers
+SELECT layer.*
+FROM layer
+WHERE layer.attempt_id IN (
+    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run
+)
+ORDER BY layer.attempt_id, layer.position;
+
+-- name: artifacts
+SELECT job.name AS job_id, artifact.attempt_id, artifact.kind, artifact.size, artifact.sha256
+FROM artifact
+JOIN attempt ON attempt.id = artifact.attempt_id
+JOIN run_job ON run_job.id = attempt.run_job_id
+JOIN job ON job.id = run_job.job_id
+WHERE run_job.run_id = :run
+ORDER BY artifact.id;
+
+-- What a run was to do on one SoC and backend.
+-- name: planned
+SELECT job.name, suite_case.module, job.case_name, job.precision
+FROM run_job
+JOIN job ON job.id = run_job.job_id
+JOIN suite_case ON suite_case.id = run_job.case_id
+WHERE run_job.run_id = :run AND job.soc = :soc AND job.backend = :backend
+ORDER BY run_job.position, run_job.id;
+
+-- The verdicts about the code.
+-- name: verdicts
+SELECT job.name, run_job.run_id, run_job.bundle_key, run_job.judged_by, run_job.decisive_verdict AS verdict,
+       attempt.known_issue, attempt.recorded_ms
+FROM run_job
+JOIN job ON job.id = run_job.job_id
+JOIN attempt ON attempt.id = run_job.decisive_attempt_id
+WHERE run_job.run_id = :run AND run_job.decisive_verdict IN ('passed', 'failed');

@@ -1,0 +1,33 @@
+-- The recent runs of jobs that ended with a verdict about the code, newest first, and what they took.
+-- name: expected
+SELECT recent.*,
+       (SELECT sum(attempt.seconds) FROM attempt
+        WHERE attempt.run_job_id = recent.id AND attempt.verdict IN ('passed', 'failed')) AS seconds
+FROM (
+    SELECT run_job.id, job.name, run_job.run_id, run_job.build_seconds, run_job.cached, run_job.bundle_key,
+           run_job.judged_by, run_job.decisive_verdict AS verdict, attempt.known_issue, attempt.recorded_ms,
+           row_number() OVER (
+               PARTITION BY run_job.job_id ORDER BY attempt.recorded_ms DESC, attempt.id DESC
+           ) AS age
+    FROM run_job
+    JOIN job ON job.id = run_job.job_id
+    JOIN run ON run.id = run_job.run_id
+    JOIN attempt ON attempt.id = run_job.decisive_attempt_id
+    WHERE job.name IN :jobs AND run_job.decisive_verdict IN ('passed', 'failed')
+      AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
+) AS recent
+WHERE age <= :most
+ORDER BY age;
+
+-- Jobs that did not pass in the newest run of a user that tried them.
+-- name: failed_last
+SELECT name FROM (
+    SELECT job.name, run_job.decisive_verdict AS verdict, attempt.known_issue,
+           row_number() OVER (PARTITION BY run_job.job_id ORDER BY run.started_ms DESC, run_job.id DESC) AS age
+    FROM run_job
+    JOIN job ON job.id = run_job.job_id
+    JOIN run ON run.id = run_job.run_id
+    JOIN attempt ON attempt.id = run_job.decisive_attempt_id
+    WHERE job.name IN :jobs AND run.user_name = :user AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
+) AS newest
+WHERE age = 1 AND (verdict = 'infra' OR (verdict = 'failed' AND known_issue = ''));

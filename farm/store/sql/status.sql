@@ -1,0 +1,91 @@
+-- name: newest_nightly
+SELECT id FROM run
+WHERE run_kind <> 'debug' AND priority = 'nightly' AND started_ms > :since_ms
+ORDER BY started_ms DESC, id DESC LIMIT 1;
+
+-- name: newest
+SELECT id FROM run WHERE run_kind <> 'debug' ORDER BY started_ms DESC, id DESC LIMIT 1;
+
+-- name: unfinished
+SELECT id, user_name, host, command, started_ms
+FROM run
+WHERE started_ms > :since_ms AND finished_ms IS NULL
+ORDER BY started_ms DESC;
+
+-- How each job of a run ended, and the row of its newest verdict before that, found along the index of its runs.
+-- name: jobs
+SELECT job.name, run_job.stale, run_job.decisive_verdict AS verdict, attempt.known_issue, attempt.stage, attempt.reason,
+       (SELECT earlier.id
+        FROM run_job AS earlier JOIN run ON run.id = earlier.run_id
+        WHERE earlier.job_id = run_job.job_id AND earlier.run_id < run_job.run_id
+          AND earlier.decisive_verdict IN ('passed', 'failed') AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
+        ORDER BY earlier.run_id DESC LIMIT 1) AS earlier_id
+FROM run_job
+JOIN job ON job.id = run_job.job_id
+LEFT JOIN attempt ON attempt.id = run_job.decisive_attempt_id
+WHERE run_job.run_id = :run
+ORDER BY run_job.position;
+
+-- name: earlier
+SELECT run_job.id, run_job.run_id, attempt.recorded_ms, attempt.verdict, attempt.known_issue
+FROM run_job JOIN attempt ON attempt.id = run_job.decisive_attempt_id
+WHERE run_job.id IN :ids;
+
+-- name: jobs_named
+SELECT id FROM job WHERE name IN :names ORDER BY id;
+
+-- Jobs of cases that are on one of the SoCs, or in one of the precisions.
+-- name: jobs_of_cases
+SELECT id FROM job WHERE case_name IN :cases AND (soc IN :socs OR precision IN :precisions) ORDER BY id;
+
+-- The newest rows of jobs that have an attempt, and those that were planned: along the index of a job's runs.
+-- By run, not by row: an imported run may be older than those before it.
+-- name: newest_rows
+SELECT job.id,
+       (SELECT tried.id FROM run_job AS tried
+        WHERE tried.job_id = job.id AND tried.decisive_attempt_id IS NOT NULL
+          AND EXISTS (SELECT 1 FROM run WHERE run.id = tried.run_id AND run.run_kind <> 'debug')
+        ORDER BY tried.run_id DESC LIMIT 1) AS tried,
+       (SELECT planned.id FROM run_job AS planned
+        WHERE planned.job_id = job.id
+          AND EXISTS (SELECT 1 FROM run WHERE run.id = planned.run_id AND run.run_kind <> 'debug')
+        ORDER BY planned.run_id DESC LIMIT 1) AS planned
+FROM job WHERE job.id IN :jobs
+ORDER BY job.id;
+
+-- The same of some runs alone.
+-- name: newest_rows_of_runs
+SELECT job.id,
+       (SELECT tried.id FROM run_job AS tried
+        WHERE tried.job_id = job.id AND tried.decisive_attempt_id IS NOT NULL AND tried.run_id IN :runs
+          AND EXISTS (SELECT 1 FROM run WHERE run.id = tried.run_id AND run.run_kind <> 'debug')
+        ORDER BY tried.run_id DESC LIMIT 1) AS tried,
+       (SELECT planned.id FROM run_job AS planned
+        WHERE planned.job_id = job.id AND planned.run_id IN :runs
+          AND EXISTS (SELECT 1 FROM run WHERE run.id = planned.run_id AND run.run_kind <> 'debug')
+        ORDER BY planned.run_id DESC LIMIT 1) AS planned
+FROM job WHERE job.id IN :jobs
+ORDER BY job.id;
+
+-- name: runs_of_rows
+SELECT id, run_id FROM run_job WHERE id IN :ids;
+
+-- What decides of rows in run_job, without what is long.
+-- name: results
+SELECT run_job.id AS run_job_id, run_job.operators, attempt.id AS attempt_id,
+       attempt.verdict, attempt.stage, attempt.reason, attempt.started_ms, attempt.seconds, attempt.bundle_key,
+       attempt.known_issue, attempt.notes, attempt.cause,
+       job.name AS job_id, job.suite, job.case_name, job.soc, job.backend, job.precision, job.options,
+       run.id AS run_id, run.started_ms AS run_started_ms, run.fingerprint_hash,
+       suite_case.version, suite_case.module, device.serial, COALESCE(device.kind, '') AS kind
+FROM run_job
+JOIN attempt ON attempt.id = run_job.decisive_attempt_id
+JOIN run ON run.id = run_job.run_id
+JOIN job ON job.id = run_job.job_id
+JOIN suite_case ON suite_case.id = run_job.case_id
+LEFT JOIN device ON device.id = attempt.device_id
+WHERE run_job.id IN :ids
+ORDER BY attempt.id;
+
+-- name: comparisons
+SELECT * FROM comparison WHERE attempt_id IN :attempts ORDER BY attempt_id, position;

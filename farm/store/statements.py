@@ -1,0 +1,37 @@
+"""The named statements of `farm/store/sql`, which psql and sqlite3 take as they are (docs/store.md)."""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib import resources
+from typing import Any
+
+from sqlalchemy import JSON, Boolean, bindparam, text
+
+from farm.store import schema
+
+_BLOCK = re.compile(r"^-- name: (\w+)\n(.*?);$", re.MULTILINE | re.DOTALL)
+# SQLite returns these as it keeps them: as text and as 0 or 1.
+_TYPES: dict[str, Any] = {
+    column.name: column.type
+    for table in schema.metadata.tables.values()
+    for column in table.columns
+    if isinstance(column.type, JSON | Boolean)
+}
+
+
+@functools.cache
+def _file(name: str) -> dict[str, str]:
+    content = resources.files("farm.store").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
+    return dict(_BLOCK.findall(content))
+
+
+@functools.cache
+def statement(name: str) -> Any:
+    """Return the statement `FILE.NAME`; a parameter after `IN` takes a list, which is not empty."""
+    file, _, block = name.partition(".")
+    sql = _file(file)[block]
+    lists = [bindparam(found, expanding=True) for found in sorted(set(re.findall(r"\bIN :(\w+)", sql)))]
+    found = text(sql).bindparams(*lists)
+    return found.columns(**_TYPES) if sql.startswith("SELECT") else found
