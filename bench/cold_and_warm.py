@@ -83,7 +83,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
         state = Path(folder, "state")
         env = {**os.environ, "FARM_CACHE_DIR": str(Path(folder, "cache")), "FARM_STATE_DIR": str(state)}
-        subprocess.run([sys.executable, "-m", "farm.runtime"], env=env, check=True)
+        build = [sys.executable, "-m", "farm.cli.main", "runtime", "build"]
+        subprocess.run(build, env=env, check=True, stdout=subprocess.DEVNULL)
         watch = BuildWatch(state)
         watch.start()
         cold_s, run = farm(suite, env)

@@ -36,5 +36,5 @@ def cpu_backends() -> tuple[str, ...]:
 
 
 def runs_on_cpu(name: str) -> bool:
-    """Tell whether a backend is one of those; a store may name others than there are."""
+    """Return whether a backend is one of those; a store may name others than there are."""
     return name in cpu_backends()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -60,13 +60,15 @@ class HostConfig(msgspec.Struct, frozen=True):
 
 
 class DeviceConfig(msgspec.Struct, frozen=True):
-    """What an owner says of a device. It is the one of `serial`, `ssh`, `connect` and `local` that is set."""
+    """What an owner writes of a device: the one of `serial`, `ssh`, `connect`, `local` and `address` that is set."""
 
     serial: str = ""
     ssh: SshLogin | None = None
     connect: Endpoint | None = None
     """An adb daemon on the network, for the ordinary adb server to attach."""
     local: bool = False
+    address: dict[str, Any] = {}
+    """Of a kind of transport that has no key of its own: `type` names it in `farm.devices.connect`."""
     storage: str = ""
     """Folder of farm on it, for `ssh` and `local`; empty for the usual one."""
     name: str = ""
@@ -115,6 +117,7 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ssh: str | None = None
     connect: str | None = None
     local: bool = False
+    address: dict[str, Any] = {}
     key_file: str = ""
     known_hosts: str = ""
     storage: str = ""
@@ -149,6 +152,7 @@ class DeviceTables:
             # adb calls a device that it is connected to by its address: the same may be named in two ways.
             by_adb = device.serial or (device.connect and str(device.connect))
             place = by_adb or device.local or (device.ssh and (device.ssh.host, device.ssh.port))
+            place = place or str(device.address)
             self._expect(place not in places, key, "is the same device as one before")
             others = serials.get(device.name, number) != number
             self._expect(not others, f"{key}.name", f"{device.name!r} is another one's serial: choose another name")
@@ -158,11 +162,9 @@ class DeviceTables:
 
     def health(self, health: HealthConfig) -> HealthConfig:
         """Return what can be."""
-        self._within("health.max_temperature_c", health.max_temperature_c, 0, 120)
-        self._within("health.min_battery_percent", health.min_battery_percent, 0, 100)
-        self._within("health.gate_wait_s", health.gate_wait_s, 0, 86_400)
-        self._within("health.disk_wait_s", health.disk_wait_s, 0, 86_400)
-        self._within("health.store_wait_s", health.store_wait_s, 0, 86_400)
+        most = {"max_temperature_c": 120, "min_battery_percent": 100}
+        for name, value in msgspec.structs.asdict(health).items():
+            self._within(f"health.{name}", value, 0, most.get(name, 86_400))
         return health
 
     def leases(self, leases: LeaseConfig) -> LeaseConfig:
@@ -180,10 +182,12 @@ class DeviceTables:
         return HostConfig(table.name, adb, self._login(key, table))
 
     def _device(self, table: DeviceTable, key: str, names: set[str]) -> DeviceConfig:
-        ways = [name for name in ("serial", "ssh", "connect", "local") if getattr(table, name)]
+        ways = [name for name in ("serial", "ssh", "connect", "local", "address") if getattr(table, name)]
         if len(ways) != 1:
             ambiguity = f"has {' and '.join(ways)}" if ways else "says not which device it is"
-            raise ConfigError(self._path, key, f"{ambiguity}, expected one of serial, ssh, connect and local = true")
+            raise ConfigError(
+                self._path, key, f"{ambiguity}, expected one of serial, ssh, connect, address and local = true"
+            )
         (way,) = ways
         if table.serial:
             self._expect(_SERIAL.fullmatch(table.serial), f"{key}.serial", "expected a serial without blanks")
@@ -207,6 +211,7 @@ class DeviceTables:
             ssh=self._login(key, table),
             connect=self._endpoint(f"{key}.connect", table.connect) if table.connect else None,
             local=table.local,
+            address=table.address,
             storage=table.storage.rstrip("/"),
             name=table.name,
             labels=table.labels,
