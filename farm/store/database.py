@@ -55,23 +55,19 @@ class Database:
     def __init__(self, address: str | Path, *, readonly: bool = False, existing: bool = False) -> None:
         self._url = _parse(address)
         self.readonly = readonly
-        self.name = self._url.database or "" if self._is_sqlite else self._url.render_as_string(hide_password=True)
-        if self._is_sqlite:
+        self.name = self._url.database or "" if self.is_sqlite else self._url.render_as_string(hide_password=True)
+        if self.is_sqlite:
             self._check_file(existing=existing or readonly)
         with self._in_words():
             self._engine = self._create_engine()
         self._file: StoreFile | None = None
         try:
             self._check_schema()
-            if self._is_sqlite:
+            if self.is_sqlite:
                 self._file = StoreFile(Path(self.name).absolute(), content=not readonly)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def _is_sqlite(self) -> bool:
-        return self._url.get_backend_name() == "sqlite"
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -107,24 +103,16 @@ class Database:
 
         return self._patiently(once)
 
-    def ask(self, query: str, limit: int, seconds: float) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Return the names of the columns and at most `limit` rows of a query that somebody wrote.
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether it is a file of SQLite, and no PostgreSQL."""
+        return self._url.get_backend_name() == "sqlite"
 
-        Raises UsageError for what does anything but read or takes longer than `seconds`, and where the database is not
-        open to read only.
-        """
-        from farm.store.queries.ask import ask_postgresql, ask_sqlite
-
-        if not self.readonly:
-            raise UsageError(f"{self.name}: the store is open to write: no place for a query of somebody's own")
-        if self._is_sqlite:
-            with self.reading() as connection:
-                driver: Any = connection.connection.driver_connection
-                return ask_sqlite(driver, query, limit, seconds)
+    @contextmanager
+    def psycopg_engine(self) -> Iterator[Engine]:
+        """Yield an engine of PostgreSQL's driver that has the extended protocol, which takes one statement."""
         with self._in_words():
-            # Only this driver has the extended protocol, which takes one statement.
-            engine = create_engine(self._url.set(drivername=f"postgresql+{_WRITER}"), use_native_hstore=False)
-            return ask_postgresql(engine, query, limit, seconds)
+            yield create_engine(self._url.set(drivername=f"postgresql+{_WRITER}"), use_native_hstore=False)
 
     def vacuum(self) -> None:
         """Write an SQLite file anew without the room of removed rows; writers wait meanwhile. Raises StoreError."""
@@ -179,7 +167,7 @@ class Database:
                 raise StoreError(f"{place}: cannot be written by this user: {ELSEWHERE}")
 
     def _create_engine(self) -> Engine:
-        if not self._is_sqlite:
+        if not self.is_sqlite:
             # What is asked for lies along an index; the server's own figure for that is of disks that turn.
             options = f"-c random_page_cost=1.1 {self._url.query.get('options', '')}"
             if self.readonly:
@@ -243,7 +231,7 @@ class Database:
         if VERSION_TABLE in names:
             revision: str | None = connection.scalar(text(_REVISION_QUERY))
             return revision
-        if names and self._is_sqlite:
+        if names and self.is_sqlite:
             raise StoreError(f"{self.name}: is a database of another program: {ELSEWHERE}")
         return None
 
@@ -257,7 +245,7 @@ class Database:
 
     def _migrate(self) -> None:
         with self._writer() as connection:
-            if self._is_sqlite:
+            if self.is_sqlite:
                 # A revision may copy a table and drop the original, which must not take what refers to it along.
                 connection.connection.driver_connection.execute("PRAGMA foreign_keys=OFF")  # type: ignore[union-attr]
             try:
@@ -267,7 +255,7 @@ class Database:
                 connection.invalidate()
 
     def _upgrade(self, connection: Connection) -> None:
-        if not self._is_sqlite:
+        if not self.is_sqlite:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
         # Another process may have been here while this one waited for the lock.
         revision = self._revision(connection)
@@ -287,7 +275,7 @@ class Database:
             raise StoreError(
                 f"{self.name}: cannot be brought from schema {revision} to {REVISION}: {error}: {ELSEWHERE}"
             ) from error
-        if self._is_sqlite and connection.execute(text("PRAGMA foreign_key_check")).first():
+        if self.is_sqlite and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise StoreError(f"{self.name}: could not be brought up to date: rows refer to others that are not there")
 
     def _patiently(self, once: Callable[[], _T]) -> _T:
