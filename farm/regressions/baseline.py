@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from farm.analysis.candidates import Finding
-from farm.regressions.look_back import is_judged, seen_of
+from farm.regressions.look_back import compared_series, is_judged, known_alerts
 from farm.store.records import STEPS, AlertState, NewAlert, Remark, RemarkState
 
 if TYPE_CHECKING:
@@ -60,22 +60,26 @@ def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str]
     from farm.analysis.history import split
 
     found = []
-    for past, alerts in _pasts(store, pattern, soc):
+    pasts = store.history.pasts_of_jobs(pattern, soc)
+    alerts = known_alerts(store, pasts)
+    for past in pasts:
         events = split(past.runs).events
-        for seen in seen_of(past, alerts):
-            if metrics and seen.series.series.metric not in metrics:
+        for compared in compared_series(past, alerts):
+            if metrics and compared.series.series.metric not in metrics:
                 continue
-            first = max([0, *seen.steps])
-            series = seen.series.series
+            first = max([0, *compared.steps])
+            series = compared.series.series
             if series.exact:
                 # It is compared with the run before alone.
-                first = len(seen.values) - len(list(takewhile(seen.values[-1].__eq__, reversed(seen.values))))
-            values = seen.values[first:][-BASELINE:]
-            enough = series.exact or len(seen.points) >= LEAST_BASELINE
+                first = len(compared.values) - len(
+                    list(takewhile(compared.values[-1].__eq__, reversed(compared.values)))
+                )
+            values = compared.values[first:][-BASELINE:]
+            enough = series.exact or len(compared.points) >= LEAST_BASELINE
             found.append(
                 Level(
                     past.job_id, series.metric, series.unit, past.runs[-1].device_kind, len(values),
-                    enough, statistics.median(values) if values else math.nan, seen.points[first].run_id, events,
+                    enough, statistics.median(values) if values else math.nan, compared.points[first].run_id, events,
                 )
             )  # fmt: skip
     return found
@@ -92,7 +96,9 @@ def accept(
     remark = Remark(RemarkState.ACCEPTED, user, "", note)
     still_open = {alert.id for alert in store.alerts.open()}
     done = []
-    for past, known in _pasts(store, pattern, soc):
+    pasts = store.history.pasts_of_jobs(pattern, soc)
+    known = known_alerts(store, pasts)
+    for past in pasts:
         until = past.runs[-1].run_id if run_id is None else run_id
         for one in past.series:
             if (metrics and one.series.metric not in metrics) or not is_judged(past, one):
@@ -113,16 +119,6 @@ def accept(
     return done
 
 
-def _pasts(
-    store: Store, pattern: str, soc: str | None
-) -> list[tuple[JobPast, dict[tuple[int, str], list[AlertRecord]]]]:
-    pasts = store.history.pasts_of_jobs(pattern, soc)
-    known: dict[tuple[int, str], list[AlertRecord]] = {}
-    for alert in store.alerts.of_jobs(past.job_id for past in pasts):
-        known.setdefault((alert.series_id, alert.device_kind), []).append(alert)
-    return [(past, known) for past in pasts]
-
-
 def _step(
     past: JobPast, one: SeriesPast, until: str, known: Mapping[tuple[int, str], Sequence[AlertRecord]]
 ) -> NewAlert | None:
@@ -136,14 +132,14 @@ def _step(
         return None
     count = runs.index(until) + 1
     then = msgspec.structs.replace(one, values=one.values[:count])
-    [*found] = seen_of(msgspec.structs.replace(past, runs=past.runs[:count], series=(then,)), known)
+    [*found] = compared_series(msgspec.structs.replace(past, runs=past.runs[:count], series=(then,)), known)
     if not found:
         return None
-    [seen] = found
-    scale, points = one.series.scale, seen.points
-    level = scaled(scale, levelled(scale, seen.values[:-1], seen.steps))
+    [compared] = found
+    scale, points = one.series.scale, compared.points
+    level = scaled(scale, levelled(scale, compared.values[:-1], compared.steps))
     level = level[~np.isnan(level)][-BASELINE:]
-    now = float(scaled(scale, seen.values[-1:])[0])
+    now = float(scaled(scale, compared.values[-1:])[0])
     if not len(level) or math.isnan(now):
         return None
     change = difference(now, median(level))

@@ -12,7 +12,7 @@ from farm.analysis.confirmation import Answer
 from farm.analysis.first_bad import MOST_PROBES, Bracket
 from farm.errors import UsageError
 from farm.regressions.confirm_job import bench_for, require_bundles, require_comparable
-from farm.regressions.confirming import Compared, Probe, compare, first_bad, series_of, worse
+from farm.regressions.paired_test import Compared, Probe, compare, first_bad, series_of, worse
 from farm.replay.repro import differences
 from farm.replay.stored_result import StoredResult, find_stored_result, results_before
 from farm.system.interrupts import InterruptHandler
@@ -69,8 +69,8 @@ class BisectOutcome(msgspec.Struct, frozen=True):
     def reason(self) -> str:
         """Why it is a range and not a run; empty where it is one."""
         between = range(self.bracket.good + 1, self.bracket.bad)
-        told = {probe.number: probe.reason for probe in self.probes}
-        unknown = [f"{self.runs[number].run.id}: {told[number]}" for number in between if number in told]
+        reasons = {probe.number: probe.reason for probe in self.probes}
+        unknown = [f"{self.runs[number].run.id}: {reasons[number]}" for number in between if number in reasons]
         rest = len(between) - len(unknown)
         if rest:
             unknown.append(f"{rest} more that were not looked at, as {MOST_PROBES} old bundles are enough")
@@ -93,11 +93,11 @@ def bisect(
     good: StoredResult,
     bad: StoredResult,
     request: PairsRequest,
-    say: Callable[[str], None],
+    note: Callable[[str], None],
     metric: str = "",
-    told: Callable[[StoredResult, Probe], None] = lambda _past, _probe: None,
+    on_probe: Callable[[StoredResult, Probe], None] = lambda _past, _probe: None,
 ) -> BisectOutcome:
-    """Confirm the step from `good` to `bad`, and find the first bad run between them. `told` hears of each probe.
+    """Confirm the step from `good` to `bad`, and find the first bad run between them; `on_probe` gets each probe.
 
     Nothing is recorded. Raises as `confirm_job`.
     """
@@ -108,21 +108,21 @@ def bisect(
     values = tuple(_value(one, series) for one in runs)
     probes: list[Probe] = []
 
-    def hear(probe: Probe) -> None:
+    def keep(probe: Probe) -> None:
         probes.append(probe)
-        told(runs[probe.number], probe)
+        on_probe(runs[probe.number], probe)
 
-    with InterruptHandler(), bench_for(config, store, bad, request, say) as bench:
+    with InterruptHandler(), bench_for(config, store, bad, request, note) as bench:
         require_bundles(config, store, bench, (good, bad))
         if good.attempt.bundle_key == bad.attempt.bundle_key:
-            say("both ends have the same program, in which there can be no step: 'farm confirm' swaps what differs")
-        say(f"measuring the whole step on {bench.device.serial} ({bench.device.kind})")
+            note("both ends have the same program, in which there can be no step: 'farm confirm' swaps what differs")
+        note(f"measuring the whole step on {bench.device.serial} ({bench.device.kind})")
         [whole] = compare(bench, [worse(series)], good, bad, request.pairs, request.inferences)
         bracket = Bracket(0, len(runs) - 1)
         if whole.confirmation.answer is Answer.CONFIRMED:
             bracket = first_bad(
                 bench, series, runs, values, bracket, whole.confirmation.change, request.pairs, request.inferences,
-                told=hear,
+                on_probe=keep,
             )  # fmt: skip
         return BisectOutcome(
             runs,

@@ -11,9 +11,9 @@ import msgspec
 from farm.analysis.confirmation import INFERENCES, PAIRS, Answer
 from farm.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.pool.fleet import Choice
-from farm.regressions.confirming import Compared, compare, series_of, worse
 from farm.regressions.factor_swap import Attribution, plan_swaps, swap_factors
 from farm.regressions.interleaved_ab import InterleavedBench
+from farm.regressions.paired_test import Compared, compare, series_of, worse
 from farm.replay.repro import differences
 from farm.replay.stored_result import StoredResult, cached_bundle, find_job, find_stored_result, results_before
 from farm.system.interrupts import InterruptHandler
@@ -41,7 +41,7 @@ class PairsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfirmOutcome(msgspec.Struct, frozen=True):
-    """What pairs of two results' bundles say."""
+    """What pairs of two results' bundles note."""
 
     good: StoredResult
     new: StoredResult
@@ -120,7 +120,7 @@ def bench_for(
     store: Store,
     past: StoredResult,
     request: PairsRequest,
-    say: Callable[[str], None],
+    note: Callable[[str], None],
     until_s: float = math.inf,
 ) -> Iterator[InterleavedBench]:
     """Yield a bench on a device of the SoC and the kind that a result is of; `until_s` as in `InterleavedBench`.
@@ -138,7 +138,7 @@ def bench_for(
         for wish in wishes:
             choice = Choice((wish,)) if wish and not virtual else None
             bench = InterleavedBench(
-                config, store, job.target, say,
+                config, store, job.target, note,
                 virtual=virtual, choice=choice, purpose=request.command, until_s=until_s,
             )  # fmt: skip
             try:
@@ -147,7 +147,7 @@ def bench_for(
             except (NoDeviceError, UnknownNameError):
                 if wish == wishes[-1]:
                     raise
-                say(f"{wish}, where run {past.run.id} was, cannot be had: looking for another {job.target.soc}")
+                note(f"{wish}, where run {past.run.id} was, cannot be had: looking for another {job.target.soc}")
         if bench.device.kind != past.kind:
             raise UsageError(
                 f"{bench.device.serial} is {bench.device.kind} and run {past.run.id} was on a {past.kind} device: "
@@ -183,7 +183,7 @@ def confirm_job(
     good: StoredResult,
     new: StoredResult,
     request: PairsRequest,
-    say: Callable[[str], None],
+    note: Callable[[str], None],
     metrics: Sequence[str] = (),
 ) -> ConfirmOutcome:
     """Compare two results' bundles in turns on one device, and name the factor that causes what got worse.
@@ -191,19 +191,19 @@ def confirm_job(
     Nothing is recorded. Raises NoDeviceError, InfraError, UsageError where a bundle is gone, UnknownNameError.
     """
     series = series_of(good, new, metrics)
-    with InterruptHandler(), bench_for(config, store, new, request, say) as bench:
+    with InterruptHandler(), bench_for(config, store, new, request, note) as bench:
         require_bundles(config, store, bench, (good, new))
         swaps = plan_swaps(bench, good, new)
         if good.attempt.bundle_key == new.attempt.bundle_key:
-            say("both runs have the same program: only runtime, SDK, device or the night can be to blame")
-        say(f"measuring {request.pairs} pairs on {bench.device.serial} ({bench.device.kind})")
+            note("both runs have the same program: only runtime, SDK, device or the night can be to blame")
+        note(f"measuring {request.pairs} pairs on {bench.device.serial} ({bench.device.kind})")
         compared = compare(bench, [worse(one) for one in series], good, new, request.pairs, request.inferences)
         worst = next((one for one in compared if one.confirmation.answer is Answer.CONFIRMED), None)
         attribution = None
         # What the bundles do not show, another runner or SDK may.
         if worst is not None or swaps.alone.keys() - {"program"}:
             one = worst or compared[0]
-            say("swapping what differs, one at a time")
+            note("swapping what differs, one at a time")
             attribution = swap_factors(
                 bench, one.series, good, new, worse(one.series).up, request.pairs, request.inferences,
                 swaps=swaps, program=one,

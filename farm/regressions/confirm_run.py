@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -14,11 +15,10 @@ from farm.analysis.candidates import Finding
 from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, control, pairs_needed
 from farm.analysis.nights import programs_are_cause
 from farm.regressions.bench_pool import BenchFactory, BenchPool
-from farm.regressions.changed_programs import changed_programs
 from farm.regressions.confirm_job import PairsRequest
-from farm.regressions.confirming import worse
-from farm.regressions.look_back import found_alerts, look_back, record_look_back
-from farm.regressions.remeasure import Asked, Asking, unknown
+from farm.regressions.look_back import changed_programs, found_alerts, look_back, record_look_back
+from farm.regressions.paired_test import worse
+from farm.regressions.remeasure import RemeasuredSeries, Remeasurement, unknown
 from farm.request.ending import write_report
 from farm.store.records import STEPS, AlertState, NewAlert
 from farm.system.text import reason_line
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.config.settings import Config
-    from farm.regressions.look_back import LookBack, Seen
+    from farm.regressions.look_back import ComparedSeries, LookBack
     from farm.store.records import AlertRecord
     from farm.store.store import Store
 
@@ -52,13 +52,13 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
     """All that stands out in it."""
     shifts: tuple[str, ...]
     """What is off as a whole, one line each."""
-    not_asked: int
+    not_measured: int = msgspec.field(name="not_asked")
     """Candidates that there was no time or no device for."""
     problems: tuple[str, ...]
     """Why, one line each."""
     changed: int
     """Programs that are new and do not stand out, and that were measured as well."""
-    changed_not_asked: int
+    changed_not_measured: int = msgspec.field(name="changed_not_asked")
     """Others of these, that there was no time or no device for."""
     insufficient: int
     """Numbers that have too few runs before them."""
@@ -66,7 +66,7 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def not_all_changed(self) -> str:
         """Say that programs are left that changed; empty where none are."""
-        if not (left := self.changed_not_asked):
+        if not (left := self.changed_not_measured):
             return ""
         what = "program that changed was" if left == 1 else "programs that changed were"
         more = f"'farm confirm --run {self.run_id}' goes on with what is left"
@@ -76,13 +76,13 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
     def left_out(self) -> list[str]:
         """Say what was not measured, a line each."""
         lines = [f"not all that stands out was measured: {problem}" for problem in self.problems]
-        return lines + [self.not_all_changed] * bool(self.changed_not_asked)
+        return lines + [self.not_all_changed] * bool(self.changed_not_measured)
 
     @property
     def regressions(self) -> tuple[AlertRecord, ...]:
         """Return what got worse for sure."""
-        told = (AlertState.CONFIRMED, AlertState.EXACT)
-        return tuple(one for one in self.alerts if one.finding == "regression" and one.state in told)
+        certain = (AlertState.CONFIRMED, AlertState.EXACT)
+        return tuple(one for one in self.alerts if one.finding == "regression" and one.state in certain)
 
 
 def confirm_run(
@@ -90,7 +90,7 @@ def confirm_run(
     store: Store,
     run_id: str,
     request: PairsRequest,
-    say: Callable[[str], None],
+    note: Callable[[str], None],
     *,
     budget_s: float | None = None,
     factory: BenchFactory | None = None,
@@ -101,9 +101,9 @@ def confirm_run(
     Raises UnknownNameError for a run that is not there, KeyboardInterrupt with what is known by then recorded, and
     chance taken out of it.
     """
-    factory = factory or BenchFactory(config, store, request, say)
+    factory = factory or BenchFactory(config, store, request, note)
     with ExitStack() as stack:
-        return _ConfirmRun(config, store, run_id, request, say, budget_s, factory, stack).findings()
+        return _ConfirmRun(config, store, run_id, request, note, budget_s, factory, stack).findings()
 
 
 class _ConfirmRun:
@@ -113,19 +113,19 @@ class _ConfirmRun:
         store: Store,
         run_id: str,
         request: PairsRequest,
-        say: Callable[[str], None],
+        note: Callable[[str], None],
         budget_s: float | None,
         factory: BenchFactory,
         stack: ExitStack,
     ) -> None:
-        self._config, self._store, self._run_id, self._request, self._say = config, store, run_id, request, say
+        self._config, self._store, self._run_id, self._request, self._note = config, store, run_id, request, note
         self._end_s = math.inf if budget_s is None else time.monotonic() + budget_s
         self._benches = BenchPool(factory, stack, self._end_s)
-        self._asking = Asking(store, request, factory, self._benches, say)
-        self._asked: list[Asked] = []
+        self._remeasurement = Remeasurement(store, request, factory, self._benches, note)
+        self._results: list[RemeasuredSeries] = []
 
     def findings(self) -> RunFindings:
-        """Do all of it."""
+        """Judge the run, measure, record, and return what came of it."""
         looked = record_look_back(self._store, self._run_id)
         shifts = [shift.reason for shift in looked.night.shifts]
         programs = self._programs(looked)
@@ -133,21 +133,21 @@ class _ConfirmRun:
             looked = look_back(self._store, self._run_id, programs=programs)
             self._store.alerts.record(self._run_id, found_alerts(looked))
         try:
-            not_asked = self._candidates(looked)
+            not_measured = self._candidates(looked)
             problems = tuple(dict.fromkeys(self._benches.broken.values()))
-            changed_not_asked = self._changed(looked)
+            changed_not_measured = self._changed(looked)
         finally:
             self._control()
-        if self._asked:
+        if self._results:
             self._report()
         return RunFindings(
             run_id=self._run_id,
             alerts=tuple(self._store.alerts.of_run(self._run_id)),
             shifts=tuple(shifts),
-            not_asked=not_asked,
+            not_measured=not_measured,
             problems=problems,
-            changed=sum(not asked.stands_out for asked in self._asked),
-            changed_not_asked=changed_not_asked,
+            changed=sum(not result.is_candidate for result in self._results),
+            changed_not_measured=changed_not_measured,
             insufficient=looked.insufficient,
         )
 
@@ -159,13 +159,13 @@ class _ConfirmRun:
 
     def _programs(self, looked: LookBack) -> set[tuple[str, str]]:
         """Return the devices and metrics that are off as a whole because of the programs."""
-        found, pairs = set(), self._request.pairs
+        found, pairs, measure = set(), self._request.pairs, self._remeasurement.measure
         for shift in looked.night.shifts:
             answers = [
-                asked.confirmation
+                result.confirmation
                 for index in shift.representatives
                 if time.monotonic() < self._end_s
-                and (asked := self._asking.ask(looked.seen[index], pairs, up=shift.change > 0, attribute=False))
+                and (result := measure(looked.compared[index], pairs, up=shift.change > 0, attribute=False))
             ]
             if answers and programs_are_cause(answers):
                 found.add((shift.device, shift.metric))
@@ -180,79 +180,81 @@ class _ConfirmRun:
         }
         left = []
         for index in looked.night.candidates:
-            seen = looked.seen[index]
-            # What was answered before is not asked again.
-            if alert := alerts.get((seen.series.id, seen.points[-1].device_kind)):
-                left.append((seen, looked.night.judgements[index], alert))
-        measured = sum(self._asking.good(seen) is not None for seen, _, _ in left)
-        pairs = self._pairs(measured, stands_out=True)
-        not_asked = 0
-        for number, (seen, judgement, alert) in enumerate(left):
+            compared = looked.compared[index]
+            # What was measured before is not measured again.
+            if alert := alerts.get(compared.key):
+                left.append((compared, looked.night.judgements[index], alert))
+        measured = sum(self._remeasurement.good(compared) is not None for compared, _, _ in left)
+        pairs = self._pairs(measured, is_candidate=True)
+        not_measured = 0
+        for number, (compared, judgement, alert) in enumerate(left):
             if time.monotonic() >= self._end_s:
-                return not_asked + len(left) - number
-            self._say(f"{seen.past.job_id}: {seen.series.series.metric} {judgement.reason}")
-            asked = self._asking.ask(seen, pairs, up=judgement.change > 0)
-            if asked is None:
-                not_asked += 1
+                return not_measured + len(left) - number
+            self._note(f"{compared.past.job_id}: {compared.series.series.metric} {judgement.reason}")
+            result = self._remeasurement.measure(compared, pairs, up=judgement.change > 0)
+            if result is None:
+                not_measured += 1
                 continue
-            self._keep(seen, asked, alert)
-        return not_asked
+            self._keep(compared, result, alert)
+        return not_measured
 
     def _changed(self, looked: LookBack) -> int:
         """Measure programs that changed and do not stand out; return how many there was no time or device for."""
-        found = [looked.seen[index] for index in changed_programs(looked, self._measured(looked))]
-        found = [seen for seen in found if self._asking.good(seen) is not None]
+        changed = changed_programs(looked, self._measured_before(looked))
+        found = [compared for compared in changed if self._remeasurement.good(compared) is not None]
         if not found:
             return 0
-        self._say(f"programs that changed and do not stand out: {len(found)}, measured in the time that is left")
-        pairs = self._pairs(len(found), stands_out=False)
+        self._note(f"programs that changed and do not stand out: {len(found)}, measured in the time that is left")
+        pairs = self._pairs(len(found), is_candidate=False)
         end_s = self._end_s if math.isfinite(self._end_s) else time.monotonic() + CHANGED_S
-        # Nothing stands out: nobody is waited for.
+        # Without a candidate nobody's device is waited for.
         self._benches.wait_s = _TAKEN_S
-        not_asked = 0
+        not_measured = 0
         impossible: list[str] = []
-        for number, seen in enumerate(found):
+        for number, compared in enumerate(found):
             if time.monotonic() >= end_s:
-                not_asked += len(found) - number
+                not_measured += len(found) - number
                 break
-            asked = self._asking.ask(seen, pairs, up=worse(seen.series.series).up, level=P_UNSUSPECTED)
-            if asked is None:
-                not_asked += 1
-            elif not asked.device:
-                impossible.append(asked.confirmation.reason)
+            up = worse(compared.series.series).up
+            result = self._remeasurement.measure(compared, pairs, up=up, level=P_UNSUSPECTED)
+            if result is None:
+                not_measured += 1
+            elif not result.device:
+                impossible.append(result.confirmation.reason)
             else:
-                asked.stands_out = False
-                self._keep(seen, asked, self._store.alerts.add(self._run_id, _not_standing_out(seen, asked)))
+                result.is_candidate = False
+                self._keep(compared, result, self._store.alerts.add(self._run_id, _changed_alert(compared, result)))
         if impossible:
-            self._say(f"programs that changed and cannot be measured: {len(impossible)}: {impossible[0]}")
-        return not_asked
+            self._note(f"programs that changed and cannot be measured: {len(impossible)}: {impossible[0]}")
+        return not_measured
 
-    def _measured(self, looked: LookBack) -> dict[tuple[int, str], set[str]]:
+    def _measured_before(self, looked: LookBack) -> dict[tuple[int, str], set[str]]:
         """Return by series and device kind the runs of which pairs were measured, or somebody decided."""
         found: dict[tuple[int, str], set[str]] = {}
-        for one in self._store.alerts.of_jobs({seen.past.job_id for seen in looked.seen}):
+        own = self._store.alerts.of_run(self._run_id, unchanged=True)
+        for one in (*itertools.chain(*looked.alerts.values()), *own):
             if one.device or one.state in STEPS:
                 found.setdefault((one.series_id, one.device_kind), set()).add(one.run_id)
         return found
 
-    def _keep(self, seen: Seen, asked: Asked, alert: AlertRecord) -> None:
+    def _keep(self, compared: ComparedSeries, result: RemeasuredSeries, alert: AlertRecord) -> None:
         """Record an answer at once, so that nothing is lost when the night ends here."""
-        asked.alert = alert
-        self._say(f"{seen.past.job_id}: {asked.confirmation.answer}: {asked.confirmation.reason}")
-        self._asked.append(asked)
-        self._record(asked)
+        result.alert = alert
+        self._note(f"{compared.past.job_id}: {result.confirmation.answer}: {result.confirmation.reason}")
+        self._results.append(result)
+        self._record(result)
 
-    def _pairs(self, measured: int, *, stands_out: bool) -> int:
+    def _pairs(self, measured: int, *, is_candidate: bool) -> int:
         """Return how many pairs each of so many numbers takes, together with those of earlier calls."""
-        return max(self._request.pairs, pairs_needed(measured + len(self._asked_before(stands_out=stands_out))))
+        return max(self._request.pairs, pairs_needed(measured + len(self._family_before(is_candidate=is_candidate))))
 
-    def _asked_before(self, *, stands_out: bool) -> list[Confirmation]:
+    def _family_before(self, *, is_candidate: bool) -> list[Confirmation]:
         """Return what an earlier call measured of this run: it is of the same night."""
-        now = {asked.alert.id for asked in self._asked if asked.alert}
+        now = {result.alert.id for result in self._results if result.alert}
         return [
             msgspec.structs.replace(unknown(""), p_value=one.p_value)
             for one in self._store.alerts.of_run(self._run_id, unchanged=True)
-            if (one.finding != Finding.UNCHANGED) is stands_out
+            if (one.finding != Finding.UNCHANGED) is is_candidate
             and one.device
             and one.id not in now
             and not math.isnan(one.p_value)
@@ -260,58 +262,58 @@ class _ConfirmRun:
 
     def _control(self) -> None:
         """Take back what is confirmed by chance, among all candidates that were measured, and among all others."""
-        for stands_out in (True, False):
+        for is_candidate in (True, False):
             # What could not be measured had no chance to be confirmed.
-            measured = [one for one in self._asked if one.stands_out is stands_out and one.confirmation.pairs]
-            family = [*(asked.confirmation for asked in measured), *self._asked_before(stands_out=stands_out)]
-            for asked, told in zip(measured, control(family)[: len(measured)], strict=True):
-                if told != asked.confirmation:
-                    asked.confirmation = told
-                    self._record(asked)
+            measured = [one for one in self._results if one.is_candidate is is_candidate and one.confirmation.pairs]
+            family = [*(result.confirmation for result in measured), *self._family_before(is_candidate=is_candidate)]
+            for result, controlled in zip(measured, control(family)[: len(measured)], strict=True):
+                if controlled != result.confirmation:
+                    result.confirmation = controlled
+                    self._record(result)
 
-    def _record(self, asked: Asked) -> None:
-        alert, told = asked.alert, asked.confirmation
+    def _record(self, result: RemeasuredSeries) -> None:
+        alert, confirmation = result.alert, result.confirmation
         if alert is None:
             return
         finding = alert.finding
-        if not asked.stands_out:
-            # It was asked whether it is worse.
-            finding = Finding.REGRESSION if told.answer is Answer.CONFIRMED else Finding.UNCHANGED
+        if not result.is_candidate:
+            # The claim was that it is worse.
+            finding = Finding.REGRESSION if confirmation.answer is Answer.CONFIRMED else Finding.UNCHANGED
         recorded = self._store.alerts.answer(
             alert.id,
             NewAlert(
                 series_id=alert.series_id,
                 device_kind=alert.device_kind,
                 finding=finding,
-                state=_STATES[told.answer],
-                last_good=asked.points[asked.good].run_id,
-                first_bad=asked.points[asked.bad].run_id,
+                state=_STATES[confirmation.answer],
+                last_good=result.points[result.good].run_id,
+                first_bad=result.points[result.bad].run_id,
                 # What could not be measured stays as great as it looked.
-                change=alert.change if math.isnan(told.change) else told.change,
-                low=told.low,
-                high=told.high,
-                p_value=told.p_value,
-                reason=told.reason,
-                guilt=reason_line(asked.guilt),
+                change=alert.change if math.isnan(confirmation.change) else confirmation.change,
+                low=confirmation.low,
+                high=confirmation.high,
+                p_value=confirmation.p_value,
+                reason=confirmation.reason,
+                guilt=reason_line(result.cause),
             ),
-            device=asked.device,
-            pairs=[(_median(good), _median(new)) for good, new in asked.pairs],
-            was=asked.state,
+            device=result.device,
+            pairs=[(_median(good), _median(new)) for good, new in result.pairs],
+            was=result.state,
         )
-        asked.state = _STATES[told.answer]
+        result.state = _STATES[confirmation.answer]
         if not recorded:
-            asked.alert = None
-            self._say(f"{alert.job_id}: {alert.metric} was measured by somebody else meanwhile: theirs stays")
+            result.alert = None
+            self._note(f"{alert.job_id}: {alert.metric} was measured by somebody else meanwhile: theirs stays")
 
 
-def _not_standing_out(seen: Seen, asked: Asked) -> NewAlert:
+def _changed_alert(compared: ComparedSeries, result: RemeasuredSeries) -> NewAlert:
     return NewAlert(
-        series_id=seen.series.id,
-        device_kind=seen.points[-1].device_kind,
+        series_id=compared.series.id,
+        device_kind=compared.points[-1].device_kind,
         finding=Finding.UNCHANGED,
         state=AlertState.CANDIDATE,
-        last_good=seen.points[asked.good].run_id,
-        first_bad=seen.points[-1].run_id,
+        last_good=compared.points[result.good].run_id,
+        first_bad=compared.points[-1].run_id,
         change=math.nan,
         low=math.nan,
         high=math.nan,

@@ -10,15 +10,15 @@ from farm.analysis.confirmation import INFERENCES, PAIRS, Confirmation
 from farm.analysis.factors import Explanation, Factor, explain
 from farm.backends.registry import find_backend
 from farm.errors import FarmError
-from farm.regressions.confirming import Claim, compare
+from farm.regressions.paired_test import Claim, compare
 from farm.runtime.runtime import simulator_runtime
 from farm.runtime.simulator import older_runner, older_sdk
 from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
     from farm.analysis.scale import Series
-    from farm.regressions.confirming import Compared
     from farm.regressions.interleaved_ab import InterleavedBench, Side
+    from farm.regressions.paired_test import Compared
     from farm.replay.stored_result import StoredResult
     from farm.runtime.runtime import Runtime
 
@@ -146,7 +146,7 @@ def _gone(bench: InterleavedBench, past: StoredResult, factor: Factor) -> str:
     cache, versions, value = bench.config.cache_dir, bench.tools.versions, _fact(past, factor)
     then = past.run.fingerprint.get("executorch", "")
     if not value:
-        return f"run {past.run.id} does not say which it had"
+        return f"run {past.run.id} does not note which it had"
     if factor is Factor.SDK and value != versions["qnn"] and older_sdk(cache, value) is None:
         return f"QNN {value} of run {past.run.id} is not in the cache any more"
     if factor is Factor.RUNTIME and then != versions["executorch"]:

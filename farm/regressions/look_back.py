@@ -1,4 +1,4 @@
-"""The numbers of a run against those of the runs before it: which stand out. No device is asked."""
+"""The numbers of a run against those of the runs before it: which are candidates? No device is asked."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from farm.store.records import AlertRecord
     from farm.store.store import Store
 
+TIMES = ("htp_cycles", "latency")
+"""Metrics of how long a program takes, the one that says most first."""
 
-class Seen(msgspec.Struct, frozen=True):
+
+class ComparedSeries(msgspec.Struct, frozen=True):
     """One number of the run, and the runs that it is compared with."""
 
     past: JobPast
@@ -29,8 +32,13 @@ class Seen(msgspec.Struct, frozen=True):
     values: tuple[float, ...]
     steps: dict[int, float]
     """Index of the first run on a new level, and the change."""
-    told: frozenset[str] = frozenset()
+    known_findings: frozenset[str] = frozenset()
     """Findings that newer runs gave, as a step that came with this run or with one near it."""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What its alerts are found by: series and device kind."""
+        return self.series.id, self.points[-1].device_kind
 
     @property
     def first(self) -> int:
@@ -44,14 +52,16 @@ class Seen(msgspec.Struct, frozen=True):
 class LookBack(msgspec.Struct, frozen=True):
     """All numbers of a run, and what stands out among them."""
 
-    seen: tuple[Seen, ...]
+    compared: tuple[ComparedSeries, ...]
     night: NightJudgement
-    """Its indices are those of `seen`."""
+    """Its indices are those of `compared`."""
+    alerts: Mapping[tuple[int, str], Sequence[AlertRecord]]
+    """Of other runs, by series and device kind."""
     insufficient: int
     """Numbers that have too few runs to compare with."""
 
-    def told(self, *, confirm: bool = False) -> list[str]:
-        """Return what a user is told of it, one line each; nothing of a quiet run. `confirm`: it is measured again."""
+    def summary_lines(self, *, confirm: bool = False) -> list[str]:
+        """Return what a user is shown of it, one line each; nothing of a quiet run. `confirm`: it is measured again."""
         lines = [shift.reason for shift in self.night.shifts]
         exact, looks = len(self.night.exact), len(self.night.candidates)
         if exact:
@@ -65,48 +75,44 @@ class LookBack(msgspec.Struct, frozen=True):
 
 
 def is_judged(past: JobPast, one: SeriesPast) -> bool:
-    """Tell whether a number says something about the program: times of a simulated device are those of this machine."""
+    """Return whether a number is one of the program: times of a simulated device are those of this machine."""
     return one.series.unit != "ns" or past.runs[-1].device_kind != "virtual"
+
+
+def known_alerts(store: Store, pasts: Iterable[JobPast]) -> dict[tuple[int, str], list[AlertRecord]]:
+    """Return all alerts of jobs, by series and device kind."""
+    known: dict[tuple[int, str], list[AlertRecord]] = {}
+    for alert in store.alerts.of_jobs(past.job_id for past in pasts):
+        known.setdefault((alert.series_id, alert.device_kind), []).append(alert)
+    return known
 
 
 def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]] = ()) -> LookBack:
     """Judge every number of a run against the runs before it. Nothing is written; `programs` as in `judge_night`."""
-    pasts = store.history.pasts_of_run(run_id)
-    known: dict[tuple[int, str], list[AlertRecord]] = {}
-    for alert in store.alerts.of_jobs(past.job_id for past in pasts):
-        # Also what newer runs gave: a run is looked at again when it is resumed, or came late from another machine.
-        if alert.run_id != run_id:
-            known.setdefault((alert.series_id, alert.device_kind), []).append(alert)
-    return judge_pasts(pasts, known, programs)
-
-
-def judge_pasts(
-    pasts: Iterable[JobPast],
-    known: Mapping[tuple[int, str], Sequence[AlertRecord]],
-    programs: Collection[tuple[str, str]] = (),
-) -> LookBack:
-    """Judge the newest run of every job; `known` has by series and device kind what stood out before. Pure."""
     from farm.analysis.candidates import Finding
     from farm.analysis.nights import Observation, judge_night
 
-    seen = [one for past in pasts for one in seen_of(past, known)]
+    pasts = store.history.pasts_of_run(run_id)
+    # Also those of newer runs: a run is looked at again when it is resumed, or came late from another machine.
+    known = {key: [one for one in found if one.run_id != run_id] for key, found in known_alerts(store, pasts).items()}
+    compared = [one for past in pasts for one in compared_series(past, known)]
     night = judge_night(
-        [Observation(one.series.series, one.past.device, _levelled(one), one.values[-1]) for one in seen],
+        [Observation(one.series.series, one.past.device, _levelled(one), one.values[-1]) for one in compared],
         programs=programs,
     )
 
     def is_new(index: int) -> bool:
-        return night.judgements[index].finding not in seen[index].told
+        return night.judgements[index].finding not in compared[index].known_findings
 
     night = msgspec.structs.replace(
         night, candidates=tuple(filter(is_new, night.candidates)), exact=tuple(filter(is_new, night.exact))
     )
     insufficient = sum(judgement.finding is Finding.INSUFFICIENT_DATA for judgement in night.judgements)
-    return LookBack(tuple(seen), night, insufficient)
+    return LookBack(tuple(compared), night, known, insufficient)
 
 
-def seen_of(past: JobPast, known: Mapping[tuple[int, str], Sequence[AlertRecord]]) -> Iterator[Seen]:
-    """Yield the numbers of a job's newest run that are judged; `known` as in `judge_pasts`. Pure."""
+def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[AlertRecord]]) -> Iterator[ComparedSeries]:
+    """Yield the numbers of a job's newest run that are judged; `known` is of `known_alerts`. Pure."""
     from farm.analysis.history import split
 
     # What can be compared is a question of the runs, the same for all numbers of a job.
@@ -119,7 +125,43 @@ def seen_of(past: JobPast, known: Mapping[tuple[int, str], Sequence[AlertRecord]
         points = tuple(past.runs[index] for index in having)
         values = tuple(one.values[index] for index in having)
         alerts = [alert for alert in known.get((one.id, past.runs[-1].device_kind), ()) if alert.state in STEPS]
-        yield Seen(past, one, points, values, _steps(points, alerts), _told(points[-1].run_id, alerts))
+        newest = points[-1].run_id
+        found = frozenset(alert.finding for alert in alerts if alert.last_good < newest < alert.first_bad)
+        yield ComparedSeries(past, one, points, values, _steps(points, alerts), found)
+
+
+def changed_programs(looked: LookBack, measured: Mapping[tuple[int, str], Collection[str]]) -> list[ComparedSeries]:
+    """Return the numbers to measure though they are no candidates, the most suspicious first. Pure.
+
+    They are the time of a job whose program is another than that of the oldest comparable run, where history does not
+    rule out that it got worse. `measured` has by series and device kind the runs that were measured: a program that was
+    is not measured again in later runs of it.
+    """
+    from farm.analysis.candidates import Finding, may_hide_regression
+
+    # The number of each job and kind of device that says best how long its program takes.
+    best: dict[tuple[str, str], tuple[int, int]] = {}
+    for index, one in enumerate(looked.compared):
+        metric, job = one.series.series.metric, (one.past.job_id, one.points[-1].device_kind)
+        if metric in TIMES and not one.series.series.exact:
+            best[job] = min(best.get(job, (len(TIMES), 0)), (TIMES.index(metric), index))
+    found: list[tuple[float, ComparedSeries]] = []
+    for _, index in best.values():
+        one, judgement = looked.compared[index], looked.night.judgements[index]
+        # A step may be known that came with this run, or with one near it, as from a later run.
+        is_known = len(one.points) - 1 in one.steps or Finding.REGRESSION in one.known_findings
+        if may_hide_regression(one.series.series, judgement) and _is_new(one, measured) and not is_known:
+            is_young = judgement.finding is Finding.INSUFFICIENT_DATA
+            sign = 1.0 if one.series.series.direction == "lower" else -1.0
+            found.append((0.0 if is_young else sign * judgement.sigmas, one))
+    return [one for _, one in sorted(found, key=lambda item: -item[0])]
+
+
+def _is_new(one: ComparedSeries, measured: Mapping[tuple[int, str], Collection[str]]) -> bool:
+    """Return whether a program has older ones to be compared with, and never was."""
+    bundle = one.points[-1].bundle
+    runs = {point.run_id for point in one.points if point.bundle == bundle}
+    return bool(bundle) and one.points[0].bundle != bundle and runs.isdisjoint(measured.get(one.key, ()))
 
 
 def found_alerts(looked: LookBack) -> list[NewAlert]:
@@ -147,11 +189,7 @@ def _steps(points: Sequence[Point], alerts: Iterable[AlertRecord]) -> dict[int, 
     return found
 
 
-def _told(run_id: str, alerts: Iterable[AlertRecord]) -> frozenset[str]:
-    return frozenset(alert.finding for alert in alerts if alert.last_good < run_id < alert.first_bad)
-
-
-def _levelled(one: Seen) -> list[float]:
+def _levelled(one: ComparedSeries) -> list[float]:
     from farm.analysis.candidates import levelled
 
     # A step that came with this very run is taken out of all before it.
@@ -159,7 +197,7 @@ def _levelled(one: Seen) -> list[float]:
 
 
 def _alert(looked: LookBack, index: int, state: AlertState) -> NewAlert:
-    one, judgement = looked.seen[index], looked.night.judgements[index]
+    one, judgement = looked.compared[index], looked.night.judgements[index]
     exact = state is AlertState.EXACT
     good = one.points[-2 if exact else one.first]
     return NewAlert(

@@ -364,5 +364,5 @@ class _Run:
             # Verdicts are in the store, and stay.
             self._listener.note(f"the numbers were not compared with those before: {error}")
             return
-        for line in looked.told(confirm=self._request.confirm):
+        for line in looked.summary_lines(confirm=self._request.confirm):
             self._listener.note(line)

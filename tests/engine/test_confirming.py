@@ -15,8 +15,8 @@ from farm.analysis.first_bad import MOST_PROBES, Bracket
 from farm.analysis.scale import Series
 from farm.errors import UnknownNameError, UsageError
 from farm.regressions.confirm_job import require_comparable
-from farm.regressions.confirming import Claim, Probe, compare, confirm_change, first_bad, series_of, worse
 from farm.regressions.factor_swap import Swaps, swap_factors
+from farm.regressions.paired_test import Claim, Probe, compare, confirm_change, first_bad, series_of, worse
 from farm.replay.stored_result import StoredResult
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.view import JobView, RunView
@@ -130,7 +130,7 @@ class TestFirstBad:
         values = values or [1e6] * 4 + [1.08e6] * (len(runs) - 4)
         bracket = Bracket(0, len(runs) - 1)
         change = math.log(1.08)
-        return first_bad(bench_of(stub), CYCLES, runs, values, bracket, change, told=told.append), told
+        return first_bad(bench_of(stub), CYCLES, runs, values, bracket, change, on_probe=told.append), told
 
     def test_it_is_found_with_few_measurements(self) -> None:
         stub = StubBench({key: StubSide(factor) for key, factor in self.FACTORS.items()})

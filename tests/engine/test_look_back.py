@@ -57,7 +57,7 @@ def test_a_hot_night_is_one_shift_and_a_slower_compiler_is_found_in_all(store: S
     for _ in range(10):
         record_look_back(store, world.night())
     hot_run = world.night(all_by=1.15)
-    shift, *_ = record_look_back(store, hot_run).told()
+    shift, *_ = record_look_back(store, hot_run).summary_lines()
     assert "off by" in shift
     hot = world.confirm(hot_run)
     assert len(hot.shifts) == 1
@@ -97,8 +97,8 @@ def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_sin
         record_look_back(store, world.night())
     slow = world.night({0: 1.3, 1: 1.2})
     looked = record_look_back(store, slow)
-    assert looked.told() == ["2 numbers look different from before: 'farm confirm' measures again"]
-    assert looked.told(confirm=True) == ["2 numbers look different from before"]
+    assert looked.summary_lines() == ["2 numbers look different from before: 'farm confirm' measures again"]
+    assert looked.summary_lines(confirm=True) == ["2 numbers look different from before"]
 
     def gone(call: int) -> None:
         if call > 1:
@@ -109,7 +109,7 @@ def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_sin
     found = world.confirm(slow, said.append)
     states = {one.job_id: one.state for one in found.alerts}
     assert sorted(states.values()) == ["candidate", "confirmed"]
-    assert found.not_asked == len(found.problems) == 1
+    assert found.not_measured == len(found.problems) == 1
     [step] = store.alerts.open()
     assert (step.last_good, step.first_bad) == (world.nights[0], slow)
     assert [line for line in said if "since when" in line]
@@ -277,7 +277,7 @@ def test_a_program_that_is_slower_in_a_lucky_night_is_found_the_same_night(store
     lucky = world.night({0: 1.08}, all_by=1 / 1.08, noise=0.0)
     assert not record_look_back(store, lucky).night.candidates
     found = world.confirm(lucky)
-    assert (found.changed, found.changed_not_asked) == (1, 0)
+    assert (found.changed, found.changed_not_measured) == (1, 0)
     [step] = found.regressions
     assert (step.job_id, step.first_bad, step.state) == (world.jobs[0].id, lucky, "confirmed")
     assert step.low < 0.077 < step.high
@@ -307,7 +307,7 @@ def test_programs_that_changed_are_measured_in_the_time_that_is_left(store: Stor
     slow = world.night({0: 1.3, 1: 1.3, 2: 1.3})
     found = world.confirm(slow, budget_s=0.0)
     # The third has nothing that it could be compared with.
-    assert (found.changed, found.changed_not_asked, found.problems, found.regressions) == (0, 2, (), ())
+    assert (found.changed, found.changed_not_measured, found.problems, found.regressions) == (0, 2, (), ())
 
     def gone(call: int) -> None:
         if call == 1:
@@ -316,7 +316,7 @@ def test_programs_that_changed_are_measured_in_the_time_that_is_left(store: Stor
     world.before_pairs = gone
     found = world.confirm(slow)
     # A device that is away is no trouble where nothing stands out.
-    assert (found.changed, found.changed_not_asked, found.problems) == (0, 2, ())
+    assert (found.changed, found.changed_not_measured, found.problems) == (0, 2, ())
     assert "2 programs that changed were not measured" in found.not_all_changed
     assert len(world.confirm(slow).regressions) == 2
 
@@ -326,12 +326,12 @@ def test_a_step_that_a_later_run_told_of_is_not_told_again_of_its_first_run(stor
     for _ in range(7):
         record_look_back(store, world.night(keys={0: "old"}))
     first = world.night({0: 1.08}, keys={0: "slow"})
-    assert world.confirm(first, budget_s=0.0).changed_not_asked == 1
+    assert world.confirm(first, budget_s=0.0).changed_not_measured == 1
     later = world.night({0: 1.08}, keys={0: "slow"})
     [step] = world.confirm(later).regressions
     assert step.first_bad == first
     again = world.confirm(first)
-    assert (again.changed, again.changed_not_asked) == (0, 0)
+    assert (again.changed, again.changed_not_measured) == (0, 0)
     assert [one.id for one in store.alerts.open()] == [step.id]
 
 
@@ -400,5 +400,5 @@ def test_a_program_that_cannot_be_measured_is_not_said_to_wait_for_a_device(stor
     world.require_job = require
     said: list[str] = []
     found = world.confirm(slow, said.append)
-    assert (found.changed, found.changed_not_asked) == (0, 0)
+    assert (found.changed, found.changed_not_measured) == (0, 0)
     assert said[-1] == "programs that changed and cannot be measured: 1: its suite is not here"

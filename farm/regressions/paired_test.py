@@ -12,6 +12,7 @@ from farm.analysis.confirmation import INFERENCES, P_CONFIRMED, PAIRS, Answer, C
 from farm.analysis.first_bad import MOST_PROBES, narrowed, next_probe, suspicion
 from farm.analysis.scale import GATES, Series
 from farm.errors import FarmError, UnknownNameError, UsageError
+from farm.regressions.look_back import TIMES
 from farm.replay.stored_result import StoredResult
 from farm.results.attempt import Direction
 from farm.system.text import reason_line
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from farm.analysis.first_bad import Bracket
     from farm.regressions.interleaved_ab import InterleavedBench, Side
 
-TIMES = ("htp_cycles", "latency")
-"""Metrics of how long a program takes, the one that says most first."""
-
 
 class Claim(NamedTuple):
     """A series, and which way it is said to have gone."""
@@ -35,7 +33,7 @@ class Claim(NamedTuple):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """What pairs say about one claim."""
+    """What pairs note about one claim."""
 
     series: Series
     confirmation: Confirmation
@@ -112,7 +110,7 @@ def compare(
     gate: float | None = None,
     level: float = P_CONFIRMED,
 ) -> list[Compared]:
-    """Measure pairs, as many again once while a claim is unknown, and return what all of them say of each claim.
+    """Measure pairs, as many again once while a claim is unknown, and return what all of them note of each claim.
 
     `gate` is on the scale of the series, `level` what a p-value has to be below. A side that crashes or whose numbers
     are wrong is the reason of an unknown. Raises InfraError for the farm's and the device's trouble, UsageError for a
@@ -143,13 +141,13 @@ def first_bad(
     pairs: int = PAIRS,
     inferences: int = INFERENCES,
     *,
-    told: Callable[[Probe], None] = lambda _: None,
+    on_probe: Callable[[Probe], None] = lambda _: None,
 ) -> Bracket:
     """Narrow the runs among which the first bad one is, by running old bundles in pairs with the good one's.
 
     `runs` and `values` are of the comparable runs, oldest first; None is one whose bundle is gone. `change` is the
     confirmed step: what is nearer to its far side is bad. At most MOST_PROBES bundles are run; a run of a bundle whose
-    answer is known costs none. `told` hears of each. Raises as `compare`.
+    answer is known costs none. `on_probe` hears of each. Raises as `compare`.
     """
     good = runs[bracket.good]
     if good is None:
@@ -173,7 +171,7 @@ def first_bad(
             probe = _probe(bench, claim, good, number, runs[number], gate, pairs, inferences)
             if (past := runs[number]) is not None:
                 answers[past.attempt.bundle_key] = probe.answer
-        told(probe)
+        on_probe(probe)
         bracket = narrowed(bracket, number, probe.answer)
     return bracket
 
