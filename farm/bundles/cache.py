@@ -1,7 +1,7 @@
 """The bundle cache: folders addressed by key. The time of a bundle's manifest is when it was last used.
 
 Keys come from stores that others may write, and bundles are executed: a key is checked before it becomes a path, what
-somebody else could have written is not used, and nothing is removed but folders of this cache.
+another user could have written is not used, and nothing is removed but folders of this cache.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BundleCache:
     def lookup(self, key: str) -> Bundle | None:
         """Return the published bundle and mark it as used; None where it is not there or damaged, or `key` is no key.
 
-        Removes nothing. Raises UntrustedError where somebody else could have written it.
+        Removes nothing. Raises UntrustedError where another user could have written it.
         """
         if not is_bundle_key(key):
             return None
@@ -69,7 +69,7 @@ class BundleCache:
         """Return the bundle of `key`, made by `fill` in an empty folder unless it is there whole.
 
         Another process that builds the same waits. What `fill` raises is passed on, and nothing is left behind.
-        Raises InfraError when the cache cannot be written, UntrustedError where somebody else could write it.
+        Raises InfraError when the cache cannot be written, UntrustedError where another user could write it.
         """
         folder = self.folder(key)
         if folder.is_dir() and not self._is_inside(folder):
@@ -77,7 +77,7 @@ class BundleCache:
         return self.lookup(key) or load_bundle(published(folder, fill, is_whole=lambda one: _whole(one) is not None))
 
     def remove_half_made(self, key: str) -> None:
-        """Remove what was left of the folder of a bundle that nobody is making."""
+        """Remove the unfinished folders of a bundle that no process is making."""
         folder = self.folder(key)
         sweep(folder.parent, folder.name)
 
@@ -142,12 +142,12 @@ def _whole(folder: Path) -> Bundle | None:
 
 # What compiles leave in the cache when they are ended. A bundle is made in a `.partial` folder, and a builder has a
 # folder of its own, its TMPDIR as well. Both have a lock that their process holds as long as it lives
-# (farm/system/publish.py): what nobody holds is left over. The pool removes what its builders leave; what a farm that
+# (farm/system/publish.py): what has no holder is left over. The pool removes what its builders leave; what a farm that
 # was killed left, the next one removes.
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """One folder that nobody needs any more."""
+    """One folder that is not needed any more."""
 
     path: str
     files: int
@@ -183,7 +183,7 @@ def leftovers(root: Path) -> list[Leftover]:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove all of it."""
+    """Remove what `leftovers` lists."""
     for parent in _bundle_parents(root):
         sweep(parent)
     if not _builders(root).is_symlink():

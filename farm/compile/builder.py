@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _GC_THRESHOLDS = (100_000, 10, 10)
 # What a large model leaves in cycles is little for Python, which counts objects, and much for the machine.
 _LEFT_BYTES = 256 * 2**20
-# Higher than what a user runs, up to 1000: where the kernel has to end somebody, it is a builder, which is replaced.
+# Higher than what a user runs, up to 1000: the kernel ends a builder first, which is replaced.
 _OOM_SCORE = "500"
 
 

@@ -106,7 +106,7 @@ class BuilderPool:
             reply = self._build(number, request)
             if not self._stopping.is_set():
                 self._on_done(reply)
-            # Nobody waits for what was left to be gone.
+            # After the reply: no job waits for this.
             if number in self._builders and not self._builders[number].is_alive:
                 self._end_builder(number)
             self._cache.remove_half_made(request.key)
@@ -125,7 +125,7 @@ class BuilderPool:
                     break
                 try:
                     reply, again = self._ask(number, request)
-                except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for a reply
+                except Exception as error:  # noqa: BLE001 - a job waits for a reply, whatever happened
                     # What it was asked it may still answer, and that would be taken for the answer to the next.
                     self._end_builder(number)
                     reply = BuildReply(request.key, ok=False, seconds=0.0, reason=f"no builder: {error}", infra=True)
@@ -224,7 +224,7 @@ class _Turns:
 
     @contextmanager
     def take(self, *, alone: bool) -> Iterator[None]:
-        """Wait for a turn and have it while the body runs; nobody waits any more once the pool is stopping."""
+        """Wait for a turn and have it while the body runs; the wait ends once the pool is stopping."""
         with self._changed:
             if alone:
                 self._alone += 1

@@ -26,7 +26,7 @@ _REASON_CHARS = 500
 
 
 class BuildRequest(msgspec.Struct, frozen=True):
-    """Build this."""
+    """One job to build."""
 
     job: Job
     key: str
@@ -36,7 +36,7 @@ class BuildRequest(msgspec.Struct, frozen=True):
 
 
 class BuildReply(msgspec.Struct, frozen=True):
-    """How it went."""
+    """How a job was built."""
 
     key: str
     ok: bool

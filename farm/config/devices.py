@@ -97,7 +97,7 @@ class LeaseConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How devices are shared."""
 
     ttl_s: float = 30.0
-    """A lease whose holder was not heard of for so long is given to another."""
+    """After this time without a sign of life of its holder a lease is given to another."""
 
 
 class HostTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -128,7 +128,7 @@ class Config(msgspec.Struct, frozen=True):
     hosts: tuple[HostConfig, ...] = ()
     """Machines beside this one that devices hang on."""
     devices: tuple[DeviceConfig, ...] = ()
-    """Devices that are named, or that nobody would find otherwise."""
+    """Devices that are named, or that discovery does not find."""
     health: HealthConfig = HealthConfig()
     leases: LeaseConfig = LeaseConfig()
     retention: RetentionConfig = RetentionConfig()
@@ -146,7 +146,7 @@ class Config(msgspec.Struct, frozen=True):
 def load_config(file: Path | None = None, *, folder: Path | None = None) -> Config:
     """Return the configuration.
 
-    `file`, else $FARM_CONFIG, else the first farm.toml from `folder` (the current one) upwards that nobody else could
+    `file`, else $FARM_CONFIG, else the first farm.toml from `folder` (the current one) upwards that no other user could
     have written (`farm.system.trust`); others are named on standard error and ignored. $FARM_CACHE_DIR,
     $FARM_STATE_DIR, $FARM_STORE, $QNN_SDK_ROOT, $ANDROID_NDK_ROOT, $FARM_ANDROID_EXECUTORCH, $FARM_EXECUTORCH_BUILD,
     $FARM_EXECUTORCH_LINUX_BUILD, $FARM_EXECUTORCH_DIRECT_BUILD, $HEXAGON_SDK_ROOT and $HEXAGON_TOOLS_ROOT override it.
@@ -213,7 +213,7 @@ def _usable_cores() -> int:
 def _builder_memory(file: Path | str, table: _BuildTable, builders: int) -> tuple[int, int]:
     """Return what one builder may have at most, and beyond what it is replaced, in MiB."""
     usable_mb = usable_bytes() // _MEGABYTE
-    # Large models are rare, so that one may have half of the machine, whoever works beside it.
+    # Large models are rare, so that one may have half of the machine.
     most = table.memory_mb if table.memory_mb is not None else usable_mb * (8 if builders == 1 else 5) // 10
     share = usable_mb // (2 * builders)
     recycle = table.recycle_mb if table.recycle_mb is not None else min(max(share, _LEAST_BUILDER_MB), _MOST_RECYCLE_MB)
@@ -242,7 +242,7 @@ def _beside(base: Path, value: str | None) -> Path | None:
         return None
     try:
         return (base / Path(value).expanduser()).absolute()
-    except RuntimeError as error:  # ~nobody
+    except RuntimeError as error:  # a home of an unknown user
         raise UsageError(f"{value}: {error}") from None
 
 

@@ -170,7 +170,7 @@ def is_decided(figures: Figures, limits: Limits) -> bool:
 def signal_problem(reference: NDArray[np.generic]) -> str | None:
     """Return why a wrong output may agree with `reference`; None when it cannot.
 
-    A constant is what a broken operator gives too, so an agreement with it says nothing. One element alone is
+    A constant is what a broken operator gives too, so an agreement with it proves nothing. One element alone is
     constant by nature and only has to differ from zero.
     """
     if not reference.size:

@@ -73,7 +73,7 @@ def compare_outputs(bundle: Bundle, raw: RawResult) -> FiguresByOutput:
                     f"nothing can be judged by it; give the case other inputs or weights"
                 )
         if not references:
-            continue  # nobody knows which shape its outputs have
+            continue  # the shapes of its outputs are not known
         actual = _output(bundle, raw, sample, index)
         for kind, reference in references.items():
             found = compare(actual, reference, manifest.outputs[index].step)

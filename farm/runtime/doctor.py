@@ -47,7 +47,7 @@ _BUILD_ANDROID = f"farm runtime build --target {ANDROID}"
 
 
 class MissingItem(msgspec.Struct, frozen=True):
-    """Something that is not there."""
+    """One thing that is missing, and how to get it."""
 
     what: str
     """In a few words, `QNN SDK`, or the files that are missing."""
@@ -76,14 +76,14 @@ class Ability(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """One tool, or a set of files that somebody else made."""
+    """One tool, or a set of files that was made elsewhere."""
 
     name: str
     version: str
     """Or what is known instead: `set`, `built`."""
     path: str
     problem: str = ""
-    """What is wrong with it; "" when nothing is. What nobody asked for is no problem: then `version` is ""."""
+    """What is wrong with it; "" when nothing is. What is not configured is no problem: then `version` is ""."""
 
 
 class Doctor:

@@ -73,7 +73,7 @@ class SigningFault(msgspec.Struct, frozen=True):
     """`foreign` is what no record vouches for, `outdated` what was signed from another file than there is now."""
     problem: str
     adopted: bool = False
-    """Somebody else signed it, and it was vouched for: not to be replaced unasked."""
+    """It was signed elsewhere and adopted: not to be replaced unasked."""
 
 
 def find_signing_fault(signed: Path, unsigned: Path | None) -> SigningFault | None:

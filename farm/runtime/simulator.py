@@ -115,7 +115,7 @@ def outside_environment(
     sdk = host_sdk(cache_dir, sdk_root=sdk_root, log=log)
     libraries = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
     ours = [str(sdk.lib_dir), str(libraries)]
-    # Whoever evaluates it a second time gets the same again.
+    # A second evaluation gives the same.
     before = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path and path not in ours]
     return {
         "QNN_SDK_ROOT": str(sdk.root),
@@ -135,7 +135,7 @@ def older_runner(cache_dir: Path, key: str) -> Path | None:
 def older_sdk(cache_dir: Path, version: str) -> HostSdk | None:
     """Return the cache's newest layout of a build id, as the fact `qnn` has it; None where it is gone.
 
-    What somebody else could have written is left out. Laid out are links: the libraries they lead to say what they are.
+    What another user could have written is left out. Laid out are links: the libraries they lead to say what they are.
     """
     markers = sorted((cache_dir / "sdk").glob(f"*/{_MARKER}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for marker in markers:

@@ -143,7 +143,7 @@ class _Comparators:
 
 
 def _number(value: float) -> float | None:
-    """Return a figure; None for NaN, which says nothing."""
+    """Return a figure; None for NaN."""
     return None if math.isnan(value) else value
 
 

@@ -110,7 +110,7 @@ def _compile(
 def _take_ready(
     job: Job, samples: Sequence[Tensors], versions: Mapping[str, str], folder: Path, watch: Stopwatch
 ) -> CompiledProgram:
-    del versions  # whoever compiled it chose them
+    del versions  # they were chosen where it was compiled
     case = job.case
     method = read_ready(job)
     for inputs in samples:

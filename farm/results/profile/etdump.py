@@ -50,7 +50,7 @@ class ProfileEvent(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def unit(self) -> str:
-        """`cycles`, `us`, `count`, `bytes`: as a QNN event's name says; empty when it says nothing."""
+        """`cycles`, `us`, `count`, `bytes`: as a QNN event's name ends; empty where it has none."""
         return unit_of(self.name)
 
     @property

@@ -40,7 +40,7 @@ class NativeBuild:
 
     @property
     def built(self) -> bool:
-        """It is there."""
+        """Whether it has been built."""
         return self.folder.is_dir()
 
 
@@ -66,7 +66,7 @@ def build_native(
 def planned_native(cache_dir: Path, target: str = HOST, *, android: AndroidKit | None = None) -> NativeBuild:
     """Return what `build_native` would, without building.
 
-    Raises UnknownNameError, MissingToolError, UntrustedError where somebody else could have written it.
+    Raises UnknownNameError, MissingToolError, UntrustedError where another user could have written it.
     """
     build = _plan(cache_dir, target, android)[2]
     require_own(build.folder)

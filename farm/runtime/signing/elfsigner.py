@@ -25,7 +25,7 @@ ELFSIGNER = Path("tools/elfsigner/elfsigner.py")
 # The tool itself speaks of three minutes, where a server signs.
 SIGNING_SECONDS = 300.0
 
-# Asked again after an answer that it does not take; whoever asks more often has another question.
+# The tool repeats its question after an answer that it does not take; more repetitions are another question.
 _ANSWERS = b"y\n" * 8
 # What a Python program needs; tokens and passwords in other variables are none of the tool's business.
 _KEPT = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ")

@@ -37,7 +37,7 @@ class Signing(msgspec.Struct, frozen=True):
     reason: str
     """Why it has to be signed: `unsigned`, `foreign`, `outdated` ...; "" when its signature is still good."""
     adopted: bool = False
-    """The signature that is no longer good is somebody else's, who was vouched for."""
+    """The signature that is no longer good came from elsewhere and was adopted."""
 
 
 def plan_signing(config: Config, lpai: int, direct_arch: int = 0, *, adopting: bool = False) -> tuple[Signing, ...]:
@@ -100,7 +100,7 @@ def sign(
 
 
 def adopt(unsigned: Path, signed: Path) -> SignRecord:
-    """Vouch for a file that somebody else signed, after the same checks, and record it.
+    """Adopt a file that was signed elsewhere, after the same checks, and record it.
 
     Raises UsageError without that file, ConfigError for one that is not signed or is made for something else.
     """
