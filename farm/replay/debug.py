@@ -20,7 +20,6 @@ from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
 from farm.program.layers import Layer, LayerStep
 from farm.replay.one_off import finish_run
-from farm.request.ending import write_report
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.judge import build_failure, with_known_issue
@@ -141,9 +140,8 @@ class _Debug:
             run_id = self._begin(tools)
             folder = self._config.run_folder(run_id)
             folder.mkdir(parents=True)
-            attempt, exit_code = finish_run(self._store, run_id, lambda: self._record(run_id, tools, folder, acquirer))
-            report = write_report(
-                self._store.runs.view(run_id), folder / "report.html", self._store, self._config.state_dir
+            attempt, exit_code, report = finish_run(
+                self._config, self._store, run_id, lambda: self._record(run_id, tools, folder, acquirer)
             )
             return DebugOutcome(
                 job_id=self._job.id,

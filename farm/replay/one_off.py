@@ -107,15 +107,16 @@ def run_one(
                 return attempt
 
             try:
-                attempt, exit_code = finish_run(store, run_id, execute)
+                attempt, exit_code, report = finish_run(config, store, run_id, execute)
             finally:
                 shutil.rmtree(folder / "raw", ignore_errors=True)
-            report = write_report(store.runs.view(run_id), folder / "report.html", store, config.state_dir)
             return OneOffOutcome(run_id, exit_code, attempt, acquired.device.kind, kept_outputs(kept), report)
 
 
-def finish_run(store: Store, run_id: str, execute: Callable[[], Attempt]) -> tuple[Attempt | None, int]:
-    """Return what `execute` recorded, None where it was interrupted, and the exit code that the run is finished with.
+def finish_run(
+    config: Config, store: Store, run_id: str, execute: Callable[[], Attempt]
+) -> tuple[Attempt | None, int, Path]:
+    """Return what `execute` recorded, None where it was interrupted, the run's exit code, and its HTML report.
 
     Raises the FarmError that `execute` raises, with whose exit code the run is finished.
     """
@@ -131,7 +132,8 @@ def finish_run(store: Store, run_id: str, execute: Callable[[], Attempt]) -> tup
         raise
     finally:
         store.finish_run(run_id, exit_code)
-    return attempt, exit_code
+    view, file = store.runs.view(run_id), config.run_folder(run_id) / "report.html"
+    return attempt, exit_code, write_report(view, file, store, config.state_dir)
 
 
 def _begin(

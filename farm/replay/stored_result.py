@@ -136,13 +136,12 @@ def find_job(config: Config, stored: StoredResult) -> Job:
         if job.id == stored.view.id:
             return _without_lost_files(job)
     try:
-        job = _todays_job(config, stored)
+        return _todays_job(config, stored)
     except UsageError as error:
         raise UsageError(
             f"{stored.view.id}: what run {stored.run.id} planned is not here, or is another user's, and its suite is "
             f"not here either: {error}: name the suite's folder in farm.toml"
         ) from None
-    return job
 
 
 def _without_lost_files(job: Job) -> Job:
@@ -190,12 +189,10 @@ def find_bundle(
     if bundle is not None:
         return bundle
     key = stored.attempt.bundle_key
-    folder = BundleCache(config.cache_dir).folder(key)
-    changed = _changes(config, stored, job, tools)
-    if changed:
+    if changes := _changes(config, stored, job, tools):
         raise UsageError(
             f"the bundle {key[:12]} of {stored.view.id} is not in the cache any more "
-            f"({folder}), and building it today gives another one: {changed}; "
+            f"({BundleCache(config.cache_dir).folder(key)}), and building it today gives another one: {changes}; "
             "bring that folder back, or run the job as it is today"
         )
     say(f"the bundle {key[:12]} is not in the cache any more: building it again, from the same code and versions")
@@ -208,7 +205,7 @@ def find_bundle(
 
 def _changes(config: Config, stored: StoredResult, job: Job, tools: Toolchain) -> str:
     """Return why the bundle that would be built now is another one; empty when it is the same."""
-    if not _can_build(job):
+    if not (job.case.module or job.case.program or job.case.pte):
         return f"it was made by '{stored.run.command}', of files that farm does not keep"
     now = bundle_key(job, tools.versions)
     if now == stored.attempt.bundle_key:
@@ -221,10 +218,6 @@ def _changes(config: Config, stored: StoredResult, job: Job, tools: Toolchain) -
     ]
     changes += [f"the code of {place} has changed" for place in changed_code(config.run_folder(stored.run.id), job)]
     return "; ".join(changes) or f"the case, or the way farm compiles it, has changed (bundle {now[:12]})"
-
-
-def _can_build(job: Job) -> bool:
-    return bool(job.case.module or job.case.program or job.case.pte)
 
 
 def _build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> None:
