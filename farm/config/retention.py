@@ -50,7 +50,7 @@ class RunFacts(msgspec.Struct, frozen=True):
     priority: str
 
 
-class Kept(StrEnum):
+class KeepReason(StrEnum):
     """Why a run stays."""
 
     AGE = "age"
@@ -71,20 +71,20 @@ def age_ms(text: str) -> int | None:
 
 
 def decide(
-    runs: Sequence[RunFacts], rules: Rules, now_ms: int, protected: Mapping[str, Kept]
-) -> dict[str, Kept | None]:
+    runs: Sequence[RunFacts], rules: Rules, now_ms: int, protected: Mapping[str, KeepReason]
+) -> dict[str, KeepReason | None]:
     """Return why each run stays, None for one that goes, in the order of `runs`, which is the newest first.
 
     A run stays for any one reason. `protected` are those that stay whatever their age.
     """
     nightly_ms = rules.keep_ms if rules.keep_nightly_ms is None else rules.keep_nightly_ms
-    decided: dict[str, Kept | None] = {}
+    decided: dict[str, KeepReason | None] = {}
     for number, run in enumerate(runs):
         keep_ms = nightly_ms if run.priority == "nightly" else rules.keep_ms
         if keep_ms is not None and run.started_ms > now_ms - keep_ms:
-            decided[run.run_id] = Kept.AGE
+            decided[run.run_id] = KeepReason.AGE
         elif rules.keep_runs is not None and number < rules.keep_runs:
-            decided[run.run_id] = Kept.NEWEST
+            decided[run.run_id] = KeepReason.NEWEST
         else:
             decided[run.run_id] = protected.get(run.run_id)
     return decided

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import delete, func, select, text
 
-from farm.config.retention import Kept, RunFacts, decide
+from farm.config.retention import KeepReason, RunFacts, decide
 from farm.store import schema
 from farm.store.queries.alerts import not_remarked, open_alerts
 from farm.store.records import STEPS
-from farm.store.rows import chunks
-from farm.store.statements import statement
+from farm.store.statements import chunks, statement
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -58,18 +57,18 @@ class Pruning:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
 
-    def decide(self, rules: Rules) -> dict[str, Kept | None]:
+    def decide(self, rules: Rules) -> dict[str, KeepReason | None]:
         """Return why each run stays, None for one that may go, newest first."""
         run = schema.run.c
         query = select(run.id, run.started_ms, run.priority).order_by(run.started_ms.desc(), run.id.desc())
         with self._database.reading() as connection:
             now_ms = self._clock(connection)
             runs = [RunFacts(*row) for row in connection.execute(query)]
-            protected = dict.fromkeys(_with_newest_results(connection, rules.keep_results), Kept.RESULTS)
+            protected = dict.fromkeys(_with_newest_results(connection, rules.keep_results), KeepReason.RESULTS)
             old = [run_id for run_id, why in decide(runs, rules, now_ms, protected).items() if why is None]
             for part in chunks(old):
-                protected |= dict.fromkeys(_going_on(connection, part, now_ms), Kept.GOING_ON)
-            protected |= dict.fromkeys(protected_runs(connection), Kept.ALERT)
+                protected |= dict.fromkeys(_going_on(connection, part, now_ms), KeepReason.GOING_ON)
+            protected |= dict.fromkeys(protected_runs(connection), KeepReason.ALERT)
             return decide(runs, rules, now_ms, protected)
 
     def holding(self, run_ids: Collection[str]) -> Holding:

@@ -25,7 +25,7 @@ from torch.export import decomp_utils
 from farm.bundles.key import toolchain_versions
 from farm.compile.flows.delegation import read_delegation, require_whole_graph
 from farm.compile.flows.dispatcher import one_look_a_list
-from farm.compile.flows.flow import Example, Stopwatch
+from farm.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.compile.flows.qualcomm import FLOW, compiler_specs
 from farm.errors import DelegationError, FarmError
 from farm.suites.suite import Target
@@ -73,14 +73,8 @@ def specs_of(target: Target, *, virtual: bool = False) -> dict[str, object]:
 
 def compile_for_gpu() -> str:
     try:
-        FLOW(
-            Chain(),
-            Example(INPUTS, None),
-            [INPUTS],
-            Target("SM8650", "gpu", "fp16"),
-            toolchain_versions("any"),
-            Stopwatch(),
-        )
+        target, versions = Target("SM8650", "gpu", "fp16"), toolchain_versions("any")
+        FLOW(Lowering(Chain(), Example(INPUTS, None), [INPUTS], target, versions, Stopwatch()))
     except FarmError as error:
         return f"{type(error).__name__}: {error}"
     return ""

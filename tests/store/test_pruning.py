@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from old_store import snapshot
 from sqlalchemy import update
 
-from farm.config.retention import Kept, Rules
+from farm.config.retention import KeepReason, Rules
 from farm.results.attempt import LayerComparison, LayerStep, OperatorProfile, Verdict
 from farm.store import schema
 from farm.store.artifacts import GRACE_S, ArtifactStore
@@ -74,7 +74,7 @@ def counts(address: str) -> dict[str, int]:
     return {table: len(rows) - 1 for table, rows in snapshot(address).items() if len(rows) > 1}
 
 
-def old(decided: dict[str, Kept | None]) -> list[str]:
+def old(decided: dict[str, KeepReason | None]) -> list[str]:
     return [run_id for run_id, why in decided.items() if why is None]
 
 
@@ -118,8 +118,8 @@ def test_the_newest_results_of_every_job_on_each_kind_of_device_stay(store: Stor
     debugged = run(store, make, 59, a, debug="intermediate outputs")
     decided = store.pruning.decide(Rules(keep_ms=30 * DAY, keep_results=2))
     assert old(decided) == [debugged, trouble, *runs[2::-1]]
-    assert {decided[one] for one in (hardware, only_b, *runs[3:])} == {Kept.RESULTS}
-    assert store.pruning.decide(Rules(keep_ms=30 * DAY))[runs[0]] is Kept.RESULTS
+    assert {decided[one] for one in (hardware, only_b, *runs[3:])} == {KeepReason.RESULTS}
+    assert store.pruning.decide(Rules(keep_ms=30 * DAY))[runs[0]] is KeepReason.RESULTS
 
 
 def test_what_is_written_to_stays(store: Store, make: type[Make]) -> None:
@@ -133,8 +133,8 @@ def test_what_is_written_to_stays(store: Store, make: type[Make]) -> None:
     rules = Rules(keep_runs=1, keep_results=1)
     decided = store.pruning.decide(rules)
     assert old(decided) == [killed, ended]
-    assert decided[resumed] is Kept.GOING_ON
-    assert store.pruning.decide(Rules(keep_ms=0, keep_results=1))[begun] is Kept.GOING_ON
+    assert decided[resumed] is KeepReason.GOING_ON
+    assert store.pruning.decide(Rules(keep_ms=0, keep_results=1))[begun] is KeepReason.GOING_ON
     # Somebody goes on with it after it was decided.
     store.record_attempt(ended, make.attempt(a, reason="again"))
     assert [store.pruning.remove(one) for one in (ended, resumed, begun, killed)] == [None, None, None, []]
@@ -265,7 +265,7 @@ def test_runs_of_an_open_alert_stay_and_what_came_to_nothing_goes_with_its_run(s
         )  # fmt: skip
         store.alerts.record(bad, [found])
     kept = store.pruning.decide(Rules(keep_ms=DAY, keep_results=0))
-    assert [kept[one] for one in (first, second, third, fourth)] == [Kept.ALERT, Kept.ALERT, None, None]
+    assert [kept[one] for one in (first, second, third, fourth)] == [KeepReason.ALERT, KeepReason.ALERT, None, None]
     assert store.pruning.remove(second) is None
     candidate = NewAlert(
         series_id=series.id, device_kind="virtual", finding="regression", state="candidate", last_good=third,

@@ -11,7 +11,7 @@ import msgspec
 
 from farm.cli.options import json_option
 from farm.cli.output import opened, show
-from farm.config.retention import Kept, RetentionConfig, Rules, age_ms
+from farm.config.retention import KeepReason, RetentionConfig, Rules, age_ms
 from farm.config.settings import load_config
 from farm.errors import StoreError, UsageError
 from farm.report.model.format import size
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 _WHY = {
-    Kept.AGE: "young enough",
-    Kept.NEWEST: "among the newest",
-    Kept.RESULTS: "with one of the newest results of a job",
-    Kept.GOING_ON: "going on, or written to today",
-    Kept.ALERT: "named by an alert",
+    KeepReason.AGE: "young enough",
+    KeepReason.NEWEST: "among the newest",
+    KeepReason.RESULTS: "with one of the newest results of a job",
+    KeepReason.GOING_ON: "going on, or written to today",
+    KeepReason.ALERT: "named by an alert",
 }
 
 
@@ -37,7 +37,7 @@ class PruneAnswer(msgspec.Struct):
     """What was deleted, or would be."""
 
     freed: Freed
-    runs: dict[str, Kept | None]
+    runs: dict[str, KeepReason | None]
     """Why each stays, newest first; None for one that goes."""
     deleted: bool = False
     rows: int = 0

@@ -21,7 +21,7 @@ from farm.bundles.ready import check_inputs, is_dynamic, output_specs, read_read
 from farm.compile.flows.delegation import built_operators, read_delegation
 from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.factory import make_example, make_inputs, make_module, read_expected
-from farm.compile.flows.flow import Stopwatch
+from farm.compile.flows.flow import Lowering, Stopwatch
 from farm.suites.options import compile_options
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _compile(
     example = make_example(case, module, samples[0])
     schematics = _schematics_in(folder / OPTRACE if _for_optrace(target) else None)
     with schematics, built_operators() as operators, one_look_a_list():
-        lowered = flow(module, example, samples, target, versions, watch)
+        lowered = flow(Lowering(module, example, samples, target, versions, watch))
     delegation = read_delegation(lowered.edge.exported_program().graph_module)
     steps: Sequence[float | None] = [None] * len(references["fp32"][0])
     if lowered.quantized is not None:

@@ -41,6 +41,27 @@ class Example(NamedTuple):
     """As torch.export takes them, by parameter of `forward`; None where every size is fixed."""
 
 
+class Lowering(NamedTuple):
+    """A module that is to be lowered, and what for."""
+
+    module: torch.nn.Module
+    example: Example
+    samples: Sequence[tuple[torch.Tensor, ...]]
+    """The inputs of all samples, to calibrate with."""
+    target: Target
+    versions: Mapping[str, str]
+    """What the bundle depends on besides its job, as in its manifest: farm/bundles/key.py."""
+    watch: Stopwatch
+
+    def export(self) -> torch.export.ExportedProgram:
+        """Return the module as a graph."""
+        with self.watch.step("export"):
+            # Strict, because passes of ExecuTorch 1.5 (DecomposeMinMaxDim and others) read `source_fn_stack`, which
+            # only that sets: without it max_dim ends the process in the QNN adaptor.
+            inputs, dynamic_shapes = self.example
+            return torch.export.export(self.module, inputs, dynamic_shapes=dynamic_shapes, strict=True)
+
+
 class Lowered(NamedTuple):
     """A module, lowered to a backend."""
 
@@ -51,10 +72,4 @@ class Lowered(NamedTuple):
     """How to serialize it; None is ExecuTorch's default."""
 
 
-Flow = Callable[
-    [torch.nn.Module, Example, Sequence[tuple[torch.Tensor, ...]], Target, Mapping[str, str], Stopwatch], Lowered
-]
-"""Lowers a module for a target, calibrated with the inputs of all samples.
-
-The mapping is what the bundle depends on besides its job, as in its manifest: farm/bundles/key.py.
-"""
+Flow = Callable[[Lowering], Lowered]

@@ -31,7 +31,7 @@ from farm.backends.descriptor import QUANTIZED_PRECISIONS
 from farm.backends.registry import BACKENDS
 from farm.bundles.key import LPAI_TARGET
 from farm.compile.flows.delegation import read_delegation, refused_operators, require_whole_graph
-from farm.compile.flows.flow import Flow, Lowered
+from farm.compile.flows.flow import Flow, Lowered, Lowering
 from farm.errors import DelegationError, MissingToolError
 from farm.suites.options import compile_numbers
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from executorch.exir import EdgeProgramManager
 
-    from farm.compile.flows.flow import Example, Stopwatch
+    from farm.compile.flows.flow import Example
     from farm.suites.suite import Target
 
 # Whose weights have blocks in the precisions called `_block`, along their second dimension, the input channels.
@@ -58,25 +58,15 @@ _RULES: dict[str, Any] = {
 _LPAI_TARGETS = {"x86": QnnExecuTorchLpaiTargetEnv.kX86, "arm": QnnExecuTorchLpaiTargetEnv.kArm}
 
 
-def _lower(
-    module: torch.nn.Module,
-    example: Example,
-    samples: Sequence[tuple[torch.Tensor, ...]],
-    target: Target,
-    versions: Mapping[str, str],
-    watch: Stopwatch,
-) -> Lowered:
-    with watch.step("export"):
-        # Strict, because passes of ExecuTorch 1.5 (DecomposeMinMaxDim and others) read `source_fn_stack`, which
-        # only that sets: without it max_dim ends the process in the QNN adaptor.
-        exported = torch.export.export(module, example.inputs, dynamic_shapes=example.dynamic_shapes, strict=True)
-        graph: torch.nn.Module = exported.module()
+def _lower(lowering: Lowering) -> Lowered:
+    target, watch = lowering.target, lowering.watch
+    graph: torch.nn.Module = lowering.export().module()
     quantized = None
     if target.precision in QUANTIZED_PRECISIONS:
         with watch.step("quantize"):
-            graph = quantized = convert_pt2e(calibrate(graph, samples, target))
+            graph = quantized = convert_pt2e(calibrate(graph, lowering.samples, target))
     with watch.step("lower"):
-        edge = _to_edge(graph, example, target, compiler_specs(target, versions))
+        edge = _to_edge(graph, lowering.example, target, compiler_specs(target, lowering.versions))
     config = ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment())
     return Lowered(edge, quantized, config)
 
