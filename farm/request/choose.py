@@ -201,6 +201,6 @@ def optrace_tools(config: Config, request: RunRequest) -> OptraceTools | None:
     """Return what makes the SDK's timelines, where `request` wants them. Raises MissingToolError."""
     if request.profile is not Profile.OPTRACE:
         return None
-    from farm.execution.optrace import findoptrace_tools
+    from farm.execution.optrace import find_optrace_tools
 
-    return findoptrace_tools(config.sdk_root, "x86_64-linux-clang" if request.virtual else "aarch64-android")
+    return find_optrace_tools(config.sdk_root, "x86_64-linux-clang" if request.virtual else "aarch64-android")
