@@ -90,8 +90,8 @@ def accept(
 ) -> list[Accepted]:
     """Say that the level that numbers have in a run, or in their newest, is right; return which.
 
-    Without `metrics` all of which an alert is open, or that stand out in that run. A number that is named and stands
-    out nowhere gets a step there, as great as it is off the level before. Raises UnknownNameError.
+    Without `metrics` all of which an alert is open, or that are candidates in that run. A number that is named and
+    has no alert gets a step there, as great as it is off the level before. Raises UnknownNameError.
     """
     remark = Remark(RemarkState.ACCEPTED, user, "", note)
     still_open = {alert.id for alert in store.alerts.open()}

@@ -1,4 +1,4 @@
-"""What stands out in a run, measured again: old and new bundles in turns, the first bad run, what is to blame."""
+"""The candidates of a run, confirmed by interleaved A/B, with the first bad run and the attributed cause of each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STATES = {
 }
 
 CHANGED_S = 600.0
-"""So long at most are programs measured that changed and do not stand out, where no budget is given."""
+"""Time for programs that changed and are no candidates, where no budget is given."""
 
 # So long a free device may take to be leased.
 _TAKEN_S = 5.0
@@ -49,7 +49,7 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     alerts: tuple[AlertRecord, ...]
-    """All that stands out in it."""
+    """Its candidates and exact changes, whatever became of them."""
     shifts: tuple[str, ...]
     """What is off as a whole, one line each."""
     not_measured: int = msgspec.field(name="not_asked")
@@ -57,7 +57,7 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...]
     """Why, one line each."""
     changed: int
-    """Programs that are new and do not stand out, and that were measured as well."""
+    """Programs that changed, are no candidates, and were measured."""
     changed_not_measured: int = msgspec.field(name="changed_not_asked")
     """Others of these, that there was no time or no device for."""
     insufficient: int
@@ -75,7 +75,7 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def left_out(self) -> list[str]:
         """Say what was not measured, a line each."""
-        lines = [f"not all that stands out was measured: {problem}" for problem in self.problems]
+        lines = [f"not all candidates were measured: {problem}" for problem in self.problems]
         return lines + [self.not_all_changed] * bool(self.changed_not_measured)
 
     @property
@@ -199,12 +199,12 @@ class _ConfirmRun:
         return not_measured
 
     def _changed(self, looked: LookBack) -> int:
-        """Measure programs that changed and do not stand out; return how many there was no time or device for."""
+        """Measure programs that changed and are no candidates; return how many there was no time or device for."""
         changed = changed_programs(looked, self._measured_before(looked))
         found = [compared for compared in changed if self._remeasurement.good(compared) is not None]
         if not found:
             return 0
-        self._note(f"programs that changed and do not stand out: {len(found)}, measured in the time that is left")
+        self._note(f"programs that changed and are no candidates: {len(found)}, measured in the time that is left")
         pairs = self._pairs(len(found), is_candidate=False)
         end_s = self._end_s if math.isfinite(self._end_s) else time.monotonic() + CHANGED_S
         # Without a candidate nobody's device is waited for.

@@ -50,7 +50,7 @@ class ComparedSeries(msgspec.Struct, frozen=True):
 
 
 class LookBack(msgspec.Struct, frozen=True):
-    """All numbers of a run, and what stands out among them."""
+    """All numbers of a run, and the candidates among them."""
 
     compared: tuple[ComparedSeries, ...]
     night: NightJudgement
@@ -165,7 +165,7 @@ def _is_new(one: ComparedSeries, measured: Mapping[tuple[int, str], Collection[s
 
 
 def found_alerts(looked: LookBack) -> list[NewAlert]:
-    """Return what stands out, to be recorded: candidates, and exact numbers that changed. Pure."""
+    """Return the alerts to record: candidates, and exact numbers that changed. Pure."""
     return [
         *(_alert(looked, index, AlertState.EXACT) for index in looked.night.exact),
         *(_alert(looked, index, AlertState.CANDIDATE) for index in looked.night.candidates),
@@ -173,7 +173,7 @@ def found_alerts(looked: LookBack) -> list[NewAlert]:
 
 
 def record_look_back(store: Store, run_id: str) -> LookBack:
-    """Judge every number of a run, record what stands out, and return it."""
+    """Judge every number of a run, record the alerts, and return what was found."""
     looked = look_back(store, run_id)
     store.alerts.record(run_id, found_alerts(looked))
     return looked

@@ -1,4 +1,4 @@
-"""Pairs of old bundles and new ones, measured until they tell: docs/regressions.md. What they mean is decided there."""
+"""Pairs of old bundles and new ones, measured until a claim is decided: docs/regressions.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Claim(NamedTuple):
-    """A series, and which way it is said to have gone."""
+    """A series, and the direction that it is claimed to have moved."""
 
     series: Series
     up: bool
@@ -212,8 +212,9 @@ def _compared(claim: Claim, found: dict[str, list[Pair]], gate: float | None, le
 def _with_problem(one: Compared, problems: Sequence[str]) -> Compared:
     if not problems:
         return one
-    said = "; ".join(problems)
-    reason = f"{said}: {one.confirmation.reason}" if one.confirmation.pairs else said
+    reason = "; ".join(problems)
+    if one.confirmation.pairs:
+        reason += f": {one.confirmation.reason}"
     return msgspec.structs.replace(one, confirmation=msgspec.structs.replace(one.confirmation, reason=reason))
 
 
