@@ -173,8 +173,8 @@ def _run_server(control: socket.socket, lifeline: int) -> NoReturn:
             if not pid:
                 control.close()
                 _run_worker(order, streams, deaf)
-            for number in streams:
-                os.close(number)
+            for stream in streams:
+                os.close(stream)
             control.sendall(_SIZE.pack(pid))
         # For the times of those that have ended; others see that they are alone.
         with contextlib.suppress(ChildProcessError):
@@ -200,8 +200,8 @@ def _run_worker(order: _Order, streams: list[int], deaf: list[signal.Signals]) -
         os.environ.clear()
         os.environ.update(order.environment)
         stdin, stdout, _ = streams
-        for number, stream in enumerate((stdin, stdout)):
-            os.dup2(stream, number)
+        for target, stream in enumerate((stdin, stdout)):
+            os.dup2(stream, target)
             os.close(stream)
         serve(init_popen_io(get_execmodel(_EXECUTION)), id=f"{order.gateway}-worker")
         atexit._run_exitfuncs()  # noqa: SLF001

@@ -188,7 +188,7 @@ class Database:
         engine = create_engine(url.update_query_dict(uri), connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
         event.listen(engine, "connect", self._set_up)
         # Not the event of that name: with a listener every statement would look for listeners of its own.
-        engine.dialect.do_begin = _begin  # type: ignore[method-assign]
+        engine.dialect.do_begin = _begin  # type: ignore[method-assign, assignment]
         return engine
 
     def _set_up(self, connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:

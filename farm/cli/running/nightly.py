@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.nightly.record import Night
-    from farm.run.progress import Front
+    from farm.run.progress import ProgressListener
 
 
 @click.command("nightly")
@@ -30,7 +30,7 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
 
     Each [[run]] on each of its backends is a run as of farm run, one after
     the other; what goes wrong with one is no matter to the next. Then come
-    the pages, the exports and whoever is to be told: see docs/nightly.md.
+    the pages, the exports and notifications: see docs/nightly.md.
     Ctrl-C and SIGTERM finish the running jobs and report; --resume goes on.
 
     \b
@@ -77,7 +77,7 @@ def _tell(night: Night, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _front() -> Iterator[Front]:
+def _front() -> Iterator[ProgressListener]:
     """Yield what shows one run: a live display on a terminal, elsewhere only what went wrong."""
     from farm.cli.progress import QuietFront, make_front
 
