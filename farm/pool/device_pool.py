@@ -1,7 +1,7 @@
 """Which devices a run may use now: those whose lease it holds, that are fit, and that are wanted.
 
 One thread of the controller looks four times a second: leases are renewed and handed over, dead servers are started
-again, and workers (farm.pool.worker_grant) and the scheduler are told what changed. What is wanted of a worker is
+again, and workers (farm.pool.worker_grant) and the scheduler learn what changed. What is wanted of a worker is
 wanted again until it is done: whoever missed it, or takes the place of one that died, hears of it.
 """
 
@@ -133,7 +133,7 @@ class DevicePool:
         self._start()
 
     def schedule_with(self, sched: JobScheduler) -> None:
-        """Tell this scheduler from now on."""
+        """Let this scheduler know from now on."""
         with self._lock:
             self._sched = sched
             for number in self._retired:
@@ -141,7 +141,7 @@ class DevicePool:
             self._sync()
 
     def is_retired(self, number: int) -> bool:
-        """Tell whether a device is not used any more."""
+        """Return whether a device is not used any more."""
         return number in self._retired
 
     def finish_running(self) -> None:
@@ -346,7 +346,7 @@ class DevicePool:
         return WorkerGrant(self._may_go(number), fence, until_s, recover, self._outvoted[number], others)
 
     def _is_ours(self, number: int) -> bool:
-        """Tell whether a device is there for this run, well or not."""
+        """Return whether a device is there for this run, well or not."""
         if number in self._retired or number in self.leases.leaving:
             return False
         return self.leases.holds(number)

@@ -64,7 +64,7 @@ class LeaseKeeper:
         return self._terms is not None
 
     def holds(self, number: int) -> bool:
-        """Tell whether a device is this run's."""
+        """Return whether a device is this run's."""
         return not self.is_needed or number in self._leases
 
     def fence(self, number: int) -> int:
@@ -77,7 +77,7 @@ class LeaseKeeper:
         return self._until_s.get(number)
 
     def lacking(self, soc: str) -> bool:
-        """Tell whether none of the devices of an SoC is this run's."""
+        """Return whether none of the devices of an SoC is this run's."""
         return not any(device.soc == soc and number in self._leases for number, device in enumerate(self._devices))
 
     def renew(self) -> list[int]:

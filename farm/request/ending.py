@@ -34,7 +34,7 @@ def report_context(store: Store, run_id: str, links: Callable[[Background], dict
     background = store.history.background(run_id)
     return ReportContext(
         status=store.status.of_run(run_id),
-        # None recorded may mean that nobody has looked, so that nothing is said of it.
+        # None recorded may mean that nobody has looked, so that the page leaves them out.
         alerts=tuple(store.alerts.of_run(run_id)) or None,
         background=background,
         links=links(background),

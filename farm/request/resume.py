@@ -120,8 +120,10 @@ def require_same(then: Mapping[str, str], now: Mapping[str, str], run_id: str) -
     """Raise UsageError when numbers made now would not be comparable with those that the run has."""
     changed = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
     if changed:
-        told = ", ".join(f"{name} ({then.get(name, 'nothing')}, now {now.get(name, 'nothing')})" for name in changed)
-        raise UsageError(f"run {run_id} cannot be resumed, as its numbers would not be comparable: {told}: start anew")
+        changes = ", ".join(f"{name} ({then.get(name, 'nothing')}, now {now.get(name, 'nothing')})" for name in changed)
+        raise UsageError(
+            f"run {run_id} cannot be resumed, as its numbers would not be comparable: {changes}: start anew"
+        )
 
 
 @contextmanager

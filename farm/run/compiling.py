@@ -82,12 +82,12 @@ class _Builds:
             self._record(key, 0.0, cached=True)
 
     def started(self, key: str) -> None:
-        """Tell that a bundle is being compiled."""
+        """Report that a bundle is being compiled."""
         if key in self.jobs_of:
             self._listener.build_started(self.jobs_of[key][0])
 
     def ended(self, reply: BuildReply) -> None:
-        """Record and tell how it went, and let the workers know."""
+        """Record and report how it went, and let the workers know."""
         jobs = self.jobs_of.get(reply.key)
         try:
             if jobs:

@@ -50,7 +50,7 @@ class Controller:
         self._plan, self._listener, self._store, self._pool = plan, listener, store, pool
         self._forks, self._own_pytest, self._most_failures = forks, False, 0
         self._number = {device.serial: number for number, device in enumerate(plan.devices)}
-        self._told: dict[str, dict[str, Any]] = {}
+        self._repeated: dict[str, dict[str, Any]] = {}
         """What is known of jobs that another device is to try."""
         self._workers = Workers(
             [device.serial for device in plan.devices],
@@ -69,7 +69,7 @@ class Controller:
         """Jobs for which no device was left."""
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Tell Ctrl-C from pytest's Interrupted, which derives from KeyboardInterrupt."""
+        """Distinguish Ctrl-C from pytest's Interrupted, which derives from KeyboardInterrupt."""
         self.interrupted = self.interrupted or excinfo.type is KeyboardInterrupt
         if self.interrupted:
             self._workers.interrupt()
@@ -89,7 +89,7 @@ class Controller:
             self._pool.watch_with(lambda: self._workers.watch(session.nodes))
 
     def _is_wanted(self, number: int) -> bool:
-        """Tell whether a device may need a worker."""
+        """Return whether a device may need a worker."""
         return not self._pool.is_retired(number) and (self._sched is None or self._sched.has_work_for(number))
 
     def pytest_xdist_make_scheduler(self) -> DeviceScheduling:
@@ -159,7 +159,7 @@ class Controller:
         return None if decisive is None or decisive.verdict is Verdict.INFRA else decisive
 
     def pytest_runtest_logstart(self) -> None:
-        """Tell what every device does."""
+        """Report what every device does."""
         if self._sched is not None:
             running = {
                 self._plan.devices[self._workers.device_of(node)].serial: job
@@ -169,26 +169,26 @@ class Controller:
             self._listener.devices(running)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Tell how a job ended, or let another device try it."""
+        """Report how a job ended, or let another device try it."""
         properties = dict(report.user_properties)
         if report.when == "call" and self._sched is not None:
             returned = properties.get(RETURNED_KEY)
             if isinstance(returned, dict):
                 self._take_back(report.nodeid, returned)
                 return
-            told = properties.get(REPORT_KEY)
-            if isinstance(told, dict):
+            shown_attempt = properties.get(REPORT_KEY)
+            if isinstance(shown_attempt, dict):
                 self._workers.job_done(report.node)
                 outvoted = properties.get(OUTVOTED_KEY)
                 for serial in outvoted if isinstance(outvoted, list) else ():
                     self._pool.outvote(self._number[serial], report.nodeid)
                 avoid = properties.get(REPEAT_KEY)
                 if isinstance(avoid, list) and not self._pool.stopped:
-                    self._told[report.nodeid] = told
-                    self._listener.job_repeated(told)
+                    self._repeated[report.nodeid] = shown_attempt
+                    self._listener.job_repeated(shown_attempt)
                     self._sched.repeat(report.nodeid, [self._number[serial] for serial in avoid])
                     return
-                self._listener.job_ended(told)
+                self._listener.job_ended(shown_attempt)
                 return
         if report.failed:
             # Nothing was recorded: the store refused, or farm itself is wrong.
@@ -211,14 +211,14 @@ class Controller:
             self._sched.repeat(job_id)
 
     def _give_up(self, job_id: str) -> None:
-        """Tell how a job ended that no device is left for, when one tried it."""
+        """Report how a job ended that no device is left for, when one tried it."""
         self.abandoned.add(job_id)
-        told = self._told.pop(job_id, None)
-        if told is not None:
-            self._listener.job_ended(told)
+        shown_attempt = self._repeated.pop(job_id, None)
+        if shown_attempt is not None:
+            self._listener.job_ended(shown_attempt)
 
     def pytest_internalerror(self, excrepr: object) -> bool:
-        """Say what broke the session, in a line: pytest would print where in its own code that was."""
+        """Note what broke the session, in a line: pytest would print where in its own code that was."""
         log = self._plan.folder / "session.log"
         with contextlib.suppress(OSError):
             log.write_text(str(excrepr))

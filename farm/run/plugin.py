@@ -131,7 +131,7 @@ class JobItem(pytest.Item):
             raise JobNotPassed(done.attempt, repeated=bool(done.avoid))
 
     def setup(self) -> None:
-        """Forget what an earlier execution in this process told."""
+        """Forget the report of an earlier execution in this process."""
         self.user_properties.clear()
 
     def repr_failure(self, excinfo: ExceptionInfo[BaseException], style: Any = None) -> Any:

@@ -52,7 +52,7 @@ def run(
 ) -> RunOutcome:
     """Run what `request` asks for and return how it ended; everything started is ended again.
 
-    `interrupts` is that of a command of which this is a part; `begun` is told the id of the run as soon as it has one.
+    `interrupts` is that of a command of which this is a part; `begun` gets the id of the run as soon as it has one.
 
     Raises UsageError or NothingSelectedError before anything is changed, InfraError when no job could begin.
     """
@@ -144,7 +144,7 @@ class _Run:
     def execute(
         self, jobs: tuple[Job, ...], run_id: str = "", begun: Callable[[str], None] = lambda _: None
     ) -> RunOutcome:
-        """Run `jobs`, in a run whose id `begun` is told or, with `run_id`, in one that was not finished."""
+        """Run `jobs`, in a run whose id `begun` gets or, with `run_id`, in one that was not finished."""
         from farm.compile.toolchain import prepare
         from farm.request.resume import in_progress, require_same
         from farm.system.processes import Supervisor
@@ -351,7 +351,7 @@ class _Run:
     def _exit_code(self, run_id: str, status: int) -> int:
         """Return the exit code by what is in the store. Raises InfraError for a session that broke down."""
         if status not in (_PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED):
-            raise InfraError(f"the test session broke down (pytest status {status}); what is said above tells why")
+            raise InfraError(f"the test session broke down (pytest status {status}); the lines above show why")
         return exit_code_of(self._store.runs.view(run_id))
 
     def _judge_numbers(self, run_id: str) -> None:

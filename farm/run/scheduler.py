@@ -81,7 +81,7 @@ class DeviceScheduling:
         socs: Sequence[str],
         abandoned: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`socs` are those of the devices, by number; `abandoned` is told of items that no device is left for."""
+        """`socs` are those of the devices, by number; `abandoned` is called with items that no device is left for."""
         self._soc_of_item, self._device_of_node, self._socs = soc_of_item, device_of_node, socs
         self._abandoned = abandoned
         self._collections: dict[WorkerController, list[str]] = {}
@@ -106,9 +106,9 @@ class DeviceScheduling:
 
     @property
     def collection_is_completed(self) -> bool:
-        """True once a worker of every device that is still used has told its items."""
-        heard = {self._device_of_node(node) for node in self._collections}
-        return self._items is not None or not (set(range(len(self._socs))) - self._retired - heard)
+        """True once a worker of every device that is still used has listed its items."""
+        listed = {self._device_of_node(node) for node in self._collections}
+        return self._items is not None or not (set(range(len(self._socs))) - self._retired - listed)
 
     @property
     def tests_finished(self) -> bool:
@@ -207,7 +207,7 @@ class DeviceScheduling:
     def nudge(self, device: int) -> None:
         """Let the worker of a paused device look once more what is wanted of it, when it has nothing to do.
 
-        It may have looked before it could see it, or be another one by now than the one that was told.
+        It may have looked before it could see it, or be another one by now than the one that it was meant for.
         """
         for node, given in self._given.items():
             if self._device_of_node(node) == device and device in self._paused and node in self._collections:
@@ -218,7 +218,7 @@ class DeviceScheduling:
 
     @_locked
     def has_work_for(self, device: int) -> bool:
-        """Tell whether a worker of a device could still be needed, now or when a job comes back."""
+        """Return whether a worker of a device could still be needed, now or when a job comes back."""
         if self._stopped or device in self._retired:
             return False
         if self._items is None:
@@ -285,7 +285,7 @@ class DeviceScheduling:
         self._release()
 
     def _could_have(self, device: int, index: int) -> bool:
-        """Tell whether a device, paused or not, is one for an item."""
+        """Return whether a device, paused or not, is one for an item."""
         return (
             device not in self._retired
             and self._socs[device] == self._soc[index]
@@ -303,7 +303,7 @@ class DeviceScheduling:
                 self._abandoned(self._items[index])
 
     def _is_unfinished(self, soc: str) -> bool:
-        """Tell whether any job of an SoC is waiting, or with a worker."""
+        """Return whether any job of an SoC is waiting, or with a worker."""
         items = itertools.chain(self._pending, *self._given.values())
         return any(self._soc[index] == soc for index in items)
 

@@ -135,7 +135,7 @@ class Worker:
         while True:
             may_go = self._may_go()
             try:
-                # What has begun is finished, whatever was said since.
+                # What has begun is finished, whatever the newest grant is.
                 returned = None if self._executor.has_begun(planned) else self._get_ready(planned, may_go=may_go)
                 return returned or self._run(planned, following if may_go else None)
             except LeaseLostError:
@@ -288,7 +288,7 @@ class Worker:
         return False
 
     def _blame(self, planned: PlannedJob, last: Attempt) -> Done:
-        """Return the attempt with a verdict that has heard every device that tried the job. Nothing is recorded yet.
+        """Return the attempt with a verdict that takes in every device that tried the job. Nothing is recorded yet.
 
         Raises LocalError when what this device has found cannot be left for the next one.
         """
@@ -326,7 +326,7 @@ class Worker:
 
 
 def _has_room(folder: Path) -> bool:
-    """Tell whether a file of some size can be written in `folder`."""
+    """Return whether a file of some size can be written in `folder`."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_ROOM_BYTES))

@@ -26,7 +26,7 @@ MOST_DEATHS = 5
 """After so many deaths of its workers in a row, with no job done in between, a device is used no more."""
 
 START_SECONDS = 120.0
-"""A worker that has not told its items by then is ended; dozens that start at once on two cores take a third of it."""
+"""A worker that has not listed its items by then is ended; dozens that start at once on two cores take a third of it."""
 
 STOPPED_SECONDS = 60.0
 """A worker that is stopped (SIGSTOP, a debugger) for so long is ended."""
@@ -65,7 +65,7 @@ class Workers:
         self._clock = clock
         self._now_s, self._looked_s = 0.0, clock()
         self._began_s: dict[Any, float] = {}
-        """When a worker was started that has not told its items yet."""
+        """When a worker was started that has not listed its items yet."""
         self._stopped_s: dict[Any, float] = {}
         """Since when a worker is stopped."""
         self._signs: dict[Any, tuple[int, float]] = {}
@@ -77,7 +77,7 @@ class Workers:
         return self._device_of[node]
 
     def lacks_one(self) -> bool:
-        """Tell whether a device that is wanted has no worker."""
+        """Return whether a device that is wanted has no worker."""
         return self._next() is not None
 
     def assign(self, node: Any) -> int:
@@ -105,7 +105,7 @@ class Workers:
             self._starting_s = None
 
     def is_ready(self, node: Any) -> None:
-        """Note that a worker has told its items."""
+        """Note that a worker has listed its items."""
         self._began_s.pop(node, None)
 
     def died(self, node: Any, reason: str) -> None:
@@ -145,7 +145,7 @@ class Workers:
                 _send(signal.SIGKILL, pid)
 
     def interrupt(self) -> None:
-        """Tell all workers to end at once: they are deaf to Ctrl-C, which lets what runs finish."""
+        """Make all workers end at once: they ignore Ctrl-C, which lets what runs finish."""
         running = (node for node, device in self._device_of.items() if device not in self._free)
         _send(signal.SIGTERM, *(pid for node in running if (pid := _pid(node))))
 
@@ -234,7 +234,7 @@ class WorkerSession(DSession):  # type: ignore[misc]
         """Let a worker go; one that a signal has ended, or that broke down, is replaced."""
         interrupted = node.workeroutput["exitstatus"] == pytest.ExitCode.INTERRUPTED
         if node in self._broken or (interrupted and not self.shouldstop):
-            self.worker_errordown(node, self._broken.get(node, "it was told to end by a signal"))
+            self.worker_errordown(node, self._broken.get(node, "a signal ended it"))
         else:
             super().worker_workerfinished(node)
 

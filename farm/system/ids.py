@@ -15,10 +15,10 @@ _BUNDLE_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 def is_run_id(text: str) -> bool:
-    """Tell whether `text` is the id of a run or a night, and so a name that leads nowhere else."""
+    """Return whether `text` is the id of a run or a night, and so a name that leads nowhere else."""
     return _RUN_ID.fullmatch(text) is not None
 
 
 def is_bundle_key(text: str) -> bool:
-    """Tell whether `text` is the key of a bundle, and so a name that leads nowhere else."""
+    """Return whether `text` is the key of a bundle, and so a name that leads nowhere else."""
     return _BUNDLE_KEY.fullmatch(text) is not None

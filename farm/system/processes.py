@@ -116,7 +116,7 @@ class Child:
                 # Once the leader is waited for, its number may belong to a stranger: then only the mark counts.
                 group = self._group if self.process.poll() is None else reaper.Group(self._group.mark)
                 reaper.end([group], timeout_s)
-                _link.tell("drop", self._group)
+                _link.send("drop", self._group)
                 self._lifeline.cut()
                 self._ended = True
             return self.process.wait()
@@ -161,7 +161,7 @@ class Supervisor:
         with self._lock:
             if self._closed:
                 raise InfraError(f"{name} cannot be started: farm is ending")
-            _link.tell("watch", group)
+            _link.send("watch", group)
             nowhere = None if foreground else subprocess.DEVNULL
             try:
                 with contextlib.ExitStack() as undo, contextlib.ExitStack() as stack:
@@ -183,13 +183,13 @@ class Supervisor:
                     lifeline.tie(process.pid, group=not foreground)
                     undo.pop_all()
             except OSError as error:
-                _link.tell("drop", group)
+                _link.send("drop", group)
                 if isinstance(error, FileNotFoundError) and error.filename == words[0]:
                     raise MissingToolError(f"{name} cannot be started: there is no {words[0]}") from None
                 raise InfraError(f"{name} cannot be started: {error}") from error
             stat = reaper.read_stat(process.pid)
             group = group._replace(session=process.pid, start=stat.start if stat else 0)
-            _link.tell("lead", group)
+            _link.send("lead", group)
             child = Child(name, process, group, lifeline, stderr)
             self._children.append(child)
             return child
@@ -238,7 +238,7 @@ class _ReaperLink:
         self._owner = 0
         self._live: dict[str, reaper.Group] = {}
 
-    def tell(self, event: str, group: reaper.Group) -> None:
+    def send(self, event: str, group: reaper.Group) -> None:
         with self._lock:
             if self._owner != os.getpid():
                 # A forked copy has no children of ours, and must not speak for its parent.

@@ -79,7 +79,7 @@ def members(groups: Collection[Group]) -> set[int]:
 
 
 def _is_leader(group: Group) -> bool:
-    """Tell whether the session's number still means this session: it is given away again only when that is empty."""
+    """Return whether the session's number still means this session: it is given away again only when that is empty."""
     stat = read_stat(group.session)
     return stat is None or stat.start == group.start
 
@@ -149,7 +149,7 @@ class Reaper:
                 return
 
     def _read_rest(self) -> None:
-        """Take in what the parent said before it died; a copy of it may keep the pipe open."""
+        """Take in what the parent wrote before it died; a copy of it may keep the pipe open."""
         os.set_blocking(0, False)
         with contextlib.suppress(BlockingIOError):
             while self._read():

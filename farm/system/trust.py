@@ -123,7 +123,7 @@ def _problem(path: str | int, status: os.stat_result, *, sticky: bool = True) ->
 
 @functools.cache
 def _is_private(gid: int, uid: int) -> bool:
-    """Tell whether a group is the user's private one: the primary one, of the same name, without any other member."""
+    """Return whether a group is the user's private one: the primary one, of the same name, without any other member."""
     import grp
     import pwd
 
@@ -137,7 +137,7 @@ def _is_private(gid: int, uid: int) -> bool:
 
 
 def _has_acl(path: str | int) -> bool:
-    """Tell whether a file has an access control list, of which the bits of the group say only the most."""
+    """Return whether a file has an access control list, of which the bits of the group say only the most."""
     if not hasattr(os, "getxattr"):
         return False
     try:
