@@ -179,7 +179,7 @@ class _App:
         if self._sessions is None:
             return RedirectResponse("/", 303)
         fields = parse_qs((await _body(request)).decode("utf-8", "replace"), max_num_fields=8)
-        said, path = (fields.get(name, [""])[0] for name in ("token", "next"))
+        token, path = (fields.get(name, [""])[0] for name in ("token", "next"))
         path, who = local_path(path), address_of(request.scope)
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return self._login_page(request, "/", "Log in from this page.", 403)
@@ -188,7 +188,7 @@ class _App:
             page = self._login_page(request, path, f"Too many wrong tokens: wait {wait_s} s.", 429)
             page.headers["retry-after"] = str(wait_s)
             return page
-        if not self._sessions.is_token(said.strip()):
+        if not self._sessions.is_token(token.strip()):
             self.gate.attempts.wrong(who)
             return self._login_page(request, path, "This is not the token.", 401)
         answer = RedirectResponse(path, 303)
@@ -229,13 +229,13 @@ class _App:
             request, 500, f"{type(error).__name__}: this is a bug in farm, the server's output says more"
         )
 
-    def _error(self, request: Request, status: int, said: str) -> Response:
+    def _error(self, request: Request, status: int, problem: str) -> Response:
         if _wants_json(request) or request.scope["path"].startswith("/api/"):
-            return _json({"error": said}, status)
+            return _json({"error": problem}, status)
         address = Address(request.scope["path"], {})
         title = _TITLES.get(status, "Something went wrong")
         anonymous = self._sessions is not None and request.scope["path"] == LOGIN
-        return self._html("error.html.j2", address, status, title=title, said=said, anonymous=anonymous)
+        return self._html("error.html.j2", address, status, title=title, problem=problem, anonymous=anonymous)
 
 
 class _StoreHolder:

@@ -82,9 +82,9 @@ class Gate:
             return PlainTextResponse("this server answers to localhost and 127.0.0.1 alone\n", _MISDIRECTED)
         if self._sessions is None or path.startswith(_OPEN):
             return None
-        said = headers.get("authorization", "")
-        if said[: len(_BEARER)].casefold() == _BEARER:
-            return self._bearer(said[len(_BEARER) :].strip(), address_of(scope))
+        credentials = headers.get("authorization", "")
+        if credentials[: len(_BEARER)].casefold() == _BEARER:
+            return self._bearer(credentials[len(_BEARER) :].strip(), address_of(scope))
         if self._sessions.is_live(_cookie(headers)):
             return None
         if path.startswith("/api/") or "text/html" not in headers.get("accept", ""):

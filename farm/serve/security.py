@@ -57,8 +57,8 @@ def read_token(file: Path | None, environment: Mapping[str, str]) -> str:
                 raise UsageError(f"{file}: others can read the token: chmod 600 {file}")
             token = file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            said = error.strerror if isinstance(error, OSError) else "is no text"
-            raise UsageError(f"{file}: the token cannot be read: {said}") from None
+            problem = error.strerror if isinstance(error, OSError) else "is no text"
+            raise UsageError(f"{file}: the token cannot be read: {problem}") from None
     if not _LEAST_TOKEN <= len(token) <= _MOST_TOKEN or not token.isascii() or not token.isprintable():
         raise UsageError(
             f"{where}: a token has {_LEAST_TOKEN} to {_MOST_TOKEN} printable ASCII characters: {_MAKE_ONE} makes one"
@@ -84,6 +84,7 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
 
 
+# Not Starlette's TrustedHostMiddleware: it cuts a Host header at its first colon, so that it refuses [::1] everywhere.
 def names_this_machine(header: str, host: str) -> bool:
     """Tell whether a Host header is of somebody who meant this machine, whatever the port.
 
@@ -94,6 +95,8 @@ def names_this_machine(header: str, host: str) -> bool:
     return name.casefold().rstrip(".") in {"127.0.0.1", "::1", "localhost", host.casefold()}
 
 
+# Not Starlette's SessionMiddleware: it needs another package, and would prolong a session with every answer, so that a
+# page which asks every second for progress stayed logged in for ever.
 class Sessions:
     """What a browser keeps instead of the token: a time, and a proof that whoever made it knew the token."""
 
@@ -101,9 +104,9 @@ class Sessions:
         self._token, self._clock = token.encode(), clock
         self._key = hmac.digest(self._token, b"farm serve: session", hashlib.sha256)
 
-    def is_token(self, said: str) -> bool:
+    def is_token(self, token: str) -> bool:
         """Tell whether it is the token, in a time that says nothing of how nearly it is."""
-        return hmac.compare_digest(_digest(said.encode("utf-8", "replace")), _digest(self._token))
+        return hmac.compare_digest(_digest(token.encode("utf-8", "replace")), _digest(self._token))
 
     def new(self) -> str:
         """Return the value of a new cookie."""
@@ -150,11 +153,11 @@ class Attempts:
         self._wrong.append((self._clock(), address))
 
 
-def local_path(said: str) -> str:
+def local_path(path: str) -> str:
     r"""Return a path of this server to go on to; `/` for anything else: `//elsewhere`, `/\elsewhere`, a URL."""
-    plain = said.isascii() and said.isprintable() and "\\" not in said
-    return said if plain and said.startswith("/") and not said.startswith("//") and len(said) < 2000 else "/"
+    plain = path.isascii() and path.isprintable() and "\\" not in path
+    return path if plain and path.startswith("/") and not path.startswith("//") and len(path) < 2000 else "/"
 
 
-def _digest(said: bytes) -> bytes:
-    return hashlib.sha256(said).digest()
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()

@@ -22,7 +22,7 @@ def plot(*values: float, broken: int = -1) -> object:
 def test_a_line_goes_from_least_to_greatest_within_the_box() -> None:
     made = plot(1.0, 3.0, 2.0)
     assert made.lines == ("8.0,112.0 320.0,8.0 632.0,60.0",)  # type: ignore[attr-defined]
-    assert made.told == "latency, 3 values: from 1 ms to 2 ms, least 1 ms, most 3 ms"  # type: ignore[attr-defined]
+    assert made.description == "latency, 3 values: from 1 ms to 2 ms, least 1 ms, most 3 ms"  # type: ignore[attr-defined]
     assert [mark.title for mark in made.marks][1] == "run1: 3 ms"  # type: ignore[attr-defined]
 
 

@@ -26,7 +26,7 @@ def test_a_step_is_marked_and_told_with_its_day_and_its_direction(example_run: R
     assert one.change == "+20.0 % since 2025-12-21"
     assert one.steps == f"M37 0v{HEIGHT}"
     assert one.toolchain == ("2025-12-21: executorch 1.5.0 -> 1.5.1",)
-    assert one.told[0].endswith("+20.0 %")
+    assert one.changes[0].endswith("+20.0 %")
     better = msgspec.structs.replace(slower, direction="higher")
     assert trends_of(background(better), "j", "hardware")[0].tone == "better"
 

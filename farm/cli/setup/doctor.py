@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from farm.runtime.doctor import Ability, Availability, MissingItem, Tool
 
-# Longer than a healthy phone takes; one that hangs must not hold up everything else that is to be said.
+# Longer than a healthy phone takes; one that hangs must not hold up everything else.
 _SCAN_SECONDS = 3.0
 # More SoCs than these are not named when they are all that have the backend.
 _MOST_NAMES = 6
@@ -66,7 +66,7 @@ def command(config_file: Path | None, soc: str | None, backend: str | None, *, a
 
 
 def _attached() -> tuple[dict[str, list[str]] | None, str]:
-    """Return the serials of usable devices by SoC, None without an adb server, and what adb said."""
+    """Return the serials of usable devices by SoC, None without an adb server, and a note on adb."""
     port = os.environ.get("ANDROID_ADB_SERVER_PORT", "5037")
     if not port.isdecimal() or not 0 < int(port) < 65536:
         return None, f"ANDROID_ADB_SERVER_PORT is {port!r}, expected a port number"

@@ -62,7 +62,9 @@ def workflow_commands(level: str, items: Iterable[tuple[str, str]]) -> list[str]
     """Return workflow commands, `error` or `warning`, for titles and messages, at most ten; none outside of GitHub."""
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return []
-    return [f"::{level} title={_property(title)}::{_data(said)}" for title, said in list(items)[:_MOST_ANNOTATIONS]]
+    return [
+        f"::{level} title={_property(title)}::{_data(message)}" for title, message in list(items)[:_MOST_ANNOTATIONS]
+    ]
 
 
 def run_markdown(view: RunView) -> str:

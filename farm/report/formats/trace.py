@@ -106,8 +106,8 @@ def _attempt_facts(attempt: Attempt, number: int) -> dict[str, Any]:
         "reason": attempt.reason,
         "known_issue": attempt.known_issue,
     }
-    told = {name: one_line(text, _TEXT_LIMIT) for name, text in texts.items() if text}
-    return {**told, "attempt": number, "seconds": _ns(attempt.seconds) / 1e9}
+    shown = {name: one_line(text, _TEXT_LIMIT) for name, text in texts.items() if text}
+    return {**shown, "attempt": number, "seconds": _ns(attempt.seconds) / 1e9}
 
 
 def _ns(seconds: float) -> int:

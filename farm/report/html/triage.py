@@ -22,7 +22,7 @@ SHOWN = 4
 
 
 class TriageEntry(msgspec.Struct, frozen=True):
-    """One job, and what is to be said of it."""
+    """One job, and why it is listed."""
 
     job_id: str
     link: int | None
@@ -31,7 +31,7 @@ class TriageEntry(msgspec.Struct, frozen=True):
 
 
 class TriageGroup(msgspec.Struct, frozen=True):
-    """Jobs of which the same is to be said."""
+    """Jobs that are listed for the same reason."""
 
     key: str
     title: str

@@ -21,7 +21,7 @@ UNSURE = {
     AlertState.REFUTED: "refuted",
     AlertState.UNKNOWN: "interleaved A/B is unsure",
 }
-"""What is said of a number whose change is not certain."""
+"""Words for a number whose change is not certain."""
 
 
 def by_range(alerts: Iterable[AlertRecord]) -> list[tuple[str, str, list[AlertRecord]]]:

@@ -47,7 +47,7 @@ class Chart(msgspec.Struct, frozen=True):
     """A plot of one line, which has gaps."""
 
     label: str
-    told: str
+    description: str
     """The same in words."""
     low: str
     """The least value, in words."""
@@ -88,12 +88,14 @@ def chart(label: str, points: Sequence[ChartPoint], words: Callable[[float], str
             marks.append(Mark(x, y, f"{point.name}{when}: {words(point.value)}", point.bad))
     lines.append(line)
     days = [fmt.day(point.time_ms) for point in points if point.time_ms]
-    told = f"{label}, {len(finite)} values"
+    description = f"{label}, {len(finite)} values"
     if finite:
-        told += f": from {words(finite[0].value)} to {words(finite[-1].value)}, least {words(low)}, most {words(high)}"
+        description += (
+            f": from {words(finite[0].value)} to {words(finite[-1].value)}, least {words(low)}, most {words(high)}"
+        )
     return Chart(
         label=label,
-        told=told,
+        description=description,
         low=words(low),
         high=words(high),
         first=days[0] if days else "",

@@ -53,14 +53,14 @@ def read_coverage(
     declared: dict[tuple[str, str], tuple[str, ...]] = {}
     without: dict[str, str] = {}
     for folder in dict.fromkeys(job.case.folder for job in jobs):
-        said = suite_operators(Path(folder))
-        without |= said.without
+        declared_by = suite_operators(Path(folder))
+        without |= declared_by.without
         declared |= {
-            (job.case.module, job.case.name): said.cases[job.case.name]
+            (job.case.module, job.case.name): declared_by.cases[job.case.name]
             for job in jobs
-            if job.case.folder == folder and job.case.name in said.cases
+            if job.case.folder == folder and job.case.name in declared_by.cases
         }
-    # What somebody asks of a run is what it said, of whatever the case was then.
+    # What somebody asks of a run is its own result, whatever the case was then.
     items = items_of(shown.values(), results, {} if run_ids else case_versions(jobs), declared)
     table = coverage(soc.name, backend, precisions, items, installed_builders(), without)
     return table, facts(table.items, tools.values())

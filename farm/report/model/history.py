@@ -51,7 +51,7 @@ class HistoryTable(msgspec.Struct, frozen=True):
 def tables(
     points: Sequence[HistoryPoint], wanted: Sequence[str], facts: Mapping[str, Mapping[str, str]]
 ) -> list[HistoryTable]:
-    """Return the tables of what `Store.history.points` told; `facts` are fingerprints by their hash."""
+    """Return the tables of what `store.history.points` returned; `facts` are fingerprints by their hash."""
     found = []
     ordered = sorted(points, key=lambda point: (point.job_id, point.device_kind, point.time_ms, point.run_id))
     for (job_id, kind), group in groupby(ordered, key=lambda point: (point.job_id, point.device_kind)):
@@ -61,10 +61,10 @@ def tables(
 
 def what_changed(before: HistoryPoint, now: HistoryPoint, facts: Mapping[str, Mapping[str, str]]) -> str:
     """Return what is different about an attempt, in a few words; `facts` are fingerprints by their hash."""
-    told = _difference(*({**facts.get(one.fingerprint, {}), **one.device_facts} for one in (before, now)))
+    change = _difference(*({**facts.get(one.fingerprint, {}), **one.device_facts} for one in (before, now)))
     if before.case_version == now.case_version:
-        return told
-    return f"another test under the same name{f', {told}' if told else ''}"
+        return change
+    return f"another test under the same name{f', {change}' if change else ''}"
 
 
 def _difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:

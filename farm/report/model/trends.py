@@ -44,7 +44,7 @@ class Trend(msgspec.Struct, frozen=True):
     """Path of the places where a level begins; empty where none does."""
     events: str
     """Path of the places where the toolchain changed."""
-    told: tuple[str, ...]
+    changes: tuple[str, ...]
     """Steps and events in words, oldest first."""
     toolchain: tuple[str, ...]
     """The events among them."""
@@ -84,7 +84,7 @@ def _trend(series: TrendSeries, facts: Mapping[str, Mapping[str, str]]) -> Trend
     steps = _steps(scale, values)
     events = _events(tuple((point.run_id, point.time_ms, point.fingerprint) for point in points), facts)
     happened = [(place, f"{_day(points[place])}: {text}") for place, text in events]
-    told = [(place, f"{_day(points[place])}: {change_text(scale, change)}") for place, change in steps] + happened
+    changes = [(place, f"{_day(points[place])}: {change_text(scale, change)}") for place, change in steps] + happened
     change = steps[-1][1] if steps else _from_median(scale, values)
     worse = _is_worse(series.direction, change) if steps else None
     return Trend(
@@ -93,7 +93,7 @@ def _trend(series: TrendSeries, facts: Mapping[str, Mapping[str, str]]) -> Trend
         line=_line(values, least, most),
         steps="".join(f"M{_x(place)} 0v{HEIGHT}" for place, _ in steps),
         events="".join(f"M{_x(place)} {HEIGHT}v-7" for place in dict(events)),
-        told=tuple(text for _, text in sorted(told, key=lambda one: one[0])),
+        changes=tuple(text for _, text in sorted(changes, key=lambda one: one[0])),
         toolchain=tuple(text for _, text in happened),
         last=fmt.quantity(values[-1], series.unit),
         change=_words(scale, change, _day(points[steps[-1][0]]) if steps else ""),

@@ -1,4 +1,4 @@
-"""RunDiff -> parts of jobs of which the same is said, and their lines for a terminal. Pure."""
+"""RunDiff -> jobs by what became of them, and their lines for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _CHANGES = (("Slower", True, True), ("Faster", True, False), ("Worse", False, Tr
 
 
 class DiffPart(NamedTuple):
-    """Jobs of which the same is to be said."""
+    """Jobs that differ in the same way."""
 
     key: str
     title: str
     rows: list[tuple[str, str]]
-    """The job's id, and what is to be said of it."""
+    """The job's id, and how it differs."""
 
 
 def parts(diff: RunDiff) -> list[DiffPart]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farm.store.view import RunView
 
 SHOWN = 10
-"""Jobs of one kind that are told by name; the report has them all."""
+"""Jobs of one kind that are listed by name; the report has them all."""
 _STYLES = {
     Tone.PASSED: "bold green",
     Tone.FAILED: "bold red",
