@@ -302,30 +302,25 @@ def _beside(base: Path, name: str) -> str:
 
 def command_of(request: RunRequest) -> str:
     """Return the `farm run` that does the same by itself, quoted for a shell."""
-    words = ["farm", "run"]
-    for option, values in (
-        ("--soc", request.socs),
-        ("--suite", request.suites),
-        ("--precision", request.precisions),
-        ("--option", request.options),
-        ("--device", request.choice.devices),
-        ("--label", request.choice.labels),
-    ):
-        words += [word for value in values for word in (option, value)]
-    if request.backend != DEFAULT_BACKEND:
-        words += ["--backend", request.backend]
-    words += ["--virtual", str(request.virtual)] if request.virtual else ["--nightly"]
-    if request.most_devices is not None:
-        words += ["--devices", str(request.most_devices)]
-    if request.heap:
-        words.append("--heap")
-    else:
-        words += ["--iterations", str(request.iterations), "--warm-up", str(request.warm_up)]
-    if request.profile is not Profile.AUTO:
-        words += ["--profile", str(request.profile)]
-    words += [
-        *request.selection,
-        *(["--lf"] if request.last_failed else []),
-        *(["--ff"] if request.failed_first else []),
+    repeated = {
+        "--soc": request.socs,
+        "--suite": request.suites,
+        "--precision": request.precisions,
+        "--option": request.options,
+        "--device": request.choice.devices,
+        "--label": request.choice.labels,
+    }
+    words = [
+        "farm",
+        "run",
+        *(word for option, values in repeated.items() for value in values for word in (option, value)),
     ]
+    words += ["--backend", request.backend] if request.backend != DEFAULT_BACKEND else []
+    words += ["--virtual", str(request.virtual)] if request.virtual else ["--nightly"]
+    words += [] if request.most_devices is None else ["--devices", str(request.most_devices)]
+    timed = ["--iterations", str(request.iterations), "--warm-up", str(request.warm_up)]
+    words += ["--heap"] if request.heap else timed
+    words += ["--timeout", f"{request.timeout_s:g}"] if request.timeout_s != _TIMEOUT_S else []
+    words += ["--profile", str(request.profile)] if request.profile is not Profile.AUTO else []
+    words += [*request.selection, *["--lf"] * request.last_failed, *["--ff"] * request.failed_first]
     return shlex.join(words)

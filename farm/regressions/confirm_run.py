@@ -7,6 +7,7 @@ import math
 import statistics
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -102,27 +103,24 @@ def confirm_run(
     chance taken out of it.
     """
     factory = factory or BenchFactory(config, store, request, note)
+    end_s = math.inf if budget_s is None else time.monotonic() + budget_s
     with ExitStack() as stack:
-        return _ConfirmRun(config, store, run_id, request, note, budget_s, factory, stack).findings()
+        benches = BenchPool(factory, stack, end_s)
+        remeasurement = Remeasurement(store, request, factory, benches, note)
+        return _ConfirmRun(config, store, run_id, request, note, end_s, benches, remeasurement).findings()
 
 
+@dataclass
 class _ConfirmRun:
-    def __init__(
-        self,
-        config: Config,
-        store: Store,
-        run_id: str,
-        request: PairsRequest,
-        note: Callable[[str], None],
-        budget_s: float | None,
-        factory: BenchFactory,
-        stack: ExitStack,
-    ) -> None:
-        self._config, self._store, self._run_id, self._request, self._note = config, store, run_id, request, note
-        self._end_s = math.inf if budget_s is None else time.monotonic() + budget_s
-        self._benches = BenchPool(factory, stack, self._end_s)
-        self._remeasurement = Remeasurement(store, request, factory, self._benches, note)
-        self._results: list[RemeasuredSeries] = []
+    _config: Config
+    _store: Store
+    _run_id: str
+    _request: PairsRequest
+    _note: Callable[[str], None]
+    _end_s: float
+    _benches: BenchPool
+    _remeasurement: Remeasurement
+    _results: list[RemeasuredSeries] = field(default_factory=list)
 
     def findings(self) -> RunFindings:
         """Judge the run, measure, record, and return what came of it."""

@@ -10,7 +10,7 @@ from farm.analysis.confirmation import INFERENCES, PAIRS, Confirmation
 from farm.analysis.factors import Explanation, Factor, explain
 from farm.backends.registry import find_backend
 from farm.errors import FarmError
-from farm.regressions.paired_test import Claim, compare
+from farm.regressions.paired_test import confirm_change
 from farm.runtime.runtime import simulator_runtime
 from farm.runtime.simulator import older_runner, older_sdk
 from farm.suites.socs import find_soc
@@ -111,21 +111,15 @@ def swap_factors(
         whole = program.confirmation
         alone = dict.fromkeys(swaps.alone, whole)
     else:
-        whole = _confirm(bench, series, swaps.old, swaps.new, pairs, inferences, up=up)
+        whole = confirm_change(bench, series, swaps.old, swaps.new, up, pairs, inferences)
         # With one factor, all new is all old but that one.
         single = len(swaps.alone) == 1
         alone = {
-            factor: whole if single else _confirm(bench, series, swaps.old, side, pairs, inferences, up=up)
+            factor: whole if single else confirm_change(bench, series, swaps.old, side, up, pairs, inferences)
             for factor, side in swaps.alone.items()
         }
     explanation = explain(series.scale, whole, alone, swaps.differing)
     return Attribution(series.metric, explanation, whole, alone, swaps.differing, swaps.not_swapped)
-
-
-def _confirm(
-    bench: InterleavedBench, series: Series, old: Side, new: Side, pairs: int, inferences: int, *, up: bool
-) -> Confirmation:
-    return compare(bench, [Claim(series, up)], old, new, pairs, inferences)[0].confirmation
 
 
 def _fact(past: StoredResult, factor: Factor) -> str:

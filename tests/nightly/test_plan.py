@@ -145,3 +145,8 @@ def test_a_night_is_the_same_as_long_as_what_it_runs_is(tmp_path: Path, config: 
     first = plan_of(HEAD + RUN, tmp_path, config)
     assert plan_of(HEAD + 'budget = "1h"\n' + RUN, tmp_path, config).digest == first.digest
     assert plan_of(HEAD + RUN + "iterations = 4\n", tmp_path, config).digest != first.digest
+
+
+def test_the_command_of_a_cell_has_its_time_limit(tmp_path: Path, config: Config) -> None:
+    [cell] = plan_of(HEAD + RUN + "timeout_s = 60\n", tmp_path, config).cells
+    assert cell.request.command.endswith("--warm-up 1 --timeout 60")
