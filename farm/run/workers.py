@@ -26,7 +26,7 @@ MOST_DEATHS = 5
 """After so many deaths of its workers in a row, with no job done in between, a device is used no more."""
 
 START_SECONDS = 120.0
-"""A worker that has not listed its items by then is ended; dozens that start at once on two cores take a third of it."""
+"""A worker that has not listed its items by then is ended; dozens at once on two cores take a third of it."""
 
 STOPPED_SECONDS = 60.0
 """A worker that is stopped (SIGSTOP, a debugger) for so long is ended."""
