@@ -110,17 +110,22 @@ class ContentStore:
             self._verified |= {name for name in wanted if found.get(name) == name}
             self._remove(damaged)
 
+    def look_for(self, wanted: Iterable[str]) -> None:
+        """Survey, unless all of `wanted` are known to be whole on the device, or not to be there."""
+        with self._lock:
+            unsure = [name for name in wanted if name not in self._verified]
+            if not self._surveyed or any(name in self._known for name in unsure):
+                self.survey(unsure)
+
     def ensure(self, files: Mapping[str, Path]) -> int:
         """Push what the device lacks of `files`, local files by their SHA-256, and return the bytes pushed.
 
         Raises DeviceError; DeviceSpaceError for a device without room for them.
         """
         with self._lock:
-            unsure = [name for name in files if name not in self._verified]
-            if not unsure:
+            if self._verified.issuperset(files):
                 return 0
-            if not self._surveyed or any(name in self._known for name in unsure):
-                self.survey(unsure)
+            self.look_for(files)
             missing = {name: files[name] for name in files if name not in self._verified}
             if not missing:
                 return 0

@@ -103,7 +103,7 @@ class DeviceSession:
         self._runtime_staged = False
 
     def prepare(self, bundles: Iterable[Bundle], options: RunnerOptions | None = None) -> None:
-        """Find out in one round trip what the device has of the runtime and of `bundles`, and whether it is whole.
+        """Find out, in at most one round trip, what the device has of the runtime and of `bundles`, and if it is whole.
 
         With `options` the runner is started, so that QNN starts while files are pushed. Small objects that the device
         lacks are pushed together, as many as one batch takes: each alone costs several times as much. Raises
@@ -120,7 +120,7 @@ class DeviceSession:
                 small[sha256] = path
         with self._staging:
             self._begin()
-            self._objects.survey([*self._runtime.hashes.values(), *wanted])
+            self._objects.look_for([*self._runtime.hashes.values(), *wanted])
             self._stage_runtime()
             if options is not None:
                 self._start_runner(options)
