@@ -73,5 +73,5 @@ def from_plain(kind: type[Any], value: Any) -> Any:
         return kind(value)
     tag = value.get("type") if isinstance(value, dict) else None
     if tag not in KINDS:
-        raise ConfigError("the plan", "address", f"there is no transport {tag!r}: known are {', '.join(KINDS)}")
+        raise ConfigError("device", "address", f"there is no transport {tag!r}: known are {', '.join(KINDS)}")
     return msgspec.convert(value, KINDS[tag].address)

@@ -11,11 +11,12 @@ import msgspec
 
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import ordinary_server
-from farm.devices.device import AdbAddress, Device, LocalAddress, Unusable
+from farm.devices.connect import from_plain
+from farm.devices.device import AdbAddress, Device, DeviceAddress, LocalAddress, Unusable
 from farm.devices.hosts import reach_server, ssh_address
 from farm.devices.identity import identify
 from farm.devices.text import clean_text
-from farm.errors import DeviceError, InfraError
+from farm.errors import ConfigError, DeviceError, InfraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from farm.config.settings import Config, DeviceConfig, HostConfig
     from farm.devices.adb.host import Attached
     from farm.devices.adb.server import AdbServer
-    from farm.devices.device import DeviceAddress
     from farm.system.processes import Supervisor
 
 # Hosts, and devices, are asked at the same time; most of it is waiting for their networks.
@@ -72,7 +72,7 @@ def scan_all(config: Config, supervisor: Supervisor) -> Scan:
     """
     asked: list[Callable[[], list[_Found]]] = [lambda: _ordinary(config.devices)]
     asked += [lambda host=host: _beyond(host, config.devices, supervisor) for host in config.hosts]  # type: ignore[misc]
-    asked += [lambda one=one: _alone(one) for one in config.devices if one.ssh or one.local]  # type: ignore[misc]
+    asked += [lambda one=one: _alone(one) for one in config.devices if one.ssh or one.local or one.address]  # type: ignore[misc]
     with ThreadPoolExecutor(max_workers=min(_MOST_AT_ONCE, len(asked))) as pool:
         found = [one for answers in pool.map(lambda ask: ask(), asked) for one in answers]
     seen: dict[str, Device] = {}
@@ -146,6 +146,12 @@ def _alone(entry: DeviceConfig) -> list[_Found]:
     host = socket.gethostname()
     if entry.ssh is not None:
         address, host = ssh_address(entry.ssh, entry.storage), entry.ssh.host
+    elif entry.address:
+        try:
+            address = from_plain(DeviceAddress, entry.address)
+        except (ConfigError, msgspec.ValidationError) as error:
+            name = str(entry.address.get("type"))
+            return [_Found(Unusable(name, ABSENT, f"its address in farm.toml: {error}", host), entry=entry)]
     place = address.place
     if not entry.in_service:
         return [_Found(_out(place, host, entry), entry=entry)]

@@ -24,7 +24,7 @@ from farm.devices.discovery import Scan, scan_all
 from farm.devices.hosts import reach_server, revive_tunnels
 from farm.devices.identity import identify, read_soc
 from farm.devices.status import read_status
-from farm.errors import InfraError
+from farm.errors import ConfigError, InfraError
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 
@@ -78,6 +78,22 @@ def test_without_a_word_in_farm_toml_the_ordinary_server_is_asked(look: Callable
         (f"virtual-SM8750-0@{HERE}", "SM8750", HERE, "android"),
     ]
     assert found.unusable == ()
+
+
+def test_a_device_of_a_kind_that_has_no_key_of_its_own_is_found_by_its_address(
+    look: Callable[[str], Scan], tmp_path: Path
+) -> None:
+    (tmp_path / "stub/answers").mkdir(parents=True)
+    (tmp_path / "stub/answers/sh").write_text("ro.soc.model=SM8550\nro.serialno=R5CT\nstorage=ok\n")
+    entry = f'address = {{ type = "stub", folder = "{tmp_path}/stub" }}\n'
+    found = look(f'[[device]]\n{entry}name = "made-up"\n')
+    device = next(one for one in found.devices if one.serial == "R5CT")
+    assert (device.soc, device.name, device.host) == ("SM8550", "made-up", HERE)
+    found = look('[[device]]\naddress = { type = "pigeon" }\n[[device]]\naddress = { type = "stub" }\n')
+    assert "there is no transport 'pigeon': known are adb, ssh, local, stub" in unusable(found)["pigeon"][1]
+    assert "missing required field `folder`" in unusable(found)["stub"][1]
+    with pytest.raises(ConfigError, match="expected one of serial, ssh, connect, address and local"):
+        look(f"[[device]]\n{entry}local = true\n")
 
 
 def test_devices_of_every_kind_are_found_and_described(look: Callable[[str], Scan], board: SshServer) -> None:
