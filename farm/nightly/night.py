@@ -200,6 +200,10 @@ class _Cells:
     def _run(self, cell: PlannedCell, seconds: float | None) -> RunOutcome:
         """Run a cell, or what is missing of its run."""
         run_id = self._results[cell.name].run_id
+
+        def begun(run_id: str) -> None:
+            self._keep(cell, run_id=run_id)
+
         with self._fronts() as front:
             if run_id:
                 try:
@@ -207,7 +211,7 @@ class _Cells:
                 except UsageError as error:
                     self._note(f"{cell.name}: begins anew: {error}")
             request: RunRequest = msgspec.structs.replace(cell.request, budget_s=seconds)
-            return self._work.run(request, front, self._interrupts, lambda run_id: self._keep(cell, run_id=run_id))
+            return self._work.run(request, front, self._interrupts, begun)
 
     def _collect(self, cell: PlannedCell, code: int, problem: str, end_s: float | None) -> None:
         """Keep what a cell found, its candidates measured until `end_s`."""
