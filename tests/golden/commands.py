@@ -180,12 +180,12 @@ def call(arguments: list[str]) -> dict[str, Any]:
 
 
 def kept(answers: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return answers without what depends on this machine: folders, and the size of the store's file."""
+    """Return answers without what depends on this machine, folders and sizes, or on words: the size of a page."""
     for answer in answers.values():
         for name in ("command", "wrote"):
             answer[name] = answer[name].replace(str(folder), "FOLDER").replace(os.uname().nodename, "HOST")
         answer["wrote"] = re.sub(r'"[^"]*/test_suites/', '"FARM/test_suites/', answer["wrote"])
-        answer["wrote"] = re.sub(r'("database_bytes": )\d+', r"\g<1>0", answer["wrote"])
+        answer["wrote"] = re.sub(r'("(?:database|folder)_bytes": )\d+', r"\g<1>0", answer["wrote"])
     return answers
 
 
