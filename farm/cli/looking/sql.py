@@ -16,6 +16,7 @@ from farm.report.terminal.layout import columns
 from farm.system.text import one_line, spelled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 _CELL = 60
@@ -52,7 +53,8 @@ def command(query: str, limit: int, timeout_s: float, config_file: Path | None, 
         print_json({"columns": names, "rows": plain, "more": more})
     elif as_csv:
         stream = io.StringIO()
-        visible = ([spelled(cell) if isinstance(cell, str) else cell for cell in line] for line in [names, *plain])
+        lines: list[Sequence[object]] = [names, *plain]
+        visible = ([spelled(cell) if isinstance(cell, str) else cell for cell in line] for line in lines)
         csv.writer(stream, lineterminator="\n").writerows(visible)
         echo(stream.getvalue(), nl=False)
     else:

@@ -221,7 +221,7 @@ def _bisect_lines(outcome: BisectOutcome) -> Iterator[str]:
 
 def _table(compared: Sequence[Compared]) -> list[str]:
     """Return a table of what interleaved A/B measured of each metric."""
-    rows = [("metric", "good", "new", "change", "p", "answer")]
+    rows: list[Sequence[str]] = [("metric", "good", "new", "change", "p", "answer")]
     for one in compared:
         result = one.confirmation
         rows.append(

@@ -76,12 +76,12 @@ def command(config_file: Path | None, *, orphans: bool, yes: bool, as_json: bool
     it is going on, that an alert names it. What is not given comes from [retention] in farm.toml. Without --yes
     nothing is deleted. Compiled bundles have a command of their own: 'farm cache prune'.
     """
-    given = {name: value for name, value in given.items() if value is not None}
+    named = {name: value for name, value in given.items() if value is not None}
     config = load_config(config_file)
-    rules = _rules(config.retention, given, orphans=orphans)
+    rules = _rules(config.retention, named, orphans=orphans)
     with opened(config_file, readonly=not yes, existing=True) as (_, store):
         answer = (_delete if yes else _plan)(config, store, rules, orphans=orphans)
-    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in named.items()]
     again = shlex.join(["farm", "prune", *arguments, *(["--orphans"] if orphans else []), "--yes"])
     show({"prune": answer}, _lines(answer, "" if yes else again), as_json=as_json)
     if answer.stopped and not as_json:

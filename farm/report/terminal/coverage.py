@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from typing import TYPE_CHECKING
 
 from farm.report.model import format as fmt
 from farm.report.model.coverage import WORST_FIRST, Coverage, CoverageCell, CoverageRow, CoveredJob
 from farm.report.model.summary import GLYPHS, WORDS, Outcome
+from farm.report.terminal.layout import wrapped
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> li
     """Return the table line by line, none wider than `width`; `about` says where the results are from."""
     from rich.text import Text
 
-    lines = [Text(line, style) for part, style in _head(table, about) for line in _wrapped(part, width)]
+    lines = [
+        Text(line, style) for part, style in _head(table, about) for line in wrapped(part, width, whole_words=False)
+    ]
     columns = {precision: _heading(precision) for precision in table.precisions}
     widths = {
         precision: max([_LEAST, *map(len, head), *(len(_cell(row, precision)) for row in table.rows + table.beyond)])
@@ -55,7 +57,7 @@ def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> li
             lines.append(Text("beyond them", "bold"))
         lines += [_row(row, widths, room) for row in part]
     for text in _legend(table):
-        lines += [Text(line, "dim") for line in _wrapped(text, width)]
+        lines += [Text(line, "dim") for line in wrapped(text, width, whole_words=False)]
     for (state, reason), items in table.reasons().items():
         places = f"{_places(items)}: {reason}" if reason else _places(items)
         mark = (f"{GLYPHS[state]} ", _STYLES[state])
@@ -63,7 +65,7 @@ def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> li
     uncovered = _uncovered(table)
     if uncovered:
         lines.append(Text(f"without a case, {len(table.uncovered)} of {len(table.rows)} builders:", "bold"))
-        lines += [Text(f"  {line}") for text in uncovered for line in _wrapped(text, width - 2)]
+        lines += [Text(f"  {line}") for text in uncovered for line in wrapped(text, width - 2, whole_words=False)]
     return lines
 
 
@@ -192,10 +194,6 @@ def _uncovered(table: Coverage) -> list[str]:
     lines = [f"{row.name}: {row.without}" for row in table.uncovered if row.without]
     open_ones = [row.name for row in table.uncovered if not row.without]
     return [*lines, *([f"no reason is given for {', '.join(open_ones)}"] if open_ones else [])]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(one_line(text), width, subsequent_indent="  ")
 
 
 def _escaped(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from farm.report.model import format as fmt
 from farm.report.model.cross_target import CrossTarget, cross_targets, elsewhere_line
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
+from farm.report.terminal.layout import LEAST_WIDTH, wrapped
 from farm.system.text import one_line, visible
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     from rich.text import Text
 
     summary = summarize(view)
-    width, found = max(width, 40), cross_targets(summary)
+    width, found = max(width, LEAST_WIDTH), cross_targets(summary)
     lines = _wrapped(summary.verdict_line, width, _STYLES[summary.tone])
     lines += _virtual(summary, width)
     lines += _heap(summary, width)
@@ -71,8 +72,8 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
         lines += _named(title, summary.having(outcome), style, width, found)
     lines += _known(summary, width, found)
     if summary.recovered:
-        n = len(summary.recovered)
-        lines += _wrapped(f"retried: {n} job{'' if n == 1 else 's'} passed only after another attempt", width, "yellow")
+        jobs = fmt.plural(len(summary.recovered), "job")
+        lines += _wrapped(f"retried: {jobs} passed only after another attempt", width, "yellow")
     slowest = summary.slowest_builds(3)
     if slowest:
         text = ", ".join(f"{_short(job)} {fmt.seconds(job.job.build_seconds)} s" for job in slowest)
@@ -88,11 +89,8 @@ def _virtual(summary: RunSummary, width: int) -> list[Text]:
     if not virtual:
         return []
     text = f"{virtual} of {len(summary.view.devices)} devices" if summary.mixed else "all devices"
-    return _wrapped(
-        f"VIRTUAL: {text} simulated; latency is {summary.host_time}, not comparable with hardware",
-        width,
-        "magenta",
-    )
+    text = f"VIRTUAL: {text} simulated; latency is {summary.host_time}, not comparable with hardware"
+    return _wrapped(text, width, "magenta")
 
 
 def _heap(summary: RunSummary, width: int) -> list[Text]:
@@ -157,8 +155,6 @@ def _short(job: JobSummary) -> str:
 
 
 def _wrapped(text: str, width: int, style: str) -> list[Text]:
-    import textwrap
-
     from rich.text import Text
 
-    return [Text(line, style=style) for line in textwrap.wrap(one_line(text), width, subsequent_indent="  ")]
+    return [Text(line, style) for line in wrapped(text, width, whole_words=False)]
