@@ -1,4 +1,4 @@
-"""Profiles and layers of an attempt <-> rows. SQLite makes NULL of NaN: what a NULL means is told here."""
+"""Rows -> what they say, and the details of an attempt -> rows. SQLite makes NULL of NaN: here is what a NULL means."""
 
 from __future__ import annotations
 
@@ -8,13 +8,30 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.program.layers import LayerStep
-from farm.results.attempt import Attempt, LayerComparison, OperatorProfile
+from farm.results.attempt import Attempt, Cause, Comparison, LayerComparison, OperatorProfile, Stage, Verdict
 from farm.store import values
+from farm.store.records import ArtifactRecord, LastVerdict
+from farm.store.statements import chunks, statement
+from farm.suites.figures import COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from sqlalchemy import Row
+    from sqlalchemy import Connection, Row
+
+# What an attempt and its row have in common.
+ATTEMPT_COLUMNS = (
+    "verdict",
+    "stage",
+    "reason",
+    "started_ms",
+    "seconds",
+    "bundle_key",
+    "known_issue",
+    "notes",
+    "log",
+    "cause",
+)
 
 _TIMES = ("p50", "least", "greatest", "share")
 _FIGURES = ("mse", "sqnr_db", "cosine")
@@ -89,6 +106,65 @@ def layers_of(rows: Iterable[Row[Any]]) -> dict[int, tuple[LayerComparison, ...]
             LayerComparison(row.layer, row.operator, LayerStep(row.step), diverges=row.diverges, **figures)
         )
     return {attempt_id: tuple(layers) for attempt_id, layers in found.items()}
+
+
+def attempt_of(row: Row[Any], columns: Iterable[str], **details: Any) -> Attempt:
+    """Return the attempt of a row that has `columns` of it, the `job_id` and the device's `serial`."""
+    facts = {name: getattr(row, name) for name in columns}
+    facts |= {
+        "verdict": Verdict(row.verdict),
+        "stage": Stage(row.stage),
+        "cause": Cause(row.cause),
+        "notes": tuple(row.notes),
+        "job_id": row.job_id,
+        "device": row.serial or "",
+    }
+    return Attempt(**facts, **details)
+
+
+def comparisons_of(rows: Iterable[Row[Any]]) -> dict[int, tuple[Comparison, ...]]:
+    """Return comparisons by attempt id; `rows` are ordered by position."""
+    found: dict[int, tuple[Comparison, ...]] = {}
+    for row in rows:
+        figures = {name: getattr(row, name) for name in COLUMNS} | dict.fromkeys(row.nan_figures, math.nan)
+        one = Comparison(output=row.output, reference=row.reference, violations=tuple(row.violations), **figures)
+        found[row.attempt_id] = (*found.get(row.attempt_id, ()), one)
+    return found
+
+
+def artifact_of(row: Row[Any]) -> ArtifactRecord:
+    """Return the artifact of a row."""
+    return ArtifactRecord(row.sha256, row.size, row.kind)
+
+
+def verdict_of(row: Row[Any]) -> LastVerdict:
+    """Return the verdict of a row of `run_job` with the attempt that decides it."""
+    known = row.verdict == Verdict.FAILED and row.known_issue
+    return LastVerdict(
+        run_id=row.run_id,
+        time_ms=row.recorded_ms,
+        outcome="known issue" if known else row.verdict,
+        bundle_key=row.bundle_key or "",
+        judged_by=row.judged_by or "",
+    )
+
+
+def device_facts(build: str | None, runtime: Mapping[str, str] | None) -> dict[str, str]:
+    """Return what numbers depend on besides the run's fingerprint, name to value."""
+    facts = dict(runtime or {})
+    if "runner" in facts:
+        # In place of that of the machine which the device is attached to.
+        facts["native_runner"] = facts.pop("runner")
+    return facts | ({"device_build": build} if build else {})
+
+
+def fingerprints(connection: Connection, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return fingerprints by their hash."""
+    found: dict[str, dict[str, str]] = {}
+    for part in chunks(sorted(set(hashes))):
+        for row in connection.execute(statement("history.fingerprints"), {"hashes": part}):
+            found[row.hash] = row.facts
+    return found
 
 
 def _nulls(row: OperatorProfile | LayerComparison, names: Iterable[str]) -> dict[str, None]:

@@ -6,20 +6,20 @@ import functools
 import math
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import select
 
 from farm.errors import StoreLostError
 from farm.store import schema, values
-from farm.store.details import bounded_details, layer_rows, operator_rows
+from farm.store.details import ATTEMPT_COLUMNS, bounded_details, layer_rows, operator_rows
 from farm.store.records import RunKind
-from farm.store.statements import statement
+from farm.store.statements import chunks, statement
 from farm.suites.figures import COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from sqlalchemy import Connection, Insert, Table
     from sqlalchemy.dialects import postgresql, sqlite
@@ -29,26 +29,6 @@ if TYPE_CHECKING:
     from farm.store.records import ArtifactRecord
     from farm.suites.suite import Job
 
-# What an attempt and its row have in common.
-ATTEMPT_COLUMNS = (
-    "verdict",
-    "stage",
-    "reason",
-    "started_ms",
-    "seconds",
-    "bundle_key",
-    "known_issue",
-    "notes",
-    "log",
-    "cause",
-)
-
-# SQLite takes 32,766 parameters in a statement, PostgreSQL 65,535.
-_MOST_PARAMETERS = 10_000
-FEW = 500
-"""So many keys at once are looked for along an index by PostgreSQL as well."""
-
-_Key = TypeVar("_Key", str, int)
 _SeriesKey = tuple[str, str, str, bool]
 _SERIES_KEY = ("metric", "unit", "direction", "exact")
 
@@ -61,13 +41,6 @@ def now_ms() -> int:
 def new_run_id(started_ms: int) -> str:
     """Return an id that sorts by time, to the second, and that no other machine gives in the same second."""
     return values.run_id_time(started_ms) + secrets.token_hex(3)
-
-
-def chunks(keys: Collection[_Key], most: int = _MOST_PARAMETERS) -> Iterator[list[_Key]]:
-    """Yield names or row ids in parts that fit into one statement."""
-    listed = list(keys)
-    for start in range(0, len(listed), most):
-        yield listed[start : start + most]
 
 
 def bounded(attempt: Attempt) -> Attempt:
@@ -102,10 +75,11 @@ def bounded(attempt: Attempt) -> Attempt:
     )
 
 
-def run_kinds(command: str, facts: Mapping[str, str]) -> dict[str, str]:
+def run_kinds(command: str, facts: Mapping[str, str]) -> dict[str, str | None]:
     """Return the columns of a run that say what it was for, and on which kind of device."""
-    device_kind = values.clean(facts.get("device_kind", ""), values.KIND_LIMIT)
-    return {"run_kind": RunKind.of(command, facts), "run_device_kind": device_kind}
+    device_kind = facts.get("device_kind")
+    known = None if device_kind is None else values.clean(device_kind, values.KIND_LIMIT)
+    return {"run_kind": RunKind.of(command, facts), "run_device_kind": known}
 
 
 def require_run(connection: Connection, run_id: str) -> None:

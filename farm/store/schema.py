@@ -59,8 +59,8 @@ run = Table(
     Column("priority", String(16), nullable=False, server_default="person"),
     # One of `records.RunKind`. Names that no other table has: queries of people's own go on.
     Column("run_kind", String(16), nullable=False, server_default="suite"),
-    # `virtual` or `hardware`, as the run was asked for; empty where that is not known.
-    Column("run_device_kind", String(16), nullable=False, server_default=""),
+    # `virtual` or `hardware`, as the run was asked for; NULL is not known, and like no other.
+    Column("run_device_kind", String(16)),
 )
 
 device = Table(

@@ -5,11 +5,23 @@ from __future__ import annotations
 import functools
 import re
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import JSON, Boolean, bindparam, text
 
 from farm.store import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from sqlalchemy import BindParameter
+
+# SQLite takes 32,766 parameters in a statement, PostgreSQL 65,535.
+_MOST_PARAMETERS = 10_000
+FEW = 500
+"""So many keys at once are looked for along an index by PostgreSQL as well."""
+
+_Key = TypeVar("_Key", str, int)
 
 _BLOCK = re.compile(r"^-- name: (\w+)\n(.*?);$", re.MULTILINE | re.DOTALL)
 # SQLite returns these as it keeps them: as text and as 0 or 1.
@@ -32,6 +44,15 @@ def statement(name: str) -> Any:
     """Return the statement `FILE.NAME`; a parameter after `IN` takes a list, which is not empty."""
     file, _, block = name.partition(".")
     sql = _file(file)[block]
-    lists = [bindparam(found, expanding=True) for found in sorted(set(re.findall(r"\bIN :(\w+)", sql)))]
+    lists: list[BindParameter[Any]] = [
+        bindparam(found, expanding=True) for found in sorted(set(re.findall(r"\bIN :(\w+)", sql)))
+    ]
     found = text(sql).bindparams(*lists)
     return found.columns(**_TYPES) if sql.startswith("SELECT") else found
+
+
+def chunks(keys: Collection[_Key], most: int = _MOST_PARAMETERS) -> Iterator[list[_Key]]:
+    """Yield names or row ids in parts that fit into one statement."""
+    listed = list(keys)
+    for start in range(0, len(listed), most):
+        yield listed[start : start + most]

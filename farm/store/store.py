@@ -67,7 +67,9 @@ class Store(Recording):
         Raises UsageError for a query that does more, fails or takes longer than `seconds`, and where the store is not
         open to read only.
         """
-        return self._database.ask(query, limit, seconds)
+        from farm.store.queries.ask import ask
+
+        return ask(self._database, query, limit, seconds)
 
     @cached_property
     def runs(self) -> RunReader:

@@ -10,6 +10,7 @@ from sqlalchemy import String, bindparam, cast, delete, insert, select, update
 from farm.errors import UnknownNameError
 from farm.store import rows, schema, values
 from farm.store.records import AlertRecord, AlertState, NewAlert, Remark, RemarkState
+from farm.store.statements import chunks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -46,7 +47,7 @@ class Alerts:
                 not_measured, exact | not_remarked()
             )
             gone = [row.id for row in connection.execute(of_run) if (row.series_id, row.device_kind) not in there]
-            for part in rows.chunks(gone):
+            for part in chunks(gone):
                 connection.execute(delete(alert).where(alert.c.id.in_(part)))
             new = [_row(run_id, one) for one in found]
             rows.insert_missing(connection, alert, new)
@@ -113,7 +114,7 @@ class Alerts:
     def of_jobs(self, job_ids: Iterable[str]) -> list[AlertRecord]:
         """Return all that ever stood out of jobs, by their ids, oldest first."""
         found = []
-        for part in rows.chunks(sorted(set(job_ids))):
+        for part in chunks(sorted(set(job_ids))):
             found += self._find(schema.job.c.name.in_(part))
         return found
 
@@ -243,7 +244,7 @@ def _counts(remark: Remark) -> bool:
 def _remarks(connection: Connection, subjects: Collection[str]) -> dict[str, list[Remark]]:
     triage = schema.triage.c
     found: dict[str, list[Remark]] = {}
-    for part in rows.chunks(sorted(set(subjects))):
+    for part in chunks(sorted(set(subjects))):
         for row in connection.execute(select(schema.triage).where(triage.subject.in_(part)).order_by(triage.id)):
             remark = Remark(row.state, row.user_name, row.owner, row.note, row.time_ms, row.until_ms)
             found.setdefault(row.subject, []).append(remark)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from psycopg import Connection
     from sqlalchemy.engine import Engine
 
-Answer = tuple[list[str], list[tuple[Any, ...]]]
+    from farm.store.database import Database
+
+QueryResult = tuple[list[str], list[tuple[Any, ...]]]
 """The names of the columns, and the rows."""
 
 _ONE_SELECT = "what is asked is one SELECT, with or without WITH, or VALUES"
@@ -48,7 +50,19 @@ SELECT set_config('statement_timeout', %s, true),
 """
 
 
-def ask_sqlite(connection: sqlite3.Connection, query: str, limit: int, seconds: float) -> Answer:
+def ask(database: Database, query: str, limit: int, seconds: float) -> QueryResult:
+    """Return what a query that somebody wrote answers; `Store.ask` has the errors."""
+    if not database.readonly:
+        raise UsageError(f"{database.name}: the store is open to write: no place for a query of somebody's own")
+    if not database.is_sqlite:
+        with database.psycopg_engine() as engine:
+            return ask_postgresql(engine, query, limit, seconds)
+    with database.reading() as connection:
+        driver: Any = connection.connection.driver_connection
+        return ask_sqlite(driver, query, limit, seconds)
+
+
+def ask_sqlite(connection: sqlite3.Connection, query: str, limit: int, seconds: float) -> QueryResult:
     """Return what one statement answers, at most `limit` rows, within `seconds`.
 
     Raises UsageError for what does anything but read, does not end in time or has no rows, and OperationalError where
@@ -99,7 +113,7 @@ def _sqlite_error(query: str, error: Exception, seconds: float, *, late: bool) -
     return OperationalError(query, None, error)
 
 
-def ask_postgresql(engine: Engine, query: str, limit: int, seconds: float) -> Answer:
+def ask_postgresql(engine: Engine, query: str, limit: int, seconds: float) -> QueryResult:
     """Return what one statement answers, at most `limit` rows, within `seconds`; `engine` is of the driver psycopg.
 
     It is the query of a cursor, sent by the extended protocol: the server takes one statement there, which has to be a

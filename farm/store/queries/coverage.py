@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.results.attempt import Verdict
-from farm.store.queries.runs import attempt_of, comparisons_of
+from farm.store.details import attempt_of, comparisons_of
 from farm.store.records import JobResult
-from farm.store.rows import chunks
-from farm.store.statements import statement
+from farm.store.statements import chunks, statement
 from farm.store.view import CaseResult, JobView, RunView
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.analysis.flakiness import LOOKED_AT, Record, Try, record_of
 from farm.results.attempt import Verdict
-from farm.store.rows import FEW, chunks
-from farm.store.statements import statement
+from farm.store.statements import FEW, chunks, statement
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from farm.errors import UnknownNameError, UsageError
 from farm.store import values
+from farm.store.details import device_facts, fingerprints
 from farm.store.queries.runs import resolve_run
 from farm.store.records import HistoryPoint
-from farm.store.rows import chunks
-from farm.store.statements import statement
+from farm.store.statements import chunks, statement
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable
 
     from sqlalchemy import Connection, Row
 
@@ -149,24 +149,6 @@ def matching_jobs(
     if len(found) > _MOST_PARAMETERS:
         raise UsageError(f"{len(found)} jobs match {pattern!r}: name a suite or an SoC as well")
     return {row.id: row.name for row in found}
-
-
-def device_facts(build: str | None, runtime: Mapping[str, str] | None) -> dict[str, str]:
-    """Return what numbers depend on besides the run's fingerprint, name to value."""
-    facts = dict(runtime or {})
-    if "runner" in facts:
-        # In place of that of the machine which the device is attached to.
-        facts["native_runner"] = facts.pop("runner")
-    return facts | ({"device_build": build} if build else {})
-
-
-def fingerprints(connection: Connection, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return fingerprints by their hash."""
-    found: dict[str, dict[str, str]] = {}
-    for part in chunks(sorted(set(hashes))):
-        for row in connection.execute(statement("history.fingerprints"), {"hashes": part}):
-            found[row.hash] = row.facts
-    return found
 
 
 def _names(row: Any) -> tuple[str, str, str]:

@@ -10,10 +10,9 @@ import msgspec
 from farm.analysis.history import Point
 from farm.analysis.scale import Series
 from farm.results.attempt import Direction
+from farm.store.details import device_facts, fingerprints
 from farm.store.queries.flakiness import NO_END
-from farm.store.queries.history import device_facts, fingerprints
-from farm.store.rows import chunks
-from farm.store.statements import statement
+from farm.store.statements import chunks, statement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

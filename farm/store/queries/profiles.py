@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farm.errors import UsageError
-from farm.store.details import operators_of
+from farm.store.details import artifact_of, operators_of
 from farm.store.queries.history import matching_jobs
-from farm.store.queries.runs import artifact_of
 from farm.store.records import ArtifactRecord, ProfileRecord
-from farm.store.rows import chunks
-from farm.store.statements import statement
+from farm.store.statements import chunks, statement
 
 if TYPE_CHECKING:
     from farm.results.attempt import OperatorProfile

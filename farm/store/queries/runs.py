@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.errors import UnknownNameError, UsageError
-from farm.results.attempt import Attempt, Cause, Comparison, Direction, Measurement, Stage, Verdict
+from farm.results.attempt import Attempt, Direction, Measurement
 from farm.store import values
-from farm.store.details import layers_of, operators_of
+from farm.store.details import (
+    ATTEMPT_COLUMNS,
+    artifact_of,
+    attempt_of,
+    comparisons_of,
+    layers_of,
+    operators_of,
+    verdict_of,
+)
+from farm.store.queries.coverage import with_elsewhere
 from farm.store.records import ArtifactRecord, LastVerdict, ListedJob
-from farm.store.rows import ATTEMPT_COLUMNS
 from farm.store.statements import statement
 from farm.store.view import DeviceView, JobView, RunView, Stale
-from farm.suites.figures import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,8 +57,6 @@ class RunReader:
 
     def view(self, run_id: str) -> RunView:
         """Return all that is known of a run, and what its failed cases did elsewhere. Raises UnknownNameError."""
-        from farm.store.queries.coverage import with_elsewhere
-
         with self._database.reading() as connection:
             return with_elsewhere(connection, _run_view(connection, run_id))
 
@@ -207,47 +212,6 @@ def attempts_of(connection: Connection, run_id: str) -> list[tuple[Row[Any], Att
         )
         for row in rows
     ]
-
-
-def attempt_of(row: Row[Any], columns: Iterable[str], **details: Any) -> Attempt:
-    """Return the attempt of a row that has `columns` of it, the `job_id` and the device's `serial`."""
-    facts = {name: getattr(row, name) for name in columns}
-    facts |= {
-        "verdict": Verdict(row.verdict),
-        "stage": Stage(row.stage),
-        "cause": Cause(row.cause),
-        "notes": tuple(row.notes),
-        "job_id": row.job_id,
-        "device": row.serial or "",
-    }
-    return Attempt(**facts, **details)
-
-
-def comparisons_of(rows: Iterable[Row[Any]]) -> dict[int, tuple[Comparison, ...]]:
-    """Return comparisons by attempt id; `rows` are ordered by position."""
-    found: dict[int, tuple[Comparison, ...]] = {}
-    for row in rows:
-        figures = {name: getattr(row, name) for name in COLUMNS} | dict.fromkeys(row.nan_figures, math.nan)
-        one = Comparison(output=row.output, reference=row.reference, violations=tuple(row.violations), **figures)
-        found[row.attempt_id] = (*found.get(row.attempt_id, ()), one)
-    return found
-
-
-def artifact_of(row: Row[Any]) -> ArtifactRecord:
-    """Return the artifact of a row."""
-    return ArtifactRecord(row.sha256, row.size, row.kind)
-
-
-def verdict_of(row: Row[Any]) -> LastVerdict:
-    """Return the verdict of a row of `run_job` with the attempt that decides it."""
-    known = row.verdict == Verdict.FAILED and row.known_issue
-    return LastVerdict(
-        run_id=row.run_id,
-        time_ms=row.recorded_ms,
-        outcome="known issue" if known else row.verdict,
-        bundle_key=row.bundle_key or "",
-        judged_by=row.judged_by or "",
-    )
 
 
 def _measurements(connection: Connection, of_run: dict[str, str]) -> dict[int, dict[int, Measurement]]:

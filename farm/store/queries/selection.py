@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import delete, select, update
 
 from farm.store import schema, values
-from farm.store.queries.runs import verdict_of
+from farm.store.details import verdict_of
 from farm.store.records import ExpectedJob
-from farm.store.rows import chunks, insert_missing
-from farm.store.statements import statement
+from farm.store.rows import insert_missing
+from farm.store.statements import chunks, statement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from farm.store.queries.runs import find_run
 from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
-from farm.store.rows import FEW, chunks, now_ms
-from farm.store.statements import statement
+from farm.store.rows import now_ms
+from farm.store.statements import FEW, chunks, statement
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -56,7 +56,7 @@ class StatusReader:
             command=run.command,
             user=run.user_name,
             priority=run.priority,
-            device_kind=run.run_device_kind,
+            device_kind=run.run_device_kind or "",
             started_ms=run.started_ms,
             finished_ms=run.finished_ms,
             exit_code=run.exit_code,

@@ -5,11 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from farm.store.queries.history import fingerprints
-from farm.store.queries.runs import artifact_of
+from farm.store.details import artifact_of, fingerprints
 from farm.store.records import ArtifactRecord, Background, TrendPoint, TrendSeries
-from farm.store.rows import chunks
-from farm.store.statements import statement
+from farm.store.statements import chunks, statement
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -11,7 +11,8 @@ from sqlalchemy import select
 from farm import __version__
 from farm.errors import UsageError
 from farm.store import rows, schema, values
-from farm.store.queries.runs import artifact_of, attempts_of, devices_of, jobs_of
+from farm.store.details import artifact_of
+from farm.store.queries.runs import attempts_of, devices_of, jobs_of
 from farm.store.records import ArtifactRecord
 from farm.store.statements import statement
 from farm.store.transfer.lines import LAYOUT, AttemptLine, Head, JobLine, RunLine, encode

@@ -13,7 +13,7 @@ down_revision = "0008"
 def upgrade() -> None:
     """Make the columns, and fill them for the runs that are there."""
     op.add_column("run", Column("run_kind", sa.String(length=16), nullable=False, server_default="suite"))
-    op.add_column("run", Column("run_device_kind", sa.String(length=16), nullable=False, server_default=""))
+    op.add_column("run", Column("run_device_kind", sa.String(length=16), nullable=True))
     op.add_column("run_job", Column("decisive_attempt_id", sa.BigInteger(), nullable=True))
     op.add_column("run_job", Column("decisive_verdict", sa.String(length=16), nullable=True))
 
@@ -32,7 +32,7 @@ def upgrade() -> None:
         (run.c.command.like("farm pytest%"), "tests"),
         else_="suite",
     )
-    device_kind = sa.func.substr(sa.func.coalesce(fact("device_kind"), ""), 1, 16)
+    device_kind = sa.func.substr(fact("device_kind"), 1, 16)
     op.execute(sa.update(run).values(run_kind=kind, run_device_kind=device_kind))
     # A verdict is not taken back by trouble with the farm that came after it.
     op.execute("""
