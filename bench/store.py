@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import event, insert, select, text
+from sqlalchemy import event, insert, select, text, update
 
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
@@ -111,6 +111,10 @@ def copy_run(connection: Connection, pattern: str, started_ms: int) -> None:
             if "started_ms" in row:
                 row["started_ms"] = row["recorded_ms"] = started_ms
         connection.execute(insert(table), found)
+    # The rows of run_job still name the attempts that they were copied with.
+    decides = select(schema.attempt.c.id).where(schema.attempt.c.run_job_id == schema.run_job.c.id).scalar_subquery()
+    of_run = schema.run_job.c.run_id == run_id
+    connection.execute(update(schema.run_job).where(of_run).values(decisive_attempt_id=decides))
 
 
 def count_on(connection: Connection) -> None:
