@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from farm.store.transfer.lines import Line
 
 
-class ListedRun(msgspec.Struct, frozen=True):
+class TransferableRun(msgspec.Struct, frozen=True):
     """A run, by what tells whether it is wanted."""
 
     id: str
@@ -40,12 +40,12 @@ class Transfer:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def runs(self, since_ms: int = 0) -> list[ListedRun]:
+    def runs(self, since_ms: int = 0) -> list[TransferableRun]:
         """Return the runs that began at a time or later (epoch, milliseconds), oldest first."""
         run = schema.run.c
         query = select(run.id, run.finished_ms).where(run.started_ms >= since_ms).order_by(run.started_ms, run.id)
         with self._database.reading() as connection:
-            return [ListedRun(row.id, row.finished_ms is not None) for row in connection.execute(query)]
+            return [TransferableRun(row.id, row.finished_ms is not None) for row in connection.execute(query)]
 
     def export(self, run_ids: Iterable[str]) -> Iterator[bytes]:
         """Yield runs as lines with their ends; no more than one run is in memory, and none is being read meanwhile."""
