@@ -16,7 +16,7 @@ import msgspec
 from farm.backends.registry import runs_on_cpu
 from farm.report.model import format as fmt
 from farm.report.model.rerun import options_of, rerun_command
-from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict, final_attempt
+from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict
 from farm.store.view import DeviceView, JobView, RunView
 from farm.suites.figures import COMPARED, figure_of
 
@@ -234,7 +234,7 @@ def summarize(view: RunView) -> RunSummary:
     all_virtual = bool(kinds) and set(kinds.values()) == {"virtual"}
     jobs = []
     for index, job in enumerate(view.jobs):
-        attempt = final_attempt(job.attempts)
+        attempt = job.decisive
         kind = kinds.get(attempt.device, "") if attempt else ""
         jobs.append(
             JobSummary(
