@@ -96,8 +96,12 @@ def find_planned(connection: Connection, run_id: str, job_id: str, serial: str =
     planned = {"run": run_id, "job": job_id, "serial": serial}
     row = connection.execute(statement("recording.planned"), planned).first()
     if row is None:
-        raise StoreLostError(f"run {run_id} has no job {job_id}: plan_jobs makes its jobs known")
+        raise _not_planned(run_id, job_id)
     return row[0], row[1], row[2]
+
+
+def _not_planned(run_id: str, job_id: str) -> StoreLostError:
+    return StoreLostError(f"run {run_id} has no job {job_id}: plan_jobs makes its jobs known")
 
 
 def insert_jobs(
@@ -159,7 +163,12 @@ def insert_attempt(
     artifacts: Sequence[ArtifactRecord],
 ) -> None:
     """Insert an attempt, all its numbers and artifacts; nothing where it is there already."""
-    run_job_id, job_row_id, device_id = find_planned(connection, run_id, attempt.job_id, attempt.device)
+    planned = {"run": run_id, "job": attempt.job_id, "serial": attempt.device}
+    found = connection.execute(statement("recording.planned_with_series"), planned).all()
+    if not found:
+        raise _not_planned(run_id, attempt.job_id)
+    run_job_id, job_row_id, device_id = found[0][:3]
+    series = {(metric, unit, direction, exact): id_ for *_, id_, metric, unit, direction, exact in found if id_}
     if device is not None:
         device_id = insert_device(connection, run_id, device)
     elif attempt.device and device_id is None:
@@ -167,7 +176,7 @@ def insert_attempt(
     # Without a time, two attempts that say the same may well be two.
     digest = values.attempt_digest(attempt) if attempt.started_ms else None
     row = {"run_job_id": run_job_id, "digest": digest, "device_id": device_id, "recorded_ms": now_ms()}
-    insert_attempt_row(connection, row, job_row_id, attempt, artifacts)
+    insert_attempt_row(connection, row, job_row_id, attempt, artifacts, series)
 
 
 def insert_attempt_row(
@@ -176,17 +185,18 @@ def insert_attempt_row(
     job_row_id: int,
     attempt: Attempt,
     artifacts: Sequence[ArtifactRecord],
+    series: Mapping[_SeriesKey, int] | None = None,
 ) -> bool:
     """Insert an attempt of which the columns `known` are known, all its numbers and artifacts; False where it is there.
 
-    It is there when its job has one of the same digest in this run.
+    It is there when its job has one of the same digest in this run. `series` are those of the job that are known.
     """
     row = {**known, **{name: getattr(attempt, name) for name in ATTEMPT_COLUMNS}}
     attempt_id = insert_new(connection, schema.attempt, row)
     if attempt_id is None:
         return False
     _insert(connection, schema.comparison, _comparison_rows(attempt_id, attempt.comparisons))
-    _insert_measurements(connection, attempt_id, job_row_id, attempt.measurements)
+    _insert_measurements(connection, attempt_id, job_row_id, attempt.measurements, series)
     _insert(connection, schema.op_profile, operator_rows(attempt_id, attempt.operators))
     _insert(connection, schema.layer, layer_rows(attempt_id, attempt.layers))
     _insert_artifacts(connection, attempt_id, artifacts)
@@ -249,10 +259,15 @@ def _comparison_rows(attempt_id: int, comparisons: Sequence[Comparison]) -> list
 
 
 def _insert_measurements(
-    connection: Connection, attempt_id: int, job_row_id: int, measurements: Sequence[Measurement]
+    connection: Connection,
+    attempt_id: int,
+    job_row_id: int,
+    measurements: Sequence[Measurement],
+    series: Mapping[_SeriesKey, int] | None,
 ) -> None:
     keys = [(row.metric, row.unit, str(row.direction), row.exact) for row in measurements]
-    ids = _series_ids(connection, job_row_id, keys)
+    ids = series if series is not None and all(key in series for key in keys) else None
+    ids = _series_ids(connection, job_row_id, keys) if ids is None else ids
     floats, integers = [], []
     for position, (key, measurement) in enumerate(zip(keys, measurements, strict=True)):
         samples = measurement.samples
