@@ -16,13 +16,12 @@ from farm.report.model.summary import (
     Tone,
     beyond_comparisons,
     broken_limits,
-    final_attempt,
     key_numbers,
     outcome_of,
     spread_of,
     summarize,
 )
-from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict, final_attempt
 from farm.store.view import DeviceView, JobView, RunView
 
 Attempts = Callable[..., tuple[Attempt, ...]]
