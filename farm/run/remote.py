@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from xdist.remote import getinfodict
 
 from farm.errors import StoreError
 from farm.request.plan import read_plan
@@ -75,7 +76,7 @@ class _Loop:
 
     def run(self) -> int:
         """Run items until nothing else comes, and return pytest's exit code."""
-        self.send("workerready", workerinfo={})
+        self.send("workerready", workerinfo=getinfodict())
         self._plan = read_plan(self._path)
         prepare_process(self._plan, self._number)
         # All are in the plan, in its order: the controller knows their names.

@@ -7,18 +7,18 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from attached import attach, until
 from farm_home import FarmHome, processes_of, wait_for_no_process
 
-from farm.run.fork_server import WORKER_NAME
+from farm.run.fork_server import SERVER_NAME, WORKER_NAME
 from farm.virtual.faults import Fault, inject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 RUN = ("run", "--soc", "SM8650", "--suite", "smoke")
 # The canary's has 420.
@@ -109,15 +109,19 @@ def test_wrong_numbers_on_the_only_device_are_the_codes_unless_its_canary_fails_
 
 def test_a_replacement_that_dies_while_it_starts_ends_nothing(home: FarmHome) -> None:
     with home.running(*RUN, "--virtual", "2", "--iterations", "600") as process:
+        # Workers start in some milliseconds, and there has to be something left to do for whoever takes their place.
         until(lambda: len(workers(home)) == 2, "two workers")
-        time.sleep(2)
+        [server] = [pid for pid, command in processes_of(home).items() if command == SERVER_NAME]
+        children = Path(f"/proc/{server}/task/{server}/children")
         first = set(workers(home))
         victim = min(first)
         os.kill(victim, signal.SIGKILL)
         for _ in range(2):
             # At once, before it has told anybody that it is there.
-            until(lambda: set(workers(home)) - first, "a replacement")
-            [newborn] = set(workers(home)) - first
+            deadline = time.monotonic() + 60
+            while not (born := {int(pid) for pid in children.read_text().split()} - first):
+                assert time.monotonic() < deadline, "no replacement"
+            [newborn] = born
             first.add(newborn)
             os.kill(newborn, signal.SIGKILL)
         out = process.communicate(timeout=240)[0]
