@@ -222,7 +222,7 @@ class Database:
             try:
                 return bool(connection.scalar(text(_REVISION_QUERY)) == REVISION)
             except (OperationalError, ProgrammingError):
-                # There is no such table, or something worse, which is told by who looks closer.
+                # There is no such table, or something worse, which the closer look below finds.
                 return False
 
     def _revision(self, connection: Connection) -> str | None:

@@ -57,18 +57,18 @@ def store_error(name: str, error: DBAPIError) -> StoreError:
     """Return the error to raise for what the database `name` refused; StoreLostError where waiting does not help."""
     original: Any = error.orig
     code, state = _primary(original), _sqlstate(original)
-    said = " ".join(str(original).split())[:400]
+    words = " ".join(str(original).split())[:400]
     if code in _LOSSES:
         return StoreLostError(f"{name}: {_LOSSES[code]}")
-    if state == _UNDEFINED_TABLE or (code == sqlite3.SQLITE_ERROR and said.startswith("no such table")):
+    if state == _UNDEFINED_TABLE or (code == sqlite3.SQLITE_ERROR and words.startswith("no such table")):
         return StoreLostError(f"{name}: {_NO_TABLES}")
-    if state == _INVALID_CATALOG or (state is None and code < 0 and _NO_SUCH_DATABASE.search(said)):
+    if state == _INVALID_CATALOG or (state is None and code < 0 and _NO_SUCH_DATABASE.search(words)):
         return StoreLostError(f"{name}: {_NO_DATABASE}")
     if getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_ROLLBACK:
         return StoreError(f"{name}: {_LEFT_HALF_DONE}")
     if isinstance(error, DataError | IntegrityError):
-        return RowRefusedError(f"{name}: the database refuses what is to be written: {said}")
-    return StoreError(f"{name}: {_PROBLEMS.get(code) or f'the database refuses: {said}'}")
+        return RowRefusedError(f"{name}: the database refuses what is to be written: {words}")
+    return StoreError(f"{name}: {_PROBLEMS.get(code) or f'the database refuses: {words}'}")
 
 
 def _primary(error: BaseException | None) -> int:

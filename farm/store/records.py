@@ -276,7 +276,7 @@ class RemarkState(StrEnum):
 
 
 class Remark(msgspec.Struct, frozen=True):
-    """What somebody said."""
+    """What somebody noted."""
 
     state: str
     """One of `RemarkState`."""
@@ -326,7 +326,7 @@ class AlertRecord(msgspec.Struct, frozen=True, kw_only=True):
     finding: str
     """`regression`, `improvement` or `changed`."""
     state: str
-    """One of `AlertState`; accepted where somebody said so."""
+    """One of `AlertState`; accepted where somebody noted so."""
     last_good: str
     """Run ids between which it came."""
     first_bad: str
@@ -352,5 +352,5 @@ class AlertRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def note(self) -> str:
-        """Return what was said of it last."""
+        """Return the newest note on it."""
         return self.remark.note if self.remark else ""

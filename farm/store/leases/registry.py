@@ -55,7 +55,7 @@ class Registered(msgspec.Struct, frozen=True):
     service_note: str
     """Why it is out of service."""
     service_user: str
-    """Who said so."""
+    """Who took it out of service, or put it back."""
     health: str
     """`healthy`, `suspect` or `quarantined`."""
     health_reason: str
@@ -89,7 +89,7 @@ class Registry:
         self._database, self._clock = database, clock
 
     def see(self, seen: Sequence[Seen]) -> None:
-        """Record that devices answered, and what they said; a name and labels of farm.toml replace those here."""
+        """Record that devices answered, and their status; a name and labels of farm.toml replace those here."""
 
         def upsert(connection: Connection) -> None:
             now_ms = self._clock(connection)
@@ -213,17 +213,17 @@ def _clean(value: str | float) -> str | float:
     )
 
 
-def _check_name(kind: str, said: str) -> None:
-    if not NAME.fullmatch(said):
+def _check_name(kind: str, name: str) -> None:
+    if not NAME.fullmatch(name):
         raise UsageError(
-            f"{said!r} cannot be a {kind}: expected at most 64 letters, digits, '.', '_' and '-', "
+            f"{name!r} cannot be a {kind}: expected at most 64 letters, digits, '.', '_' and '-', "
             "the first a letter or a digit"
         )
 
 
-def _shown(said: str) -> str:
+def _shown(text: str) -> str:
     """Return text without what a terminal would obey."""
-    return clean_text(said, values.REASON_LIMIT, lines=True)
+    return clean_text(text, values.REASON_LIMIT, lines=True)
 
 
 def _labels(labels: Sequence[str]) -> list[str]:
@@ -264,14 +264,14 @@ def _change(connection: Connection, device: str, facts: Mapping[str, Any]) -> No
 def _registered(row: Row[Any]) -> Registered:
     facts = dict(row._mapping)  # noqa: SLF001 - public in SQLAlchemy
     # Rows of other versions may have anything. The id stays as it is: others name it.
-    clean = {name: _shown(said) for name, said in facts.items() if isinstance(said, str) and name != "id"}
+    clean = {name: _shown(text) for name, text in facts.items() if isinstance(text, str) and name != "id"}
     labels = tuple(_shown(label) for label in row.labels)
     return Registered(**facts | clean | {"labels": labels, "status": _status(row.status)})
 
 
-def _status(said: Any) -> DeviceStatus | None:
+def _status(found: Any) -> DeviceStatus | None:
     try:
-        return None if said is None else msgspec.convert(said, DeviceStatus)
+        return None if found is None else msgspec.convert(found, DeviceStatus)
     except msgspec.ValidationError:
-        # Of another version of farm: it is told anew when the device is seen.
+        # Of another version of farm: it is replaced when the device is seen.
         return None

@@ -1,4 +1,4 @@
-"""Numbers that stand out, what pairs said of them, and what people did about them."""
+"""Numbers that moved, what was measured for them, and what people decided: `store.alerts`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Alerts:
     def record(self, run_id: str, found: Sequence[NewAlert]) -> None:
         """Record what stands out in a run, in place of what an earlier look at it found.
 
-        What was found then as well stays, with what was measured and said of it in between; so does a candidate that
-        somebody said something of.
+        What was found then as well stays, with its measurements and remarks; so does a candidate with
+        a remark.
         """
 
         def write(connection: Connection) -> None:
@@ -59,7 +59,7 @@ class Alerts:
             ]
             if again:
                 connection.execute(update(alert).where(not_measured, same), again)
-                # What was measured before it stood out is seen from now on, with what pairs said.
+                # What was measured before it stood out is seen from now on, with what was found.
                 hidden = (alert.c.run_id == run_id) & (alert.c.finding == "unchanged")
                 seen = [{name: row[name] for name in ("of_series", "of_kind", "finding")} for row in again]
                 connection.execute(update(alert).where(hidden, same), seen)
@@ -75,7 +75,7 @@ class Alerts:
         pairs: Sequence[tuple[float, float]] | None,
         was: AlertState = AlertState.CANDIDATE,
     ) -> bool:
-        """Record what pairs said: finding, state, range, change and reason of `new`; `pairs` as medians, good and new.
+        """Record what measuring again found: finding, state, range, change and reason of `new`, and `pairs` of medians.
 
         Return False, and record nothing, where it is not `was` any more: somebody else measured it meanwhile.
         """
@@ -127,7 +127,7 @@ class Alerts:
         return found[0]
 
     def open(self, device_kind: str | None = None) -> list[AlertRecord]:
-        """Return the alerts that are told of, as `open_alerts`, of one kind of device where given."""
+        """Return the alerts that are shown, as `open_alerts`, of one kind of device where given."""
         with self._database.reading() as connection:
             return [one for one in open_alerts(connection) if device_kind in (None, one.device_kind)]
 
@@ -145,14 +145,14 @@ class Alerts:
         self._database.write(lambda connection: connection.execute(insert(schema.triage), [row]))
 
     def remarks(self, subjects: Collection[str]) -> dict[str, list[Remark]]:
-        """Return what was said of subjects, oldest first."""
+        """Return the remarks on subjects, oldest first."""
         with self._database.reading() as connection:
             return _remarks(connection, subjects)
 
     def remarks_of_jobs(self, job_ids: Iterable[str]) -> dict[str, Remark]:
         """Return the newest remark of each of the jobs that has one which counts, by id."""
         found = self.remarks([f"job:{job_id}" for job_id in job_ids])
-        newest = {subject.removeprefix("job:"): said[-1] for subject, said in found.items()}
+        newest = {subject.removeprefix("job:"): remarks[-1] for subject, remarks in found.items()}
         return {job_id: remark for job_id, remark in newest.items() if _counts(remark)}
 
     def declare(self, run_id: str, accepted: NewAlert, remark: Remark) -> int:
@@ -193,7 +193,7 @@ def open_alerts(connection: Connection) -> list[AlertRecord]:
 
 
 def not_remarked() -> ColumnElement[bool]:
-    """Return the condition that nobody said anything of an alert."""
+    """Return the condition that an alert has no remark."""
     subject = "alert:" + cast(schema.alert.c.id, String)
     return ~select(schema.triage.c.id).where(schema.triage.c.subject == subject).correlate(schema.alert).exists()
 

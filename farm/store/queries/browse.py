@@ -181,7 +181,7 @@ class Browse:
         with self._database.reading() as connection:
             rows = connection.execute(statement("browse.on_device"), of).all()
             latencies = _by_id(connection, "latencies", attempts=[row.id for row in rows])
-        return [DeviceAttempt(*row[1:], latency_ns=latencies.get(row.id)) for row in rows]
+        return [DeviceAttempt(*(*row[1:], latencies.get(row.id))) for row in rows]
 
     def files(self, run_id: str, limit: int) -> list[RunFile]:
         """Return the artifacts of a run, by job, oldest first."""

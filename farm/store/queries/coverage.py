@@ -83,7 +83,7 @@ def newest_results(
     newer = {row.tried: row.planned for row in rows if row.planned != row.tried}
     newer_runs: dict[int, str] = {}
     for ids in chunks(list(newer.values())):
-        newer_runs |= dict(map(tuple, connection.execute(statement("status.runs_of_rows"), {"ids": ids})))  # type: ignore[arg-type]
+        newer_runs |= dict(map(tuple, connection.execute(statement("status.runs_of_rows"), {"ids": ids})))
     found: list[JobResult] = []
     for ids in chunks([row.tried for row in rows]):
         found += _results(connection, ids, {tried: newer_runs[planned] for tried, planned in newer.items()})

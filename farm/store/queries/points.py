@@ -117,7 +117,7 @@ def _point(row: Row[Any], facts: Mapping[str, str]) -> Point:
         run_id=row.run_id,
         started_ms=row.started_ms,
         value=math.nan,
-        # The device's own kind: a run may have been told another one.
+        # The device's own kind: a run may have been asked for another one.
         facts={**facts, **device_facts(row.build, row.runtime), "device_kind": row.kind},
         device_kind=row.kind,
         case_version=row.version,

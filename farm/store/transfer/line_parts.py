@@ -179,7 +179,10 @@ def all_of(kind: type[_T], lines: Iterable[msgspec.Struct]) -> tuple[_T, ...]:
 
 
 def require_printable(*names: str) -> None:
-    """Raise ValueError for a name that would carry commands for terminals, or be read in another order."""
+    """Raise ValueError for a name that would carry commands for terminals, or be read in another order.
+
+    No pattern of a constraint: `re` has no class for what Unicode calls printable.
+    """
     for name in names:
         if not name.isprintable():
             raise ValueError(f"{ascii(name)[:80]} has characters that cannot be printed")

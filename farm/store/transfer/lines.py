@@ -193,8 +193,10 @@ Line = Head | RunLine | JobLine | AttemptLine
 
 def encode(kind: type[msgspec.Struct], facts: Mapping[str, Any]) -> bytes:
     """Return the line of a kind that tells `facts`, without its end. Floats have as many digits as tell them apart."""
-    told = msgspec.to_builtins({name: facts[name] for name in kind.__struct_fields__})
-    row = {name: _column(value) if name != "measurements" else values.jsonable(value) for name, value in told.items()}
+    builtins = msgspec.to_builtins({name: facts[name] for name in kind.__struct_fields__})
+    row = {
+        name: _column(value) if name != "measurements" else values.jsonable(value) for name, value in builtins.items()
+    }
     if "fingerprint" in row:
         row["fingerprint"] = dict(sorted(row["fingerprint"].items()))
     # Somebody may look at it in a terminal.
