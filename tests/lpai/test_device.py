@@ -71,7 +71,8 @@ def bundle(farm_cache: Path, stub_sdk: StubSdk, tmp_path_factory: pytest.TempPat
         key = bundle_key(job, tools.versions)
         replies: list[BuildReply] = []
         pool = BuilderPool(
-            [BuildRequest(job, key, tools.versions, str(scratch / "log"))], width=1, cache_root=farm_cache, env=tools.env,
+            [BuildRequest(job, key, tools.versions, str(scratch / "log"))],
+            width=1, cache_root=farm_cache, env=tools.env,
             limits=MemoryLimits(8192, 4096), supervisor=supervisor, log_folder=scratch, timeout_s=300,
             on_start=lambda _key: None, on_done=replies.append,
         )  # fmt: skip

@@ -23,7 +23,7 @@ from farm.compile.toolchain import Toolchain
 from farm.config.settings import load_config
 from farm.devices.adb.names import adb_target
 from farm.errors import MissingToolError, UnknownNameError, UsageError
-from farm.replay.repro import differences, compare_outputs, rows
+from farm.replay.repro import compare_outputs, differences, rows
 from farm.replay.repro_script import write_script
 from farm.replay.stored_result import StoredResult, find_bundle, find_job, find_stored_result
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
