@@ -1,0 +1,1 @@
+"""What differs from one backend to the next: a descriptor each, and the registry."""

@@ -1,0 +1,1 @@
+"""What a job compiles to: a folder addressed by everything that went into it."""

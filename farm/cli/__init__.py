@@ -1,0 +1,1 @@
+"""The command line: a module or more for each command, imported only when it is called."""

@@ -1,0 +1,1 @@
+"""farm.toml, the environment and flags -> one frozen object."""

@@ -1,0 +1,1 @@
+"""One bundle on one device, from the lease to the recorded attempt: `DeviceRun`, which all commands use."""

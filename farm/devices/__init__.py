@@ -1,1 +1,1 @@
-"""How a device is reached: the transport seam, the adb server and what is attached to it."""
+"""How a device is reached, by adb, SSH or as this machine; who and how it is; how it is brought back."""

@@ -1,0 +1,1 @@
+"""Bundle + device -> RawResult: stage, run, collect. It judges nothing."""

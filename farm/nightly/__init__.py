@@ -1,0 +1,1 @@
+"""nightly.toml -> cells, one run each -> pages, exports, notifications, an exit code."""

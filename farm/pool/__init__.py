@@ -1,0 +1,1 @@
+"""The devices of a run: found or booted, leased, granted to workers, started again."""

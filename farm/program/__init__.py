@@ -1,0 +1,1 @@
+"""What a .pte file says of itself, read without torch."""

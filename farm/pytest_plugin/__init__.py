@@ -1,1 +1,1 @@
-"""The user's own pytest on farm devices: what `farm pytest` starts, and the plugin that it loads there."""
+"""`farm pytest`: the user's own pytest, with one worker a device."""

@@ -1,0 +1,1 @@
+"""One bundle again: a ready .pte, a stored result, a job layer by layer."""

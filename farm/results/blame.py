@@ -1,4 +1,7 @@
-"""The attempts of a job on several devices -> who is to blame, the code under test or the farm. Pure: docs/blame.md."""
+"""The attempts of a job on several devices -> who is to blame, and whether another device tries it again (the retry).
+
+Pure: docs/blame.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is measured but does not decide: times, sizes, counts and figures, as Measurements."""
+"""What is measured but does not decide: times, sizes and counts, as metrics of an attempt.
+
+A metric of outputs is a figure: `farm.suites.figures`.
+"""
 
 from __future__ import annotations
 

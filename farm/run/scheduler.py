@@ -1,4 +1,7 @@
-"""Which device gets which job next: a pure choice, and its adapter to pytest-xdist."""
+"""Which device gets which job next: a pure choice, and its adapter to pytest-xdist.
+
+Whether a job is tried again at all is decided in `farm.results.blame`.
+"""
 
 from __future__ import annotations
 

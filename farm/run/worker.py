@@ -173,7 +173,7 @@ class Worker:
         return self._given_up(problem) if self._device_worker.given_up else self._returned(unfit=problem)
 
     def look(self) -> Returned | None:
-        """Mend the device, or let go of it, where the controller says so, and return what came of it."""
+        """Bring the device back, or let go of it, where the controller says so, and return what came of it."""
         if self._may_go():
             return None
         if not self._grant.recover:

@@ -1,1 +1,1 @@
-"""Backend and SoC -> Runtime: the runner and the libraries a device needs, built or found and checked."""
+"""Backend and SoC -> Runtime: the runner and the libraries a device needs, built or found, signed and checked."""

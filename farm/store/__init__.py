@@ -1,0 +1,1 @@
+"""The database of runs, attempts, numbers, leases and devices; files by content."""

@@ -1,4 +1,4 @@
-"""The figures that outputs are compared by: unit, direction and limit of each, declared once.
+"""The figures, or metrics, that outputs are compared by: unit, direction and limit of each, declared once.
 
 From a declaration follow its limit in a manifest, its text when the limit is broken, its measurement in the store and
 how its history is compared. Adding one: docs/results.md.

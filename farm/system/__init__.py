@@ -1,0 +1,1 @@
+"""Processes, files, names and text of this machine."""

@@ -1,1 +1,1 @@
-"""Virtual devices: an adb daemon in front of this machine, so that the simulator is reached as a phone is."""
+"""Virtual devices: an adb daemon in front of the simulator, with faults on request."""

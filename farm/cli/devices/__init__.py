@@ -1,0 +1,1 @@
+"""Commands about devices: show, name, lease, open a shell, start virtual ones."""

@@ -1,0 +1,1 @@
+"""Commands that look at what the store has: status, history, reports, exports."""

@@ -1,0 +1,1 @@
+"""Commands that run something on a device."""

@@ -1,0 +1,1 @@
+"""The transport over adb, its server and its protocols."""

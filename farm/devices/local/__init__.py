@@ -1,0 +1,1 @@
+"""The transport to this machine, where it is the device itself."""

@@ -1,0 +1,1 @@
+"""The transport over SSH, and tunnels to other machines."""

@@ -1,0 +1,1 @@
+"""Profiles of programs: ETDump -> cycles of each node."""

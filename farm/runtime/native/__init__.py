@@ -1,0 +1,1 @@
+"""native_runner/ and Python packages built for other machines, and what their ELF files say."""

@@ -1,0 +1,1 @@
+"""Who has which device: the rules, pure, and the rows."""

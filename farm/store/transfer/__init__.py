@@ -1,0 +1,1 @@
+"""Runs out of a store and into another, as lines of JSON that nobody trusts."""
