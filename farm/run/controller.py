@@ -10,7 +10,7 @@ import pytest
 from xdist.dsession import DSession
 
 from farm.errors import FarmError
-from farm.results.attempt import Attempt, Cause, Stage, Verdict, final_attempt
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.run.plugin import OUTVOTED_KEY, REPEAT_KEY, REPORT_KEY, RETURNED_KEY, shown
 from farm.run.scheduler import IDLE, DeviceScheduling
 from farm.run.workers import Workers, WorkerSession
@@ -155,7 +155,7 @@ class Controller:
             jobs = self._store.runs.view(self._plan.run_id).jobs
         except FarmError:
             return None
-        decisive = final_attempt([attempt for job in jobs if job.id == job_id for attempt in job.attempts])
+        decisive = next((job.decisive for job in jobs if job.id == job_id), None)
         return None if decisive is None or decisive.verdict is Verdict.INFRA else decisive
 
     def pytest_runtest_logstart(self) -> None:
