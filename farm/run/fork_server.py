@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import importlib
 import os
@@ -16,6 +17,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -37,7 +39,9 @@ _OF_BOTH = ("xdist.plugin", "farm.run.plugin", "farm.store.store")
 """What the controller needs as well, and so imports before it is copied."""
 _OF_WORKERS = ("farm.run.remote", "xdist.remote", "farm.devices.adb.transport")
 _EXECUTION = "main_thread_only"
-_SIZE = struct.Struct(">I")
+_END_SECONDS = 2.0
+_SIZE, _PID = struct.Struct(">I"), struct.Struct(">i")
+_NONE = -1
 # What a worker is given: its input, its output, and a pipe that ends with it.
 _STREAMS = 3
 
@@ -46,7 +50,7 @@ class _Order(msgspec.Struct):
     """A worker to be made."""
 
     gateway: str
-    environment: dict[str, str]
+    environment: dict[bytes, bytes]
 
 
 class ForkServer:
@@ -75,19 +79,28 @@ class ForkServer:
                 theirs.callback(os.close, number)
             for number in (to_worker, from_worker, life):
                 ours.callback(os.close, number)
-            order = msgspec.json.encode(_Order(gateway, dict(os.environ)))
+            order = msgspec.msgpack.encode(_Order(gateway, dict(os.environb)))
             socket.send_fds(self._control, [_SIZE.pack(len(order))], [stdin, stdout, alive])
             self._control.sendall(order)
-            [pid] = _SIZE.unpack(_exactly(self._control, _SIZE.size))
+            [pid] = _PID.unpack(_exactly(self._control, _PID.size))
+            if pid == _NONE:
+                raise OSError(errno.EAGAIN, "no process more can be made")
             ours.pop_all()
         return ForkedWorker(pid, self.pid, to_worker, from_worker, life)
 
     def close(self) -> None:
         """End it, once its workers have ended. May be called again."""
         self._control.close()
-        self._lifeline.let_go()
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+            # It ends by itself, once it has waited for its workers; else the kernel ends it.
+            deadline = time.monotonic() + _END_SECONDS
+            while not os.waitpid(self.pid, os.WNOHANG)[0]:
+                if time.monotonic() > deadline:
+                    self._lifeline.let_go()
+                    os.waitpid(self.pid, 0)
+                    return
+                time.sleep(0.002)
+        self._lifeline.let_go()
 
 
 class ForkedWorker(Popen2IO):  # type: ignore[misc]
@@ -168,14 +181,18 @@ def _run_server(control: socket.socket, lifeline: int) -> NoReturn:
             size, streams = header[0], header[1]
             if len(size) < _SIZE.size:
                 break
-            order = msgspec.json.decode(_exactly(control, _SIZE.unpack(size)[0]), type=_Order)
-            pid = os.fork()
+            order = msgspec.msgpack.decode(_exactly(control, _SIZE.unpack(size)[0]), type=_Order)
+            try:
+                pid = os.fork()
+            except OSError:
+                # No process more for now: those that are there go on.
+                pid = _NONE
             if not pid:
                 control.close()
                 _run_worker(order, streams, deaf)
             for stream in streams:
                 os.close(stream)
-            control.sendall(_SIZE.pack(pid))
+            control.sendall(_PID.pack(pid))
         # For the times of those that have ended; others see that they are alone.
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -197,8 +214,8 @@ def _run_worker(order: _Order, streams: list[int], deaf: list[signal.Signals]) -
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             usual = signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
             signal.signal(number, signal.SIG_IGN if number in deaf else usual)
-        os.environ.clear()
-        os.environ.update(order.environment)
+        os.environb.clear()
+        os.environb.update(order.environment)
         stdin, stdout, _ = streams
         for target, stream in enumerate((stdin, stdout)):
             os.dup2(stream, target)

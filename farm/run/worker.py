@@ -159,7 +159,7 @@ class Worker:
         """Wait until a job can begin; or return why it cannot, here and now."""
         if not may_go:
             # What is to be recovered is recovered when no job is kept waiting by it.
-            return self._returned() if self._grant.recover else self._off()
+            return self._returned() if self._grant.recover and not self._is_orphan else self._not_begun()
         self._device_worker.await_canary()
         built = self._executor.is_built(planned)
         if not built and await_reply(self._plan.folder, planned.key, self._unwanted) is None:
@@ -176,8 +176,8 @@ class Worker:
         """Bring the device back, or let go of it, where the controller says so, and return what came of it."""
         if self._may_go():
             return None
-        if not self._grant.recover:
-            return self._off()
+        if not self._grant.recover or self._is_orphan:
+            return self._not_begun()
         try:
             problem = self._device_worker.recover(outvoted=self._grant.outvoted)
         except (LocalError, OSError) as error:

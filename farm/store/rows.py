@@ -200,8 +200,6 @@ def insert_attempt_row(
     _insert(connection, schema.op_profile, operator_rows(attempt_id, attempt.operators))
     _insert(connection, schema.layer, layer_rows(attempt_id, attempt.layers))
     _insert_artifacts(connection, attempt_id, artifacts)
-    decides = {"attempt": attempt_id, "verdict": row["verdict"], "run_job": row["run_job_id"]}
-    connection.execute(statement("recording.decide"), decides)
     return True
 
 

@@ -123,6 +123,7 @@ def test_a_folder_whose_name_looks_like_a_line_of_ls_ends_nobody(
 
 
 def test_a_device_that_nobody_has_used_has_nothing_to_take_over(transport: Watched, storage: Path) -> None:
+    storage.mkdir(exist_ok=True)
     storage.rename(storage.with_name("aside"))
     try:
         take_over(transport, "run-mine-1")

@@ -73,7 +73,7 @@ def farm(tmp_path_factory: pytest.TempPathFactory, farm_cache: Path) -> FarmCopy
     copy = FarmCopy.make(tmp_path_factory.mktemp("recipe"), farm_cache)
     function, entry = recipe_code("results.md", "Adding a figure")
     copy.insert("farm/suites/figures.py", "_LOWER, _HIGHER = ", function)
-    copy.insert("farm/suites/figures.py", '        Figure("top1"', entry)
+    copy.insert("farm/suites/figures.py", '        Figure("top1"', f"{entry.rstrip()},\n")
     suite = copy.folder / "signs"
     suite.mkdir()
     (suite / "suite.toml").write_text(MANIFEST, encoding="utf-8")

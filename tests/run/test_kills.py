@@ -207,3 +207,20 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
     assert got == undisturbed, said
     assert {verdict for _, verdict in attempts(home)} <= {"passed", "infra"}
     assert wait_for_no_process(home) == {}
+
+
+def test_a_run_ends_when_what_made_its_workers_is_killed_in_the_middle(home: FarmHome) -> None:
+    """Workers are copies of the fork server: alone they end, and others take their place."""
+    write_suite(home)
+    with home.running(*RUN[:-1], "4000", "--json") as process:
+        deadline = time.monotonic() + 120
+        while len(attempts(home)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert kill(home, "fork server")
+        finished = attempts(home)
+        said = process.communicate(timeout=120)[0]
+    assert len(finished) < len(CASES), "nothing was left to do"
+    assert process.returncode == 0, said
+    assert {verdict for _, verdict in attempts(home)} == {"passed"}
+    assert len(attempts(home)) == len(CASES)
+    assert wait_for_no_process(home) == {}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from farm.pool.inventory import DeviceRow
 
 _WATCH_SECONDS = 2.0
+_NOW_SECONDS = 10.0
 _STYLES = {"ready": "green", "absent": "dim", "out": "yellow", "quarantined": "bold red"}
 _INDENT = "    "
 _HEALTH_STYLES = {"suspect": "yellow", "quarantined": "bold red"}
@@ -186,6 +187,7 @@ def _details(row: DeviceRow) -> list[str]:
     if row.free_bytes is not None:
         details.append(f"{row.free_bytes / 1e9:.1f} GB free")
     if row.last_seen_ms:
-        details.append(f"seen {short_age(row.last_seen_ms)} ago")
+        is_now = time.time() - row.last_seen_ms / 1000 < _NOW_SECONDS
+        details.append("seen now" if is_now else f"seen {short_age(row.last_seen_ms)} ago")
     details += [f"#{label}" for label in row.labels]
     return details or ["nothing is known of it"]

@@ -23,8 +23,3 @@ WHERE run_job.run_id = :run AND run_job.job_id = (SELECT job.id FROM job WHERE j
 
 -- name: series
 SELECT id, metric, unit, direction, exact FROM series WHERE job_id = :job;
-
--- An attempt decides its job unless the farm is to blame for it and not for the one that decided before.
--- name: decide
-UPDATE run_job SET decisive_attempt_id = :attempt, decisive_verdict = :verdict
-WHERE id = :run_job AND (decisive_verdict IS NULL OR decisive_verdict = 'infra' OR :verdict <> 'infra');

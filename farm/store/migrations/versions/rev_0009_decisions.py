@@ -41,3 +41,16 @@ def upgrade() -> None:
             ORDER BY CASE WHEN verdict = 'infra' THEN 1 ELSE 0 END, id DESC LIMIT 1
         )
     """)
+    # In the database, as a farm of an older revision may still have the store open, and record.
+    decide = """
+        UPDATE run_job SET decisive_attempt_id = NEW.id, decisive_verdict = NEW.verdict
+        WHERE id = NEW.run_job_id
+        AND (decisive_verdict IS NULL OR decisive_verdict = 'infra' OR NEW.verdict <> 'infra');
+    """
+    if op.get_bind().dialect.name == "sqlite":
+        op.execute(f"CREATE TRIGGER attempt_decides AFTER INSERT ON attempt BEGIN {decide} END")
+        return
+    op.execute(f"""
+        CREATE FUNCTION attempt_decides() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {decide} RETURN NULL; END $$
+    """)
+    op.execute("CREATE TRIGGER attempt_decides AFTER INSERT ON attempt FOR EACH ROW EXECUTE FUNCTION attempt_decides()")
