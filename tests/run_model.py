@@ -27,6 +27,7 @@ from farm.run.plugin import SHORT_KEY, JobReport, properties_of, pytest_report_f
 from farm.run.scheduler import IDLE, DeviceScheduling
 from farm.run.worker import Outfit, Worker
 from farm.run.workers import WorkerSession
+from farm.store.view import JobView
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
@@ -292,7 +293,10 @@ class Records:
             self._world.point(self._process)
 
     def _view(self, run_id: str) -> Any:
-        jobs = [SimpleNamespace(id=job, attempts=attempts) for job, attempts in self._world.recorded.items()]
+        jobs = [
+            JobView(job, "suite", job, "SM8650", "htp", "8a8w", tuple(attempts))
+            for job, attempts in self._world.recorded.items()
+        ]
         return SimpleNamespace(jobs=jobs)
 
     def close(self) -> None: ...
