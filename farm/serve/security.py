@@ -84,7 +84,8 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
 
 
-# Not Starlette's TrustedHostMiddleware: it cuts a Host header at its first colon, so that it refuses [::1] everywhere.
+# Not Starlette's TrustedHostMiddleware: its releases before 1.0, which will do here, refuse [::1], and its refusal does
+# not say which address to open instead.
 def names_this_machine(header: str, host: str) -> bool:
     """Tell whether a Host header is of somebody who meant this machine, whatever the port.
 
