@@ -1,7 +1,7 @@
 """Lines of a terminal: columns, text that fits, what there is below a title. Pure.
 
-`columns` is no `rich.Table`: to import rich takes 33 ms, a tenth of a short command, and a thousand rows of eight columns
-0.4 s.
+`columns` is no `rich.Table`: to import rich takes 33 ms, a tenth of a short command, and a thousand rows of eight
+columns 0.4 s.
 """
 
 from __future__ import annotations
