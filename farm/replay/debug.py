@@ -202,7 +202,10 @@ class _Debug:
     def _run(
         self, process: DebugProcess, run_id: str, bundle: Bundle, scratch: Path, notes: tuple[str, ...]
     ) -> Attempt:
-        """Run the program on each device, compare what it wrote, and record the attempt under the last one's fence."""
+        """Run the program on each device, compare what it wrote, and record the attempt.
+
+        It is the last one's, and recorded under its fence: the simulator's where that failed before the device began.
+        """
         timeout_s, log = self._request.timeout_s, ""
         artifacts = AttemptArtifacts(self._config.state_dir / "artifacts", Profile.OFF)
         written: dict[str, Written] = {}
@@ -236,7 +239,7 @@ class _Debug:
             if ending is None:
                 ending = self._compare(process, written)
                 ending = msgspec.structs.replace(ending, notes=(*notes, *ending.notes))
-            attempt = run.excuse_damage(self._attempt(ending, bundle, log), bundle, raw)
+            attempt = run.excuse_damage(self._attempt(ending, bundle, log, run.device.serial), bundle, raw)
             attempt = with_known_issue(self._job, attempt)
             run.record(self._store, run_id, attempt, run.keep_crash_logs(attempt, scratch / "crash-logs"))
         return attempt
@@ -269,14 +272,14 @@ class _Debug:
             return Ending(Verdict.PASSED, Stage.DONE)
         return failed(Stage.NUMERICS, describe(first), Cause.NUMERICS)
 
-    def _attempt(self, ending: Ending, bundle: Bundle, log: str) -> Attempt:
+    def _attempt(self, ending: Ending, bundle: Bundle, log: str, device: str) -> Attempt:
         return Attempt(
             job_id=self._job.id,
             verdict=ending.verdict,
             stage=ending.stage,
             reason=reason_line(ending.reason),
             cause=ending.cause,
-            device=self._acquired[_DEVICE if _DEVICE in self._acquired else _SIMULATOR].device.serial,
+            device=device,
             started_ms=self._started_ms,
             seconds=sum(self._clock.seconds.get(part, 0.0) for part in self._acquired),
             bundle_key=bundle.manifest.key,
