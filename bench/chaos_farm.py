@@ -8,13 +8,15 @@ real thing. For chaos.py.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stub_farm import as_runtime
 
-from farm.compile import toolchain
 from farm.runtime import runtime
+from farm.toolchains import prepare
+from farm.toolchains.toolchain import Compiler, Toolchain
 
 if TYPE_CHECKING:
     from farm.runtime.runtime import Runtime
@@ -23,9 +25,9 @@ BENCH = Path(__file__).resolve().parent
 VERSIONS = {"executorch": "stub", "torch": "stub", "torchao": "stub", "qnn": "stub", "lpai_target": "x86"}
 
 
-def _prepare(*_arguments: object, **_named: object) -> toolchain.Toolchain:
+def _prepare(*_arguments: object, **_named: object) -> Toolchain:
     path = os.pathsep.join([str(BENCH / "stub_compiler"), os.environ.get("PYTHONPATH", "")])
-    return toolchain.Toolchain(VERSIONS, {"PYTHONPATH": path}, "stub")
+    return Toolchain(VERSIONS, Compiler(sys.executable, {"PYTHONPATH": path}), "stub")
 
 
 def _runtime(*_arguments: object, **_named: object) -> Runtime:
@@ -34,7 +36,7 @@ def _runtime(*_arguments: object, **_named: object) -> Runtime:
 
 def main() -> None:
     """Run `farm`; its exit code is that of this process."""
-    vars(toolchain).update(prepare=_prepare)
+    vars(prepare).update(prepare=_prepare)
     vars(runtime).update(simulator_runtime=_runtime, require_backend=lambda *_arguments: None)
     from farm.cli.main import main as farm
 

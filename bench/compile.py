@@ -47,13 +47,14 @@ from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key
 from farm.compile.pool import BuilderPool, MemoryLimits
 from farm.compile.protocol import BuildReply, BuildRequest
-from farm.compile.toolchain import Toolchain, prepare
 from farm.config.settings import Config, load_config
 from farm.runtime.packages import install_hint
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.socs import find_soc
 from farm.suites.suite import plan
 from farm.system.processes import Supervisor
+from farm.toolchains.prepare import prepare
+from farm.toolchains.toolchain import Toolchain
 
 SOC = "SM8650"
 SUITE = "quantized_ops"
@@ -130,7 +131,7 @@ def farm(
             width=width,
             limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
             cache_root=cache.root,
-            env=tools.env,
+            compiler=tools.compiler,
             supervisor=supervisor,
             log_folder=scratch,
             timeout_s=config.build_timeout_s,
@@ -156,7 +157,7 @@ def upstream(tools: Toolchain, warm_up: list[BuildRequest], measured: list[Build
     with (scratch / "log").open("wb") as log:
         done = subprocess.run(
             [*argv, str(requests), str(out), str(len(warm_up))],
-            env={**os.environ, **tools.env},
+            env={**os.environ, **tools.compiler.env},
             stdout=subprocess.PIPE,
             stderr=log,
             check=False,

@@ -35,7 +35,6 @@ import simpleadb
 from farm.bundles.bundle import load_bundle
 from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key
-from farm.compile.toolchain import prepare
 from farm.config.settings import load_config
 from farm.device_run.canary import canary_jobs
 from farm.devices.adb.names import adb_target
@@ -48,6 +47,7 @@ from farm.runtime.runtime import Runtime, simulator_runtime
 from farm.suites.socs import find_soc
 from farm.suites.suite import Case, Job, Target
 from farm.system.processes import Supervisor
+from farm.toolchains.prepare import prepare
 from farm.virtual.boot import boot
 
 if TYPE_CHECKING:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # backends a bundle depends on its own.
 _RECIPE = ("compile/flows/*.py", "bundles/bundle.py", "bundles/ready.py", "program/pte.py", "program/flatbuffer.py")
 
+CONTENT = "_content"
+"""What names of versions end in that are a SHA-256 of what is there: `executorch_content`, `qnn_content`."""
 LPAI_TARGET = "lpai_target"
 """Among the versions: which machine an LPAI bundle is for, `arm` or, for virtual devices, `x86`."""
 
@@ -71,7 +73,7 @@ def toolchain_versions(qnn: str, *, virtual: bool = False) -> dict[str, str]:
 def relevant_versions(backend: str, versions: Mapping[str, str]) -> dict[str, str]:
     """Return those of `versions` that a bundle for `backend` depends on: on the CPU no QNN takes part."""
     found = find_backend(backend)
-    foreign = ({"qnn"} if found.on_cpu else set()) | (set() if found.per_host else {LPAI_TARGET})
+    foreign = ({"qnn", f"qnn{CONTENT}"} if found.on_cpu else set()) | (set() if found.per_host else {LPAI_TARGET})
     return {name: version for name, version in versions.items() if name not in foreign}
 
 

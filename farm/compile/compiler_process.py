@@ -7,7 +7,6 @@ import os
 import secrets
 import select
 import signal
-import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -17,12 +16,15 @@ from farm.compile.protocol import BEGAN, CRASHES, BuildReply, BuildRequest, exit
 from farm.system import memory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from farm.system.processes import Supervisor
+    from farm.toolchains.toolchain import Compiler
 
 _MEGABYTE = 2**20
+# The pool is as wide as the machine: threads of one builder would only get in the way of another.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # A module fills some GB a second: what it gets beyond the limit is a tenth of that.
 _LOOK_EVERY_S = 0.1
 # What compilers may leave in the folder of one builder before it gets no other job.
@@ -59,15 +61,15 @@ class CompilerProcess:
         arguments: Sequence[str],
         supervisor: Supervisor,
         name: str,
-        env: Mapping[str, str],
+        compiler: Compiler,
         log: Path,
     ) -> None:
         """Start it; `log` takes what it prints. Raises InfraError when it cannot be started."""
         self.log = log
         self._child = supervisor.spawn(
-            [sys.executable, "-m", module, *arguments],
+            [compiler.python, "-m", module, *arguments],
             name=name,
-            env={**env, "TOKENIZERS_PARALLELISM": "false"},
+            env={**os.environ, **compiler.env, "TOKENIZERS_PARALLELISM": "false"},
             stdin_pipe=True,
             stdout_pipe=True,
             stderr=log,
@@ -118,9 +120,7 @@ class CompilerProcess:
 class BuilderProcess(CompilerProcess):
     """One builder, asked by one thread."""
 
-    def __init__(
-        self, number: int, cache_root: Path, env: Mapping[str, str], supervisor: Supervisor, log: Path
-    ) -> None:
+    def __init__(self, number: int, cache_root: Path, compiler: Compiler, supervisor: Supervisor, log: Path) -> None:
         """Start it. Raises InfraError when it cannot be started."""
         self.is_fresh = True
         """It has not answered yet."""
@@ -128,7 +128,8 @@ class BuilderProcess(CompilerProcess):
         cache_root = cache_root.absolute()
         self._cache_root, self._name = cache_root, f"{os.getpid()}-{number}-{secrets.token_hex(4)}"
         arguments = (str(cache_root), self._name)
-        super().__init__("farm.compile.builder", arguments, supervisor, f"builder-{number}", env, log)
+        compiler = msgspec.structs.replace(compiler, env={**compiler.env, **_ONE_THREAD})
+        super().__init__("farm.compile.builder", arguments, supervisor, f"builder-{number}", compiler, log)
 
     def has_grown(self, recycle_mb: int) -> bool:
         """Return whether it has more memory than that, or too much in its folder, to get another job."""

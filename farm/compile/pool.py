@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 import signal
 import threading
 from collections import deque
@@ -16,11 +15,12 @@ from farm.compile.protocol import BuildReply, BuildRequest
 from farm.system.processes import ending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from farm.compile.compiler_process import CompilerEnding
     from farm.system.processes import Supervisor
+    from farm.toolchains.toolchain import Compiler
 
 _TRIES = 2
 
@@ -54,7 +54,7 @@ class BuilderPool:
         width: int,
         limits: MemoryLimits,
         cache_root: Path,
-        env: Mapping[str, str],
+        compiler: Compiler,
         supervisor: Supervisor,
         log_folder: Path,
         timeout_s: float,
@@ -64,7 +64,7 @@ class BuilderPool:
         self._queue = deque(requests)
         self._cache, self._supervisor, self._log_folder = BundleCache(cache_root), supervisor, log_folder
         self._timeout_s, self._limits = timeout_s, limits
-        self._env = {**env, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._compiler = compiler
         self._on_start, self._on_done = on_start, on_done
         self._builders: dict[int, BuilderProcess] = {}
         self._stopping = threading.Event()
@@ -174,7 +174,7 @@ class BuilderPool:
         builder = self._builders[number] = BuilderProcess(
             number,
             self._cache.root,
-            {**os.environ, **self._env},
+            self._compiler,
             self._supervisor,
             self._log_folder / f"builder-{number}.log",
         )
@@ -186,7 +186,7 @@ def build_one(
     *,
     limits: MemoryLimits,
     cache_root: Path,
-    env: Mapping[str, str],
+    compiler: Compiler,
     supervisor: Supervisor,
     log_folder: Path,
     timeout_s: float,
@@ -198,7 +198,7 @@ def build_one(
         width=1,
         limits=limits,
         cache_root=cache_root,
-        env=env,
+        compiler=compiler,
         supervisor=supervisor,
         log_folder=log_folder,
         timeout_s=timeout_s,

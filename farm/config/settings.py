@@ -22,6 +22,7 @@ from farm.config.devices import (
     LeaseConfig,
 )
 from farm.config.retention import RetentionConfig, age_ms
+from farm.config.toolchains import ToolchainConfig, ToolchainTable, read_toolchains
 from farm.errors import ConfigError, UsageError
 from farm.system.ids import is_run_id
 from farm.system.memory import usable_bytes
@@ -86,6 +87,7 @@ class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     health: HealthConfig = HealthConfig()
     leases: LeaseConfig = LeaseConfig()
     retention: RetentionConfig = RetentionConfig()
+    toolchain: dict[str, ToolchainTable] = {}
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -132,6 +134,10 @@ class Config(msgspec.Struct, frozen=True):
     health: HealthConfig = HealthConfig()
     leases: LeaseConfig = LeaseConfig()
     retention: RetentionConfig = RetentionConfig()
+    toolchains: dict[str, ToolchainConfig] = {}
+    """Those of farm.toml, by name."""
+    toolchain: ToolchainConfig = ToolchainConfig()
+    """What this command compiles with: farm/toolchains/select.py."""
 
     def run_folder(self, run_id: str) -> Path:
         """Return where a run keeps its plan, its logs and its report.
@@ -192,6 +198,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         health=attached.health(table.health),
         leases=attached.leases(table.leases),
         retention=_retention(path or FILE_NAME, table.retention),
+        toolchains=read_toolchains(path or Path(FILE_NAME), table.toolchain, lambda value: _beside(base, value)),
     )
 
 

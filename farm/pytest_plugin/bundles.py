@@ -154,7 +154,7 @@ class Bundles:
             BuildRequest(job, key, dict(self._plan.versions), str(log)),
             limits=self._plan.build_limits,
             cache_root=self._plan.cache_root,
-            env=self._plan.compiler_env,
+            compiler=self._plan.compiler,
             supervisor=self._worker.supervisor,
             log_folder=self._worker.scratch,
             timeout_s=self._plan.build_timeout_s,

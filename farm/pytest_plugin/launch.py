@@ -29,7 +29,6 @@ from farm.system.user import user_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from farm.compile.toolchain import Toolchain
     from farm.config.settings import Config
     from farm.pool.device_pool import DevicePool
     from farm.pool.fleet import Fleet
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from farm.store.view import RunView
     from farm.suites.socs import Soc
     from farm.system.processes import Child, Supervisor
+    from farm.toolchains.toolchain import Toolchain
 
 # By the name of its entry point, so that it is loaded once, also where the user lets pytest load none by itself.
 _PLUGINS = ("-p", "xdist", "-p", "farm.pytest_plugin.plugin")
@@ -148,8 +148,8 @@ class _Launch:
         self._interrupted = False
 
     def execute(self, supervisor: Supervisor) -> SuiteOutcome:
-        from farm.compile.toolchain import prepare
         from farm.system.publish import own_folder
+        from farm.toolchains.prepare import prepare
 
         tools = prepare(self._config, self._note, virtual=self._request.virtual > 0)
         token = secrets.token_hex(6)
@@ -232,7 +232,7 @@ class _Launch:
             cache_root=self._config.cache_dir,
             suite_folders=self._config.suite_folders,
             versions=dict(tools.versions),
-            compiler_env=dict(tools.env),
+            compiler=tools.compiler,
             build_timeout_s=self._config.build_timeout_s,
             build_limits=MemoryLimits(self._config.build_memory_mb, self._config.build_recycle_mb),
             health=self._config.health,

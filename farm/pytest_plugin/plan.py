@@ -14,6 +14,7 @@ from farm.devices.device import Device
 from farm.runtime.runtime import Runtime
 from farm.store.records import RunRecord
 from farm.system.atomic import write_atomically
+from farm.toolchains.toolchain import Compiler
 
 PLAN_VARIABLE = "FARM_PYTEST_PLAN"
 """Environment variable that says where the plan is."""
@@ -47,8 +48,8 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
     suite_folders: tuple[Path, ...]
     versions: dict[str, str]
     """Of the compiler, as in `farm.bundles.key`."""
-    compiler_env: dict[str, str]
-    """Variables that a builder process must start with."""
+    compiler: Compiler
+    """How a builder process is started."""
     build_timeout_s: float
     build_limits: MemoryLimits
     health: HealthConfig = HealthConfig()

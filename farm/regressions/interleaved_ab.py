@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from farm.analysis.confirmation import Pair
     from farm.bundles.bundle import Bundle
-    from farm.compile.toolchain import Toolchain
     from farm.config.settings import Config
     from farm.devices.device import Device
     from farm.execution.raw import RawResult
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from farm.runtime.runtime import Runtime
     from farm.store.store import Store
     from farm.suites.suite import Job, Target
+    from farm.toolchains.toolchain import Toolchain
 
 # A side that ended so often the wrong way is not asked again.
 _MOST_FAILURES = 3
@@ -132,7 +132,7 @@ class InterleavedBench:
 
     def __enter__(self) -> Self:
         """Acquire the first device, its runtime and fence. Raises NoDeviceError, UnknownNameError, MissingToolError."""
-        from farm.compile.toolchain import prepare
+        from farm.toolchains.prepare import prepare
 
         self.tools: Toolchain = prepare(self.config, self._say, virtual=self.virtual)
         with self._stack:

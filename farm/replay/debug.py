@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from farm.bundles.bundle import Bundle
     from farm.compile.debug.process import DebugProcess
     from farm.compile.debug.protocol import DebugReply
-    from farm.compile.toolchain import Toolchain
     from farm.config.settings import Config
     from farm.pool.acquire import AcquiredDevice
     from farm.store.store import Store
     from farm.suites.suite import Job
+    from farm.toolchains.toolchain import Toolchain
 
 
 _SIMULATOR, _DEVICE = "simulator", "device"
@@ -126,7 +126,7 @@ class _Debug:
         self._acquired: dict[str, AcquiredDevice] = {}
 
     def execute(self, say: Callable[[str], None]) -> DebugOutcome:
-        from farm.compile.toolchain import prepare
+        from farm.toolchains.prepare import prepare
 
         with self._clock.step("toolchain"):
             tools = prepare(self._config, say)
@@ -174,7 +174,7 @@ class _Debug:
         log = folder / "debugger.log"
         scratch = acquirer.folder / "program"
         scratch.mkdir()
-        process = DebugProcess(acquirer.supervisor, tools.env, log, acquirer.folder / "compiler")
+        process = DebugProcess(acquirer.supervisor, tools.compiler, log, acquirer.folder / "compiler")
         process.send(CompileRequest(self._job, tools.versions, self._request.sample, str(scratch)))
         with self._clock.step("virtual device"):
             self._acquired = {_SIMULATOR: acquirer.acquire(None), **self._acquired}

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.bundles.bundle import Bundle
-    from farm.compile.toolchain import Toolchain
     from farm.config.settings import Config
     from farm.execution.raw import RawResult
     from farm.pool.acquire import AcquiredDevice
     from farm.store.records import ArtifactRecord
     from farm.store.store import Store
     from farm.system.processes import Supervisor
+    from farm.toolchains.toolchain import Toolchain
 
     FindBundle = Callable[[Toolchain, Supervisor], Bundle]
     Look = Callable[[RawResult, Attempt], Attempt]
@@ -85,7 +85,7 @@ def run_one(
     `find_bundle` is called before anything is recorded. `look` gets what came back while it is there, and returns what
     is to be recorded. Raises what `find_bundle` raises, NoDeviceError where no device is attached.
     """
-    from farm.compile.toolchain import prepare
+    from farm.toolchains.prepare import prepare
 
     with InterruptHandler():
         tools = prepare(config, say, virtual=request.virtual)

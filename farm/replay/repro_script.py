@@ -100,8 +100,8 @@ def _bundle(config: Config, stored: StoredResult, say: Callable[[str], None], *,
     bundle = cached_bundle(config, stored)
     if bundle is not None:
         return bundle
-    from farm.compile.toolchain import prepare
     from farm.system.processes import Supervisor
+    from farm.toolchains.prepare import prepare
 
     with Supervisor() as supervisor:
         return find_bundle(

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from farm.bundles.bundle import Bundle
-    from farm.compile.toolchain import Toolchain
     from farm.config.settings import Config
     from farm.store.store import Store
     from farm.system.processes import Supervisor
+    from farm.toolchains.toolchain import Toolchain
 
 
 # More attempts than a job has in its life.
@@ -231,7 +231,7 @@ def _build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Sup
         BuildRequest(job, key, dict(tools.versions), str(log)),
         limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
         cache_root=config.cache_dir,
-        env=tools.env,
+        compiler=tools.compiler,
         supervisor=supervisor,
         log_folder=logs,
         timeout_s=config.build_timeout_s,

@@ -178,8 +178,8 @@ def collect(config: Config, request: RunRequest, note: Callable[[str], None]) ->
     """
     jobs = select(config, request, jobs_of(config, request))
     if request.asks_the_store:
-        from farm.compile.toolchain import prepare
         from farm.store.store import open_store
+        from farm.toolchains.prepare import prepare
 
         with open_store(config.store_url) as store:
             jobs = narrow(

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from farm.bundles.cache import BundleCache
-    from farm.compile.toolchain import Toolchain
     from farm.config.settings import Config
     from farm.request.plan import RunPlan
     from farm.run.progress import ProgressListener
     from farm.store.store import Store
     from farm.system.processes import Supervisor
+    from farm.toolchains.toolchain import Toolchain
 
 # Whoever waits for a reply to be written looks again after so long.
 _ROOM_SECONDS = 0.5
@@ -49,7 +49,7 @@ def builders(
         width=config.builders,
         limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
         cache_root=config.cache_dir,
-        env=tools.env,
+        compiler=tools.compiler,
         supervisor=supervisor,
         log_folder=plan.folder / "logs",
         timeout_s=config.build_timeout_s,

@@ -27,7 +27,6 @@ from farm.system.user import user_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from farm.compile.toolchain import Toolchain
     from farm.config.settings import Config
     from farm.devices.device import Device
     from farm.pool.fleet import Fleet
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from farm.store.records import ExpectedJob
     from farm.store.store import Store
     from farm.system.processes import Supervisor
+    from farm.toolchains.toolchain import Toolchain
 
 _PYTEST_OK, _PYTEST_FAILED, _PYTEST_INTERRUPTED = 0, 1, 2
 
@@ -56,8 +56,8 @@ def run(
 
     Raises UsageError or NothingSelectedError before anything is changed, InfraError when no job could begin.
     """
-    from farm.compile.toolchain import prepare
     from farm.store.store import open_store
+    from farm.toolchains.prepare import prepare
 
     budget = Budget(request.budget_s)
     jobs = jobs_of(config, request)
@@ -145,10 +145,10 @@ class _Run:
         self, jobs: tuple[Job, ...], run_id: str = "", begun: Callable[[str], None] = lambda _: None
     ) -> RunOutcome:
         """Run `jobs`, in a run whose id `begun` gets or, with `run_id`, in one that was not finished."""
-        from farm.compile.toolchain import prepare
         from farm.request.resume import in_progress, require_same
         from farm.system.processes import Supervisor
         from farm.system.publish import own_folder
+        from farm.toolchains.prepare import prepare
 
         tools = prepare(self._config, self._listener.note, virtual=self._request.virtual > 0)
         fingerprint = tools.fingerprint(virtual=self._request.virtual > 0) | self._profile_fact()

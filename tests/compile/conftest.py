@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from farm.compile.toolchain import Toolchain, prepare
 from farm.config.settings import load_config
+from farm.toolchains.prepare import prepare
+from farm.toolchains.toolchain import Toolchain
 
 LOWERING = Path(__file__).with_name("lowering.py")
 
@@ -28,7 +29,8 @@ def told_by(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
     def run(script: Path) -> dict[str, Any]:
         done = subprocess.run(
-            [sys.executable, str(script)], env={**os.environ, **tools.env}, cwd=tmp_path_factory.mktemp(script.stem),
+            [sys.executable, str(script)], env={**os.environ, **tools.compiler.env},
+            cwd=tmp_path_factory.mktemp(script.stem),
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]

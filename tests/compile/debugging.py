@@ -27,12 +27,12 @@ from farm.compile.debug.compare import compare_layers, missing_layers
 from farm.compile.debug.compiler import compile_debug
 from farm.compile.debug.debugger import Debugger
 from farm.compile.debug.protocol import CompileRequest, Written
-from farm.compile.toolchain import prepare
 from farm.config.settings import load_config
 from farm.program.layers import Layer
 from farm.results.layers import diagnose
 from farm.runtime.runtime import simulator_runtime
 from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.toolchains.prepare import prepare
 
 MODELS = """
 import torch

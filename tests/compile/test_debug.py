@@ -20,7 +20,7 @@ from farm.system.processes import Supervisor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.compile.toolchain import Toolchain
+    from farm.toolchains.toolchain import Toolchain
 
 DEBUGGING = Path(__file__).with_name("debugging.py")
 EDGE, QUANTIZED = "edge_after_transform/forward", "quantized/forward"
@@ -101,10 +101,10 @@ def test_a_compiler_that_crashes_or_takes_too_long_is_a_reply(tools: Toolchain, 
     case = Case("s", "c", "torch.nn:ReLU", (InputSpec(shape=(1,)),))
     request = CompileRequest(Job(case, Target("SM8650", "htp", "8a8w")), tools.versions, 0, str(tmp_path / "out"))
     with Supervisor() as supervisor:
-        process = DebugProcess(supervisor, tools.env, tmp_path / "one.log", tmp_path / "one")
+        process = DebugProcess(supervisor, tools.compiler, tmp_path / "one.log", tmp_path / "one")
         process.send(request)
         ended = process.receive(0.01)
-        process = DebugProcess(supervisor, tools.env, tmp_path / "two.log", tmp_path / "two")
+        process = DebugProcess(supervisor, tools.compiler, tmp_path / "two.log", tmp_path / "two")
         process.send(request)
         os.kill(supervisor.find("debugger").pid, signal.SIGSEGV)
         crashed = process.receive(120)

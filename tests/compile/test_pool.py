@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from farm.system.processes import Supervisor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.compile.toolchain import Toolchain
+    from farm.toolchains.toolchain import Toolchain
 
 OPS = """
 import ctypes, os, pathlib, signal, sys, tempfile, time, torch
@@ -135,7 +136,7 @@ class Builds:
         replies: list[BuildReply] = []
         with Supervisor() as supervisor:
             pool = BuilderPool(
-                requests, width=width, limits=self.limits, cache_root=self.cache.root, env=self.tools.env,
+                requests, width=width, limits=self.limits, cache_root=self.cache.root, compiler=self.tools.compiler,
                 supervisor=supervisor, log_folder=self.scratch, timeout_s=self.timeout_s,
                 on_start=self.started.append, on_done=replies.append,
             )  # fmt: skip
@@ -410,10 +411,9 @@ def test_what_a_killed_farm_left_is_counted_and_goes_with_the_next_one(builds: B
             stub.stdout.close()
 
 
-def test_a_builder_that_cannot_be_started_is_a_reply_all_the_same(
-    builds: Builds, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.executable", str(builds.scratch / "no python"))
+def test_a_builder_that_cannot_be_started_is_a_reply_all_the_same(builds: Builds) -> None:
+    nowhere = msgspec.structs.replace(builds.tools.compiler, python=str(builds.scratch / "no python"))
+    builds.tools = msgspec.structs.replace(builds.tools, compiler=nowhere)
     replies = builds.run(builds.request(".ops:Slow"), builds.request("torch.nn:ReLU"))
     assert [reply.infra for reply in replies] == [True, True]
     assert "no python" in replies[0].reason

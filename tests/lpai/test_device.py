@@ -14,7 +14,6 @@ from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key
 from farm.compile.pool import BuilderPool, MemoryLimits
 from farm.compile.protocol import BuildReply, BuildRequest
-from farm.compile.toolchain import prepare
 from farm.config.settings import load_config
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.connect import open_transport
@@ -31,6 +30,8 @@ from farm.suites.options import runtime_flags
 from farm.suites.socs import find_soc
 from farm.suites.suite import Job, Target
 from farm.system.processes import Supervisor
+from farm.toolchains.prepare import prepare
+from farm.toolchains.toolchain import Compiler
 from farm.virtual import boot as boot_module
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def bundle(farm_cache: Path, stub_sdk: StubSdk, tmp_path_factory: pytest.TempPat
         replies: list[BuildReply] = []
         pool = BuilderPool(
             [BuildRequest(job, key, tools.versions, str(scratch / "log"))],
-            width=1, cache_root=farm_cache, env=tools.env,
+            width=1, cache_root=farm_cache, compiler=tools.compiler,
             limits=MemoryLimits(8192, 4096), supervisor=supervisor, log_folder=scratch, timeout_s=300,
             on_start=lambda _key: None, on_done=replies.append,
         )  # fmt: skip
@@ -162,7 +163,7 @@ def test_a_worker_of_farm_pytest_gets_root_before_its_first_test(
     plan = SuitePlan(
         token="t", folder=tmp_path / "plan", soc="SM8850", backend="lpai", devices=fleet.devices, chosen=(0,),
         runtimes=fleet.runtimes, leased=False, record=RunRecord("farm pytest", "", "", {}), cache_root=tmp_path,
-        suite_folders=(), versions={}, compiler_env={}, build_timeout_s=1.0, build_limits=MemoryLimits(1, 1),
+        suite_folders=(), versions={}, compiler=Compiler("", {}), build_timeout_s=1.0, build_limits=MemoryLimits(1, 1),
     )  # fmt: skip
     plan.folder.mkdir()
     write_grant(plan.folder, 0, WorkerGrant(go=True))

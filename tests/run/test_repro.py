@@ -19,7 +19,6 @@ from attached import Attached, attach
 from farm_home import FarmHome
 
 from farm.bundles.cache import BundleCache
-from farm.compile.toolchain import Toolchain
 from farm.config.settings import load_config
 from farm.devices.adb.names import adb_target
 from farm.errors import MissingToolError, UnknownNameError, UsageError
@@ -29,6 +28,7 @@ from farm.replay.stored_result import StoredResult, find_bundle, find_job, find_
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.store import Store, open_store
 from farm.system.processes import Supervisor
+from farm.toolchains.toolchain import Compiler, Toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,7 +135,14 @@ class TestWithoutItsBundle:
     def look(past: StoredResult, cache: Path, versions: dict[str, str]) -> str:
         config = msgspec.structs.replace(load_config(), cache_dir=cache)
         with Supervisor() as supervisor, pytest.raises(UsageError) as caught:
-            find_bundle(config, past, find_job(config, past), Toolchain(versions, {}, ""), supervisor, lambda _: None)
+            find_bundle(
+                config,
+                past,
+                find_job(config, past),
+                Toolchain(versions, Compiler("", {}), ""),
+                supervisor,
+                lambda _: None,
+            )
         return str(caught.value)
 
     def test_another_version_is_named(self, past: StoredResult, tmp_path: Path) -> None:
@@ -158,7 +165,7 @@ class TestWithoutItsBundle:
         with Supervisor() as supervisor, pytest.raises(UsageError, match=r"the code of .*layers has changed"):
             find_bundle(
                 msgspec.structs.replace(config, cache_dir=tmp_path / "cache"), past, moved,
-                Toolchain(versions, {}, ""), supervisor, lambda _: None,
+                Toolchain(versions, Compiler("", {}), ""), supervisor, lambda _: None,
             )  # fmt: skip
 
     @pytest.mark.whole

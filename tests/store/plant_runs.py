@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from farm.bundles.key import bundle_key
-from farm.compile.toolchain import prepare
 from farm.config.settings import load_config
 from farm.devices.device import AdbAddress, Device
 from farm.request.resume import leave_intent
@@ -23,6 +22,7 @@ from farm.store.store import Store, open_store
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Job, Target
 from farm.system.resources import data_folder
+from farm.toolchains.prepare import prepare
 
 DAY_S = 86_400
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,24 +10,22 @@ from farm.compile.compiler_process import CompilerEnding, CompilerProcess
 from farm.compile.debug.protocol import DebugReply
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from farm.system.processes import Supervisor
+    from farm.toolchains.toolchain import Compiler
 
 
 class DebugProcess(CompilerProcess):
     """One process, which is asked from one thread at a time."""
 
-    def __init__(self, supervisor: Supervisor, env: Mapping[str, str], log: Path, folder: Path) -> None:
-        """Start it; `env` is added to the environment.
+    def __init__(self, supervisor: Supervisor, compiler: Compiler, log: Path, folder: Path) -> None:
+        """Start it.
 
         It works in the new `folder`, which the caller removes with all that the compiler leaves.
         """
         folder.mkdir()
-        super().__init__(
-            "farm.compile.debug.debugger", [str(folder)], supervisor, "debugger", {**os.environ, **env}, log
-        )
+        super().__init__("farm.compile.debug.debugger", [str(folder)], supervisor, "debugger", compiler, log)
 
     def receive(self, timeout_s: float) -> DebugReply:
         """Return how the request went; a process that crashes or takes longer is a reply as well."""

@@ -1,0 +1,75 @@
+"""The [toolchain.NAME] tables of farm.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+class ToolchainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table, as it is written."""
+
+    checkout: str | None = None
+    python: str | None = None
+    version: str | None = None
+    qnn: str | None = None
+    native: dict[str, str] = {}
+    build: tuple[str, ...] = ()
+    commit_url: str = ""
+
+
+class ToolchainConfig(msgspec.Struct, frozen=True):
+    """A toolchain as the user named it. Every path is absolute; all fields empty are the environment farm runs in."""
+
+    name: str = ""
+    """Empty for the default."""
+    named: bool = False
+    """It is a table of farm.toml, and so a line of its own in the history; not a path or version of a command."""
+    checkout: Path | None = None
+    """A source tree of ExecuTorch."""
+    python: Path | None = None
+    """An interpreter with torch and, unless there is a checkout, ExecuTorch."""
+    version: str = ""
+    """A release of ExecuTorch, whose environment farm makes in its cache."""
+    qnn: str = ""
+    """A version of QNN such as `2.49`, or an absolute path; empty for `sdk_root` of the [qnn] table."""
+    native: dict[str, Path] = {}
+    """Build folders of ExecuTorch by target, as `farm.runtime.native.targets` names them."""
+    build: tuple[str, ...] = ()
+    """Command that builds the native parts of a checkout, in its folder."""
+    commit_url: str = ""
+    """Address of a commit, with `{commit}` in it."""
+
+
+def read_toolchains(
+    file: Path, tables: Mapping[str, ToolchainTable], beside: Callable[[str], Path | None]
+) -> dict[str, ToolchainConfig]:
+    """Return the toolchains by name; `beside` makes a path absolute. Raises ConfigError."""
+    found = {}
+    for name, table in tables.items():
+        sources = [key for key in ("checkout", "version") if getattr(table, key)]
+        if len(sources) > 1 or (table.version and table.python):
+            problem = "has more than one of checkout, version and python: say where its code comes from, once"
+            raise ConfigError(file, f"toolchain.{name}", problem)
+        qnn = table.qnn or ""
+        if "/" in qnn or qnn.startswith("~"):
+            qnn = str(beside(qnn))
+        found[name] = ToolchainConfig(
+            name=name,
+            named=True,
+            checkout=beside(table.checkout) if table.checkout else None,
+            python=beside(table.python) if table.python else None,
+            version=table.version or "",
+            qnn=qnn,
+            native={target: path for target, text in table.native.items() if (path := beside(text)) is not None},
+            build=table.build,
+            commit_url=table.commit_url,
+        )
+    return found

@@ -1,0 +1,75 @@
+"""A toolchain as a run uses it: an interpreter, its ExecuTorch, a QNN SDK, and what they are by content."""
+
+from __future__ import annotations
+
+import msgspec
+
+from farm.bundles.key import CONTENT, LPAI_TARGET
+
+
+class SourceState(msgspec.Struct, frozen=True):
+    """Where the code of a toolchain comes from, for people: identity is content, never this."""
+
+    commit: str = ""
+    """Full hash of a checkout's HEAD; empty where there is no git."""
+    branch: str = ""
+    subject: str = ""
+    """First line of the commit's message."""
+    committed_ms: int = 0
+    """Epoch, milliseconds."""
+    dirty: bool = False
+    """Files that take part are not those of the commit or, in an environment, not those that the wheel brought."""
+    changed: tuple[str, ...] = ()
+    """Some of these files, relative."""
+    submodules: dict[str, str] = {}
+    """Commit by path."""
+    warnings: tuple[str, ...] = ()
+    """What is worth a look: a native library that is older than its sources."""
+
+
+class Compiler(msgspec.Struct, frozen=True):
+    """How a compiler process is started."""
+
+    python: str
+    """The interpreter."""
+    env: dict[str, str]
+    """Variables that it must start with, besides those of this process: paths to QNN, ExecuTorch and farm."""
+    trace: bool = False
+    """It records which functions of the toolchain ran for each bundle."""
+
+
+class Toolchain(msgspec.Struct, frozen=True):
+    """The compiler's versions, content and processes."""
+
+    versions: dict[str, str]
+    """What a bundle depends on besides its job: executorch, torch, torchao, qnn, what LPAI compiles for, and under
+    names that end in CONTENT the hashes of what is there."""
+    compiler: Compiler
+    runner: str
+    """Hash of the native build."""
+    name: str = ""
+    """As users call it; empty for the default."""
+    line: str = ""
+    """The series that its nights belong to; empty for the default."""
+    private: bool = False
+    """Its runs are compared with the line and never belong to it: a dirty or private checkout."""
+    source: SourceState = SourceState()
+
+    def fingerprint(self, *, virtual: bool) -> dict[str, str]:
+        """Return what the numbers of a run depend on, as far as this machine knows it."""
+        from farm import __version__
+
+        kind = "virtual" if virtual else "hardware"
+        versions = {
+            name: version[:16] if name.endswith(CONTENT) else version
+            for name, version in self.versions.items()
+            if name != LPAI_TARGET
+        }
+        facts = {"farm": __version__, **versions, "native_runner": self.runner[:16], "device_kind": kind}
+        if self.name:
+            facts["toolchain"] = self.name
+        if self.source.commit:
+            facts["commit"] = self.source.commit
+        if self.source.dirty:
+            facts["dirty"] = "yes"
+        return facts
