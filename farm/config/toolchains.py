@@ -40,6 +40,8 @@ class ToolchainConfig(msgspec.Struct, frozen=True):
     """A release of ExecuTorch, whose environment farm makes in its cache."""
     qnn: str = ""
     """A version of QNN such as `2.49`, or an absolute path; empty for `sdk_root` of the [qnn] table."""
+    executorch: Path | None = None
+    """Folder of its `executorch` package, known once it is selected; None for the one that farm's environment has."""
     native: dict[str, Path] = {}
     """Build folders of ExecuTorch by target, as `farm.runtime.native.targets` names them."""
     build: tuple[str, ...] = ()

@@ -99,6 +99,15 @@ def host_sdk(cache_dir: Path, *, sdk_root: Path | None = None, log: Callable[[st
     )
 
 
+def require_host_libraries(root: Path, named: str) -> None:
+    """Raise MissingToolError unless an SDK, which somebody `named` so, can compile and simulate on this machine."""
+    instead = f"name a QNN SDK that has it, or name none to use the wheel's libraries ({install_hint('simulator')})"
+    if not root.is_dir():
+        raise MissingToolError(f"{named}: there is no such folder as the QNN SDK {root}: {instead}")
+    if not (root / "lib" / TARGET / LIBRARY).is_file():
+        raise MissingToolError(f"{named}: the QNN SDK {root} has no lib/{TARGET}/{LIBRARY} to compile with: {instead}")
+
+
 def package_libraries(sdk_root: Path | None) -> tuple[Path, ...]:
     """Return the folders that `host_sdk` takes libraries from, loading none. Raises MissingToolError."""
     return _source(sdk_root).folders
