@@ -1,0 +1,409 @@
+"""Two sides job by job, A and B: what is the same, what differs, and what got worse. Values in, findings out; pure."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.analysis.confirmation import Answer
+from farm.analysis.scale import Scale, change_text, scale_of
+from farm.report.model import format as fmt
+from farm.suites.figures import figure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from farm.bundles.bundle import Manifest
+
+_DATA = ("inputs/", "reference_")
+
+
+class CompareGroup(StrEnum):
+    """What became of a job from A to B, in the order of what somebody has to look at first."""
+
+    NEWLY_FAILING = "newly_failing"
+    WORSE = "worse"
+    """Confirmed slower, confirmed worse numerics, or more operators left to the CPU."""
+    NOT_COMPARED = "not_compared"
+    """The farm, the device or the user stood in the way: it counts against nobody."""
+    NEWLY_PASSING = "newly_passing"
+    BETTER = "better"
+    FAILING = "failing"
+    """On both sides: no news."""
+    DIFFERENT = "different"
+    """Another program, of which nothing is confirmed to be worse or better."""
+    SAME = "same"
+    """The same program, inputs and references: it needs no device."""
+
+
+class JobState(StrEnum):
+    """How a job is on one side."""
+
+    PASSED = "passed"
+    KNOWN = "known issue"
+    FAILED = "failed"
+    INFRA = "infra"
+    COMPILED = "compiled"
+    """And was not executed."""
+    ABSENT = "not compiled"
+    """Nobody came to it."""
+
+
+class CompareSide(msgspec.Struct, frozen=True, kw_only=True):
+    """What one side is."""
+
+    label: str
+    """`A` or `B`."""
+    name: str
+    """As the user called it."""
+    facts: dict[str, str]
+    """Versions, content hashes, commit: what its programs depend on, and what people know it by."""
+    options: dict[str, str] = {}
+    """Options of the target that the other side does not have."""
+    warnings: tuple[str, ...] = ()
+
+
+class CompiledFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What compiling a job gave."""
+
+    key: str
+    cached: bool
+    """It was compiled before this comparison, and its time and memory are those of then."""
+    program: str
+    """Hash of the program without what QNN writes by time or running number."""
+    data: str
+    """Hash of its inputs and references."""
+    seconds: dict[str, float]
+    """By step, and `total`."""
+    peak_bytes: int
+    """Peak resident memory of the builder meanwhile, 0 where it is not known."""
+    pte_bytes: int
+    partitions: int
+    delegated_ops: int | None
+    fallback_ops: dict[str, int]
+
+
+class SideResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One job on one side."""
+
+    job_id: str
+    compiled: CompiledFacts | None = None
+    verdict: str = ""
+    """Of the device, or of a compile that failed: `passed`, `failed`, `infra`; empty where it was not executed."""
+    stage: str = ""
+    reason: str = ""
+    known_issue: str = ""
+    log: str = ""
+
+    @property
+    def state(self) -> JobState:
+        """How the job is."""
+        if self.verdict == "failed":
+            return JobState.KNOWN if self.known_issue else JobState.FAILED
+        if self.verdict in ("passed", "skipped"):
+            return JobState.PASSED
+        if self.verdict == "infra":
+            return JobState.INFRA
+        return JobState.COMPILED if self.compiled else JobState.ABSENT
+
+
+class PairedMetric(msgspec.Struct, frozen=True, kw_only=True):
+    """One number of both sides, measured in turns on one device."""
+
+    metric: str
+    unit: str
+    a: float
+    """Median of A, in its unit."""
+    b: float
+    change: float
+    """From A to B on the scale of the metric, by Hodges and Lehmann; NaN without pairs."""
+    low: float
+    high: float
+    """95 % interval of the change."""
+    pairs: int
+    p_value: float
+    """One-sided, towards what is claimed."""
+    worse: Answer
+    better: Answer
+    decides: bool
+    """It can turn the comparison red: not the host's clock on a simulator."""
+
+    @property
+    def scale(self) -> Scale:
+        """How its values are compared."""
+        return scale_of(self.metric, self.unit)
+
+    @property
+    def is_figure(self) -> bool:
+        """Whether it is made of outputs, and not of time."""
+        return figure_of(self.metric) is not None or self.unit in ("dB", "1")
+
+    @property
+    def answer(self) -> str:
+        """In a word: `worse`, `better`, `same` where both are refuted, else `unknown`."""
+        if self.worse is Answer.CONFIRMED:
+            return "worse"
+        if self.better is Answer.CONFIRMED:
+            return "better"
+        return "same" if self.worse is self.better is Answer.REFUTED else "unknown"
+
+    @property
+    def change_text(self) -> str:
+        """`+8.2 % (+7.1 % to +9.4 %)`."""
+        if math.isnan(self.change):
+            return fmt.NOTHING
+        low, high = ("…" if math.isinf(end) else change_text(self.scale, end) for end in (self.low, self.high))
+        return f"{change_text(self.scale, round(self.change, 6) + 0.0)} ({low} to {high})"
+
+    @property
+    def values_text(self) -> str:
+        """`291,546 -> 314,423 cycles`."""
+        unit = " cycles" if self.unit == "cycles" else ""
+        return f"{fmt.quantity(self.a, self.unit).removesuffix(unit)} -> {fmt.quantity(self.b, self.unit)}"
+
+
+class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One job on both sides."""
+
+    name: str
+    """Its id, without the options in which the sides differ."""
+    a: SideResult
+    b: SideResult
+    executed: bool = False
+    """It was on a device."""
+    metrics: tuple[PairedMetric, ...] = ()
+    device: str = ""
+    left_out: str = ""
+    """Why it was not executed although its programs differ; empty where it was, or need not be."""
+
+    @property
+    def same(self) -> bool:
+        """Whether both sides have the same program, inputs and references."""
+        a, b = self.a.compiled, self.b.compiled
+        return a is not None and b is not None and (a.program, a.data) == (b.program, b.data)
+
+    @property
+    def fallback(self) -> dict[str, tuple[int, int]]:
+        """Operators that are left to the CPU in another number, A and B."""
+        a, b = self.a.compiled, self.b.compiled
+        if a is None or b is None:
+            return {}
+        names = sorted(a.fallback_ops.keys() | b.fallback_ops.keys())
+        counts = {name: (a.fallback_ops.get(name, 0), b.fallback_ops.get(name, 0)) for name in names}
+        return {name: (was, now) for name, (was, now) in counts.items() if was != now}
+
+    @property
+    def more_fallback(self) -> dict[str, tuple[int, int]]:
+        """Operators that B leaves to the CPU and A does not, or more often."""
+        return {name: (was, now) for name, (was, now) in self.fallback.items() if now > was}
+
+    @property
+    def worse(self) -> tuple[str, ...]:
+        """What is confirmed to be worse of a job that both sides can run, a line each; the first says most."""
+        moved = [one for one in self.metrics if one.decides and one.answer == "worse"]
+        fell = [f"{name} {_times(was)} -> {_times(now)} on the CPU" for name, (was, now) in self.more_fallback.items()]
+        return (*(_moved(one) for one in moved), *fell)
+
+    @property
+    def better(self) -> tuple[str, ...]:
+        """The same of what is better."""
+        moved = [one for one in self.metrics if one.decides and one.answer == "better"]
+        rose = [
+            f"{name} {_times(was)} -> {_times(now)} on the CPU"
+            for name, (was, now) in self.fallback.items()
+            if now < was
+        ]
+        return (*(_moved(one) for one in moved), *rose)
+
+    @property
+    def group(self) -> CompareGroup:
+        """What became of it."""
+        a, b, failed, known = self.a.state, self.b.state, JobState.FAILED, JobState.KNOWN
+        rules = (
+            (CompareGroup.SAME, self.same and not self.executed and not self.left_out),
+            (CompareGroup.NOT_COMPARED, not {a, b}.isdisjoint({JobState.INFRA, JobState.ABSENT})),
+            (CompareGroup.NEWLY_FAILING, b is failed and a is not failed),
+            (CompareGroup.FAILING, (a is failed and b in (failed, known)) or (a is b is known and not self.metrics)),
+            (CompareGroup.NEWLY_PASSING, a is failed or (a is known and b is JobState.PASSED)),
+            (CompareGroup.WORSE, bool(self.worse)),
+            (CompareGroup.NOT_COMPARED, bool(self.left_out)),
+            (CompareGroup.BETTER, bool(self.better)),
+            (CompareGroup.SAME, self.same),
+        )
+        return next((group for group, holds in rules if holds), CompareGroup.DIFFERENT)
+
+    @property
+    def text(self) -> str:
+        """Why it is in its group, in one line."""
+        a, b = (f"{one.stage}: {one.reason}" if one.reason else str(one.state) for one in (self.a, self.b))
+        infra = [text for text, one in ((a, self.a), (b, self.b)) if one.state is JobState.INFRA]
+        texts = {
+            CompareGroup.NEWLY_FAILING: b,
+            CompareGroup.FAILING: b if a == b else f"{b}; A: {a}",
+            CompareGroup.NEWLY_PASSING: f"failed with A: {a}",
+            CompareGroup.WORSE: "; ".join((*self.worse, *([self.left_out] if self.left_out else []))),
+            CompareGroup.BETTER: "; ".join(self.better),
+            CompareGroup.NOT_COMPARED: "; ".join(infra) or self.left_out or "not compiled",
+        }
+        return texts.get(self.group, "")
+
+
+class CompareReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole comparison."""
+
+    id: str
+    command: str
+    started_ms: int
+    """Epoch, milliseconds."""
+    seconds: float
+    kind: str
+    """Of the devices: `virtual` or `hardware`; empty where programs alone are compared."""
+    devices: tuple[str, ...]
+    sides: tuple[CompareSide, CompareSide]
+    jobs: tuple[ComparedJob, ...]
+    notes: tuple[str, ...] = ()
+    """What a reader should know of how it was measured."""
+    interrupted: bool = False
+    pairs: int = 0
+    """Least number of pairs of what is confirmed."""
+
+    def having(self, group: CompareGroup) -> tuple[ComparedJob, ...]:
+        """Return the jobs of one group."""
+        return tuple(job for job in self.jobs if job.group is group)
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether B is worse: a job fails newly, is confirmed slower or less exact, or leaves more to the CPU."""
+        return any(job.group in (CompareGroup.NEWLY_FAILING, CompareGroup.WORSE) for job in self.jobs)
+
+    @property
+    def same_programs(self) -> int:
+        """How many jobs have the same program, inputs and references on both sides."""
+        return sum(job.same for job in self.jobs)
+
+    @property
+    def resized(self) -> tuple[ComparedJob, ...]:
+        """Jobs whose program has another size, the greatest change first."""
+        found = [job for job in self.jobs if _sizes(job)[0] != _sizes(job)[1]]
+        return tuple(sorted(found, key=lambda job: -abs(math.log(_sizes(job)[1] / _sizes(job)[0]))))
+
+    @property
+    def repartitioned(self) -> tuple[ComparedJob, ...]:
+        """Jobs that are cut into another number of delegates, or leave other operators to the CPU."""
+        return tuple(
+            job
+            for job in self.jobs
+            if job.a.compiled
+            and job.b.compiled
+            and (job.fallback or job.a.compiled.partitions != job.b.compiled.partitions)
+        )
+
+    @property
+    def differing_facts(self) -> tuple[tuple[str, str, str], ...]:
+        """What the sides are that is not the same: name, A, B."""
+        a, b = (side.facts for side in self.sides)
+        names = dict.fromkeys((*a, *b))
+        return tuple((name, a.get(name, ""), b.get(name, "")) for name in names if a.get(name) != b.get(name))
+
+
+class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What compiling cost on both sides, over jobs that both compiled."""
+
+    jobs: int
+    fresh: bool
+    """All of them were compiled in this comparison, side by side."""
+    seconds: tuple[float, float]
+    """In all, A and B."""
+    peak_bytes: tuple[int, int]
+    """The greatest peak of a builder; 0 where it is not known."""
+    steps: tuple[tuple[str, float, float], ...]
+    """Seconds by step, those that take longest first."""
+
+
+def compile_cost(jobs: Iterable[ComparedJob]) -> CompileCost | None:
+    """Return what compiling cost: of bundles compiled in this comparison where there are some, else of all."""
+    both = {
+        (job.a.compiled.key, job.b.compiled.key): (job.a.compiled, job.b.compiled)
+        for job in jobs
+        if job.a.compiled and job.b.compiled and job.a.compiled.key != job.b.compiled.key
+    }
+    new = [pair for pair in both.values() if not any(one.cached for one in pair)]
+    pairs = new or list(both.values())
+    if not pairs:
+        return None
+    a, b = ([pair[side] for pair in pairs] for side in (0, 1))
+    names = dict.fromkeys(name for one in (*a, *b) for name in one.seconds if name != "total")
+    steps = [(name, _seconds(a, name), _seconds(b, name)) for name in names]
+    return CompileCost(
+        jobs=len(pairs),
+        fresh=bool(new),
+        seconds=(_seconds(a, "total"), _seconds(b, "total")),
+        peak_bytes=(max(one.peak_bytes for one in a), max(one.peak_bytes for one in b)),
+        steps=tuple(sorted(steps, key=lambda step: -max(step[1:]))),
+    )
+
+
+def compiled_facts(manifest: Manifest, program: str, *, cached: bool) -> CompiledFacts:
+    """Return what a comparison needs of a bundle; `program` is the hash of its program."""
+    import hashlib
+
+    data = sorted((name, sha256) for name, sha256 in manifest.files.items() if name.startswith(_DATA))
+    return CompiledFacts(
+        key=manifest.key,
+        cached=cached,
+        program=program,
+        data=hashlib.sha256(msgspec.json.encode(data)).hexdigest(),
+        seconds=manifest.seconds,
+        peak_bytes=getattr(manifest, "peak_bytes", 0),
+        pte_bytes=manifest.pte_bytes,
+        partitions=manifest.partitions,
+        delegated_ops=manifest.delegated_ops,
+        fallback_ops=manifest.fallback_ops,
+    )
+
+
+def sentence(report: CompareReport) -> str:
+    """Return the result in one sentence."""
+    counts = {group: len(report.having(group)) for group in CompareGroup}
+    total = len(report.jobs)
+    jobs = fmt.plural(total, "job")
+    if counts[CompareGroup.SAME] == total and total:
+        changed = "no program" if report.same_programs == total else "nothing"
+        return f"B changes {changed} of {'this' if total == 1 else 'these'} {jobs}"
+    words = {
+        CompareGroup.NEWLY_FAILING: "newly failing",
+        CompareGroup.WORSE: "worse",
+        CompareGroup.NOT_COMPARED: "not compared",
+        CompareGroup.NEWLY_PASSING: "newly passing",
+        CompareGroup.BETTER: "better",
+        CompareGroup.FAILING: "failing on both",
+        CompareGroup.DIFFERENT: "another program and no confirmed change",
+        CompareGroup.SAME: "the same program",
+    }
+    found = [f"{counts[group]} {text}" for group, text in words.items() if counts[group]]
+    return f"{jobs}: {', '.join(found)}"
+
+
+def merged(names: Mapping[str, int]) -> str:
+    """Return operators and how often: `aten.add.Tensor x2, aten.gelu.default`."""
+    return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in sorted(names.items())) or "none"
+
+
+def _seconds(compiled: Iterable[CompiledFacts], step: str) -> float:
+    return sum(one.seconds.get(step, 0.0) for one in compiled)
+
+
+def _sizes(job: ComparedJob) -> tuple[int, int]:
+    a, b = job.a.compiled, job.b.compiled
+    return (a.pte_bytes or 1, b.pte_bytes or 1) if a and b else (1, 1)
+
+
+def _moved(one: PairedMetric) -> str:
+    return f"{one.metric} {one.values_text}, {one.change_text}"
+
+
+def _times(count: int) -> str:
+    return fmt.count(count)
