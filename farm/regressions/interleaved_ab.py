@@ -126,6 +126,8 @@ class InterleavedBench:
         self._gates: dict[str, HeatGate] = {}
         self._runs: dict[tuple[str, str], DeviceRun] = {}
         self._proven: dict[tuple[str, ...], str] = {}
+        self.judged: dict[tuple[str, ...], Attempt] = {}
+        """By the key of a side: its newest turn of which outputs were compared, whatever it says."""
         self._count = 0
         self.turns: list[Turn] = []
         """All that was measured so far, with every sample."""
@@ -269,7 +271,9 @@ class InterleavedBench:
         raw = run.run(side.job.id, side.bundle, folder, options, alone=fresh)
         if full:
             # A runtime of its own may be that of an older farm.
-            measured = _judged(run.judge(side.job, side.bundle, raw, any_runner=side.runtime is not None))
+            attempt = run.judge(side.job, side.bundle, raw, any_runner=side.runtime is not None)
+            self.judged[side.key] = attempt
+            measured = _judged(attempt)
         else:
             measured = _timed(side, raw)
         shutil.rmtree(folder, ignore_errors=True)
