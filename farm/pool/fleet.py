@@ -54,11 +54,11 @@ def virtual_fleet(
     Raises MissingToolError for a runtime that cannot be had.
     """
     from farm.devices.adb.server import start_adb_server
-    from farm.runtime.runtime import simulator_runtime
+    from farm.runtime.runtime import virtual_runtime
     from farm.virtual.boot import Reviver, boot
 
     # First, as it may be what is missing.
-    runtimes = {soc.name: simulator_runtime(config.cache_dir, soc, backend, sdk_root=config.sdk_root) for soc in socs}
+    runtimes = {soc.name: virtual_runtime(config, soc, backend) for soc in socs}
     server = start_adb_server(supervisor, config.state_dir / "adb")
     devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder)
     reviver = Reviver(supervisor, server, devices, folder)
@@ -194,7 +194,7 @@ def _out_of_use(device: Device, known: Registered) -> str:
 
 
 def _runtimes(config: Config, socs: Sequence[Soc], backend: str, devices: Sequence[Device]) -> dict[str, Runtime]:
-    from farm.runtime.runtime import attached_runtime, simulator_runtime
+    from farm.runtime.runtime import attached_runtime, virtual_runtime
 
     by_name = {soc.name: soc for soc in socs}
     made: dict[tuple[str, str, str], Runtime] = {}
@@ -203,7 +203,7 @@ def _runtimes(config: Config, socs: Sequence[Soc], backend: str, devices: Sequen
         if key not in made:
             soc = by_name[device.soc]
             made[key] = (
-                simulator_runtime(config.cache_dir, soc, backend, sdk_root=config.sdk_root)
+                virtual_runtime(config, soc, backend)
                 if device.kind == "virtual"
                 else attached_runtime(config, soc, backend, linux=device.os == "linux")
             )

@@ -256,9 +256,11 @@ class _Launch:
     def _environment(self, plan: SuitePlan) -> dict[str, str]:
         from farm.devices.adb.server import find_adb
         from farm.pytest_plugin.upstream import lay_out_sdk
+        from farm.runtime.native.executorch import runner_executorch
         from farm.runtime.simulator import outside_environment
 
-        outside = outside_environment(self._config.cache_dir, sdk_root=self._config.sdk_root)
+        executorch = runner_executorch(self._config)
+        outside = outside_environment(self._config.cache_dir, sdk_root=self._config.sdk_root, executorch=executorch)
         sdk = lay_out_sdk(plan.folder / "sdk", Path(outside["QNN_SDK_ROOT"]), self._soc)
         return {
             **os.environ,

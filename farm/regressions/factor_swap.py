@@ -11,7 +11,8 @@ from farm.analysis.factors import Explanation, Factor, explain
 from farm.backends.registry import find_backend
 from farm.errors import FarmError
 from farm.regressions.paired_test import confirm_change
-from farm.runtime.runtime import simulator_runtime
+from farm.runtime.native.executorch import runner_executorch
+from farm.runtime.runtime import virtual_runtime
 from farm.runtime.simulator import older_runner, older_sdk
 from farm.suites.socs import find_soc
 
@@ -138,27 +139,27 @@ def _problem(bench: InterleavedBench, good: StoredResult, new: StoredResult, fac
 def _gone(bench: InterleavedBench, past: StoredResult, factor: Factor) -> str:
     """Return why the runner or the SDK of a run cannot be had any more, empty when it can."""
     cache, versions, value = bench.config.cache_dir, bench.tools.versions, _fact(past, factor)
-    then = past.run.fingerprint.get("executorch", "")
     if not value:
         return f"run {past.run.id} does not note which it had"
     if factor is Factor.SDK and value != versions["qnn"] and older_sdk(cache, value) is None:
         return f"QNN {value} of run {past.run.id} is not in the cache any more"
-    if factor is Factor.RUNTIME and then != versions["executorch"]:
-        return f"that of run {past.run.id} is of ExecuTorch {then}, whose libraries are not here"
-    if factor is Factor.RUNTIME and older_runner(cache, value) is None:
-        return f"the runner {value} of run {past.run.id} is not in the cache any more"
+    if factor is Factor.RUNTIME and older_runner(cache, value, runner_executorch(bench.config)) is None:
+        return (
+            f"the runner {value} of run {past.run.id} is not in the cache any more, or the ExecuTorch libraries that "
+            "it was built against are not here"
+        )
     return ""
 
 
 def _runtime(bench: InterleavedBench, past: StoredResult, facts: dict[Factor, str]) -> Runtime:
     """Return the runtime of the bench with another runner, other QNN libraries or both."""
     cache, config = bench.config.cache_dir, bench.config
-    return simulator_runtime(
-        cache,
+    here = runner_executorch(config)
+    return virtual_runtime(
+        config,
         find_soc(past.view.soc),
         past.view.backend,
-        sdk_root=config.sdk_root,
-        runner=older_runner(cache, facts[Factor.RUNTIME]) if Factor.RUNTIME in facts else None,
+        runner=older_runner(cache, facts[Factor.RUNTIME], here) if Factor.RUNTIME in facts else None,
         sdk=older_sdk(cache, facts[Factor.SDK]) if Factor.SDK in facts else None,
     )
 

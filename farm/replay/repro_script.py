@@ -88,11 +88,11 @@ def write_script(
 
 def _runtime(config: Config, stored: StoredResult, *, virtual: bool) -> Runtime:
     from farm.runtime.native.targets import ANDROID, TARGETS
-    from farm.runtime.runtime import simulator_runtime, staged_runtime
+    from farm.runtime.runtime import staged_runtime, virtual_runtime
 
     soc, backend = find_soc(stored.view.soc), stored.view.backend
     if virtual:
-        return simulator_runtime(config.cache_dir, soc, backend, sdk_root=config.sdk_root)
+        return virtual_runtime(config, soc, backend)
     return staged_runtime(config, soc, backend, TARGETS[ANDROID])
 
 

@@ -71,7 +71,8 @@ class Places(msgspec.Struct, frozen=True):
 def android_kit(config: Config) -> AndroidKit:
     """Return where the parts of an Android build are, as far as the configuration says."""
     # build.sh installs into the folder that it builds in.
-    return AndroidKit(config.android_ndk_root, config.android_executorch or config.executorch_build)
+    executorch = config.android_executorch or config.executorch_build
+    return AndroidKit(config.android_ndk_root, executorch, config.toolchain.executorch)
 
 
 def device_places(config: Config, target: BuildTarget) -> Places:

@@ -24,6 +24,7 @@ from farm.runtime.device_files import (
 )
 from farm.runtime.native.build import planned_native
 from farm.runtime.native.cross_compilers import planned_aarch64_executorch
+from farm.runtime.native.executorch import runner_executorch
 from farm.runtime.native.targets import ANDROID, HOST, LINUX_AARCH64, TARGETS, BuildTarget, Kind, Mode
 from farm.runtime.packages import install_hint, package_folder, package_version
 from farm.runtime.parts import RuntimePart, find_fault
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.config.settings import Config
+    from farm.runtime.native.build import NativeBuild
     from farm.suites.socs import Soc
 
 _COMPILER_PACKAGES = ("executorch", "torch", "torchao")
@@ -134,7 +136,7 @@ class Doctor:
         if self._host is None:
             gaps = []
             for what, ask in (
-                ("the native runner", lambda: planned_native(self._config.cache_dir, HOST)),
+                ("the native runner", lambda: _planned_here(self._config)),
                 ("QNN for this machine", lambda: package_libraries(self._config.sdk_root)),
                 ("the Python package cmake", lambda: _package("cmake")),
                 ("the Python package ninja", lambda: _package("ninja")),
@@ -165,8 +167,9 @@ class Doctor:
     def _simulator(self, soc: Soc, backend: str) -> tuple[MissingItem, ...]:
         gaps = list(self._host_gaps())
         try:
-            folder = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
-            lacking = [name for name in EXECUTORCH_LIBRARIES if not (folder / name).is_file()]
+            executorch = runner_executorch(self._config)
+            names = EXECUTORCH_LIBRARIES if executorch.shared else ()
+            lacking = [name for name in names if not (executorch.libraries / name).is_file()]
             gaps += [MissingItem(name, install_hint("build")) for name in lacking]
         except MissingToolError as error:
             gaps.append(MissingItem("ExecuTorch's libraries", repair_of(error)))
@@ -232,6 +235,10 @@ def _gaps_of(parts: Iterable[RuntimePart], where: str = "") -> tuple[MissingItem
     return tuple(MissingItem(", ".join(shown), repair, where) for repair, shown in names.items())
 
 
+def _planned_here(config: Config) -> NativeBuild:
+    return planned_native(config.cache_dir, HOST, executorch=runner_executorch(config))
+
+
 def _package(name: str) -> None:
     if not package_version(name):
         raise MissingToolError(f"{name} is not installed: {install_hint('simulator')}")
@@ -257,7 +264,8 @@ def list_tools(config: Config) -> list[Tool]:
 def _runner(config: Config, target: str) -> Tool:
     name = f"farm_runner for {target}"
     try:
-        build = planned_native(config.cache_dir, target, android=android_kit(config))
+        here = _planned_here(config) if target == HOST else None
+        build = here or planned_native(config.cache_dir, target, android=android_kit(config))
     except FarmError:
         return Tool(name, "", "")
     if build.built:

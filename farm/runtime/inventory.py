@@ -11,12 +11,12 @@ from farm.errors import IllegalTargetError, MissingToolError
 from farm.runtime.device_files import android_kit, device_parts, device_places
 from farm.runtime.native.build import planned_native
 from farm.runtime.native.cross_compilers import planned_aarch64_executorch
+from farm.runtime.native.executorch import runner_executorch
 from farm.runtime.native.hashes import hash_files
 from farm.runtime.native.targets import ANDROID, HOST, RUNNER, TARGETS, BuildTarget, Mode
-from farm.runtime.packages import package_folder
 from farm.runtime.parts import RuntimePart, find_fault, made_for
 from farm.runtime.qnn_sdk import repair_of
-from farm.runtime.runtime import EXECUTORCH_LIBRARIES, rehearsal_parts, simulator_runtime
+from farm.runtime.runtime import EXECUTORCH_LIBRARIES, rehearsal_parts, virtual_runtime
 from farm.runtime.simulator import LIBRARY, package_libraries
 from farm.suites.socs import Soc, check_backend, load_socs
 
@@ -169,23 +169,24 @@ def _simulator_parts(config: Config, soc: Soc, backend: str, target: BuildTarget
     known = find_backend(backend)
     if not known.simulated:
         more = () if known.on_cpu else rehearsal_parts(soc, backend, config.sdk_root)
-        return [runner, *_executorch_parts(target), *more]
+        return [runner, *_executorch_parts(config, target), *more]
     if runner.path is not None and runner.path.is_file():
         try:
-            files = simulator_runtime(config.cache_dir, sdk_root=config.sdk_root).files
+            files = virtual_runtime(config).files
             return [RuntimePart(name, path, target.machine, runner.get) for name, path in files.items()]
         except MissingToolError:
             # Then one by one, to say which.
             pass
-    return [runner, _qnn_part(config, target), *_executorch_parts(target)]
+    return [runner, _qnn_part(config, target), *_executorch_parts(config, target)]
 
 
-def _executorch_parts(target: BuildTarget) -> list[RuntimePart]:
+def _executorch_parts(config: Config, target: BuildTarget) -> list[RuntimePart]:
     try:
-        libraries = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
+        executorch = runner_executorch(config)
     except MissingToolError as error:
         return [RuntimePart(name, None, target.machine, repair_of(error)) for name in EXECUTORCH_LIBRARIES]
-    return [RuntimePart(name, libraries / name, target.machine, "") for name in EXECUTORCH_LIBRARIES]
+    names = EXECUTORCH_LIBRARIES if executorch.shared else ()
+    return [RuntimePart(name, executorch.libraries / name, target.machine, "") for name in names]
 
 
 def _qnn_part(config: Config, target: BuildTarget) -> RuntimePart:
@@ -209,7 +210,8 @@ def _linux_parts(config: Config, target: BuildTarget) -> list[RuntimePart]:
 
 def _runner_part(config: Config, target: BuildTarget) -> RuntimePart:
     try:
-        build = planned_native(config.cache_dir, target.name, android=android_kit(config))
+        executorch = runner_executorch(config) if target.name == HOST else None
+        build = planned_native(config.cache_dir, target.name, android=android_kit(config), executorch=executorch)
     except MissingToolError as error:
         return RuntimePart(RUNNER, None, target.machine, repair_of(error))
     return RuntimePart(RUNNER, build.runner, target.machine, _build_command(target), absent="not built")

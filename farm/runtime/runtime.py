@@ -15,9 +15,10 @@ from farm.runtime.device_files import Places, device_parts, device_places, signe
 from farm.runtime.native.build import build_native
 from farm.runtime.native.cross_compilers import aarch64_executorch
 from farm.runtime.native.elf import X86_64
+from farm.runtime.native.executorch import default_executorch, runner_executorch
 from farm.runtime.native.hashes import hash_files
 from farm.runtime.native.targets import ANDROID, LINUX_AARCH64, OE_LINUX, RUNNER, TARGETS, BuildTarget, Kind, Mode
-from farm.runtime.packages import package_folder, package_version
+from farm.runtime.packages import package_version
 from farm.runtime.parts import RuntimePart, find_fault
 from farm.runtime.qnn_sdk import GET_SDK, QnnFiles, release_of, sdk_version
 from farm.runtime.simulator import LIBRARY, TARGET, host_sdk
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.config.settings import Config
+    from farm.runtime.native.executorch import NativeExecutorch
     from farm.runtime.simulator import HostSdk
 
 # What CMake links into the runner: native_runner/src/CMakeLists.txt.
@@ -63,12 +65,40 @@ class Runtime(msgspec.Struct, frozen=True):
     """SHA-256 of each of `files`, by the same names."""
 
 
+def virtual_runtime(
+    config: Config,
+    soc: Soc | None = None,
+    backend: str = DEFAULT_BACKEND,
+    *,
+    log: Callable[[str], None] | None = None,
+    runner: tuple[Path, NativeExecutorch] | None = None,
+    sdk: HostSdk | None = None,
+) -> Runtime:
+    """Return what a virtual device needs to run bundles of the toolchain that `config` has selected.
+
+    `runner`, with the ExecuTorch that it runs with, and `sdk` are older ones to take instead. Otherwise as
+    `simulator_runtime`.
+    """
+    program, executorch = runner or (None, runner_executorch(config))
+    return simulator_runtime(
+        config.cache_dir,
+        soc,
+        backend,
+        sdk_root=config.sdk_root,
+        executorch=executorch,
+        log=log,
+        runner=program,
+        sdk=sdk,
+    )
+
+
 def simulator_runtime(
     cache_dir: Path,
     soc: Soc | None = None,
     backend: str = DEFAULT_BACKEND,
     *,
     sdk_root: Path | None = None,
+    executorch: NativeExecutorch | None = None,
     log: Callable[[str], None] | None = None,
     runner: Path | None = None,
     sdk: HostSdk | None = None,
@@ -77,18 +107,19 @@ def simulator_runtime(
 
     Simulated backends take the simulator, those of the CPU nothing of QNN. A rehearsed one, which needs `soc`, takes an
     SDK's library for this machine, and the skel as a device would, which nothing loads here. The first call builds the
-    runner; `log` gets the lines of that. `runner` and `sdk` are older ones to take instead. Raises IllegalTargetError,
-    MissingToolError, InfraError, and ConfigError for a skel that is not signed as it must be.
+    runner, against `executorch` or that of farm's environment; `log` gets the lines of that. `runner` and `sdk` are
+    older ones to take instead. Raises IllegalTargetError, MissingToolError, InfraError, and ConfigError for a skel that
+    is not signed as it must be.
     """
     known = find_backend(backend)
     if known.on_host == "absent":
         raise MissingToolError(f"there is no {backend.upper()} simulator: attach a device")
-    runner = runner or build_native(cache_dir, log=log).runner
-    executorch = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
-    files = {RUNNER: runner, **_executorch_files(executorch)}
-    versions = {"executorch": package_version("executorch")}
+    executorch = executorch or default_executorch()
+    runner = runner or build_native(cache_dir, executorch=executorch, log=log).runner
+    files = {RUNNER: runner, **(_executorch_files(executorch.libraries) if executorch.shared else {})}
+    versions = {"executorch": executorch.version}
     if known.simulated:
-        sdk = sdk or host_sdk(cache_dir, sdk_root=sdk_root, log=log)
+        sdk = sdk or host_sdk(cache_dir, sdk_root=sdk_root, executorch=executorch, log=log)
         files[LIBRARY] = sdk.lib_dir / LIBRARY
         for pattern in _SIMULATOR_LIBRARIES:
             files |= {path.name: path for path in sorted(sdk.lib_dir.glob(pattern))}

@@ -22,6 +22,8 @@ import msgspec
 
 from farm.errors import MissingToolError, UntrustedError
 from farm.runtime.native.build import NativeBuild, build_native
+from farm.runtime.native.executorch import default_executorch, noted_executorch
+from farm.runtime.native.hashes import hash_files
 from farm.runtime.native.targets import BRIDGE, RUNNER
 from farm.runtime.packages import install_hint, package_folder
 from farm.system.publish import published
@@ -29,6 +31,8 @@ from farm.system.trust import require_own, weakness_inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from farm.runtime.native.executorch import NativeExecutorch
 
 TARGET = "x86_64-linux-clang"
 LIBRARY = "libQnnHtp.so"
@@ -40,7 +44,7 @@ _FIRST_BRIDGED_CORE_API = (2, 36)
 _UPSTREAM_RUNNER = "qnn_executor_runner"
 _MARKER = "farm-sdk.json"
 # Goes into every key: a change of what is laid out makes a new folder.
-_LAYOUT = "1"
+_LAYOUT = "2"
 _PROBE_SECONDS = 120
 # Of `farm.runtime.native.build`, or its beginning.
 _BUILD_KEY = re.compile(r"[0-9a-f]{1,32}")
@@ -77,26 +81,35 @@ class _Probed(msgspec.Struct, frozen=True):
     build_id: str
 
 
-def host_sdk(cache_dir: Path, *, sdk_root: Path | None = None, log: Callable[[str], None] | None = None) -> HostSdk:
-    """Return the SDK folder of this machine.
+def host_sdk(
+    cache_dir: Path,
+    *,
+    sdk_root: Path | None = None,
+    executorch: NativeExecutorch | None = None,
+    log: Callable[[str], None] | None = None,
+) -> HostSdk:
+    """Return the SDK folder of this machine: `sdk_root`, else the libraries of the onnxruntime-qnn wheel.
 
-    That is `sdk_root`, or $QNN_SDK_ROOT, where it holds libraries for this machine, else the onnxruntime-qnn wheel.
     Libraries that need the bridge are laid out anew below `cache_dir`, with the bridge in front; this builds it on
-    the first call, and `log` gets the lines of that build. Raises MissingToolError.
+    the first call, with the runner, for `executorch`, and `log` gets the lines of that build. Raises MissingToolError,
+    also for an `sdk_root` that is not there or has no libraries for this machine.
     """
     source = _source(sdk_root)
     if source.sdk_root is not None and (source.sdk_root / _MARKER).is_file():
         # A process that was given our own layout: to bridge it once more would undo the bridge.
-        return _read_marker(source.sdk_root)
-    libraries = _libraries(source)
-    probed = _probe(cache_dir, source, _key(libraries))
+        laid_out = _read_marker(source.sdk_root)
+        # The links of a layout may lead to other libraries by now.
+        real = _real_libraries(laid_out)
+        return msgspec.structs.replace(laid_out, qnn_version=_probe(cache_dir, real, _key(cache_dir, real)).build_id)
+    key = _key(cache_dir, source)
+    probed = _probe(cache_dir, source, key)
     if source.sdk_root is not None and probed.core_api[:2] < _FIRST_BRIDGED_CORE_API:
         return HostSdk(source.sdk_root, source.library.parent, probed.build_id, bridged=False)
-    native = build_native(cache_dir, log=log)
-    folder = cache_dir / "sdk" / _key(libraries, native.key)
-    return _read_marker(
-        published(folder, lambda partial: _lay_out(partial, source, libraries, native, probed.build_id))
-    )
+    native = build_native(cache_dir, executorch=executorch, log=log)
+    # The bridge is the same whatever the runner beside it was built against.
+    bridge = hash_files(cache_dir, [native.bridge])[native.bridge]
+    folder = cache_dir / "sdk" / _digest(key, bridge, *map(str, source.folders))
+    return _read_marker(published(folder, lambda partial: _lay_out(partial, source, native, probed.build_id)))
 
 
 def require_host_libraries(root: Path, named: str) -> None:
@@ -114,15 +127,20 @@ def package_libraries(sdk_root: Path | None) -> tuple[Path, ...]:
 
 
 def outside_environment(
-    cache_dir: Path, *, sdk_root: Path | None = None, log: Callable[[str], None] | None = None
+    cache_dir: Path,
+    *,
+    sdk_root: Path | None = None,
+    executorch: NativeExecutorch | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> dict[str, str]:
     """Return QNN_SDK_ROOT, LD_LIBRARY_PATH and QNN_EXECUTOR_RUNNER; what is not built yet is built.
 
     A process must start with them. What LD_LIBRARY_PATH has now stays, behind. Raises MissingToolError, InfraError.
     """
-    native = build_native(cache_dir, log=log)
-    sdk = host_sdk(cache_dir, sdk_root=sdk_root, log=log)
-    libraries = package_folder("executorch", "lib/libexecutorch.so", "build") / "lib"
+    executorch = executorch or default_executorch()
+    native = build_native(cache_dir, executorch=executorch, log=log)
+    sdk = host_sdk(cache_dir, sdk_root=sdk_root, executorch=executorch, log=log)
+    libraries = executorch.libraries
     ours = [str(sdk.lib_dir), str(libraries)]
     # A second evaluation gives the same.
     before = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path and path not in ours]
@@ -133,12 +151,18 @@ def outside_environment(
     }
 
 
-def older_runner(cache_dir: Path, key: str) -> Path | None:
-    """Return the runner of the cache whose build key begins with `key`, as the fact `native_runner` has it."""
+def older_runner(cache_dir: Path, key: str, here: NativeExecutorch) -> tuple[Path, NativeExecutorch] | None:
+    """Return the runner of the cache whose build key begins with `key`, and the ExecuTorch that it runs with.
+
+    `key` is what the fact `native_runner` has. None where either is gone; `here` is this command's ExecuTorch.
+    """
     if not _BUILD_KEY.fullmatch(key):
         return None
     found = sorted(path for path in (cache_dir / "native").glob(f"{key}*/{RUNNER}") if path.is_file())
-    return found[0] if len(found) == 1 and not weakness_inside(found[0].parent) else None
+    if len(found) != 1 or weakness_inside(found[0].parent):
+        return None
+    executorch = noted_executorch(cache_dir, found[0].parent, here)
+    return (found[0], executorch) if executorch is not None else None
 
 
 def older_sdk(cache_dir: Path, version: str) -> HostSdk | None:
@@ -150,10 +174,10 @@ def older_sdk(cache_dir: Path, version: str) -> HostSdk | None:
     for marker in markers:
         try:
             sdk = _read_marker(marker.parent)
-            source = _Libraries((sdk.lib_dir,), sdk.lib_dir / "real" / LIBRARY, None)
+            source = _real_libraries(sdk)
             if sdk.qnn_version != version or not source.library.is_file():
                 continue
-            if _probe(cache_dir, source, _key([source.library.resolve()])).build_id == version:
+            if _probe(cache_dir, source, _key(cache_dir, source)).build_id == version:
                 return sdk
         except (UntrustedError, MissingToolError, OSError):
             continue
@@ -166,10 +190,10 @@ def _source(sdk_root: Path | None) -> _Libraries:
             f"QNN's compiler and HTP simulator run on x86_64 Linux, this is {platform.system()} {platform.machine()}: "
             "use such a machine for building and for virtual devices"
         )
-    if root := sdk_root or os.environ.get("QNN_SDK_ROOT"):
-        library = Path(root).absolute() / "lib" / TARGET / LIBRARY
-        if library.is_file():
-            return _Libraries((library.parent,), library, Path(root).absolute())
+    if sdk_root is not None:
+        root = sdk_root.absolute()
+        require_host_libraries(root, _named_by(root))
+        return _Libraries((root / "lib" / TARGET,), root / "lib" / TARGET / LIBRARY, root)
     try:
         package = package_folder("onnxruntime_qnn", LIBRARY, "simulator")
     except MissingToolError as error:
@@ -181,17 +205,35 @@ def _source(sdk_root: Path | None) -> _Libraries:
     return _Libraries((package, companions), package / LIBRARY, None)
 
 
+def _named_by(root: Path) -> str:
+    """Return how somebody named an SDK, for a message: configuration and environment are one by now."""
+    variable = os.environ.get("QNN_SDK_ROOT")
+    if variable and Path(variable).expanduser().absolute() == root:
+        return f"QNN_SDK_ROOT={variable}"
+    return "sdk_root in the [qnn] table of farm.toml"
+
+
+def _real_libraries(sdk: HostSdk) -> _Libraries:
+    """Return the libraries that a layout of ours stands in front of."""
+    return _Libraries((sdk.lib_dir,), sdk.lib_dir / "real" / LIBRARY, None)
+
+
 def _libraries(source: _Libraries) -> list[Path]:
     return sorted(path for folder in source.folders for path in folder.iterdir() if ".so" in path.suffixes)
 
 
-def _key(libraries: list[Path], *more: str) -> str:
-    digest = hashlib.sha256(_LAYOUT.encode())
-    for path in libraries:
-        stat = path.stat()
-        digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
-    digest.update("\0".join(more).encode())
-    return digest.hexdigest()[:32]
+def _key(cache_dir: Path, source: _Libraries) -> str:
+    """Return the hash of a set of libraries: the same ones in another place have the same."""
+    libraries = [source.library, *_libraries(source)]
+    try:
+        hashes = hash_files(cache_dir, libraries)
+    except OSError as error:
+        raise MissingToolError(f"{error.filename} cannot be read: {error.strerror}: unpack the QNN SDK anew") from None
+    return _digest(*(part for path in libraries for part in (path.name, hashes[path])))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join((_LAYOUT, *parts)).encode()).hexdigest()[:32]
 
 
 def _probe(cache_dir: Path, source: _Libraries, key: str) -> _Probed:
@@ -222,13 +264,13 @@ def _probe(cache_dir: Path, source: _Libraries, key: str) -> _Probed:
     return msgspec.json.decode((folder / "probe.json").read_bytes(), type=_Probed)
 
 
-def _lay_out(folder: Path, source: _Libraries, libraries: list[Path], native: NativeBuild, version: str) -> None:
+def _lay_out(folder: Path, source: _Libraries, native: NativeBuild, version: str) -> None:
     lib_dir = folder / "lib" / TARGET
     (lib_dir / "real").mkdir(parents=True)
     (lib_dir / "real" / LIBRARY).symlink_to(source.library)
     # A copy: the bridge looks for the real library beside itself.
     shutil.copy2(native.bridge, lib_dir / BRIDGE)
-    for path in libraries:
+    for path in _libraries(source):
         if path.name != LIBRARY:
             (lib_dir / path.name).symlink_to(path)
     if source.sdk_root is not None:

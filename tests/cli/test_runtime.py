@@ -69,7 +69,7 @@ def test_listing_says_what_is_ready_what_is_not_built_and_what_is_missing(
     assert all(len(line) <= 80 for line in listed.stdout.splitlines())
     assert "  farm runtime build\n" in listed.stdout
     assert "set QNN_SDK_ROOT to a QNN SDK" in listed.stdout
-    assert not Path(empty["FARM_CACHE_DIR"]).exists()
+    assert not (Path(empty["FARM_CACHE_DIR"]) / "native").exists()
 
 
 def test_without_an_soc_there_is_one_runtime_for_each_architecture(home: FarmHome, empty: dict[str, str]) -> None:

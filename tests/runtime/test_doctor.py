@@ -67,7 +67,6 @@ def test_with_sdk_builds_and_a_phone_there_is_nothing_to_repair(built: Config, s
 
 
 def test_gpu_runs_on_a_phone_only(built: Config, sdk: Path) -> None:
-    (sdk / "lib/x86_64-linux-clang").mkdir()
     (sdk / "lib/x86_64-linux-clang/libQnnGpu.so").touch()
     alone = _examine(built, "SM8650", "gpu")
     assert (alone.compile.where, alone.stage.where, alone.run.where) == (("here",), ("android", "oe-linux"), ())
@@ -83,7 +82,6 @@ def test_upstreams_runner_stages_and_runs_no_job(built: Config, sdk: Path) -> No
     assert "android" in ability.stage.where
     assert ability.run.where == ("simulator",)
     host = sdk / "lib/x86_64-linux-clang"
-    host.mkdir()
     (host / "libQnnGpu.so").touch()
     gpu = _examine(with_upstream, "SM8650", "gpu", {"SM8650": ["PHONE"]})
     assert gpu.run.where == ()
@@ -129,7 +127,7 @@ def test_what_pip_would_bring_is_told(built: Config, monkeypatch: pytest.MonkeyP
     }
     assert "the Python package torch" in {gap.what for gap in ability.compile.gaps}
 
-    def no_compiler(*_arguments: object) -> None:
+    def no_compiler(*_arguments: object, **_options: object) -> None:
         raise MissingToolError("a C++ compiler is needed: apt-get install g++")
 
     monkeypatch.undo()
@@ -145,7 +143,7 @@ def test_a_backend_that_an_soc_does_not_have_is_refused(built: Config) -> None:
 def test_the_tools_are_found_with_their_versions_and_what_is_wrong_with_them(built: Config, tmp_path: Path) -> None:
     tools = {tool.name: tool for tool in list_tools(built)}
     assert tools["executorch"].version.startswith("1.")
-    assert tools["QNN SDK"].version == "2.40.0.1 (aarch64-android, aarch64-oe-linux-gcc11.2)"
+    assert tools["QNN SDK"].version == "2.40.0.1 (x86_64-linux-clang, aarch64-android, aarch64-oe-linux-gcc11.2)"
     assert tools["Hexagon SDK"].version == ""
     assert not any(tool.problem for tool in tools.values())
     ndk = tmp_path / "ndk"

@@ -20,7 +20,9 @@ def test_it_is_built_once(farm_cache: Path) -> None:
     lines: list[str] = []
     assert build_native(farm_cache, log=lines.append) == first
     assert lines == []
-    assert sorted(path.name for path in first.folder.iterdir()) == ["build.log", "farm_runner", "libQnnHtp.so"]
+    assert sorted(path.name for path in first.folder.iterdir()) == [
+        "build.log", "executorch.json", "farm_runner", "libQnnHtp.so",
+    ]  # fmt: skip
     assert first.folder == farm_cache / "native" / first.key
 
 

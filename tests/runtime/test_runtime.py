@@ -88,7 +88,6 @@ def test_gpu_and_lpai_say_in_one_line_what_they_need(
     refused(None)
     host = sdk / "lib" / "x86_64-linux-clang"
     assert f"(looked for {host / library})" in refused(sdk)
-    host.mkdir()
     (host / library).touch()
     require_backend(find_soc(soc), backend, sdk)
     (sdk / "sdk.yaml").write_text(f"version: {wrong.split()[1]}.0.1\n")

@@ -71,6 +71,7 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
     """Build the runner for a target, once, and print where it is."""
     from farm.runtime.device_files import android_kit
     from farm.runtime.native.build import build_native
+    from farm.runtime.native.executorch import runner_executorch
     from farm.runtime.native.targets import HOST, OE_LINUX
     from farm.runtime.qnn_sdk import fetch_linux_files
     from farm.runtime.simulator import host_sdk
@@ -81,9 +82,12 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
         libraries = fetch_linux_files(config.cache_dir, log=_told_once(target, "fetching QNN's libraries"))
         show({"target": target, "libraries": str(libraries)}, [str(libraries)], as_json=as_json)
         return
-    native = build_native(config.cache_dir, target, android=android_kit(config), log=_told_once(target))
+    executorch = runner_executorch(config) if target == HOST else None
+    native = build_native(
+        config.cache_dir, target, android=android_kit(config), executorch=executorch, log=_told_once(target)
+    )
     if target == HOST:
-        host_sdk(config.cache_dir, sdk_root=config.sdk_root)
+        host_sdk(config.cache_dir, sdk_root=config.sdk_root, executorch=executorch)
     answer = {"target": target, "runner": str(native.runner), "log": str(native.folder / "build.log")}
     show(answer, [str(native.runner)], as_json=as_json)
 
@@ -164,13 +168,19 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
     eval "$(farm runtime env --soc SM8650)"
     python -m executorch.backends.qualcomm.tests.test_qnn_delegate ...
     """
+    from farm.runtime.native.executorch import runner_executorch
     from farm.runtime.simulator import outside_environment
     from farm.suites.socs import check_backend
 
     if soc:
         check_backend(find_soc(soc), DEFAULT_BACKEND)
     config = load_config(config_file)
-    variables = outside_environment(config.cache_dir, sdk_root=config.sdk_root, log=_told_once("linux-x86_64"))
+    variables = outside_environment(
+        config.cache_dir,
+        sdk_root=config.sdk_root,
+        executorch=runner_executorch(config),
+        log=_told_once("linux-x86_64"),
+    )
     if as_json:
         print_json({"env": variables})
         return

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from farm.errors import InfraError
 from farm.runtime.native.cross_compilers import AndroidKit, CMakeToolchain, find_toolchain
+from farm.runtime.native.executorch import note_executorch
 from farm.runtime.native.targets import BRIDGE, HOST, RUNNER, find_target
 from farm.runtime.packages import packaged_tool
 from farm.system.processes import Supervisor
@@ -21,6 +22,8 @@ from farm.system.trust import require_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from farm.runtime.native.executorch import NativeExecutorch
 
 _FLAGS = ("-DCMAKE_BUILD_TYPE=Release",)
 _SOURCES = frozenset({".cpp", ".h", ".txt", ".cmake"})
@@ -49,33 +52,43 @@ def build_native(
     target: str = HOST,
     *,
     android: AndroidKit | None = None,
+    executorch: NativeExecutorch | None = None,
     log: Callable[[str], None] | None = None,
 ) -> NativeBuild:
     """Return the runner for `target`, built below `cache_dir` unless this very build is there.
 
-    `android` says where NDK and ExecuTorch for Android are; only that target needs it. `log` gets the lines of the
+    `executorch` is what the runner of this machine is built against, None for what farm's environment has. `android`
+    says where NDK and ExecuTorch for Android are; only that target needs it. `log` gets the lines of the
     build as they come. The whole output is `build.log` in the folder. Raises UnknownNameError, MissingToolError (no
     compiler, cmake, ninja, executorch or NDK: which, and how to get it), and InfraError when the sources do not
     build, with the last lines.
     """
-    sources, toolchain, build = _plan(cache_dir, target, android)
+    sources, toolchain, build = _plan(cache_dir, target, android, executorch)
     published(build.folder, lambda partial: _build(sources, toolchain, cache_dir, partial, log or (lambda _line: None)))
     return build
 
 
-def planned_native(cache_dir: Path, target: str = HOST, *, android: AndroidKit | None = None) -> NativeBuild:
+def planned_native(
+    cache_dir: Path,
+    target: str = HOST,
+    *,
+    android: AndroidKit | None = None,
+    executorch: NativeExecutorch | None = None,
+) -> NativeBuild:
     """Return what `build_native` would, without building.
 
     Raises UnknownNameError, MissingToolError, UntrustedError where another user could have written it.
     """
-    build = _plan(cache_dir, target, android)[2]
+    build = _plan(cache_dir, target, android, executorch)[2]
     require_own(build.folder)
     return build
 
 
-def _plan(cache_dir: Path, target: str, android: AndroidKit | None) -> tuple[Path, CMakeToolchain, NativeBuild]:
+def _plan(
+    cache_dir: Path, target: str, android: AndroidKit | None, executorch: NativeExecutorch | None
+) -> tuple[Path, CMakeToolchain, NativeBuild]:
     sources = data_folder("native_runner")
-    toolchain = find_toolchain(find_target(target), sources, android)
+    toolchain = find_toolchain(find_target(target), sources, cache_dir, android, executorch)
     key = _key(sources, toolchain)
     folder = cache_dir / "native" / key
     return sources, toolchain, NativeBuild(folder, folder / RUNNER, folder / BRIDGE, key, target)
@@ -118,6 +131,8 @@ def _build(sources: Path, toolchain: CMakeToolchain, cache_dir: Path, folder: Pa
         run([ninja, "-C", tree])
         for name in toolchain.products:
             shutil.copy2(tree / name, folder / name)
+    if toolchain.linked is not None:
+        note_executorch(folder, *toolchain.linked)
 
 
 def _run(

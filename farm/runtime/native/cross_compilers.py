@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.errors import MissingToolError
+from farm.runtime.native.executorch import IN_PREFIX, content_of, default_executorch, prefix_package, wheel_headers
 from farm.runtime.native.targets import BRIDGE, HOST, RUNNER, BuildTarget
 from farm.runtime.native.wheels import fetch_wheel, wheel_folder
-from farm.runtime.packages import package_folder, package_version
+from farm.runtime.packages import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from farm.runtime.native.executorch import NativeExecutorch
 
 _COMPILERS = ("c++", "g++", "clang++")
 _AARCH64_COMPILER = "aarch64-linux-gnu-g++"
 # What CMake takes from the environment and the binaries depend on; it is meant for programs of this machine.
 _ENVIRONMENT = ("CXX", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")
-_CONFIG = "share/cmake/executorch-config.cmake"
 _NDK_TOOLCHAIN = Path("build/cmake/android.toolchain.cmake")
-# CMake's default folder, and the one that older versions of ExecuTorch installed into.
-_PREFIX_CONFIGS = (Path("lib/cmake/ExecuTorch"), Path("share/cmake"))
 _ANDROID_ABI = "arm64-v8a"
 # ExecuTorch 1.5, backends/qualcomm/scripts/build.sh: what the libraries that are linked are built for.
 _ANDROID_PLATFORM = "android-30"
@@ -38,6 +38,8 @@ class AndroidKit:
     ndk_root: Path | None = None
     executorch: Path | None = None
     """An ExecuTorch install prefix: what `cmake --install` of an ExecuTorch build for Android made."""
+    package: Path | None = None
+    """The `executorch` package of the toolchain, for headers that the prefix lacks; None for farm's own."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,15 @@ class CMakeToolchain:
     identity: tuple[str, ...]
     """What the binaries depend on besides the sources."""
     products: tuple[str, ...]
-    prefix: Path | None = None
-    """Folder of ExecuTorch's CMake package; None where it is in a wheel."""
+    package: Path | None = None
+    """Folder of ExecuTorch's CMake package; None where it is in a wheel that has to be fetched."""
+    linked: tuple[NativeExecutorch, str] | None = None
+    """For this machine: what is linked with, and the hash of it."""
 
     def executorch(self, cache_dir: Path, log: Callable[[str], None]) -> Path:
         """Return the folder of ExecuTorch's CMake package, fetching the wheel that has it where that is needed."""
-        if self.prefix is not None:
-            return self.prefix
-        if self.target.name == HOST:
-            return package_folder("executorch", _CONFIG, "build") / "share" / "cmake"
+        if self.package is not None:
+            return self.package
         return aarch64_executorch(cache_dir, log=log) / "share" / "cmake"
 
     def environment(self) -> dict[str, str]:
@@ -66,13 +68,20 @@ class CMakeToolchain:
         return {name: value for name, value in os.environ.items() if name not in foreign}
 
 
-def find_toolchain(target: BuildTarget, sources: Path, android: AndroidKit | None) -> CMakeToolchain:
+def find_toolchain(
+    target: BuildTarget,
+    sources: Path,
+    cache_dir: Path,
+    android: AndroidKit | None,
+    executorch: NativeExecutorch | None,
+) -> CMakeToolchain:
     """Return how to build `sources` (native_runner/) for `target`. Starts and fetches nothing.
 
-    Raises MissingToolError.
+    `executorch` is for this machine, None for that of farm's environment; hashes are remembered in `cache_dir`. Raises
+    MissingToolError.
     """
     if target.kind == "android":
-        return _android(target, android or AndroidKit())
+        return _android(target, cache_dir, android or AndroidKit())
     if target.kind == "linux":
         return _aarch64(target, sources)
     if target.kind == "oe-linux":
@@ -81,7 +90,7 @@ def find_toolchain(target: BuildTarget, sources: Path, android: AndroidKit | Non
             f"set FARM_EXECUTORCH_LINUX_BUILD to the folder of an ExecuTorch build for Arm Linux, or "
             "executorch_linux_build in the [qnn] table of farm.toml"
         )
-    return _host(target)
+    return _host(target, cache_dir, executorch)
 
 
 def aarch64_executorch(cache_dir: Path, *, log: Callable[[str], None] | None = None) -> Path:
@@ -95,7 +104,7 @@ def planned_aarch64_executorch(cache_dir: Path) -> Path:
     return wheel_folder(cache_dir, "executorch", "aarch64", "build") / "executorch"
 
 
-def _host(target: BuildTarget) -> CMakeToolchain:
+def _host(target: BuildTarget, cache_dir: Path, executorch: NativeExecutorch | None) -> CMakeToolchain:
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise MissingToolError(
             f"{target.name} is built on x86_64 Linux, this is {platform.system()} {platform.machine()}: "
@@ -108,15 +117,17 @@ def _host(target: BuildTarget) -> CMakeToolchain:
         where = f"CXX is {wanted!r} and there is no such program"
         where = where if wanted else f"none of {', '.join(names)} is in PATH"
         raise MissingToolError(f"a C++ compiler is needed to build the runner and {where}: apt-get install g++")
+    executorch = executorch or default_executorch()
+    identity = executorch.identity(cache_dir)
+    arguments = [] if wanted else [f"-DCMAKE_CXX_COMPILER={compiler}"]
+    arguments += [f"-DFARM_EXECUTORCH_HEADERS={executorch.headers}"] if executorch.headers else []
     return CMakeToolchain(
         target,
-        arguments=() if wanted else (f"-DCMAKE_CXX_COMPILER={compiler}",),
-        identity=(
-            *_file_identity(compiler),
-            package_version("executorch"),
-            *(os.environ.get(name, "") for name in _ENVIRONMENT),
-        ),
+        arguments=tuple(arguments),
+        identity=(*_file_identity(compiler), identity, *(os.environ.get(name, "") for name in _ENVIRONMENT)),
         products=(RUNNER, BRIDGE),
+        package=executorch.package,
+        linked=(executorch, identity),
     )
 
 
@@ -135,11 +146,11 @@ def _aarch64(target: BuildTarget, sources: Path) -> CMakeToolchain:
     )
 
 
-def _android(target: BuildTarget, kit: AndroidKit) -> CMakeToolchain:
+def _android(target: BuildTarget, cache_dir: Path, kit: AndroidKit) -> CMakeToolchain:
     ndk = _ndk_root(target, kit.ndk_root)
     package = _prefix_package(target, kit.executorch)
     # The prefix lacks headers of the profiler, which the wheel of the same version has.
-    headers = package_folder("executorch", "include/executorch", "build") / "include"
+    headers = wheel_headers(kit.package)
     return CMakeToolchain(
         target,
         arguments=(
@@ -152,11 +163,11 @@ def _android(target: BuildTarget, kit: AndroidKit) -> CMakeToolchain:
             target.name,
             *_file_identity(ndk / "source.properties"),
             *_file_identity(ndk / _NDK_TOOLCHAIN),
-            *(part for path in _prefix_files(package) for part in _file_identity(path)),
-            package_version("executorch"),
+            content_of(cache_dir, _prefix_root(package)),
+            content_of(cache_dir, headers.parent),
         ),
         products=(RUNNER,),
-        prefix=package,
+        package=package,
     )
 
 
@@ -177,19 +188,17 @@ def _prefix_package(target: BuildTarget, prefix: Path | None) -> Path:
         raise MissingToolError(
             f"{target.name} needs ExecuTorch for Android and FARM_ANDROID_EXECUTORCH is not set: {hint}"
         )
-    for folder in _PREFIX_CONFIGS:
-        if (prefix / folder / "executorch-config.cmake").is_file():
-            return prefix / folder
-    looked = " and ".join(str(prefix / folder) for folder in _PREFIX_CONFIGS)
+    if (package := prefix_package(prefix)) is not None:
+        return package
+    looked = " and ".join(str(prefix / folder) for folder in IN_PREFIX)
     raise MissingToolError(
         f"{target.name} needs ExecuTorch for Android and there is no executorch-config.cmake in {looked}: {hint}"
     )
 
 
-def _prefix_files(package: Path) -> list[Path]:
+def _prefix_root(package: Path) -> Path:
     # share/cmake or lib/cmake/ExecuTorch -> the prefix
-    root = package.parents[1] if package.name == "cmake" else package.parents[2]
-    return sorted(path for path in (root / "lib").rglob("*") if path.suffix in {".a", ".so", ".cmake"})
+    return package.parents[1] if package.name == "cmake" else package.parents[2]
 
 
 def _file_identity(path: Path) -> tuple[str, ...]:
