@@ -8,6 +8,7 @@ FarmError
 ├── NothingSelectedError       the selection is empty: exit 5
 ├── DelegationError            a backend that runs whole graphs only did not take all of one
 ├── ProgramError               a program that a test wanted did not compile, load or run
+├── BuildFailedError           the native parts of a commit cannot be built: it cannot be tried
 └── InfraError                 the farm or a device, never the code under test: exit 4
     ├── MissingToolError       a library, compiler or tool; which, where it was looked for, how to get it: exit 2
     │   └── UntrustedError     somebody else could have written what would be executed: exit 2
@@ -118,6 +119,10 @@ class ProgramError(FarmError):
     def __init__(self, problem: str, *, stage: str, cause: str = "", log: str = "") -> None:
         self.problem, self.stage, self.cause, self.log = problem, stage, cause, log
         super().__init__(f"{problem}\n{log}" if log.strip() else problem)
+
+
+class BuildFailedError(FarmError):
+    """The native parts of a commit cannot be built, so that it cannot be tried."""
 
 
 class InfraError(FarmError):

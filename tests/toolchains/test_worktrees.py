@@ -1,0 +1,260 @@
+"""Source trees of commits: what they hold, what they leave alone, and when they are made anew."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from executorch_checkout import commit, make_repository, run_git
+
+from farm.config.settings import Config, load_config
+from farm.config.toolchains import ToolchainConfig
+from farm.errors import BuildFailedError, UsageError
+from farm.toolchains.commits import Checkout, is_native
+from farm.toolchains.worktrees import prune_worktrees, worktree, worktrees
+
+FILES = {
+    "exir/__init__.py": "LEVEL = 1\n",
+    "backends/qualcomm/aot.cpp": "int level = 1;\n",
+    "docs/index.md": "Hello\n",
+    ".gitignore": "*.so\n/build-x86/\n",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "src" / "executorch"
+    make_repository(folder, FILES)
+    (folder / "backends/qualcomm/python").mkdir()
+    (folder / "backends/qualcomm/python/manager.so").write_text("built of level 1")
+    (folder / "build-x86").mkdir()
+    (folder / "build-x86" / "library.so").write_text("as well")
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    # No other worktrees.
+    monkeypatch.setenv("FARM_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "farm.toml").write_text("")
+    return load_config(tmp_path / "farm.toml")
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_worktree_has_the_files_of_its_commit_and_the_libraries_of_the_checkout(
+    checkout: Path, config: Config
+) -> None:
+    commit(checkout, "Level 2", {"exir/__init__.py": "LEVEL = 2\n"})
+    (checkout / "exir/__init__.py").write_text("LEVEL = 3\n")
+    before = everything(checkout)
+
+    old, new = (worktree(config, checkout, ref) for ref in ("HEAD~1", "main"))
+
+    assert (old.toolchain.checkout / "exir/__init__.py").read_text() == "LEVEL = 1\n"
+    assert (new.toolchain.checkout / "exir/__init__.py").read_text() == "LEVEL = 2\n"
+    for one in (old, new):
+        assert one.toolchain.checkout.name == "executorch"
+        assert (one.toolchain.checkout / "backends/qualcomm/python/manager.so").read_text() == "built of level 1"
+        assert (one.toolchain.checkout / "build-x86/library.so").is_file()
+        assert run_git(one.toolchain.checkout, "status", "--porcelain") == ""
+        assert run_git(one.toolchain.checkout, "rev-parse", "HEAD").strip() == one.commit.sha
+        assert not one.warnings
+    assert (new.commit.subject, new.commit.author) == ("Level 2", "Ada <ada@example.org>")
+    # Not even git's own notes about it are others.
+    assert everything(checkout) == before
+
+
+def test_a_library_of_the_checkout_is_linked_beside_what_a_commit_has_in_its_folder(
+    checkout: Path, config: Config
+) -> None:
+    commit(checkout, "A module beside the library", {"backends/qualcomm/python/helper.py": "pass\n"})
+    run_git(checkout, "checkout", "-q", "HEAD~1")
+    tree = worktree(config, checkout, "main").toolchain.checkout
+    assert sorted(path.name for path in (tree / "backends/qualcomm/python").iterdir()) == ["helper.py", "manager.so"]
+
+
+def test_an_edited_worktree_is_made_anew(checkout: Path, config: Config) -> None:
+    tree = worktree(config, checkout, "HEAD").toolchain.checkout
+    (tree / "exir/__init__.py").write_text("LEVEL = 9\n")
+    again = worktree(config, checkout, "HEAD").toolchain.checkout
+    assert again == tree
+    assert (again / "exir/__init__.py").read_text() == "LEVEL = 1\n"
+
+
+def test_nothing_that_a_repository_asks_to_run_runs(checkout: Path, config: Config, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    script = f"#!/bin/sh\necho $0 >> {ran}\ncat\n"
+    for name in ("post-checkout", "pre-commit"):
+        hook = checkout / ".git/hooks" / name
+        hook.parent.mkdir(exist_ok=True)
+        hook.write_text(script)
+        hook.chmod(0o755)
+    command = tmp_path / "filter"
+    command.write_text(script)
+    command.chmod(0o755)
+    commit(checkout, "Attributes", {".gitattributes": "*.md filter=odd\n"})
+    ran.unlink(missing_ok=True)
+    for name, value in (("filter.odd.smudge", str(command)), ("filter.odd.required", "true")):
+        run_git(checkout, "config", name, value)
+    run_git(checkout, "config", "core.fsmonitor", str(command))
+
+    tree = worktree(config, checkout, "HEAD").toolchain.checkout
+    assert (tree / "docs/index.md").read_text() == "Hello\n"
+    assert not ran.exists()
+
+
+def test_other_native_sources_are_warned_of_or_built_once(checkout: Path, config: Config, tmp_path: Path) -> None:
+    commit(checkout, "Native", {"backends/qualcomm/aot.cpp": "int level = 2;\n"})
+    commit(checkout, "Docs", {"docs/index.md": "Hello again\n"})
+    commit(checkout, "Native again", {"backends/qualcomm/aot.cpp": "int level = 3;\n"})
+    run_git(checkout, "checkout", "-q", "main~3")
+
+    [warning] = worktree(config, checkout, "main~1").warnings
+    assert "has other native sources" in warning
+    assert "--build" in warning
+
+    count = tmp_path / "count"
+    script = (
+        "from pathlib import Path; print('compiling'); "
+        "text = Path('backends/qualcomm/aot.cpp').read_text(); "
+        "assert '3' not in text, 'level 3 does not build'; "
+        "place = Path('backends/qualcomm/python'); place.mkdir(); "
+        "(place / 'manager.so').write_text('built of ' + text); "
+        f"Path({str(count)!r}).open('a').write('built ')"
+    )
+    table = ToolchainConfig(name="mine", named=True, checkout=checkout, build=(sys.executable, "-c", script))
+    config = msgspec.structs.replace(config, toolchains={"mine": table})
+    notes: list[str] = []
+    for ref in ("main~1", "main~2"):
+        one = worktree(config, checkout, ref, notes.append)
+        assert not one.warnings
+        assert one.toolchain.name == f"mine@{one.commit.short}"
+        assert not one.toolchain.named
+        library = one.toolchain.checkout / "backends/qualcomm/python/manager.so"
+        assert library.read_text() == "built of int level = 2;\n"
+    assert count.read_text() == "built "
+    assert len(notes) == 1
+    with pytest.raises(BuildFailedError, match="does not build: .* see (.*)") as failure:
+        worktree(config, checkout, "main", notes.append)
+    log = Path(str(failure.value).rpartition("see ")[2])
+    assert "compiling" in log.read_text()
+    assert "level 3 does not build" in log.read_text()
+    # What the checkout has is not in its way: main~3 needs no build.
+    tree = worktree(config, checkout, "main~3").toolchain.checkout
+    assert (tree / "backends/qualcomm/python/manager.so").read_text() == "built of level 1"
+
+
+def test_edited_native_sources_are_those_of_no_commit(checkout: Path, config: Config) -> None:
+    assert not worktree(config, checkout, "HEAD").warnings
+    (checkout / "backends/qualcomm/aot.cpp").write_text("int level = 7;\n")
+    assert worktree(config, checkout, "HEAD").warnings
+
+
+def test_submodules_are_the_checkouts_and_in_a_build_the_commits(
+    checkout: Path, config: Config, tmp_path: Path
+) -> None:
+    inner = tmp_path / "inner"
+    make_repository(inner, {"version.h": "1"})
+    protocol = ("-c", "protocol.file.allow=always")
+    run_git(checkout, *protocol, "submodule", "--quiet", "add", str(inner), "third-party/inner")
+    commit(checkout, "With a submodule")
+    commit(inner, "Two", {"version.h": "2"})
+    run_git(checkout / "third-party/inner", "pull", "-q")
+    commit(checkout, "A newer submodule")
+
+    tree = worktree(config, checkout, "HEAD").toolchain.checkout
+    assert (tree / "third-party/inner/version.h").read_text() == "2"
+    old = worktree(config, checkout, "HEAD~1")
+    assert any("third-party/inner" in warning for warning in old.warnings)
+
+    script = (
+        "from pathlib import Path; Path('out.so').write_text(Path('third-party/inner/version.h').read_text());"
+        "Path('third-party/inner/version.h').write_text('written by the build')"
+    )
+    table = ToolchainConfig(checkout=checkout, build=(sys.executable, "-c", script))
+    config = msgspec.structs.replace(config, toolchain=table)
+    old = worktree(config, checkout, "HEAD~1")
+    assert (old.toolchain.checkout / "out.so").read_text() == "1"
+    assert not old.warnings
+    assert (checkout / "third-party/inner/version.h").read_text() == "2"
+
+
+def test_what_cannot_be_is_refused(checkout: Path, config: Config, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no commit 'nightly'"):
+        worktree(config, checkout, "nightly")
+    with pytest.raises(UsageError, match="is no commit"):
+        worktree(config, checkout, "--output=/tmp/x")
+    with pytest.raises(UsageError, match="name its top folder"):
+        Checkout(checkout / "exir")
+    with pytest.raises(UsageError, match="no such folder"):
+        Checkout(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="not a git repository"):
+        Checkout(tmp_path)
+
+
+def test_a_range_goes_along_first_parents(checkout: Path) -> None:
+    first = run_git(checkout, "rev-parse", "HEAD").strip()
+    run_git(checkout, "checkout", "-q", "-b", "side")
+    commit(checkout, "On the side", {"exir/side.py": "pass\n"})
+    run_git(checkout, "checkout", "-q", "main")
+    commit(checkout, "On main", {"exir/main.py": "pass\n"})
+    run_git(checkout, "merge", "-q", "--no-ff", "-m", "Merge side", "side")
+    repository = Checkout(checkout)
+    found = repository.between(repository.commit(first), repository.commit("main"))
+    assert [one.subject for one in found] == ["On main", "Merge side"]
+    assert [one.is_merge for one in found] == [False, True]
+    with pytest.raises(UsageError, match="is no ancestor of"):
+        repository.between(repository.commit("main"), repository.commit(first))
+    with pytest.raises(UsageError, match="both ends"):
+        repository.between(repository.commit("main"), repository.commit("main"))
+
+
+def test_pruning_leaves_what_is_used(checkout: Path, config: Config) -> None:
+    script = (
+        "import sys; from pathlib import Path; from farm.config.settings import load_config;"
+        "from farm.toolchains.worktrees import worktree;"
+        "worktree(load_config(Path(sys.argv[1])), Path(sys.argv[2]), 'HEAD');"
+        "print('made', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, str(config.file), str(checkout)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "made\n"
+        assert len(worktrees(config.cache_dir)) == 1
+        assert prune_worktrees(config.cache_dir, older_than_s=0.0) == []
+        other.communicate("")
+    [removed] = prune_worktrees(config.cache_dir, older_than_s=0.0)
+    assert not Path(removed.path).exists()
+    assert worktrees(config.cache_dir) == []
+
+
+def test_a_killed_worktree_is_made_again(checkout: Path, config: Config) -> None:
+    tree = worktree(config, checkout, "HEAD").toolchain.checkout
+    (tree.parent / "worktree.json").unlink()
+    os.remove(tree / "exir/__init__.py")
+    assert worktree(config, checkout, "HEAD").toolchain.checkout == tree
+    assert (tree / "exir/__init__.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("path", "native"),
+    [
+        ("backends/qualcomm/runtime/QnnManager.cpp", True),
+        ("schema/program.fbs", True),
+        ("CMakeLists.txt", True),
+        ("kernels/portable/functions.yaml", True),
+        ("backends/qualcomm/builders/op_add.py", False),
+        ("backends/vulkan/runtime/Vk.cpp", False),
+        ("backends/qualcomm/tests/check.cpp", False),
+        ("docs/source/conf.yaml", False),
+    ],
+)
+def test_native_sources_are_what_farm_compiles_and_runs_with(path: str, native: bool) -> None:
+    assert is_native(path) is native
