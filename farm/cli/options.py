@@ -80,6 +80,11 @@ def soc_option(text: str) -> Decorator:
     return click.option("--soc", help=text)
 
 
+TOOLCHAIN_HELP = "What compiles: a [toolchain.NAME] of farm.toml, a path, or a version of ExecuTorch"
+
+toolchain_option = click.option("--toolchain", default="", metavar="NAME|PATH|VERSION", help=f"{TOOLCHAIN_HELP}.")
+
+
 def refuse_together(given: dict[str, Any], because: str) -> None:
     """Raise UsageError for the first of the options `given` that has a value: `because` says what to leave out."""
     if chosen := [option for option, value in given.items() if value]:

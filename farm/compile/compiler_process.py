@@ -14,6 +14,7 @@ import msgspec
 from farm.bundles.cache import builder_folder_size, remove_builder
 from farm.compile.protocol import BEGAN, CRASHES, BuildReply, BuildRequest, exit_reason
 from farm.system import memory
+from farm.toolchains.interpreters import process_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +70,7 @@ class CompilerProcess:
         self._child = supervisor.spawn(
             [compiler.python, "-m", module, *arguments],
             name=name,
-            env={**os.environ, **compiler.env, "TOKENIZERS_PARALLELISM": "false"},
+            env={**process_environment(compiler.env), "TOKENIZERS_PARALLELISM": "false"},
             stdin_pipe=True,
             stdout_pipe=True,
             stderr=log,

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
+DEFAULT = "default"
+"""What the environment is called that farm itself runs in, where a name is asked for."""
+
+
 class ToolchainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One table, as it is written."""
 

@@ -29,7 +29,7 @@ _PYTEST_USAGE = 4
 # pytest's options that decide what farm decides: how many workers, and which plugins it cannot do without.
 _OURS = ("-n", "--numprocesses", "--dist", "--tx", "--maxprocesses", "--farm-plan", "-c", "--rootdir", "no:", "-pno:")
 # A run that is another one for each of several that begin one after the other.
-_RELATIVE = re.compile(r"latest(~\d+)?")
+_RELATIVE = re.compile(r"latest(~\d+)?(@.+)?")
 
 
 def jobs_of(config: Config, request: RunRequest) -> tuple[Job, ...]:
@@ -180,7 +180,9 @@ def collect(config: Config, request: RunRequest, note: Callable[[str], None]) ->
     if request.asks_the_store:
         from farm.store.store import open_store
         from farm.toolchains.prepare import prepare
+        from farm.toolchains.select import use_toolchain
 
+        config = use_toolchain(config, request.toolchain, note)
         with open_store(config.store_url) as store:
             jobs = narrow(
                 request, jobs, store, lambda: prepare(config, note, virtual=request.virtual > 0).versions, note

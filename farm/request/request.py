@@ -51,6 +51,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Those before all others."""
     budget_s: float | None = None
     """How long the run may take; what does not fit is stale."""
+    toolchain: str = ""
+    """What compiles, as `--toolchain` takes it; empty for the environment that farm runs in."""
     confirm: bool = False
     """Whoever asks measures again, afterwards, what stands out."""
     wait_s: float | None = None
@@ -77,3 +79,5 @@ class RunOutcome(msgspec.Struct, frozen=True):
     """The HTML file."""
     confirm: bool = False
     """As in its request, which may be of long ago."""
+    toolchain: str = ""
+    """The same."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from farm.config.settings import Config
     from farm.request.request import RunRequest
     from farm.store.view import RunView
 
@@ -73,6 +74,17 @@ def planned_jobs(folder: Path) -> tuple[Job, ...]:
         return _jobs(_read(folder))
     except (OSError, UsageError, *_UNREADABLE):
         return ()
+
+
+def toolchain_of_run(config: Config, run_id: str) -> str:
+    """Return the `--toolchain` of a run that this user began here; empty for the default, and where nobody knows."""
+    from farm.request.request import RunRequest
+
+    try:
+        data = _read(config.run_folder(run_id))
+        return msgspec.json.decode(data["request"], type=RunRequest).toolchain
+    except (OSError, UsageError, *_UNREADABLE):
+        return ""
 
 
 def changed_code(folder: Path, job: Job) -> list[str]:

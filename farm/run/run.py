@@ -58,9 +58,11 @@ def run(
     """
     from farm.store.store import open_store
     from farm.toolchains.prepare import prepare
+    from farm.toolchains.select import use_toolchain
 
     budget = Budget(request.budget_s)
     jobs = jobs_of(config, request)
+    config = use_toolchain(config, request.toolchain, listener.note)
     check_machine(config, request)
     jobs = select(config, request, jobs)
     check_ready(jobs)
@@ -88,11 +90,13 @@ def resume(
     """
     from farm.request.resume import in_progress, missing_jobs, read_intent
     from farm.store.store import open_store
+    from farm.toolchains.select import use_toolchain
 
     with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
         run_id = store.runs.resolve(ref)
         folder = config.run_folder(run_id)
         request, jobs = read_intent(folder)
+        config = use_toolchain(config, request.toolchain, listener.note)
         budget = Budget(request.budget_s if budget_s is None else budget_s)
         check_machine(config, request)
         view = store.runs.view(run_id)
@@ -105,7 +109,7 @@ def resume(
                     store.finish_run(run_id, exit_code_of(view))
                 view = store.runs.view(run_id)
             report = write_report(view, folder / "report.html", store, config.state_dir)
-            return RunOutcome(exit_code_of(view), view, report, request.confirm)
+            return RunOutcome(exit_code_of(view), view, report, request.confirm, request.toolchain)
         return _Run(config, request, listener, store, handler, budget, forks).execute(missing, run_id)
 
 
@@ -178,7 +182,7 @@ class _Run:
         self._judge_numbers(run_id)
         view = self._store.runs.view(run_id)
         report = write_report(view, folder / "report.html", self._store, self._config.state_dir)
-        return RunOutcome(exit_code, view, report, self._request.confirm)
+        return RunOutcome(exit_code, view, report, self._request.confirm, self._request.toolchain)
 
     def _profile_fact(self) -> dict[str, str]:
         """Return what the numbers depend on where more, or less, is looked at than usual."""

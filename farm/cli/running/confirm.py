@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.cli.options import FOR_ATTACHED, duration, interleaved_options, json_option, refuse_together
+from farm.cli.options import FOR_ATTACHED, duration, interleaved_options, json_option, refuse_together, toolchain_option
 from farm.cli.output import as_called, echo, notice, opened, show
 from farm.errors import NoDeviceError, UsageError
 from farm.report.model import format as fmt
@@ -45,6 +45,7 @@ _WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
 @click.option("--bad", metavar="RUN", help="Otherwise the newest run with a result.")
 @click.option("--metric", "metrics", multiple=True, help="Repeatable; otherwise htp_cycles, or latency without them.")
 @interleaved_options
+@toolchain_option
 @json_option("Print everything, with all samples, as JSON.")
 def confirm_command(
     job: str | None,
@@ -53,6 +54,7 @@ def confirm_command(
     good: str | None,
     bad: str | None,
     metrics: tuple[str, ...],
+    toolchain: str,
     config_file: Path | None,
     *,
     as_json: bool,
@@ -77,14 +79,15 @@ def confirm_command(
     if job is None:
         because = "{0} is for one JOB: name it, or leave {0} out"
         refuse_together({"--good": good, "--bad": bad, "--metric": metrics}, because)
-        return _confirm_run(config_file, run_ref, request, budget_s, as_json=as_json)
+        return _confirm_run(config_file, run_ref, request, budget_s, toolchain, as_json=as_json)
     if run_ref is not None or budget_s is not None:
         raise UsageError("--run and --budget are for all candidates: leave JOB out, or use --bad RUN")
     from farm.regressions.confirm_job import choose_results, confirm_job
+    from farm.toolchains.select import use_toolchain
 
     with opened(config_file, existing=True) as (config, store):
         old, new = choose_results(store, job, good, bad)
-        outcome = confirm_job(config, store, old, new, request, notice, metrics)
+        outcome = confirm_job(use_toolchain(config, toolchain, notice), store, old, new, request, notice, metrics)
     show(_confirm_data(outcome), _confirm_lines(outcome), as_json=as_json)
     return REGRESSION if outcome.confirmed else 0
 
@@ -136,17 +139,25 @@ def _request(bench: dict[str, Any]) -> PairsRequest:
 
 
 def _confirm_run(
-    config_file: Path | None, run_ref: str | None, request: PairsRequest, budget_s: float | None, *, as_json: bool
+    config_file: Path | None,
+    run_ref: str | None,
+    request: PairsRequest,
+    budget_s: float | None,
+    toolchain: str,
+    *,
+    as_json: bool,
 ) -> int:
     from farm.regressions.confirm_run import confirm_run
     from farm.system.interrupts import InterruptHandler
+    from farm.toolchains.select import use_toolchain
 
     with opened(config_file, existing=True) as (config, store):
         run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show()
         if run_id is None:
             raise UsageError("the store has no run yet: 'farm run' makes one")
+        selected = use_toolchain(config, toolchain, notice)
         with InterruptHandler():
-            findings = confirm_run(config, store, run_id, request, notice, budget_s=budget_s)
+            findings = confirm_run(selected, store, run_id, request, notice, budget_s=budget_s)
     show({"findings": findings}, _findings_lines(run_id, findings), as_json=as_json)
     return REGRESSION if findings.regressions else NoDeviceError.exit_code if findings.problems else 0
 

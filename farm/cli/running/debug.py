@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.cli.options import FILE, json_option, soc_option, timeout_option
+from farm.cli.options import FILE, json_option, soc_option, timeout_option, toolchain_option
 from farm.cli.output import as_called, echo, notice, show, write_file
 from farm.config.settings import load_config
 from farm.errors import UsageError
@@ -38,10 +38,12 @@ _NAME = WIDTH - 2 * _FIGURES
               help="Which of the inputs of the case.")  # fmt: skip
 @timeout_option("Longest that the job may take on one device.", 600.0)
 @click.option("--csv", "csv_file", type=FILE, help="Write the figures here too.")
+@toolchain_option
 @json_option("Print everything as JSON instead of a table.")
 def command(
     job: str,
     csv_file: Path | None,
+    toolchain: str,
     config_file: Path | None,
     *,
     virtual: bool,
@@ -63,6 +65,7 @@ def command(
     4 no device or infrastructure; 130 interrupted.
     """
     from farm.replay.debug import DebugRequest, debug, job_to_debug
+    from farm.toolchains.select import use_toolchain
 
     config = load_config(config_file)
     request = DebugRequest(
@@ -74,7 +77,7 @@ def command(
     )
     if csv_file is not None:
         check_writable(csv_file)
-    outcome = debug(config, request, notice)
+    outcome = debug(use_toolchain(config, toolchain, notice), request, notice)
     show(_data(outcome, sample), _text(outcome, sample), as_json=as_json)
     if csv_file is not None:
         write_file(csv_file, _csv(outcome))

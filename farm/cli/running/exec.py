@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.cli.options import FILE, FOLDER, FOR_ATTACHED, json_option, limit_option, one_off_options, refuse_together
+from farm.cli.options import (
+    FILE,
+    FOLDER,
+    FOR_ATTACHED,
+    json_option,
+    limit_option,
+    one_off_options,
+    refuse_together,
+    toolchain_option,
+)
 from farm.cli.output import as_called, echo, notice, opened, show, width
 from farm.errors import UsageError
 from farm.report.model import format as fmt
@@ -44,6 +53,7 @@ _PROFILES = ("auto", "off", "basic", "detailed")
               help="How closely to look inside; detailed shows every node.")  # fmt: skip
 @limit_option("Most rows of a profile.")
 @one_off_options
+@toolchain_option
 @json_option("Print everything as JSON instead.")
 def exec_command(
     more: tuple[Path, ...],
@@ -55,6 +65,7 @@ def exec_command(
     iterations: int,
     warm_up: int,
     timeout_s: float,
+    toolchain: str,
     config_file: Path | None,
     *,
     as_json: bool,
@@ -73,6 +84,7 @@ def exec_command(
     from farm.pool.fleet import Choice
     from farm.replay.one_off import OneOffRequest
     from farm.replay.ready_program import ReadyRequest, plan_ready, run_ready
+    from farm.toolchains.select import use_toolchain
 
     program |= {"virtual": bool(program["virtual"]), "profile": Profile(program["profile"])}
     if program["virtual"]:
@@ -92,7 +104,7 @@ def exec_command(
         command=as_called(),
     )
     with opened(config_file) as (config, store):
-        outcome = run_ready(config, store, ready, request, output, notice)
+        outcome = run_ready(use_toolchain(config, toolchain, notice), store, ready, request, output, notice)
     show(_exec_data(ready, outcome), _exec_lines(ready, outcome, limit), as_json=as_json)
     if output is not None and outcome.outputs:
         echo(f"outputs: {output}", err=True)
@@ -189,6 +201,7 @@ def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
 @click.option("--script", type=FOLDER, metavar="FOLDER",
               help="Run nothing: write all it takes to FOLDER, with a shell script that needs adb alone.")  # fmt: skip
 @one_off_options
+@toolchain_option
 @json_option("Print both results as JSON instead of a table.")
 def repro_command(
     job: str,
@@ -196,6 +209,7 @@ def repro_command(
     device: str,
     virtual: int | None,
     script: Path | None,
+    toolchain: str,
     config_file: Path | None,
     *,
     as_json: bool,
@@ -212,6 +226,8 @@ def repro_command(
     """
     from farm.replay.repro import repro
     from farm.replay.stored_result import find_stored_result
+    from farm.request.resume import toolchain_of_run
+    from farm.toolchains.select import use_toolchain
 
     if virtual:
         refuse_together({"--device": device}, FOR_ATTACHED)
@@ -220,13 +236,14 @@ def repro_command(
     with opened(config_file, readonly=script is not None, existing=True) as (config, store):
         past = find_stored_result(store, job, ref)
         notice(past.description)
+        selected = use_toolchain(config, toolchain or toolchain_of_run(config, past.run.id), notice)
         if script is not None:
             from farm.replay.repro_script import write_script
 
-            echo("\n".join(write_script(config, past, script, notice, virtual=bool(virtual), **limits)))
+            echo("\n".join(write_script(selected, past, script, notice, virtual=bool(virtual), **limits)))
             return 0
         outcome = repro(
-            config, store, past, notice, virtual=bool(virtual), device=device, command=as_called(), **limits
+            selected, store, past, notice, virtual=bool(virtual), device=device, command=as_called(), **limits
         )
     show(_repro_data(outcome), _repro_lines(outcome), as_json=as_json)
     return outcome.now.exit_code

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND
-from farm.cli.options import FILE, FOR_ATTACHED, devices_options, json_option, refuse_together, require_separator
+from farm.cli.options import (
+    FILE,
+    FOR_ATTACHED,
+    devices_options,
+    json_option,
+    refuse_together,
+    require_separator,
+    toolchain_option,
+)
 from farm.cli.output import as_called, deliver, notice
 from farm.config.settings import load_config
 from farm.errors import UsageError
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
     help=f"What programs are compiled for: {', '.join(BACKENDS)}.",
 )
 @devices_options
+@toolchain_option
 @click.option("--html", type=FILE, help="Write the report here as well.")
 @json_option("Print the run as JSON; pytest then writes to standard error.")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST ARGUMENTS]")
@@ -32,6 +41,7 @@ def command(
     devices: tuple[str, ...],
     labels: tuple[str, ...],
     html: Path | None,
+    toolchain: str,
     config_file: Path | None,
     pytest_arguments: tuple[str, ...],
     *,
@@ -57,6 +67,7 @@ def command(
     """
     from farm.pool.fleet import Choice
     from farm.pytest_plugin.launch import SuiteRequest, is_listing, list_tests, run
+    from farm.toolchains.select import use_toolchain
 
     require_separator(pytest_arguments)
     if is_listing(pytest_arguments):
@@ -68,6 +79,6 @@ def command(
             raise UsageError("--soc must be given with --virtual; 'farm socs' lists what there is")
     choice = Choice(devices, labels)
     request = SuiteRequest(**asked, choice=choice, arguments=pytest_arguments, command=as_called(), quiet=as_json)
-    outcome = run(load_config(config_file), request, notice)
+    outcome = run(use_toolchain(load_config(config_file), toolchain, notice), request, notice)
     deliver(outcome.view, report=outcome.report, html=html, junitxml=None, as_json=as_json)
     return outcome.exit_code

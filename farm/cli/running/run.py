@@ -11,6 +11,7 @@ from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
 from farm.cli.options import (
     FILE,
     FOR_ATTACHED,
+    TOOLCHAIN_HELP,
     devices_options,
     duration,
     json_option,
@@ -23,6 +24,7 @@ from farm.config.settings import load_config
 from farm.errors import UsageError
 from farm.report.model.alerts import change_of, word_of
 from farm.request.profiling import Profile
+from farm.system.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 FAILED = 1
 # Exit codes of runs that came to their end.
 _CONFIRMED_AFTER = (0, FAILED, 4)
+# Of several runs, by what is to be done about it: the last is that of all.
+_WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
 # pytest's own, also behind `--`: what failed last is asked of the store, which all of a user's machines may share.
 _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-first")
 
@@ -44,6 +48,8 @@ _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-firs
               help=f"{', '.join(BACKENDS)}; on {', '.join(cpu_backends())}, the CPU, any case runs.")  # fmt: skip
 @click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
 @devices_options
+@click.option("--toolchain", "toolchains", multiple=True, metavar="NAME|PATH|VERSION",
+              help=f"{TOOLCHAIN_HELP}; repeatable: one run after the other.")  # fmt: skip
 @click.option("--nightly", is_flag=True,
               help="Hand a device over, between two jobs, to a person who waits for it.")  # fmt: skip
 @click.option("--resume", metavar="RUN", help="Finish what is missing of a run, stale jobs too: latest, or its id.")
@@ -109,6 +115,35 @@ def command(
     if asked.resume is not None:
         outcome = _resumed(asked.resume, asked.budget_s, config_file)
         return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
+    _check(asked, pytest_arguments, {"--html": html, "--junitxml": junitxml, "--json": as_json})
+    requests = _requests(asked, pytest_arguments)
+    config = load_config(config_file)
+    if asked.collect_only:
+        for job_id in collect(config, requests[0], notice):
+            echo(job_id)
+        return 0
+
+    from farm.cli.progress import make_front
+    from farm.toolchains.select import use_toolchain
+
+    if len(requests) > 1:
+        # What is not there is said before an hour is spent on the first.
+        for request in requests:
+            use_toolchain(config, request.toolchain, notice)
+    codes = []
+    for request in requests:
+        if len(requests) > 1:
+            notice(f"toolchain {request.toolchain}")
+        with make_front() as front:
+            outcome = run(config, request, front)
+        codes.append(_deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json))
+        if codes[-1] == INTERRUPTED:
+            break
+    return max(codes, key=_WORST.index)
+
+
+def _check(asked: SimpleNamespace, pytest_arguments: tuple[str, ...], outputs: dict[str, Any]) -> None:
+    """Raise UsageError for options of a fresh run that do not go together; `outputs` are those that name a result."""
     missing = [option for option, values in (("--soc", asked.socs), ("--suite", asked.suites)) if not values]
     if missing:
         raise UsageError(f"{' and '.join(missing)} must be given; 'farm socs' and 'farm suites' list what there is")
@@ -123,18 +158,18 @@ def command(
         refuse_together({"--heap": asked.heap, "--collect-only": asked.collect_only}, because)
     if asked.collect_only and asked.budget_s is not None:
         raise UsageError("what fits into a budget depends on the devices: leave --budget out to list the jobs")
+    if len(asked.toolchains) > 1:
+        because = "{} is of one run, and every --toolchain is a run of its own: give one, or leave it out"
+        refuse_together(outputs, because)
+
+
+def _requests(asked: SimpleNamespace, pytest_arguments: tuple[str, ...]) -> list[RunRequest]:
+    """Return one request for each toolchain."""
+    import msgspec
+
     request = _request(asked, pytest_arguments)
-    config = load_config(config_file)
-    if asked.collect_only:
-        for job_id in collect(config, request, notice):
-            echo(job_id)
-        return 0
-
-    from farm.cli.progress import make_front
-
-    with make_front() as front:
-        outcome = run(config, request, front)
-    return _deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json)
+    refs = dict.fromkeys(asked.toolchains) or ("",)
+    return [msgspec.structs.replace(request, toolchain=ref) for ref in refs]
 
 
 def _request(asked: SimpleNamespace, pytest_arguments: tuple[str, ...]) -> RunRequest:
@@ -172,8 +207,10 @@ def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
     from farm.regressions.confirm_run import confirm_run
     from farm.store.store import open_store
     from farm.system.interrupts import InterruptHandler
+    from farm.toolchains.select import use_toolchain
 
     run_id = outcome.view.id
+    config = use_toolchain(config, outcome.toolchain)
     with open_store(config.store_url) as store, InterruptHandler():
         findings = confirm_run(config, store, run_id, PairsRequest(command=as_called()), notice)
     for line in findings.left_out:

@@ -1,0 +1,75 @@
+"""Where an interpreter finds the packages of a toolchain, and in which versions; none of them is imported for it.
+
+Also a script, `PYTHON -c SOURCE`, which prints that as JSON: so it needs nothing but Python itself, also an old one.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import sys
+import sysconfig
+
+PACKAGES = ("executorch", "torch", "torchao")
+"""What compiles."""
+
+_VERSION = re.compile(r"""^__version__.*?= *["']([^"']{1,80})["']""", re.MULTILINE)
+
+
+def look() -> dict[str, object]:
+    """Return version, ABI, prefix and search path of this interpreter, and version and folders of each package."""
+    return {
+        "version": list(sys.version_info[:3]),
+        "abi": sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag or "",
+        "prefix": sys.prefix,
+        "path": [entry for entry in sys.path if entry],
+        "packages": {name: found for name in PACKAGES if (found := _package(name))},
+    }
+
+
+def _package(name: str) -> dict[str, object] | None:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or spec.submodule_search_locations is None:
+        return None
+    folders = [os.path.abspath(folder) for folder in spec.submodule_search_locations]  # noqa: PTH100
+    if name == "executorch" and spec.origin:
+        # ExecuTorch is a namespace: this is farm's own line, which says where a checkout is (handover.py).
+        import executorch
+
+        folders = [os.path.abspath(folder) for folder in executorch.__path__]  # noqa: PTH100
+    return {"version": _version(name, folders), "folders": folders}
+
+
+def _version(name: str, folders: list[str]) -> str:
+    """Return the version of what is imported: metadata of another installation say nothing of a checkout."""
+    for folder in folders:
+        for text in (f"{folder}/version.txt", f"{folder}/../../version.txt"):
+            if found := _read(text).partition("\n")[0].strip():
+                return found[:80]
+        try:
+            distribution = importlib.metadata.distribution(name)
+            if os.path.realpath(str(distribution.locate_file(name))) == os.path.realpath(folder):
+                return distribution.version
+        except (importlib.metadata.PackageNotFoundError, ValueError):
+            pass
+        if said := _VERSION.search(_read(f"{folder}/version.py")):
+            return said[1]
+    return ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            return file.read(10_000)
+    except (OSError, ValueError):
+        return ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(look()))  # noqa: T201
