@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.bundles.key import toolchain_versions
+from farm.bundles.key import LPAI_TARGET, toolchain_versions
 from farm.runtime.native.build import build_native
+from farm.runtime.native.executorch import runner_executorch
 from farm.runtime.simulator import host_sdk
+from farm.toolchains.generations import NEWEST, newer_than_known, variables_of
+from farm.toolchains.handover import handover
+from farm.toolchains.probe import PACKAGES
+from farm.toolchains.select import import_environment, look_into
 from farm.toolchains.toolchain import Compiler, Toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.config.settings import Config
+    from farm.config.toolchains import ToolchainConfig
+    from farm.toolchains.interpreters import InterpreterFacts
 
 
 def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = False) -> Toolchain:
@@ -29,7 +38,47 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
             note("building the native runner, once for this compiler and ExecuTorch (half a minute)")
         lines.append(line)
 
-    native = build_native(config.cache_dir, log=building)
-    sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root)
-    versions = toolchain_versions(sdk.qnn_version, virtual=virtual)
-    return Toolchain(versions, Compiler(sys.executable, dict(sdk.env)), native.key)
+    executorch = runner_executorch(config)
+    native = build_native(config.cache_dir, executorch=executorch, log=building)
+    sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root, executorch=executorch)
+    selected = config.toolchain
+    if selected.python is None:
+        versions = toolchain_versions(sdk.qnn_version, virtual=virtual)
+        return Toolchain(versions, Compiler(sys.executable, dict(sdk.env)), native.key)
+    facts = look_into(config, selected)
+    versions = {
+        "qnn": sdk.qnn_version,
+        LPAI_TARGET: "x86" if virtual else "arm",
+        **{name: facts.version_of(name) for name in PACKAGES},
+    }
+    if newer_than_known(versions["executorch"]):
+        note(f"ExecuTorch {versions['executorch']} is newer than {NEWEST}, the newest that farm was run with")
+    compiler = Compiler(str(selected.python), dict(sdk.env) | compiler_environment(config, selected, facts))
+    return Toolchain(
+        versions,
+        compiler,
+        native.key,
+        name=selected.name,
+        line=line_of(selected),
+        private=is_private(selected),
+    )
+
+
+def compiler_environment(config: Config, toolchain: ToolchainConfig, facts: InterpreterFacts) -> dict[str, str]:
+    """Return the variables with which an interpreter imports farm's code and the toolchain's, beside QNN's."""
+    env = import_environment(config, toolchain)
+    code = handover(config.cache_dir, toolchain.python or Path(sys.executable), facts)
+    versions = {name: facts.version_of(name) for name in PACKAGES}
+    path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, [str(code), path]))}
+    return env | own | variables_of(versions, facts.folder("executorch"))
+
+
+def line_of(toolchain: ToolchainConfig) -> str:
+    """Return the series that runs with a toolchain belong to: none of its own for a path of the command line."""
+    return toolchain.name if toolchain.named or toolchain.version else ""
+
+
+def is_private(toolchain: ToolchainConfig) -> bool:
+    """Return whether runs with a toolchain are compared with a line and never belong to one, whatever its state."""
+    return not toolchain.named and not toolchain.version
