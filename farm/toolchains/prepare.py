@@ -44,16 +44,17 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
     selected = config.toolchain
     if selected.python is None:
         versions = toolchain_versions(sdk.qnn_version, virtual=virtual)
-        return Toolchain(versions, Compiler(sys.executable, dict(sdk.env)), native.key)
-    facts = look_into(config, selected)
-    versions = {
-        "qnn": sdk.qnn_version,
-        LPAI_TARGET: "x86" if virtual else "arm",
-        **{name: facts.version_of(name) for name in PACKAGES},
-    }
+        compiler = Compiler(sys.executable, dict(sdk.env))
+    else:
+        facts = look_into(config, selected)
+        versions = {
+            "qnn": sdk.qnn_version,
+            LPAI_TARGET: "x86" if virtual else "arm",
+            **{name: facts.version_of(name) for name in PACKAGES},
+        }
+        compiler = Compiler(str(selected.python), dict(sdk.env) | compiler_environment(config, selected, facts))
     if newer_than_known(versions["executorch"]):
         note(f"ExecuTorch {versions['executorch']} is newer than {NEWEST}, the newest that farm was run with")
-    compiler = Compiler(str(selected.python), dict(sdk.env) | compiler_environment(config, selected, facts))
     return Toolchain(
         versions,
         compiler,
@@ -81,4 +82,4 @@ def line_of(toolchain: ToolchainConfig) -> str:
 
 def is_private(toolchain: ToolchainConfig) -> bool:
     """Return whether runs with a toolchain are compared with a line and never belong to one, whatever its state."""
-    return not toolchain.named and not toolchain.version
+    return bool(toolchain.name) and not toolchain.named and not toolchain.version
