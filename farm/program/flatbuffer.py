@@ -65,6 +65,12 @@ class Flatbuffer:
         values[column.present] = self._scalars(column.positions, slot.kind)
         return values
 
+    def fields(self, tables: Positions, slot: Slot) -> FieldColumn:
+        """Return where a field of each of `tables` is: its value, or the offset to that."""
+        column = self._column(tables, slot)
+        self._check(column.positions, 1)
+        return column
+
     def tables(self, tables: Positions, slot: Slot) -> FieldColumn:
         """Return the tables that `tables` lead to."""
         column = self._column(tables, slot)

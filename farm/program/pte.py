@@ -48,6 +48,7 @@ _KERNEL_CALL = 1
 _DSP = 3  # QnnExecuTorchBackendType.kDspBackend, which farm has no backend for
 
 _PROGRAM_VERSION, _PROGRAM_PLANS, _PROGRAM_SEGMENTS = Slot(0, "<u4"), Slot(1, "[table]"), Slot(4, "[table]")
+_PROGRAM_INLINE = Slot(3, "[table]")
 _SEGMENT_OFFSET, _SEGMENT_SIZE = Slot(0, "<u8"), Slot(1, "<u8")
 _PLAN_NAME, _PLAN_VALUES, _PLAN_CHAINS = Slot(0, "text"), Slot(2, "[table]"), Slot(5, "[table]")
 _PLAN_INPUTS, _PLAN_OUTPUTS = Slot(3, "[<i4]"), Slot(4, "[<i4]")
@@ -57,6 +58,8 @@ _TENSOR_TYPE, _TENSOR_SIZES, _TENSOR_DYNAMISM = Slot(0, "<i1"), Slot(2, "[<i4]")
 _CHAIN_INSTRUCTIONS, _CALL_OPERATOR = Slot(2, "[table]"), Slot(0, "<i4")
 _OPERATOR_NAME, _OPERATOR_OVERLOAD = Slot(0, "text"), Slot(1, "text")
 _DELEGATE_ID, _DELEGATE_SPECS = Slot(0, "text"), Slot(2, "[table]")
+_DELEGATE_DATA, _DATA_LOCATION, _DATA_INDEX = Slot(1, "table"), Slot(0, "<i1"), Slot(1, "<u4")
+_IN_SEGMENT = 1
 _SPEC_KEY, _SPEC_VALUE = Slot(0, "text"), Slot(1, "[<u1]")
 _QNN_SOC, _QNN_BACKEND, _QNN_ONLINE, _QNN_DUMP = Slot(0, "table"), Slot(1, "table"), Slot(4, "?"), Slot(5, "?")
 _QNN_PROFILE, _QNN_SHARED_BUFFER = Slot(6, "<i4"), Slot(7, "?")
@@ -180,6 +183,29 @@ def read_pte(path: Path) -> Program:
         raise ConfigError(path, "", error.strerror or str(error)) from None
     except (_BrokenError, FlatbufferError) as error:
         raise ConfigError(path, "", str(error)) from None
+
+
+def qnn_payloads(data: bytes) -> list[tuple[int, int]]:
+    """Return start and end of what QNN delegates were compiled to in a `.pte`; none of those within its description.
+
+    ExecuTorch puts all of them into segments behind it. Raises ValueError for what is no program.
+    """
+    header = _header(data[: _HEADER_AT + _HEADER_BYTES], len(data))
+    file = Flatbuffer(data[: header.description])
+    root = file.root(0)
+    _, segments = file.vectors(root, _PROGRAM_SEGMENTS)
+    _, plans = file.vectors(root, _PROGRAM_PLANS)
+    _, delegates = file.vectors(plans, _PLAN_DELEGATES)
+    is_qnn = np.array([name == QNN for name in file.texts(delegates, _DELEGATE_ID)], bool)
+    references = file.tables(delegates[is_qnn], _DELEGATE_DATA).positions
+    indices = file.numbers(references, _DATA_INDEX)[file.numbers(references, _DATA_LOCATION) == _IN_SEGMENT]
+    chosen = segments[_checked(np.unique(indices), len(segments))]
+    starts, sizes = (file.numbers(chosen, slot).tolist() for slot in (_SEGMENT_OFFSET, _SEGMENT_SIZE))
+    return [
+        (header.segments + start, header.segments + start + size)
+        for start, size in zip(starts, sizes, strict=True)
+        if header.segments + start + size <= len(data)
+    ]
 
 
 class _Header(NamedTuple):
