@@ -9,6 +9,9 @@ from pathlib import Path
 
 from farm.errors import MissingToolError
 
+# What a toolchain brings, so that farm's own environment can do without.
+_OF_TOOLCHAINS = ("executorch", "torch")
+
 
 def package_folder(package: str, marker: str, extra: str) -> Path:
     """Return the folder of an import package, the one that has the file `marker` in it.
@@ -22,7 +25,8 @@ def package_folder(package: str, marker: str, extra: str) -> Path:
         if (folder / marker).exists():
             return folder
     problem = f"the one in {folders[0]} has no {marker}" if folders else "it is not installed"
-    raise MissingToolError(f"the Python package {package} is needed and {problem}: {install_hint(extra)}")
+    elsewhere = ", or name an environment that has it with --toolchain" if package in _OF_TOOLCHAINS else ""
+    raise MissingToolError(f"the Python package {package} is needed and {problem}: {install_hint(extra)}{elsewhere}")
 
 
 def package_version(distribution: str) -> str:
