@@ -35,6 +35,7 @@ _COMMANDS = {
     "history": ("looking.history", "Show what a job's numbers were, run by run."),
     "diff": ("looking.report", "Compare two runs: newly red, fixed, slower, faster, missing."),
     "confirm": ("running.confirm", "Measure candidates again, or one job: interleaved A/B of old and new."),
+    "compare": ("running.compare", "Compare two toolchains, SDKs or option sets: is B worse than A?"),
     "bisect": ("running.confirm", "Find the run since which a job is worse, from stored bundles."),
     "profile": ("running.profile", "Show where a job's time goes, node by node, or compare two runs."),
     "debug": ("running.debug", "Compare a job's numbers layer by layer and name the first that goes wrong."),

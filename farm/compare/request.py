@@ -9,6 +9,7 @@ import msgspec
 
 from farm.analysis.confirmation import PAIRS
 from farm.backends.registry import DEFAULT_BACKEND
+from farm.config.toolchains import DEFAULT
 from farm.errors import UsageError
 from farm.pool.fleet import Choice
 from farm.request.choose import jobs_of, select
@@ -40,10 +41,10 @@ class SideRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """As the user called it."""
-        toolchain = self.toolchain or "default"
+        toolchain = self.toolchain or DEFAULT
         parts = [f"{self.base} of {toolchain}" if self.base else toolchain]
         parts += [f"QNN {self.qnn}"] * bool(self.qnn) + [self.options] * bool(self.options)
-        return ", ".join(parts[1:] if parts[0] == "default" and len(parts) > 1 else parts)
+        return ", ".join(parts[1:] if parts[0] == DEFAULT and len(parts) > 1 else parts)
 
 
 class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,12 +113,12 @@ def config_of(config: Config, side: SideRequest, note: Callable[[str], None]) ->
         from farm.toolchains.worktrees import worktree
 
         toolchain = worktree(config, Path(side.toolchain), side.base, note).toolchain
-    elif side.toolchain:
+    elif side.toolchain not in ("", DEFAULT):
         toolchain = toolchain_of(config, side.toolchain)
-    else:
+    elif side.qnn:
         toolchain = config.toolchain
-        if not side.qnn:
-            return config
+    else:
+        return config
     if side.qnn:
         toolchain = msgspec.structs.replace(toolchain, qnn=side.qnn)
     return use(config, toolchain, note)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -227,6 +228,7 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
             (CompareGroup.NOT_COMPARED, not {a, b}.isdisjoint({JobState.INFRA, JobState.ABSENT})),
             (CompareGroup.NEWLY_FAILING, b is failed and a is not failed),
             (CompareGroup.FAILING, (a is failed and b in (failed, known)) or (a is b is known and not self.metrics)),
+            (CompareGroup.NOT_COMPARED, a is failed and bool(self.left_out)),
             (CompareGroup.NEWLY_PASSING, a is failed or (a is known and b is JobState.PASSED)),
             (CompareGroup.WORSE, bool(self.worse)),
             (CompareGroup.NOT_COMPARED, bool(self.left_out)),
@@ -363,6 +365,64 @@ def compiled_facts(manifest: Manifest, program: str, *, cached: bool) -> Compile
         delegated_ops=manifest.delegated_ops,
         fallback_ops=manifest.fallback_ops,
     )
+
+
+class OverviewRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of all jobs together."""
+
+    what: str
+    a: str
+    b: str
+    change: str
+    over: str
+    """Of which jobs."""
+
+
+def overview(report: CompareReport) -> tuple[OverviewRow, ...]:
+    """Return what is to be said of all jobs together; what nothing is known of has no row."""
+    both = [(job.a.compiled, job.b.compiled) for job in report.jobs if job.a.compiled and job.b.compiled]
+    rows = []
+    if both:
+        over = f"{fmt.plural(len(both), 'job')} that both compile"
+        counts = {
+            "size of programs": [sum(one[side].pte_bytes for one in both) for side in (0, 1)],
+            "partitions": [sum(one[side].partitions for one in both) for side in (0, 1)],
+            "operators left to the CPU": [sum(sum(one[side].fallback_ops.values()) for one in both) for side in (0, 1)],
+        }
+        rows = [
+            OverviewRow(what=what, a=shown[0], b=shown[1], change=_ratio_text(*values), over=over)
+            for what, values in counts.items()
+            for shown in [[fmt.size(one) if "size" in what else fmt.count(one) for one in values]]
+        ]
+    for metric, label in (("htp_cycles", "HTP cycles"), ("latency", "latency")):
+        if moved := changes_of(report, metric):
+            host = ", the simulator's host" if metric == "latency" and report.kind == "virtual" else ""
+            change = f"{change_text(Scale.RATIO, statistics.fmean(moved))} in the mean"
+            ends = f"{change_text(Scale.RATIO, min(moved))} to {change_text(Scale.RATIO, max(moved))}"
+            over = f"{fmt.plural(len(moved), 'job')} run in turns, {ends}"
+            rows.append(OverviewRow(what=f"{label}{host}", a="", b="", change=change, over=over))
+    if cost := compile_cost(report.jobs):
+        how = "compiled side by side now" if cost.fresh else "from the cache, each compiled at its own time"
+        over = f"{fmt.plural(cost.jobs, 'program')} {how}"
+        a, b = (fmt.duration(seconds) for seconds in cost.seconds)
+        rows.append(OverviewRow(what="compile time", a=a, b=b, change=_ratio_text(*cost.seconds), over=over))
+        if all(cost.peak_bytes):
+            a, b = (fmt.size(peak) for peak in cost.peak_bytes)
+            change = _ratio_text(*cost.peak_bytes)
+            rows.append(OverviewRow(what="greatest memory of a builder", a=a, b=b, change=change, over=over))
+    return tuple(rows)
+
+
+def changes_of(report: CompareReport, metric: str) -> list[float]:
+    """Return the finite changes of a metric, on its scale, one for every job that has it."""
+    found = [one.change for job in report.jobs for one in job.metrics if one.metric == metric]
+    return [change for change in found if math.isfinite(change)]
+
+
+def _ratio_text(a: float, b: float) -> str:
+    if a == b:
+        return "same"
+    return change_text(Scale.RATIO, math.log(b / a)) if a > 0 and b > 0 else ""
 
 
 def sentence(report: CompareReport) -> str:

@@ -1,0 +1,116 @@
+"""`farm compare`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from farm.backends.registry import BACKENDS, DEFAULT_BACKEND
+from farm.cli.options import FILE, FOR_ATTACHED, devices_options, json_option, limit_option, refuse_together
+from farm.cli.output import as_called, echo, notice, opened, print_json, width, write_file
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm.compare.compare import CompareOutcome
+
+_EXECUTING = "{} is for what is run: leave it, or --programs-only, out"
+
+
+@click.command("compare")
+@click.option("--toolchain", "toolchains", multiple=True, metavar="NAME|PATH|VERSION",
+              help="Once for both sides, twice for A and B; otherwise the default.")  # fmt: skip
+@click.option("--qnn", multiple=True, metavar="VERSION|PATH", help="QNN SDK: once for both sides, twice for A and B.")
+@click.option("--options", "side_options", multiple=True, metavar="'NAME=VALUE ...'",
+              help="Backend options of a side, may be empty: twice for A and B.")  # fmt: skip
+@click.option("--checkout", default="", metavar="DIR", help="B is this source tree of ExecuTorch as it is ...")
+@click.option("--base", default="", metavar="COMMIT", help="... and A this commit of it, in a worktree of farm's own.")
+@click.option("--soc", "socs", multiple=True, help="SoC to compile for and run on; repeatable.  [default: SM8650]")
+@click.option("--suite", "suites", multiple=True, help="Suite, by name or path; repeatable.")
+@click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help=", ".join(BACKENDS))
+@click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE[,VALUE]",
+              help="Backend option of both sides; repeatable, as in farm run.")  # fmt: skip
+@click.option("-k", "keyword", default="", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
+@devices_options
+@click.option("--pairs", type=click.IntRange(10, 1000), default=10, show_default=True, metavar="N",
+              help="Least pairs that confirm anything; more where many jobs are compared.")  # fmt: skip
+@click.option("--programs-only", is_flag=True, help="Compile and compare programs; run nothing, need no device.")
+@click.option("--html", type=FILE, help="Write the page here as well.")
+@limit_option("Jobs of a kind that are listed.")
+@json_option("Print everything as JSON instead of a summary.")
+def command(
+    config_file: Path | None, *, html: Path | None, limit: int, as_json: bool, programs_only: bool, **given: Any
+) -> int:
+    """Compare two toolchains, SDKs or option sets: is B worse than A?
+
+    Both are compiled. What is the same program needs no device; what differs
+    is run in turns on the same warm devices, with the statistics of farm
+    confirm. Nothing is recorded in the store; page and JSON are kept in the
+    state folder.
+
+    \b
+    farm compare --toolchain 1.4.1 --toolchain 1.5.1 --suite smoke --virtual 2
+    farm compare --checkout . --base origin/main --suite smoke --virtual 2
+    farm compare --qnn 2.49 --qnn 2.51 --suite smoke --virtual 2
+
+    B is worse where a job fails newly, is confirmed slower or less exact, or
+    leaves more operators to the CPU.
+
+    \b
+    Exit codes: 0 B is not worse; 2 usage, configuration or a missing tool;
+    3 B is worse; 4 not worse as far as known, but jobs could not be compared
+    for want of a device or for trouble of the farm; 5 nothing selected; 130
+    interrupted, with what is known reported.
+    """
+    from farm.compare.compare import compare_sides
+    from farm.compare.request import CompareRequest, sides_of
+    from farm.pool.fleet import Choice
+
+    if not given["suites"]:
+        raise UsageError("--suite must be given; 'farm suites' lists what there is")
+    attached = {"--device": given["devices"], "--label": given["labels"], "--devices": given["most_devices"]}
+    if given["virtual"]:
+        refuse_together(attached, FOR_ATTACHED)
+    if programs_only:
+        refuse_together(attached, _EXECUTING)
+    request = CompareRequest(
+        sides=sides_of(given["toolchains"], given["qnn"], given["side_options"], given["checkout"], given["base"]),
+        socs=given["socs"] or ("SM8650",),
+        suites=given["suites"],
+        backend=given["backend"],
+        precisions=given["precisions"],
+        options=given["options"],
+        keyword=given["keyword"],
+        virtual=given["virtual"],
+        choice=Choice(given["devices"], given["labels"]),
+        most_devices=given["most_devices"],
+        pairs=given["pairs"],
+        execute=not programs_only,
+        command=as_called(),
+    )
+    with opened(config_file) as (config, store):
+        outcome = compare_sides(config, store, request, notice)
+    _deliver(outcome, html=html, limit=limit, as_json=as_json)
+    return outcome.exit_code
+
+
+def _deliver(outcome: CompareOutcome, *, html: Path | None, limit: int, as_json: bool) -> None:
+    """Print the comparison, write the page where asked, and the summary of a step on GitHub. Raises UsageError."""
+    from farm.compare.compare import PAGE_FILE
+    from farm.report.formats.compare import compare_commands, compare_data, compare_markdown
+    from farm.report.formats.github import add_summary
+    from farm.report.terminal.compare import compare_lines
+
+    report, page = outcome.report, outcome.folder / PAGE_FILE
+    if html is not None:
+        write_file(html, page.read_text(encoding="utf-8"))
+    add_summary(lambda: compare_markdown(report))
+    if as_json:
+        print_json(compare_data(report))
+        return
+    for line in (*compare_lines(report, limit, width()), *compare_commands(report)):
+        echo(line)
+    echo(f"page: {html or page}")

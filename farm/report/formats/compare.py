@@ -1,0 +1,73 @@
+"""CompareReport -> JSON for programs, and Markdown for the summary of a step on GitHub. Texts are taken as hostile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.report.formats.github import escaped, table, workflow_commands
+from farm.report.model.compare import CompareGroup, compile_cost, overview, sentence
+from farm.report.terminal.compare import TITLES, side_line
+from farm.system.text import json_document
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from farm.report.model.compare import ComparedJob, CompareReport
+
+# Of a group; the page has all.
+_SHOWN = 50
+
+
+def compare_data(report: CompareReport) -> dict[str, Any]:
+    """Return the comparison with what follows from it, as values that JSON has."""
+    cost = compile_cost(report.jobs)
+    return {
+        **msgspec.to_builtins(report),
+        "worse": report.is_worse,
+        "sentence": sentence(report),
+        "groups": {str(group): len(report.having(group)) for group in CompareGroup},
+        "same_programs": report.same_programs,
+        "overview": msgspec.to_builtins(overview(report)),
+        "compile_cost": msgspec.to_builtins(cost),
+        "jobs": [_job(job) for job in report.jobs],
+    }
+
+
+def compare_json(report: CompareReport) -> bytes:
+    """Return the comparison as a JSON document."""
+    return json_document({"schema": 1, **compare_data(report)})
+
+
+def compare_markdown(report: CompareReport) -> str:
+    """Return the summary of a comparison."""
+    verdict = "B is worse" if report.is_worse else "interrupted" if report.interrupted else "B is not worse"
+    parts = [f"### farm compare: {verdict}\n\n{escaped(sentence(report))}\n"]
+    parts += [f"{escaped(side_line(side))}\n" for side in report.sides]
+    if report.kind == "virtual":
+        parts.append("Virtual devices: times are those of a simulator.\n")
+    for group, title in TITLES.items():
+        if jobs := report.having(group):
+            rows = [(job.name, job.text) for job in jobs[:_SHOWN]]
+            parts.append(f"#### {title}: {len(jobs)}\n\n" + table(["job", "what"], rows))
+    if totals := [(row.what, row.a, row.b, row.change, row.over) for row in overview(report)]:
+        parts.append("#### In all\n\n" + table(["what", "A", "B", "change", "of"], totals))
+    return "\n".join(parts) + "\n"
+
+
+def compare_commands(report: CompareReport) -> list[str]:
+    """Return an annotation for each job that is worse, where this runs on GitHub."""
+    groups = (CompareGroup.NEWLY_FAILING, CompareGroup.WORSE)
+    return workflow_commands("error", [(job.name, job.text) for group in groups for job in report.having(group)])
+
+
+def _job(job: ComparedJob) -> dict[str, Any]:
+    return {
+        **msgspec.to_builtins(job),
+        "group": str(job.group),
+        "text": job.text,
+        "same": job.same,
+        "fallback_changes": {name: list(counts) for name, counts in job.fallback.items()},
+        "metrics": [{**msgspec.to_builtins(one), "answer": one.answer} for one in job.metrics],
+    }

@@ -1,0 +1,54 @@
+"""CompareReport -> lines for a terminal. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.report.model import format as fmt
+from farm.report.model.compare import CompareGroup, overview, sentence
+from farm.report.terminal.layout import LEAST_WIDTH, SIMULATED, columns, fitted, titled, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from farm.report.model.compare import CompareReport, CompareSide
+
+TITLES = {
+    CompareGroup.NEWLY_FAILING: "Newly failing",
+    CompareGroup.WORSE: "Worse",
+    CompareGroup.NOT_COMPARED: "Not compared",
+    CompareGroup.NEWLY_PASSING: "Newly passing",
+    CompareGroup.BETTER: "Better",
+    CompareGroup.FAILING: "Failing on both",
+}
+_VERSIONS = ("executorch", "torch", "torchao", "qnn")
+
+
+def side_line(side: CompareSide) -> str:
+    """Return what a side is, in one line."""
+    facts = side.facts
+    known = [f"{name} {facts[name]}" for name in _VERSIONS if facts.get(name)]
+    commit = [f"commit {facts['commit'][:12]}" + (" with changes" if facts.get("dirty") else "")] * ("commit" in facts)
+    return f"{side.label}: {side.name}: {', '.join((*known, *commit))}"
+
+
+def compare_lines(report: CompareReport, limit: int, width: int = 80) -> list[str]:
+    """Return the comparison, what needs a look first; at most `limit` jobs a group, no line wider than `width`."""
+    lines = [line for side in report.sides for line in wrapped(side_line(side), width)]
+    lines += ["", *wrapped(sentence(report), width)]
+    if report.interrupted:
+        lines.append("interrupted: what is missing here was not compared")
+    for group, title in TITLES.items():
+        lines += titled(title.upper(), ((job.name, job.text) for job in report.having(group)), limit)
+    lines += ["", *_overview(report), ""]
+    lines += [line for note in report.notes for line in wrapped(note, width)]
+    lines += [SIMULATED] * (report.kind == "virtual")
+    return [fitted(line, max(width, LEAST_WIDTH)) for line in lines]
+
+
+def _overview(report: CompareReport) -> Iterator[str]:
+    same = f"{report.same_programs} of {fmt.plural(len(report.jobs), 'program')} are the same"
+    yield same
+    rows = overview(report)
+    if rows:
+        yield from columns([("", "A", "B", "change"), *((row.what, row.a, row.b, row.change) for row in rows)])
