@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, REFERENCES, Manifest, TensorSpec, sha256_of
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, REFERENCES, Manifest, TensorSpec
 from farm.bundles.cache import BundleCache
 from farm.device_run.canary import canary_jobs
 from farm.devices.adb.server import AdbServer, start_adb_server
@@ -25,6 +25,7 @@ from farm.request.plan import PlannedJob
 from farm.results.attempt import Stage, Verdict
 from farm.runtime.runtime import Runtime
 from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
+from farm.system.hashes import sha256_of
 from farm.virtual.boot import boot
 from farm.virtual.faults import fired
 

@@ -190,7 +190,8 @@ except UntrustedError as error:
 BUILD = """
 import sys
 from pathlib import Path
-from farm.bundles.bundle import MANIFEST, MODEL, Manifest, sha256_of
+from farm.bundles.bundle import MANIFEST, MODEL, Manifest
+from farm.system.hashes import sha256_of
 from farm.bundles.cache import BundleCache
 import msgspec
 

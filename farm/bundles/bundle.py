@@ -11,7 +11,6 @@ build.log
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ import msgspec
 
 from farm.errors import BundleError
 from farm.suites.figures import REFERENCES
+from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,6 +85,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """Whether the shapes may be below the program's bounds, so that the runner needs the shapes that are executed."""
     stateful: bool = False
     """Whether the module changes buffers of its own, so that an inference may depend on those before it."""
+    program: str = ""
+    """Hash of the program, as `farm.program.canonical` has it; empty in bundles that are older than that."""
 
     @property
     def partitions(self) -> int:
@@ -144,9 +146,3 @@ def read_tensor(path: Path, spec: TensorSpec) -> NDArray[np.generic]:
     if size != spec.nbytes:
         raise ValueError(f"{path.name} has {size} bytes, expected {spec.nbytes} for {spec}")
     return np.fromfile(path, dtype=np.dtype(spec.dtype)).reshape(spec.shape)
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.bundles.bundle import sha256_of
+from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
     from farm.suites.suite import Case

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farm.bundles.bundle import MODEL, Manifest, TensorSpec, load_bundle, sha256_of
+from farm.bundles.bundle import MODEL, Manifest, TensorSpec, load_bundle
 from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key
 from farm.bundles.ready import is_dynamic, output_specs, read_ready
@@ -17,6 +17,7 @@ from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.options import parse_options
 from farm.suites.socs import READY, check_target, find_soc
 from farm.suites.suite import Case, InputSpec, Job, Target, plan
+from farm.system.hashes import sha256_of
 from farm.system.text import bounded_log
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from farm.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec, sha256_of
+from farm.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSpec
 from farm.errors import DeviceError, DeviceGoneError, InfraError, ProgramError, UsageError
 from farm.execution.raw import RunnerOptions
 from farm.pytest_plugin.worker import ExecutedProgram
@@ -22,6 +22,7 @@ from farm.results.outcome import outcome
 from farm.results.profile.cycles import read_profile
 from farm.suites.options import parse_options, runtime_flags
 from farm.suites.suite import Job, Target
+from farm.system.hashes import sha256_of
 from farm.system.text import bounded_log
 
 if TYPE_CHECKING:

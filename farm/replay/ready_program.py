@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from farm.backends.registry import cpu_backends, find_backend
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, read_tensor, sha256_of
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, read_tensor
 from farm.bundles.cache import BundleCache
 from farm.bundles.ready import read_ready
 from farm.errors import ConfigError, IllegalTargetError, UsageError
@@ -27,6 +27,7 @@ from farm.results.outputs import compared
 from farm.suites.options import parse_options
 from farm.suites.socs import READY, check_target, find_soc, load_socs
 from farm.suites.suite import Case, Job, Target
+from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,13 +12,13 @@ from farm.runtime.device_files import android_kit, device_parts, device_places
 from farm.runtime.native.build import planned_native
 from farm.runtime.native.cross_compilers import planned_aarch64_executorch
 from farm.runtime.native.executorch import runner_executorch
-from farm.runtime.native.hashes import hash_files
 from farm.runtime.native.targets import ANDROID, HOST, RUNNER, TARGETS, BuildTarget, Mode
 from farm.runtime.parts import RuntimePart, find_fault, made_for
 from farm.runtime.qnn_sdk import repair_of
 from farm.runtime.runtime import EXECUTORCH_LIBRARIES, rehearsal_parts, virtual_runtime
 from farm.runtime.simulator import LIBRARY, package_libraries
 from farm.suites.socs import Soc, check_backend, load_socs
+from farm.system.hashes import hash_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

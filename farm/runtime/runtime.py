@@ -16,13 +16,13 @@ from farm.runtime.native.build import build_native
 from farm.runtime.native.cross_compilers import aarch64_executorch
 from farm.runtime.native.elf import X86_64
 from farm.runtime.native.executorch import default_executorch, runner_executorch
-from farm.runtime.native.hashes import hash_files
 from farm.runtime.native.targets import ANDROID, LINUX_AARCH64, OE_LINUX, RUNNER, TARGETS, BuildTarget, Kind, Mode
 from farm.runtime.packages import package_version
 from farm.runtime.parts import RuntimePart, find_fault
 from farm.runtime.qnn_sdk import GET_SDK, QnnFiles, release_of, sdk_version
 from farm.runtime.simulator import LIBRARY, TARGET, host_sdk
 from farm.suites.socs import Soc, check_backend
+from farm.system.hashes import hash_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,9 +12,9 @@ from typing import Literal
 
 import msgspec
 
-from farm.bundles.bundle import sha256_of
 from farm.runtime.native.elf import read_elf
 from farm.system.atomic import replacing
+from farm.system.hashes import sha256_of
 
 _SUFFIX = ".farm-sign.json"
 # Many times what one takes.

@@ -23,9 +23,9 @@ import msgspec
 from farm.errors import MissingToolError, UntrustedError
 from farm.runtime.native.build import NativeBuild, build_native
 from farm.runtime.native.executorch import default_executorch, noted_executorch
-from farm.runtime.native.hashes import hash_files
 from farm.runtime.native.targets import BRIDGE, RUNNER
 from farm.runtime.packages import install_hint, package_folder
+from farm.system.hashes import hash_files
 from farm.system.publish import published
 from farm.system.trust import require_own, weakness_inside
 
@@ -110,6 +110,15 @@ def host_sdk(
     bridge = hash_files(cache_dir, [native.bridge])[native.bridge]
     folder = cache_dir / "sdk" / _digest(key, bridge, *map(str, source.folders))
     return _read_marker(published(folder, lambda partial: _lay_out(partial, source, native, probed.build_id)))
+
+
+def library_version(cache_dir: Path, library: Path) -> str:
+    """Return the build id of an HTP library for this machine, which is loaded for that, once.
+
+    Raises MissingToolError where it does not load.
+    """
+    source = _Libraries((library.parent,), library, None)
+    return _probe(cache_dir, source, _key(cache_dir, source)).build_id
 
 
 def require_host_libraries(root: Path, named: str) -> None:

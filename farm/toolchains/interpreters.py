@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
 LEAST_PYTHON = (3, 11)
 """farm's own code runs in the processes of a toolchain."""
+
+SITES = ("site-packages", "dist-packages")
+"""Names of folders that packages are installed in."""
 
 _PROBE_SECONDS = 60.0
 
@@ -54,8 +60,29 @@ class InterpreterFacts(msgspec.Struct, frozen=True):
 
 
 def own_facts() -> InterpreterFacts:
-    """Return what this process itself would import."""
-    return msgspec.convert(probe.look(), InterpreterFacts, dec_hook=_path)
+    """Return what a process of this interpreter finds when it is started as `process_environment` says."""
+    return msgspec.convert(probe.look(_inherited_path()), InterpreterFacts, dec_hook=_path)
+
+
+def _inherited_path() -> list[str]:
+    """Return the entries of sys.path but those that only this process has: the folder of its script, or its user's."""
+    named = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}  # noqa: PTH100
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    for entry in sys.path:
+        if Path(entry).name in SITES:
+            named |= {entry, *_added_by(entry)}
+        elif entry in standard or os.path.dirname(entry) in standard or entry.endswith(".zip"):  # noqa: PTH120
+            named.add(entry)
+    return [entry for entry in sys.path if entry in named]
+
+
+def _added_by(site: str) -> set[str]:
+    """Return the folders that the `.pth` files of a folder of packages add to sys.path."""
+    lines = set()
+    for file in Path(site).glob("*.pth"):
+        with contextlib.suppress(OSError):
+            lines |= set(file.read_text(encoding="utf-8", errors="replace").splitlines())
+    return {os.path.abspath(os.path.join(site, line.strip())) for line in lines if line.strip()}  # noqa: PTH100, PTH118
 
 
 def inspect(python: Path, env: Mapping[str, str] | None = None) -> InterpreterFacts:

@@ -13,6 +13,8 @@ from farm.runtime.native.executorch import runner_executorch
 from farm.runtime.simulator import host_sdk
 from farm.toolchains.generations import NEWEST, newer_than_known, variables_of
 from farm.toolchains.handover import handover
+from farm.toolchains.identity import identify
+from farm.toolchains.interpreters import own_facts
 from farm.toolchains.probe import PACKAGES
 from farm.toolchains.select import import_environment, look_into
 from farm.toolchains.toolchain import Compiler, Toolchain
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = False) -> Toolchain:
     """Build what is missing and return the toolchain that `config` has selected, `virtual` as in `toolchain_versions`.
 
-    Raises MissingToolError.
+    Raises MissingToolError, UsageError for a file of it that cannot be read.
     """
     lines: list[str] = []
 
@@ -43,6 +45,7 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
     sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root, executorch=executorch)
     selected = config.toolchain
     if selected.python is None:
+        facts = own_facts()
         versions = toolchain_versions(sdk.qnn_version, virtual=virtual)
         compiler = Compiler(sys.executable, dict(sdk.env))
     else:
@@ -53,10 +56,11 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
             **{name: facts.version_of(name) for name in PACKAGES},
         }
         compiler = Compiler(str(selected.python), dict(sdk.env) | compiler_environment(config, selected, facts))
+    content = identify(config.cache_dir, Path(compiler.python), facts, compiler.env, qnn=sdk.lib_dir)
     if newer_than_known(versions["executorch"]):
         note(f"ExecuTorch {versions['executorch']} is newer than {NEWEST}, the newest that farm was run with")
     return Toolchain(
-        versions,
+        versions | content,
         compiler,
         native.key,
         name=selected.name,

@@ -5,8 +5,8 @@ Also a script, `PYTHON -c SOURCE`, which prints that as JSON: so it needs nothin
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.metadata
-import importlib.util
 import json
 import os
 import re
@@ -19,22 +19,23 @@ PACKAGES = ("executorch", "torch", "torchao")
 _VERSION = re.compile(r"""^__version__.*?= *["']([^"']{1,80})["']""", re.MULTILINE)
 
 
-def look() -> dict[str, object]:
-    """Return version, ABI, prefix and search path of this interpreter, and version and folders of each package."""
+def look(path: list[str] | None = None) -> dict[str, object]:
+    """Return version, ABI, prefix and search path of this interpreter, and version and folders of each package.
+
+    `path` is what another process of it would search, in place of what this one does.
+    """
+    path = [entry for entry in sys.path if entry] if path is None else path
     return {
         "version": list(sys.version_info[:3]),
         "abi": sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag or "",
         "prefix": sys.prefix,
-        "path": [entry for entry in sys.path if entry],
-        "packages": {name: found for name in PACKAGES if (found := _package(name))},
+        "path": path,
+        "packages": {name: found for name in PACKAGES if (found := _package(name, path))},
     }
 
 
-def _package(name: str) -> dict[str, object] | None:
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
+def _package(name: str, path: list[str]) -> dict[str, object] | None:
+    spec = _spec(name, path)
     if spec is None or spec.submodule_search_locations is None:
         return None
     folders = [os.path.abspath(folder) for folder in spec.submodule_search_locations]  # noqa: PTH100
@@ -44,6 +45,18 @@ def _package(name: str) -> dict[str, object] | None:
 
         folders = [os.path.abspath(folder) for folder in executorch.__path__]  # noqa: PTH100
     return {"version": _version(name, folders), "folders": folders}
+
+
+def _spec(name: str, path: list[str]) -> importlib.machinery.ModuleSpec | None:
+    # What importlib.util.find_spec does, but for `path`; an editable install may have brought a finder of its own.
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(name, path if finder is importlib.machinery.PathFinder else None)
+        except (ImportError, ValueError, AttributeError):
+            continue
+        if spec is not None:
+            return spec
+    return None
 
 
 def _version(name: str, folders: list[str]) -> str:

@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farm.bundles.bundle import MANIFEST, MODEL, Manifest, TensorSpec, load_bundle, sha256_of
+from farm.bundles.bundle import MANIFEST, MODEL, Manifest, TensorSpec, load_bundle
 from farm.bundles.cache import BundleCache
 from farm.errors import BundleError, InfraError, UsageError
+from farm.system.hashes import sha256_of
 
 KEY = "ab" * 32
 

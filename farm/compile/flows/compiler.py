@@ -15,14 +15,16 @@ import msgspec
 import torch
 
 from farm.backends.registry import find_backend
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Manifest, TensorSpec, sha256_of
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Manifest, TensorSpec
 from farm.bundles.key import relevant_versions
 from farm.bundles.ready import check_inputs, is_dynamic, output_specs, read_ready
 from farm.compile.flows.delegation import built_operators, read_delegation
 from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.factory import make_example, make_inputs, make_module, read_expected
 from farm.compile.flows.flow import Lowering, Stopwatch
+from farm.program.canonical import program_hash
 from farm.suites.options import compile_options
+from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -250,6 +252,7 @@ def write_manifest(
         operators=program.operators,
         dynamic=program.dynamic,
         stateful=program.stateful,
+        program=program_hash(folder / MODEL),
     )
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
     return manifest

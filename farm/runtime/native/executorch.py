@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.errors import MissingToolError, UsageError
-from farm.runtime.native.hashes import hash_files
 from farm.runtime.native.targets import HOST
 from farm.runtime.packages import package_folder
+from farm.system.hashes import hash_files
 from farm.system.text import one_line
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from farm.bundles.bundle import sha256_of
 from farm.errors import ConfigError, InfraError, MissingToolError, UsageError
 from farm.runtime.device_files import android_places, direct_sources, signed_skel
 from farm.runtime.native.elf import HEXAGON, MACHINES, ElfHeader, read_elf
@@ -20,6 +19,7 @@ from farm.runtime.qnn_sdk import GET_SDK, get_lpai
 from farm.runtime.sign_record import SignRecord, find_signing_fault, replace_file, write_record
 from farm.runtime.signing.elfsigner import SIGNING_SECONDS, run_elfsigner
 from farm.suites.socs import Soc, load_socs
+from farm.system.hashes import sha256_of
 from farm.system.publish import own_folder
 from farm.system.user import user_name
 

@@ -1,0 +1,172 @@
+"""What a toolchain is, by content: hashes of what is there, so that no edit is ever answered from the cache.
+
+What counts is what a compiler process may import or load: executorch, torch and torchao, everything else that is
+installed beside them (not only what is loaded today, as packages import each other where they are found), the
+interpreter with its standard library, and QNN's libraries. Nothing of it is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.bundles.key import CONTENT
+from farm.system.hashes import hash_files, hash_tree
+from farm.toolchains.distributions import names_without_part
+from farm.toolchains.interpreters import SITES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from farm.toolchains.interpreters import InterpreterFacts
+
+MAIN_PACKAGES = ("executorch", "torch", "torchao")
+# QNN's libraries have a hash of their own, which bundles for the CPU leave out.
+_QNN_WHEEL = frozenset({"onnxruntime_qnn", "onnxruntime_qnn.libs"})
+# Of packages beside the main three: tests that nobody imports but pytest.
+_TESTS = frozenset({"tests"})
+_UNUSED_STANDARD = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip"}
+)
+# farm's own code for another interpreter: what of it decides anything is in the keys by itself.
+_HANDED_OVER = frozenset({"farm", "msgspec"})
+_FLATC = "data/bin/flatc"
+
+
+def identify(
+    cache_dir: Path, python: Path, facts: InterpreterFacts, env: Mapping[str, str], *, qnn: Path | None = None
+) -> dict[str, str]:
+    """Return what `python` compiles with: SHA-256 by name, `executorch_content` and so on.
+
+    `facts` are what it finds when it is started with the variables `env`, besides those of this process; `qnn` is the
+    folder of the QNN libraries that it loads. Raises UsageError for a file that cannot be read.
+    """
+    content = {}
+    edited: list[Path] = []
+    for name in MAIN_PACKAGES:
+        digest = hashlib.sha256()
+        found = facts.packages.get(name)
+        for folder in found.folders if found else ():
+            digest.update(_content(cache_dir, folder, edited).encode())
+        if name == "executorch":
+            digest.update(_foreign_flatc(cache_dir, facts, env).encode())
+        content[f"{name}{CONTENT}"] = digest.hexdigest()
+    content[f"packages{CONTENT}"] = _packages(cache_dir, facts, edited)
+    content[f"python{CONTENT}"] = _python(cache_dir, python, facts)
+    if qnn is not None:
+        content[f"qnn{CONTENT}"] = _libraries(cache_dir, qnn)
+    for path in edited:
+        _forget_bytecode(path)
+    return content
+
+
+def _content(
+    cache_dir: Path,
+    path: Path,
+    edited: list[Path],
+    without: frozenset[str] = frozenset(),
+    unread: frozenset[str] = frozenset(),
+) -> str:
+    path = path.resolve()
+    if not path.is_dir():
+        return hash_files(cache_dir, [path])[path] if path.is_file() else ""
+    tree = hash_tree(cache_dir, path, without=without, unread=unread)
+    edited += [path / name for name in tree.edited]
+    return tree.digest
+
+
+def _packages(cache_dir: Path, facts: InterpreterFacts, edited: list[Path]) -> str:
+    """Return the content of what is installed beside the main packages, in the order in which it is looked for."""
+    digest = hashlib.sha256()
+    sites = [entry for entry in facts.path if Path(entry).name in SITES]
+    without = frozenset({*MAIN_PACKAGES, *_QNN_WHEEL, *names_without_part(cache_dir, sites)})
+    shadowed = set()
+    for entry in facts.path:
+        if entry in sites:
+            digest.update(_content(cache_dir, Path(entry), edited, without, _TESTS).encode())
+        if entry in sites or _is_standard(entry):
+            shadowed |= _importable(Path(entry))
+    for entry in facts.path:
+        if entry in sites or _is_standard(entry):
+            continue
+        # A folder on the path may be somebody's home: only what stands in front of an installed package. What a suite
+        # itself imports is in the keys of its own bundles.
+        for name in sorted(_importable(Path(entry)) & shadowed - without - _HANDED_OVER):
+            for path in _places(Path(entry), name):
+                digest.update(f"{name}\0{_content(cache_dir, path, edited, unread=_TESTS)}\0".encode())
+    return digest.hexdigest()
+
+
+def _is_standard(entry: str) -> bool:
+    return Path(entry).name == "lib-dynload" or (Path(entry) / "os.py").is_file()
+
+
+def _importable(folder: Path) -> set[str]:
+    """Return the names that can be imported from a folder."""
+    names = set()
+    with contextlib.suppress(OSError), os.scandir(folder) as listed:
+        for entry in listed:
+            stem, dot, ending = entry.name.partition(".")
+            is_module = entry.is_dir() if not dot else ending == "py" or ending.endswith("so")
+            if is_module and stem.isidentifier():
+                names.add(stem)
+    return names
+
+
+def _places(folder: Path, name: str) -> Iterable[Path]:
+    return sorted(path for path in folder.glob(f"{name}*") if path.name.partition(".")[0] == name)
+
+
+def _python(cache_dir: Path, python: Path, facts: InterpreterFacts) -> str:
+    """Return the content of the interpreter: its program, its library and the standard library."""
+    version = ".".join(map(str, facts.version))
+    digest = hashlib.sha256(f"{version}\0{facts.abi}\0".encode())
+    program = python.resolve()
+    libraries = sorted((program.parent.parent / "lib").glob(f"libpython{facts.version[0]}.*.so*"))
+    for sha256 in hash_files(cache_dir, [program, *libraries]).values():
+        digest.update(sha256.encode())
+    for entry in facts.path:
+        if _is_standard(entry) and Path(entry).name != "lib-dynload":
+            digest.update(hash_tree(cache_dir, Path(entry), unread=_UNUSED_STANDARD).digest.encode())
+    return digest.hexdigest()
+
+
+def _libraries(cache_dir: Path, folder: Path) -> str:
+    """Return the content of the libraries in a folder and below, behind links, by their names."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    digest = hashlib.sha256()
+    for path, sha256 in hash_files(cache_dir, paths).items():
+        digest.update(f"{path.relative_to(folder)}\0{sha256}\0".encode())
+    return digest.hexdigest()
+
+
+def _foreign_flatc(cache_dir: Path, facts: InterpreterFacts, env: Mapping[str, str]) -> str:
+    """Return the content of the schema compiler that is used where the package brings none."""
+    found = facts.packages.get("executorch")
+    if any((folder / _FLATC).is_file() for folder in (found.folders if found else ())):
+        return ""
+    variables = {**os.environ, **env}
+    program = shutil.which(variables.get("FLATC_EXECUTABLE") or "flatc", path=variables.get("PATH"))
+    return hash_files(cache_dir, [Path(program)])[Path(program)] if program else "none"
+
+
+def _forget_bytecode(source: Path) -> None:
+    """Remove the bytecode of an edited file where Python would take it for that of the file as it is now.
+
+    Python compares size and seconds: an edit of the same size within the second, or whose time was put back, runs as
+    the code from before.
+    """
+    if source.suffix != ".py":
+        return
+    with contextlib.suppress(OSError):
+        status = source.stat()
+        for compiled in (source.parent / "__pycache__").glob(f"{source.stem}.*.pyc"):
+            with compiled.open("rb") as file:
+                header = file.read(16)
+            flags, mtime, size = (int.from_bytes(header[at : at + 4], "little") for at in (4, 8, 12))
+            if flags == 0 and (mtime, size) == (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF):
+                compiled.unlink()
