@@ -6,6 +6,7 @@ ExecuTorch and what it wants otherwise is installed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -68,15 +69,29 @@ def made_environment(cache_dir: Path, version: str, note: Callable[[str], None] 
     reached or something of it does not install, InfraError for a full disk.
     """
     generation = generation_of(version)
-    shared = {one.key: one for one in _shared()}
-    parts = (_LAYOUT, version, sys.version, os.path.realpath(sys.executable), *sorted(shared))
-    folder = environments_folder(cache_dir) / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
     def make(partial: Path) -> None:
         note(f"making an environment with ExecuTorch {version}, once")
-        _Making(partial, version, generation.torch, list(shared.values())).make()
+        _Making(partial, version, generation.torch, list(_shared())).make()
 
-    return published(folder, make, is_whole=lambda made: (made / _ABOUT).is_file())
+    folder = environment_folder(cache_dir, version)
+    made = published(folder, make, is_whole=lambda made: (made / _ABOUT).is_file())
+    # One that is root's can be used all the same.
+    with contextlib.suppress(OSError):
+        os.utime(made / _ABOUT)
+    return made
+
+
+def environment_folder(cache_dir: Path, version: str) -> Path:
+    """Return where the environment of a release is, or would be: another one for other packages of farm's own."""
+    shared = sorted(str(one.info) for one in _shared())
+    parts = (_LAYOUT, version, sys.version, os.path.realpath(sys.executable), *shared)
+    return environments_folder(cache_dir) / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def used_ms(folder: Path) -> int:
+    """Return when an environment was last used, epoch milliseconds."""
+    return (folder / _ABOUT).stat().st_mtime_ns // 1_000_000
 
 
 def about(folder: Path) -> MadeEnvironment | None:
@@ -92,10 +107,6 @@ class _Shared(msgspec.Struct, frozen=True):
 
     name: str
     info: Path
-
-    @property
-    def key(self) -> str:
-        return str(self.info)
 
     @property
     def distribution(self) -> PathDistribution:

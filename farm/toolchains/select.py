@@ -49,10 +49,8 @@ def toolchain_of(config: Config, ref: str) -> ToolchainConfig:
     if is_release(ref):
         generation_of(ref)
         return ToolchainConfig(name=ref, version=ref)
-    hint = "" if config.toolchains else ": farm.toml has no [toolchain.NAME]"
-    if Path(ref).exists():
-        hint += f" (the path is ./{ref})"
-    raise UnknownNameError("toolchain", ref, [*config.toolchains, DEFAULT], f"{hint}; a path or a version will do")
+    hint = f"the folder is ./{ref}" if Path(ref).exists() else "a path and a version of ExecuTorch will do as well"
+    raise UnknownNameError("toolchain", ref, [*config.toolchains, DEFAULT], f"({hint})")
 
 
 def select(config: Config, toolchain: ToolchainConfig, note: Callable[[str], None] = lambda _: None) -> Config:
@@ -119,7 +117,7 @@ def _at_path(ref: str) -> ToolchainConfig:
     try:
         path = Path(ref).expanduser().absolute()
     except RuntimeError as error:  # a home of an unknown user
-        raise UsageError(f"--toolchain {ref}: {error}") from None
+        raise UsageError(f"toolchain {ref}: {error}") from None
     path = Path(os.path.normpath(path))
     if is_package(package_in(path)):
         return ToolchainConfig(name=str(path), checkout=path)
@@ -129,7 +127,7 @@ def _at_path(ref: str) -> ToolchainConfig:
         return ToolchainConfig(name=str(path), python=python)
     what = "is not there" if not path.exists() else "is none of them"
     raise UsageError(
-        f"--toolchain {ref}: expected a source tree of ExecuTorch (with exir and backends in it), a Python interpreter "
+        f"toolchain {ref}: expected a source tree of ExecuTorch (with exir and backends in it), a Python interpreter "
         f"or the folder of an environment (with bin/python): {path} {what}"
     )
 

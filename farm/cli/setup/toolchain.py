@@ -1,0 +1,242 @@
+"""`farm toolchain`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import SuggestingGroup, config_option, json_option
+from farm.cli.output import echo, notice, show
+from farm.config.settings import load_config
+from farm.errors import UsageError
+from farm.report.model.format import plural, short_age, size
+from farm.report.terminal.layout import columns, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from farm.compile.trial import Trial
+    from farm.toolchains.overview import EnvironmentRow, ToolchainRow
+    from farm.toolchains.toolchain import SourceState, Toolchain
+
+_FAILED = 1
+# A tiny job of each kind of flow: quantized on a Hexagon, and float on the CPU.
+_TRIED = ("htp", "xnnpack")
+_TRIED_SUITE, _TRIED_CASE, _TRIED_SOC = "quantized_ops", "add", "SM8650"
+_SHOWN_LOG_LINES = 15
+
+
+@click.group("toolchain", cls=SuggestingGroup)
+def command() -> None:
+    """List, show, check and make toolchains: what compiles.
+
+    A toolchain is a Python interpreter with torch and ExecuTorch, and a QNN
+    SDK. farm.toml names them ([toolchain.NAME]); where a NAME is expected, a
+    path and a version of ExecuTorch will do as well.
+    """
+
+
+@command.command("list")
+@json_option()
+def list_command(config_file: Path | None, *, as_json: bool) -> None:
+    """List the default, those of farm.toml, and the environments that farm made."""
+    from farm.toolchains.overview import environment_rows, toolchain_rows
+
+    config = load_config(config_file)
+    rows, environments = toolchain_rows(config), environment_rows(config.cache_dir)
+    answer = {"toolchains": rows, "environments": environments}
+    show(answer, [*_listed(rows), *_environments(environments)], as_json=as_json)
+
+
+def _listed(rows: Sequence[ToolchainRow]) -> Iterator[str]:
+    head = ("name", "kind", "executorch", "torch", "qnn", "commit")
+    cells = [
+        (
+            row.name,
+            row.kind,
+            *(row.versions.get(name, "-") for name in ("executorch", "torch")),
+            row.qnn,
+            _state(row.source),
+        )
+        for row in rows
+    ]
+    table = columns([head, *cells])
+    yield table[0]
+    for line, row in zip(table[1:], rows, strict=True):
+        yield from wrapped(line) if len(line) > 80 else [line]
+        if row.kind not in ("version", "qnn"):
+            yield f"  {row.place}"
+        if row.problem:
+            yield from wrapped(f"  {row.problem}")
+
+
+def _state(source: SourceState) -> str:
+    words = [source.commit[:10], *([source.branch] if source.branch else []), *(["dirty"] if source.dirty else [])]
+    return " ".join(filter(None, words))
+
+
+def _environments(rows: Sequence[EnvironmentRow]) -> Iterator[str]:
+    if not rows:
+        return
+    yield from ("", "environments that farm made (farm toolchain remove VERSION)")
+    yield from columns(
+        [
+            (row.executorch, f"torch {row.torch}", size(row.nbytes), f"used {short_age(row.used_ms)} ago",
+             "" if row.current else "old: farm's own packages have changed since")
+            for row in rows
+        ],
+        right=(2,),
+        indent="  ",
+    )  # fmt: skip
+
+
+@command.command("show")
+@click.argument("name", metavar="NAME|PATH|VERSION")
+@json_option()
+def show_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
+    """Show all that is known of a toolchain, with what is worth a look.
+
+    \b
+    Exit codes: 0; 2 it is not there, or something of it is missing.
+    """
+    from farm.toolchains.prepare import prepare
+    from farm.toolchains.select import use_toolchain
+
+    config = use_toolchain(load_config(config_file), name, notice)
+    tools = prepare(config, notice)
+    selected = config.toolchain
+    facts = {
+        "name": tools.name or "default",
+        "python": tools.compiler.python,
+        "executorch": str(selected.executorch or ""),
+        "checkout": str(selected.checkout or ""),
+        "line": tools.line,
+        "private": tools.private,
+        "qnn": str(config.sdk_root or ""),
+        "native": {target: str(folder) for target, folder in selected.native.items()},
+        "runner": tools.runner,
+        "versions": tools.versions,
+        "environment": tools.compiler.env,
+        "source": tools.source,
+    }
+    show(facts, _shown(facts, tools), as_json=as_json)
+    return 0
+
+
+def _shown(facts: dict[str, object], tools: Toolchain) -> Iterator[str]:
+    source = tools.source
+    line = tools.line or "default"
+    if tools.private:
+        line = f"compared with {line}, and never part of it"
+    rows = [
+        ("python", tools.compiler.python),
+        ("executorch in", str(facts["executorch"])),
+        ("commit", source.commit),
+        ("branch", source.branch),
+        ("subject", source.subject),
+        *(("submodule", f"{path} {commit[:12]}") for path, commit in source.submodules.items()),
+        ("state", "dirty" if source.dirty else ""),
+        *(("changed", path) for path in source.changed),
+        ("line", line),
+        ("QNN SDK", str(facts["qnn"])),
+        *((f"native {target}", folder) for target, folder in dict(facts["native"]).items()),  # type: ignore[call-overload]
+        ("runner", tools.runner[:16]),
+    ]
+    yield str(facts["name"])
+    yield from columns([row for row in rows if row[1]], indent="  ")
+    yield from ("", "what its bundles depend on")
+    yield from columns([(name, text[:40]) for name, text in sorted(tools.versions.items())], indent="  ")
+    yield from (["", "worth a look"] if source.warnings else [])
+    for warning in source.warnings:
+        yield from wrapped(f"  {warning}")
+
+
+@command.command("check")
+@click.argument("name", metavar="NAME|PATH|VERSION", default="default")
+@json_option()
+def check_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
+    """Compile two tiny jobs for real, and say what is missing.
+
+    One is quantized for the HTP, one in floating point for the CPU. Nothing is
+    taken from the cache and nothing is left in it.
+
+    \b
+    Exit codes: 0 it compiles; 1 a job does not compile; 2 it is not there, or
+    something of it is missing.
+    """
+    from farm.compile.trial import try_compiling
+    from farm.request.choose import jobs_of
+    from farm.request.request import RunRequest
+    from farm.toolchains.prepare import prepare
+    from farm.toolchains.select import use_toolchain
+
+    config = use_toolchain(load_config(config_file), name, notice)
+    tools = prepare(config, notice, virtual=True)
+    jobs = [
+        next(
+            job
+            for job in jobs_of(config, RunRequest(socs=(_TRIED_SOC,), suites=(_TRIED_SUITE,), backend=backend))
+            if job.case.name == _TRIED_CASE
+        )
+        for backend in _TRIED
+    ]
+    trials = try_compiling(config, tools, jobs)
+    answer = {"name": tools.name or "default", "versions": tools.versions, "warnings": tools.source.warnings}
+    show({**answer, "trials": trials}, [*_tried(tools, trials)], as_json=as_json)
+    return 0 if all(trial.ok for trial in trials) else _FAILED
+
+
+def _tried(tools: Toolchain, trials: Sequence[Trial]) -> Iterator[str]:
+    versions = ", ".join(f"{name} {tools.versions[name]}" for name in ("executorch", "torch", "torchao", "qnn"))
+    yield from wrapped(f"{tools.name or 'default'}: {versions}")
+    yield f"  {tools.compiler.python}"
+    for trial in trials:
+        what = f"compiled, {trial.pte_bytes} bytes, {trial.seconds:.1f} s" if trial.ok else "does not compile"
+        yield f"{trial.backend:<8} {what}: {trial.job}"
+        if not trial.ok:
+            yield from wrapped(f"  {trial.reason}")
+            yield from (f"  | {line}" for line in trial.log.splitlines()[-_SHOWN_LOG_LINES:])
+    for warning in tools.source.warnings:
+        yield from wrapped(f"worth a look: {warning}")
+
+
+@command.command("make")
+@click.argument("version")
+@config_option
+def make_command(version: str, config_file: Path | None) -> None:
+    """Make the environment of a release of ExecuTorch now, such as 1.5.0.
+
+    farm does so by itself when --toolchain VERSION first asks for it. It needs
+    the package index; packages of farm's own environment are linked.
+    """
+    from farm.toolchains.environments import made_environment
+    from farm.toolchains.generations import is_release
+    from farm.toolchains.overview import environment_rows
+
+    if not is_release(version):
+        raise UsageError(f"{version!r} is no release of ExecuTorch: expected one such as 1.5.0")
+    config = load_config(config_file)
+    folder = made_environment(config.cache_dir, version, notice)
+    for row in environment_rows(config.cache_dir):
+        if row.folder == str(folder):
+            echo(f"ExecuTorch {row.executorch}, torch {row.torch}, {size(row.nbytes)} on disk")
+    echo(folder)
+
+
+@command.command("remove")
+@click.argument("version")
+@config_option
+def remove_command(version: str, config_file: Path | None) -> None:
+    """Remove the environments of a release from the cache."""
+    from farm.toolchains.overview import environment_rows, remove_environment
+
+    rows = environment_rows(load_config(config_file).cache_dir)
+    chosen = [row for row in rows if row.executorch == version]
+    if not chosen:
+        known = ", ".join(sorted({row.executorch for row in rows})) or "none"
+        raise UsageError(f"the cache has no environment with ExecuTorch {version}: there is {known}")
+    for row in chosen:
+        remove_environment(row)
+    echo(f"removed {plural(len(chosen), 'environment')}, {size(sum(row.nbytes for row in chosen))}")
