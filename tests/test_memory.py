@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from farm.system.memory import own_bytes, resident_bytes, usable_bytes
+from farm.system.memory import own_bytes, peak_bytes, reset_peak, resident_bytes, usable_bytes
 
 MEGABYTE = 2**20
 # A child of the child that is measured takes the memory, shares it with a child of its own, and tells.
@@ -36,3 +36,16 @@ def test_a_process_that_is_gone_has_nothing() -> None:
     process.wait()
     assert (resident_bytes(process.pid), own_bytes(process.pid)) == (0, 0)
     assert 0 < own_bytes(os.getpid()) < usable_bytes()
+
+
+def test_the_peak_begins_anew_when_it_is_reset() -> None:
+    assert reset_peak()
+    settled = peak_bytes()
+    block = bytearray(64 * 2**20)
+    for page in range(0, len(block), 4096):
+        block[page] = 1
+    assert peak_bytes() >= settled + 60 * 2**20
+    del block
+    assert peak_bytes() >= settled + 60 * 2**20
+    assert reset_peak()
+    assert peak_bytes() < settled + 30 * 2**20

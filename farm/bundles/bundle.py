@@ -85,6 +85,9 @@ class Manifest(msgspec.Struct, frozen=True):
     """Whether the shapes may be below the program's bounds, so that the runner needs the shapes that are executed."""
     stateful: bool = False
     """Whether the module changes buffers of its own, so that an inference may depend on those before it."""
+    peak_bytes: int = 0
+    """Greatest resident memory of the process that compiled it, meanwhile, with what it kept from jobs before; 0 where
+    that is not known."""
     program: str = ""
     """Hash of the program, as `farm.program.canonical` has it; empty in bundles that are older than that."""
 

@@ -40,6 +40,27 @@ def own_bytes(pid: int) -> int:
     return sum(_proportional(member) for member in _family(pid))
 
 
+def reset_peak() -> bool:
+    """Let `peak_bytes` begin anew with what this process has now; return whether the system can do that."""
+    try:
+        # proc(5), clear_refs: 5 sets the peak (VmHWM) to what is resident now, and does nothing else.
+        (_PROC / "self" / "clear_refs").write_bytes(b"5")
+    except OSError:
+        return False
+    return True
+
+
+def peak_bytes() -> int:
+    """Return the greatest resident memory of this process so far, without what it started; 0 where nothing says."""
+    try:
+        for line in (_PROC / "self" / "status").read_bytes().splitlines():
+            if line.startswith(b"VmHWM:"):
+                return int(line.split()[1]) * _KILOBYTE
+    except OSError:
+        pass
+    return 0
+
+
 def _resident(pid: int) -> int:
     try:
         return int((_PROC / str(pid) / "statm").read_bytes().split()[1]) * _PAGE_BYTES

@@ -246,6 +246,7 @@ def write_manifest(
         delegated_ops=program.delegated_ops,
         fallback_ops=program.fallback_ops,
         seconds=watch.finish(),
+        peak_bytes=watch.peak_bytes,
         versions=relevant_versions(target.backend, versions),
         files={str(path.relative_to(folder)): sha256_of(path) for path in _files(folder)},
         references=tuple(program.references),

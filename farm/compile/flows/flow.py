@@ -11,13 +11,15 @@ import torch
 from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig
 
 from farm.suites.suite import Target
+from farm.system.memory import peak_bytes, reset_peak
 
 
 class Stopwatch:
-    """Wall time by step."""
+    """Wall time by step, and the most memory that this process has had meanwhile."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._has_peak = reset_peak()
         self._started = time.perf_counter()
 
     @contextmanager
@@ -31,6 +33,11 @@ class Stopwatch:
         """Return the seconds by step, and in `total`."""
         self.seconds["total"] = round(time.perf_counter() - self._started, 4)
         return self.seconds
+
+    @property
+    def peak_bytes(self) -> int:
+        """The greatest resident memory since it was started; 0 where the system does not say."""
+        return peak_bytes() if self._has_peak else 0
 
 
 class Example(NamedTuple):
