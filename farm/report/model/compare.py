@@ -11,15 +11,14 @@ import msgspec
 
 from farm.analysis.confirmation import Answer
 from farm.analysis.scale import Scale, change_text, scale_of
+from farm.bundles.same import data_hash, program_of
 from farm.report.model import format as fmt
 from farm.suites.figures import figure_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from farm.bundles.bundle import Manifest
-
-_DATA = ("inputs/", "reference_")
+    from farm.bundles.bundle import Bundle
 
 
 class CompareGroup(StrEnum):
@@ -348,18 +347,16 @@ def compile_cost(jobs: Iterable[ComparedJob]) -> CompileCost | None:
     )
 
 
-def compiled_facts(manifest: Manifest, program: str, *, cached: bool) -> CompiledFacts:
-    """Return what a comparison needs of a bundle; `program` is the hash of its program."""
-    import hashlib
-
-    data = sorted((name, sha256) for name, sha256 in manifest.files.items() if name.startswith(_DATA))
+def compiled_facts(bundle: Bundle, *, cached: bool) -> CompiledFacts:
+    """Return what a comparison needs of a bundle. Raises OSError."""
+    manifest = bundle.manifest
     return CompiledFacts(
         key=manifest.key,
         cached=cached,
-        program=program,
-        data=hashlib.sha256(msgspec.json.encode(data)).hexdigest(),
+        program=program_of(bundle),
+        data=data_hash(manifest),
         seconds=manifest.seconds,
-        peak_bytes=getattr(manifest, "peak_bytes", 0),
+        peak_bytes=manifest.peak_bytes,
         pte_bytes=manifest.pte_bytes,
         partitions=manifest.partitions,
         delegated_ops=manifest.delegated_ops,

@@ -28,8 +28,9 @@ def side_line(side: CompareSide) -> str:
     """Return what a side is, in one line."""
     facts = side.facts
     known = [f"{name} {facts[name]}" for name in _VERSIONS if facts.get(name)]
-    commit = [f"commit {facts['commit'][:12]}" + (" with changes" if facts.get("dirty") else "")] * ("commit" in facts)
-    return f"{side.label}: {side.name}: {', '.join((*known, *commit))}"
+    if commit := facts.get("commit"):
+        known.append(f"commit {commit[:12]}{' with changes' if facts.get('dirty') else ''}")
+    return f"{side.label}: {side.name}: {', '.join(known)}"
 
 
 def compare_lines(report: CompareReport, limit: int, width: int = 80) -> list[str]:
@@ -39,11 +40,11 @@ def compare_lines(report: CompareReport, limit: int, width: int = 80) -> list[st
     if report.interrupted:
         lines.append("interrupted: what is missing here was not compared")
     for group, title in TITLES.items():
-        lines += titled(title.upper(), ((job.name, job.text) for job in report.having(group)), limit)
+        jobs = titled(title.upper(), ((job.name, job.text) for job in report.having(group)), limit)
+        lines += [fitted(line, max(width, LEAST_WIDTH)) for line in jobs]
     lines += ["", *_overview(report), ""]
     lines += [line for note in report.notes for line in wrapped(note, width)]
-    lines += [SIMULATED] * (report.kind == "virtual")
-    return [fitted(line, max(width, LEAST_WIDTH)) for line in lines]
+    return lines + [SIMULATED] * (report.kind == "virtual")
 
 
 def _overview(report: CompareReport) -> Iterator[str]:
