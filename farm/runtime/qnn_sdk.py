@@ -21,8 +21,23 @@ ANDROID_FOLDER = "aarch64-android"
 LINUX_FOLDER = "aarch64-oe-linux-gcc*"
 GET_SDK = "set QNN_SDK_ROOT to a QNN SDK from Qualcomm (Qualcomm AI Engine Direct)"
 
-_WHEEL = "onnxruntime-qnn"
+WHEEL = "onnxruntime-qnn"
+"""The distribution that has QNN's libraries."""
 _WHEEL_EXTRA = "simulator"
+ORIGIN = "farm-fetched.json"
+"""File in the folder of an SDK that farm fetched."""
+
+
+class FetchedSdk(msgspec.Struct, frozen=True):
+    """What farm notes in the folder of an SDK that it fetched."""
+
+    version: str
+    origin: str
+    """The address of the archive, or the wheel: `onnxruntime-qnn 2.5.0`."""
+    sha256: str
+    """Of the archive or the wheel."""
+    fetched_ms: int
+    licence_accepted: bool = False
 
 
 class QnnFiles(msgspec.Struct, frozen=True):
@@ -71,23 +86,43 @@ def android_files(sdk_root: Path | None) -> QnnFiles:
 
 
 def linux_files(sdk_root: Path | None, cache_dir: Path) -> QnnFiles:
-    """Return QNN's files for Arm Linux: the newest the SDK has, else those of the wheel, fetched or not."""
+    """Return QNN's files for Arm Linux: the newest the SDK has, else those of the wheel, fetched or not.
+
+    Where the SDK was made from a wheel, it is the same release of it.
+    """
     folder = newest_linux_folder(sdk_root)
     if folder is not None:
         return QnnFiles(f"{GET_SDK} with {LINUX_FOLDER} libraries", sdk_root, folder, sdk_version(sdk_root))
     try:
-        libraries = wheel_folder(cache_dir, _WHEEL, "aarch64", _WHEEL_EXTRA) / "onnxruntime_qnn"
+        release = wheel_release(sdk_root)
+        libraries = wheel_folder(cache_dir, WHEEL, "aarch64", _WHEEL_EXTRA, release) / "onnxruntime_qnn"
         require_own(libraries.parent)
     except MissingToolError as error:
         return QnnFiles(repair_of(error))
-    get, version = f"farm runtime build --target {OE_LINUX}", f"{_WHEEL} {package_version(_WHEEL)}"
+    get, version = f"farm runtime build --target {OE_LINUX}", f"{WHEEL} {release or package_version(WHEEL)}"
     return QnnFiles(get, None, libraries, version, wheel=True)
 
 
-def fetch_linux_files(cache_dir: Path, log: Callable[[str], None] | None = None) -> Path:
+def fetch_linux_files(cache_dir: Path, sdk_root: Path | None = None, log: Callable[[str], None] | None = None) -> Path:
     """Fetch the aarch64 wheel of onnxruntime-qnn and return the folder of its libraries. Raises MissingToolError."""
-    keep = ("onnxruntime_qnn/lib",)
-    return fetch_wheel(cache_dir, _WHEEL, "aarch64", _WHEEL_EXTRA, keep, log=log) / "onnxruntime_qnn"
+    keep, release = ("onnxruntime_qnn/lib",), wheel_release(sdk_root)
+    fetched = fetch_wheel(cache_dir, WHEEL, "aarch64", _WHEEL_EXTRA, keep, version=release, log=log)
+    return fetched / "onnxruntime_qnn"
+
+
+def fetched_sdk(root: Path) -> FetchedSdk | None:
+    """Return what farm noted about an SDK that it fetched; None for one that it did not."""
+    try:
+        return msgspec.json.decode((root / ORIGIN).read_bytes(), type=FetchedSdk)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def wheel_release(sdk_root: Path | None) -> str:
+    """Return which release of the wheel an SDK was made from, "" for one that was not."""
+    noted = fetched_sdk(sdk_root) if sdk_root is not None else None
+    found = re.fullmatch(rf"{WHEEL} (\d[\w.]{{0,40}})", noted.origin) if noted else None
+    return found[1] if found else ""
 
 
 def newest_linux_folder(sdk_root: Path | None) -> Path | None:

@@ -174,7 +174,7 @@ def test_a_wheel_that_cannot_be_reached_is_named_and_leaves_nothing(
 
 
 def test_a_wheel_that_is_damaged_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stub_download(_installed: object, _machine: str, folder: Path, _log: object) -> Path:
+    def stub_download(_installed: object, _machine: str, folder: Path, *_more: object) -> Path:
         wheel = folder / "stub.whl"
         wheel.write_bytes(b"PK\x03\x04 and no more")
         return wheel

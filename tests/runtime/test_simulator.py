@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from farm.config.settings import load_config
 from farm.errors import MissingToolError
 from farm.runtime import simulator
 from farm.runtime.simulator import host_sdk
@@ -53,12 +54,9 @@ def test_the_users_library_path_stays_behind(farm_cache: Path, monkeypatch: pyte
     assert sdk.env["LD_LIBRARY_PATH"] == f"{sdk.lib_dir}:/opt/mine"
 
 
-def test_an_sdk_that_needs_no_bridge_is_used_as_it_is(
-    farm_cache: Path, stub_sdk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_sdk_that_needs_no_bridge_is_used_as_it_is(farm_cache: Path, stub_sdk: Path) -> None:
     _add_library(stub_sdk, 26)
-    monkeypatch.setenv("QNN_SDK_ROOT", str(stub_sdk))
-    sdk = host_sdk(farm_cache)
+    sdk = host_sdk(farm_cache, sdk_root=stub_sdk)
     assert (sdk.root, sdk.bridged, sdk.qnn_version) == (stub_sdk, False, "v2.stub")
 
 
@@ -79,12 +77,19 @@ def test_in_a_process_with_our_own_sdk_the_bridge_is_not_put_in_front_twice(
     sdk = host_sdk(farm_cache)
     for name, value in sdk.env.items():
         monkeypatch.setenv(name, value)
-    again = host_sdk(farm_cache)
+    again = host_sdk(farm_cache, sdk_root=load_config(folder=farm_cache).sdk_root)
     assert again == sdk
 
 
-def test_a_root_without_libraries_for_this_machine_is_passed_over(farm_cache: Path, stub_sdk: Path) -> None:
-    assert host_sdk(farm_cache, sdk_root=stub_sdk) == host_sdk(farm_cache)
+def test_a_root_that_is_named_is_used_or_refused(
+    farm_cache: Path, stub_sdk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for Android only cannot compile: the wheel in its place would be another QNN than the one on the devices."""
+    with pytest.raises(MissingToolError, match=r"^sdk_root in the .qnn. table .* has no lib/x86_64-linux-clang/libQnn"):
+        host_sdk(farm_cache, sdk_root=stub_sdk)
+    monkeypatch.setenv("QNN_SDK_ROOT", "/nope")
+    with pytest.raises(MissingToolError, match=r"^QNN_SDK_ROOT=/nope: there is no such folder"):
+        host_sdk(farm_cache, sdk_root=load_config(folder=farm_cache).sdk_root)
 
 
 def test_a_library_that_does_not_load_is_named(farm_cache: Path, stub_sdk: Path) -> None:
@@ -109,11 +114,20 @@ def test_another_machine_is_told_that_it_cannot(tmp_path: Path, monkeypatch: pyt
         host_sdk(tmp_path)
 
 
-def test_a_touched_library_makes_a_new_layout(farm_cache: Path, stub_sdk: Path) -> None:
+def test_a_replaced_library_makes_a_new_layout_whatever_its_times_say(farm_cache: Path, stub_sdk: Path) -> None:
     _add_library(stub_sdk, 40)
     first = host_sdk(farm_cache, sdk_root=stub_sdk)
     library = stub_sdk / "lib" / "x86_64-linux-clang" / "libQnnHtp.so"
     stat = library.stat()
     os.utime(library, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
-    assert host_sdk(farm_cache, sdk_root=stub_sdk).root != first.root
+    assert host_sdk(farm_cache, sdk_root=stub_sdk) == first
+    content = library.read_bytes()
+    assert content.count(b"v2.stub\0") == 1
+    library.write_bytes(content.replace(b"v2.stub\0", b"v2.late\0"))
+    os.utime(library, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
+    again = host_sdk(farm_cache, sdk_root=stub_sdk)
+    assert again.root != first.root
+    assert again.qnn_version == "v2.late"
+    # A process that was given the first layout meets the library that it leads to now.
+    assert host_sdk(farm_cache, sdk_root=first.root).qnn_version == "v2.late"
     shutil.rmtree(stub_sdk)

@@ -79,7 +79,9 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
     config = load_config(config_file)
     if target == OE_LINUX:
         # There is no runner of ours to be built; what can be had is fetched.
-        libraries = fetch_linux_files(config.cache_dir, log=_told_once(target, "fetching QNN's libraries"))
+        libraries = fetch_linux_files(
+            config.cache_dir, config.sdk_root, log=_told_once(target, "fetching QNN's libraries")
+        )
         show({"target": target, "libraries": str(libraries)}, [str(libraries)], as_json=as_json)
         return
     executorch = runner_executorch(config) if target == HOST else None

