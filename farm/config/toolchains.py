@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ from farm.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+
+# Part of names of files, and not to be taken for a version or a path.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 DEFAULT = "default"
 """What the environment is called that farm itself runs in, where a name is asked for."""
@@ -60,6 +64,12 @@ def read_toolchains(
     """Return the toolchains by name; `beside` makes a path absolute. Raises ConfigError."""
     found = {}
     for name, table in tables.items():
+        if name == DEFAULT or not _NAME.fullmatch(name):
+            problem = f"is no name of a toolchain: a letter, then letters, digits and _ . -, and not {DEFAULT!r}"
+            raise ConfigError(file, f"toolchain.{name}", problem)
+        if not any((table.checkout, table.python, table.version, table.qnn, table.native)):
+            problem = "says nothing: expected checkout, python, version, qnn or native"
+            raise ConfigError(file, f"toolchain.{name}", problem)
         sources = [key for key in ("checkout", "version") if getattr(table, key)]
         if len(sources) > 1 or (table.version and table.python):
             problem = "has more than one of checkout, version and python: say where its code comes from, once"

@@ -7,6 +7,7 @@ ExecuTorch and what it wants otherwise is installed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -39,6 +40,7 @@ _NOT_NEEDED = {
 }  # fmt: skip
 # What pip says when there is no such version: none of a package that the index does not have at all.
 _VERSIONS = re.compile(r"from versions: ((?!none)[^)]+)\)")
+_NO_SPACE = os.strerror(errno.ENOSPC)
 _PYTHON = ".".join(map(str, sys.version_info[:2]))
 # Requirements of requirements: more rounds than any set of packages takes.
 _MOST_ROUNDS = 12
@@ -222,6 +224,8 @@ class _Making:
         if requirements == [f"executorch=={self._version}"] and (there := _VERSIONS.search(problem)):
             known = ", ".join(one for one in there[1].split(", ") if is_supported(one))
             raise UsageError(f"there is no ExecuTorch {self._version} for Python {_PYTHON}: the index has {known}")
+        if _NO_SPACE in problem:
+            raise OSError(errno.ENOSPC, _NO_SPACE, str(self._folder))
         raise MissingToolError(
             f"an environment with ExecuTorch {self._version} cannot be made, as pip cannot install "
             f"{' '.join(requirements)}: {problem}; is the package index reachable?"

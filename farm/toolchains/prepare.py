@@ -47,7 +47,7 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
     if selected.python is None:
         facts = own_facts()
         versions = toolchain_versions(sdk.qnn_version, virtual=virtual)
-        compiler = Compiler(sys.executable, dict(sdk.env))
+        compiler = Compiler(sys.executable, dict(sdk.env) | variables_of(versions, facts.folder("executorch")))
     else:
         facts = look_into(config, selected)
         versions = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -14,12 +15,14 @@ from farm.config.settings import load_config
 from farm.errors import UsageError
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns
+from farm.toolchains.overview import environment_rows, remove_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from farm.bundles.cache import Leftover
+    from farm.toolchains.overview import EnvironmentRow
 
 _AGE = re.compile(r"(\d+)([smhd])")
 _SIZE = re.compile(r"(\d+)([kMGT]?)B?")
@@ -44,12 +47,14 @@ def command(context: click.Context) -> None:
 def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> None:
     """List the bundles, most recently used first."""
     cache = BundleCache(load_config(config_file).cache_dir)
-    entries, left = cache.entries(), leftovers(cache.root)
+    entries, left, environments = cache.entries(), leftovers(cache.root), environment_rows(cache.root)
     rows = [[entry.key[:12], size(entry.nbytes), short_age(entry.used_ms), entry.job_id] for entry in entries]
     lines = columns(rows, right=(1, 2)) if rows else []
     lines.append(f"{len(entries)} bundles, {size(sum(entry.nbytes for entry in entries))} in {cache.root}")
     lines += [f"{_total(left)}: 'farm cache prune' and the next compile remove them"] if left else []
-    show({"bundles": entries, "leftovers": left}, lines, as_json=as_json)
+    if environments:
+        lines.append(f"{_environments(environments)}: 'farm toolchain list' shows them")
+    show({"bundles": entries, "leftovers": left, "environments": environments}, lines, as_json=as_json)
 
 
 @command.command("prune")
@@ -59,19 +64,42 @@ def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> N
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @click.option("--dry-run", is_flag=True, help="Say what would go, remove nothing.")
 def prune(config_file: Path | None, older: str | None, keep: str | None, *, everything: bool, dry_run: bool) -> None:
-    """Remove bundles, and what compiles that were ended left behind."""
+    """Remove bundles, and what compiles that were ended left behind.
+
+    Environments of toolchains go as well: those of that AGE or all; with --keep
+    those that no command uses, as farm's own packages have changed since.
+    """
     if sum(map(bool, (older, keep, everything))) != 1:
         raise UsageError("say what to remove: one of --older AGE, --keep SIZE, --all")
     cache = BundleCache(load_config(config_file).cache_dir)
     left = leftovers(cache.root)
+    age_s = _parse(older, _AGE, _SECONDS, "--older", "30d") if older else None
     removed = cache.prune(
-        older_than_s=_parse(older, _AGE, _SECONDS, "--older", "30d") if older else 0.0,
+        older_than_s=age_s or 0.0,
         keep_bytes=int(_parse(keep, _SIZE, _BYTES, "--keep", "10GB")) if keep else None,
         dry_run=dry_run,
     )
+    environments = _old_environments(cache.root, 0.0 if everything else age_s)
+    for row in [] if dry_run else environments:
+        remove_environment(row)
     freed = size(sum(entry.nbytes for entry in removed))
-    more = f", and {_total(left)}" if left else ""
+    more = "".join(
+        [f", and {_total(left)}" if left else "", f", and {_environments(environments)}" if environments else ""]
+    )
     echo(f"{'would remove' if dry_run else 'removed'} {len(removed)} bundles, {freed}{more}")
+
+
+def _old_environments(cache_dir: Path, age_s: float | None) -> list[EnvironmentRow]:
+    """Return environments not used for so long; without an age those that no command uses any more."""
+    rows = environment_rows(cache_dir)
+    if age_s is None:
+        return [row for row in rows if not row.current]
+    horizon_ms = (time.time() - age_s) * 1000
+    return [row for row in rows if row.used_ms <= horizon_ms]
+
+
+def _environments(rows: Sequence[EnvironmentRow]) -> str:
+    return f"{plural(len(rows), 'environment')} of toolchains, {size(sum(row.nbytes for row in rows))}"
 
 
 def _total(left: Sequence[Leftover]) -> str:
