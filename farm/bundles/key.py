@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 # A change of how bundles are made makes new bundles: the code that decides what is in one, below farm/. Of the flows of
 # backends a bundle depends on its own.
-_RECIPE = ("compile/flows/*.py", "bundles/bundle.py", "bundles/ready.py", "program/pte.py", "program/flatbuffer.py")
+_RECIPE = (
+    "compile/flows/*.py", "bundles/bundle.py", "bundles/ready.py",
+    "program/canonical.py", "program/pte.py", "program/flatbuffer.py",
+)  # fmt: skip
 
 CONTENT = "_content"
 """What names of versions end in that are a SHA-256 of what is there: `executorch_content`, `qnn_content`."""
@@ -75,6 +78,15 @@ def relevant_versions(backend: str, versions: Mapping[str, str]) -> dict[str, st
     found = find_backend(backend)
     foreign = ({"qnn", f"qnn{CONTENT}"} if found.on_cpu else set()) | (set() if found.per_host else {LPAI_TARGET})
     return {name: version for name, version in versions.items() if name not in foreign}
+
+
+def facts_of(versions: Mapping[str, str]) -> dict[str, str]:
+    """Return versions as a run records them: of hashes the beginning."""
+    return {
+        name: version[:16] if name.endswith(CONTENT) else version
+        for name, version in versions.items()
+        if name != LPAI_TARGET
+    }
 
 
 def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
