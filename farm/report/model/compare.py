@@ -263,6 +263,7 @@ class CompareReport(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """Of the devices: `virtual` or `hardware`; empty where programs alone are compared."""
     devices: tuple[str, ...]
+    """Serials; each virtual device has an adb server of its own, so that theirs are the same."""
     sides: tuple[CompareSide, CompareSide]
     jobs: tuple[ComparedJob, ...]
     notes: tuple[str, ...] = ()
@@ -394,7 +395,7 @@ def overview(report: CompareReport) -> tuple[OverviewRow, ...]:
     for metric, label in (("htp_cycles", "HTP cycles"), ("latency", "latency")):
         if moved := changes_of(report, metric):
             host = ", the simulator's host" if metric == "latency" and report.kind == "virtual" else ""
-            change = f"{change_text(Scale.RATIO, statistics.fmean(moved))} in the mean"
+            change = f"{change_text(Scale.RATIO, statistics.median(moved))} in the median"
             ends = f"{change_text(Scale.RATIO, min(moved))} to {change_text(Scale.RATIO, max(moved))}"
             over = f"{fmt.plural(len(moved), 'job')} run in turns, {ends}"
             rows.append(OverviewRow(what=f"{label}{host}", a="", b="", change=change, over=over))
