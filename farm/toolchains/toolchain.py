@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farm.bundles.key import CONTENT, LPAI_TARGET
+from farm.bundles.key import facts_of
 
 
 class SourceState(msgspec.Struct, frozen=True):
@@ -34,8 +34,10 @@ class Compiler(msgspec.Struct, frozen=True):
     """The interpreter."""
     env: dict[str, str]
     """Variables that it must start with, besides those of this process: paths to QNN, ExecuTorch and farm."""
-    trace: bool = False
-    """It records which functions of the toolchain ran for each bundle."""
+    developed: tuple[DevelopedRoot, ...] = ()
+    """The folders of it that are being edited: for each bundle is recorded which functions of theirs ran."""
+    as_of_ns: int = 0
+    """When its content was looked at, or just before, in nanoseconds since the epoch; 0 where that does not matter."""
 
 
 class Toolchain(msgspec.Struct, frozen=True):
@@ -47,6 +49,8 @@ class Toolchain(msgspec.Struct, frozen=True):
     compiler: Compiler
     runner: str
     """Hash of the native build."""
+    runner_of: str = ""
+    """The ExecuTorch that the runner was built against, where that is not the toolchain's own: `executorch 1.5.1`."""
     name: str = ""
     """As users call it; empty for the default."""
     line: str = ""
@@ -60,12 +64,9 @@ class Toolchain(msgspec.Struct, frozen=True):
         from farm import __version__
 
         kind = "virtual" if virtual else "hardware"
-        versions = {
-            name: version[:16] if name.endswith(CONTENT) else version
-            for name, version in self.versions.items()
-            if name != LPAI_TARGET
-        }
-        facts = {"farm": __version__, **versions, "native_runner": self.runner[:16], "device_kind": kind}
+        facts = {"farm": __version__, **facts_of(self.versions), "native_runner": self.runner[:16], "device_kind": kind}
+        if self.runner_of:
+            facts["native_runner_of"] = self.runner_of
         if self.name:
             facts["toolchain"] = self.name
         if self.source.commit:
