@@ -1,0 +1,199 @@
+"""One job on one bench: each side judged once, then both in turns until its numbers are decided."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, confirm, control
+from farm.analysis.scale import GATES, Series
+from farm.regressions.look_back import TIMES
+from farm.report.model.compare import PairedMetric
+from farm.results.attempt import Attempt, Direction, Verdict
+from farm.suites.figures import figure_of
+from farm.system.text import reason_line
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Mapping, Sequence
+
+    from farm.analysis.confirmation import Pair
+    from farm.regressions.interleaved_ab import InterleavedBench, Side
+    from farm.results.attempt import Measurement
+
+FIRST_PAIRS = 6
+"""After these a job is left alone of which no number points anywhere. Nothing is confirmed by them: it takes more."""
+# From so many gates on a number points somewhere.
+_POINTS = 0.5
+# Least time of one side in a pair, and inferences that are taken for it: as `farm confirm` of a run, and fewer of what
+# takes long, as a moment cannot disturb those.
+_TURN_NS = 50e6
+_LEAST_INFERENCES, _MOST_INFERENCES = 2, 20
+
+
+class MeasuredMetric(msgspec.Struct, frozen=True, kw_only=True):
+    """One number of both sides, and what pairs say of both claims: that B is worse, and that it is better."""
+
+    series: Series
+    pairs: tuple[Pair, ...]
+    worse: Confirmation
+    better: Confirmation
+    decides: bool
+
+    @property
+    def gates(self) -> float:
+        """How many gates the estimate is away from no change, positive for the worse; 0 without pairs."""
+        if math.isnan(self.worse.change):
+            return 0.0
+        size = self.worse.change / GATES[self.series.scale].confirmed
+        return -size if self.series.direction is Direction.HIGHER else size
+
+
+class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What executing a job gave."""
+
+    a: Attempt | None = None
+    b: Attempt | None = None
+    metrics: tuple[MeasuredMetric, ...] = ()
+    device: str = ""
+    problem: str = ""
+    """Why it could not be compared; empty where it could."""
+
+
+def run_job(
+    bench: InterleavedBench, a: Side | None, b: Side | None, most_pairs: int, stop: threading.Event
+) -> JobOutcome:
+    """Run a job: each side that there is once, judged; where both can be run, in turns. Raises InfraError."""
+    sides = [side for side in (a, b) if side is not None]
+    bench.measure(sides[0], sides[-1], 0)
+    first, second = (None if side is None else bench.judged.get(side.key) for side in (a, b))
+    outcome = JobOutcome(a=first, b=second, device=bench.device.serial)
+    if a is None or b is None or first is None or second is None or not (_is_usable(first) and _is_usable(second)):
+        return outcome
+    since = len(bench.turns)
+    metrics = _measure(bench, (a, b), (first, second), most_pairs, stop)
+    problems = bench.problems(a, b, since=since)
+    return msgspec.structs.replace(
+        outcome,
+        metrics=metrics,
+        problem=reason_line(f"not in every turn: {'; '.join(problems)}") if problems else "",
+    )
+
+
+def paired(outcomes: Mapping[str, JobOutcome]) -> dict[str, tuple[PairedMetric, ...]]:
+    """Return the numbers of every job, with chance taken out of what is confirmed among all of them."""
+    rows = [(name, one) for name, outcome in outcomes.items() for one in outcome.metrics]
+    family = [number for number, (_, one) in enumerate(rows) if one.decides]
+    worse = dict(zip(family, control([rows[number][1].worse for number in family]), strict=True))
+    better = dict(zip(family, control([rows[number][1].better for number in family]), strict=True))
+    found: dict[str, list[PairedMetric]] = {}
+    for number, (name, one) in enumerate(rows):
+        found.setdefault(name, []).append(_metric(one, worse.get(number, one.worse), better.get(number, one.better)))
+    return {name: tuple(metrics) for name, metrics in found.items()}
+
+
+def _is_usable(attempt: Attempt) -> bool:
+    """Tell whether the turns of a side count: it passed, or its known issue shows."""
+    return attempt.verdict is Verdict.PASSED or (attempt.verdict is Verdict.FAILED and bool(attempt.known_issue))
+
+
+def _measure(
+    bench: InterleavedBench,
+    sides: tuple[Side, Side],
+    judged: tuple[Attempt, Attempt],
+    most_pairs: int,
+    stop: threading.Event,
+) -> tuple[MeasuredMetric, ...]:
+    figures = figures_of(*judged)
+    # Outputs repeat: where none moved they are not brought again.
+    moved = {one.series.metric for one in figures if one.decides and one.gates > 1.0}
+    times = times_of(*judged, virtual=bench.device.kind == "virtual")
+    inferences = inferences_of([one for attempt in judged for one in attempt.measurements])
+    pairs: dict[str, list[Pair]] = {}
+    metrics: tuple[MeasuredMetric, ...] = figures
+    done = 0
+    for target in (FIRST_PAIRS, most_pairs, 2 * most_pairs):
+        for metric, more in bench.measure(*sides, target - done, inferences, numerics=bool(moved)).items():
+            pairs.setdefault(metric, []).extend(more)
+        done = target
+        metrics = (
+            *(judged_metric(series, pairs.get(series.metric, ()), decides=decides) for series, decides in times),
+            *(
+                judged_metric(one.series, pairs.get(one.series.metric, ()), decides=one.decides)
+                if one.series.metric in moved
+                else one
+                for one in figures
+            ),
+        )
+        if stop.is_set() or not is_open(metrics, first=target == FIRST_PAIRS):
+            break
+    return metrics
+
+
+def judged_metric(series: Series, pairs: Sequence[Pair], *, decides: bool) -> MeasuredMetric:
+    """Return what pairs say of both claims about a series."""
+    up = series.direction is not Direction.HIGHER
+    worse, better = (confirm(series.scale, pairs, up=way, level=P_UNSUSPECTED) for way in (up, not up))
+    return MeasuredMetric(series=series, pairs=tuple(pairs), worse=worse, better=better, decides=decides)
+
+
+def times_of(first: Attempt, second: Attempt, *, virtual: bool) -> list[tuple[Series, bool]]:
+    """Return the times that both have, and whether each decides: on a simulator `latency` is its host's clock."""
+    known = {one.metric: one for one in first.measurements}
+    both = [one for one in second.measurements if one.metric in TIMES and one.metric in known]
+    return [(_series(one), not (virtual and one.metric == "latency")) for one in both]
+
+
+def figures_of(first: Attempt, second: Attempt) -> tuple[MeasuredMetric, ...]:
+    """Return the figures that both judged turns have, as one pair each.
+
+    Those against the FP32 module decide, which is the same on both sides. Each side has a quantized module of its own,
+    so that a figure against it is of another thing.
+    """
+    known = {one.metric: one for one in first.measurements}
+    return tuple(
+        judged_metric(_series(one), [(known[one.metric].samples, one.samples)], decides="_quantized[" not in one.metric)
+        for one in second.measurements
+        if figure_of(one.metric) is not None and one.metric in known
+    )
+
+
+def inferences_of(measurements: Sequence[Measurement]) -> int:
+    """Return how many inferences a side has in a pair, from the latencies of the judged turns."""
+    latencies = [statistics.median(one.samples) for one in measurements if one.metric == "latency" and one.samples]
+    longest = max(latencies, default=0.0)
+    wanted = math.ceil(_TURN_NS / longest) if longest > 0 else _MOST_INFERENCES
+    return max(_LEAST_INFERENCES, min(wanted, _MOST_INFERENCES))
+
+
+def is_open(metrics: Sequence[MeasuredMetric], *, first: bool) -> bool:
+    """Tell whether more pairs are wanted: at first where a number points anywhere, then where it may still be worse."""
+    deciding = [one for one in metrics if one.decides and one.worse.pairs > 1]
+    if first:
+        return any(abs(one.gates) > _POINTS for one in deciding)
+    return any(one.gates > 1.0 and one.worse.answer is Answer.UNKNOWN for one in deciding)
+
+
+def _series(one: Measurement) -> Series:
+    return Series("", one.metric, one.unit, one.direction)
+
+
+def _metric(one: MeasuredMetric, worse: Confirmation, better: Confirmation) -> PairedMetric:
+    a, b = ([statistics.median(pair[side]) for pair in one.pairs if len(pair[side])] for side in (0, 1))
+    return PairedMetric(
+        metric=one.series.metric,
+        unit=one.series.unit,
+        a=statistics.median(a) if a else math.nan,
+        b=statistics.median(b) if b else math.nan,
+        change=worse.change,
+        low=worse.low,
+        high=worse.high,
+        pairs=worse.pairs,
+        p_value=min(worse.p_value, better.p_value),
+        worse=worse.answer,
+        better=better.answer,
+        decides=one.decides,
+    )
