@@ -6,6 +6,7 @@ import hashlib
 import math
 import re
 import shlex
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -38,7 +39,7 @@ _TIMEOUT_S = 300.0
 
 
 class PlannedCell(msgspec.Struct, frozen=True):
-    """One run of a night: the SoCs and suites of a `[[run]]` on one backend."""
+    """One run of a night: the SoCs and suites of a `[[run]]` on one backend, with one toolchain."""
 
     name: str
     """What its files are called: the same every night."""
@@ -140,22 +141,26 @@ def _seconds(text: str, place: str, problems: list[str]) -> float:
 def _cells(
     table: RunTable, place: str, base: Path, wait_s: float, config: Config, problems: list[str]
 ) -> Iterator[PlannedCell]:
-    """Yield one cell for each backend; none when the table is wrong."""
+    """Yield one cell for each toolchain and backend; none when the table is wrong."""
     before = len(problems)
     _check_run(table, place, problems)
     suites = tuple(_suite_path(name, base) for name in table.suites)
-    problems += _unknown(table, suites, place, config)
+    toolchains = tuple(dict.fromkeys(_toolchain(name, base) for name in table.toolchains)) or ("",)
+    problems += _unknown(table, suites, toolchains, place, config)
     if len(problems) > before:
         return
     suffix = len(table.backends) > 1 or not table.name
-    for backend in dict.fromkeys(table.backends):
+    for toolchain, backend in product(toolchains, dict.fromkeys(table.backends)):
         parts = [table.name] if table.name else [*(Path(name).name for name in table.suites), *table.socs]
-        name = re.sub(r"[^A-Za-z0-9_.+-]", "_", "-".join([*parts, backend] if suffix else parts))[:80]
+        parts += [backend] if suffix else []
+        parts += [Path(toolchain).name] if len(toolchains) > 1 else []
+        name = re.sub(r"[^A-Za-z0-9_.+-]", "_", "-".join(parts))[:80]
         request = RunRequest(
             socs=tuple(find_soc(name).name for name in dict.fromkeys(table.socs)),
             suites=tuple(dict.fromkeys(suites)),
             backend=backend,
             precisions=table.precisions,
+            toolchain=toolchain,
             virtual=table.virtual,
             selection=("-k", table.keyword) if table.keyword else (),
             iterations=3 if table.iterations is None else table.iterations,
@@ -188,9 +193,12 @@ def _check_run(table: RunTable, place: str, problems: list[str]) -> None:
         problems.append(f"{place}: timeout_s: expected a finite number")
 
 
-def _unknown(table: RunTable, suites: tuple[str, ...], place: str, config: Config) -> list[str]:
-    """Return what is wrong with names of SoCs, suites, backends and precisions."""
+def _unknown(
+    table: RunTable, suites: tuple[str, ...], toolchains: tuple[str, ...], place: str, config: Config
+) -> list[str]:
+    """Return what is wrong with names of SoCs, suites, backends, precisions and toolchains."""
     from farm.suites.manifests import find_suites, resolve_suite
+    from farm.toolchains.select import toolchain_of
 
     known_suites = find_suites(config.suite_folders)
     finders: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
@@ -198,6 +206,7 @@ def _unknown(table: RunTable, suites: tuple[str, ...], place: str, config: Confi
         "suites": (suites, lambda name: resolve_suite(name, known_suites)),
         "backends": (table.backends, find_backend),
         "precisions": (table.precisions, _find_precision),
+        "toolchains": (tuple(filter(None, toolchains)), lambda name: toolchain_of(config, name)),
     }
     found = []
     for key, (names, find) in finders.items():
@@ -221,6 +230,11 @@ def _bad_name(name: str) -> str:
 def _suite_path(name: str, base: Path) -> str:
     """Return a suite as the command line takes it: a path is beside the file that names it."""
     return str(base / Path(name).expanduser()) if "/" in name or name.endswith(".toml") else name
+
+
+def _toolchain(name: str, base: Path) -> str:
+    """Return a toolchain as the command line takes it: a path is beside the file that names it."""
+    return str(base / Path(name).expanduser()) if name.startswith((".", "~")) or "/" in name else name
 
 
 def _option(name: str, value: object) -> str:
@@ -315,6 +329,7 @@ def command_of(request: RunRequest) -> str:
         "run",
         *(word for option, values in repeated.items() for value in values for word in (option, value)),
     ]
+    words += ["--toolchain", request.toolchain] if request.toolchain else []
     words += ["--backend", request.backend] if request.backend != DEFAULT_BACKEND else []
     words += ["--virtual", str(request.virtual)] if request.virtual else ["--nightly"]
     words += [] if request.most_devices is None else ["--devices", str(request.most_devices)]

@@ -43,6 +43,7 @@ class RunTable(msgspec.Struct, frozen=True, kw_only=True):
     backends: _Names = (DEFAULT_BACKEND,)
     precisions: tuple[str, ...] = ()
     options: dict[str, OptionValue | tuple[OptionValue, ...]] = {}
+    toolchains: tuple[str, ...] = ()
     virtual: Annotated[int, Meta(ge=0, le=64)] = 0
     devices: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()

@@ -42,6 +42,8 @@ def use_toolchain(config: Config, ref: str, note: Callable[[str], None] = lambda
 
 def toolchain_of(config: Config, ref: str) -> ToolchainConfig:
     """Return what `ref` names, before anything of it is looked at. Raises UnknownNameError, UsageError."""
+    if ref == DEFAULT:
+        return ToolchainConfig()
     if ref in config.toolchains:
         return config.toolchains[ref]
     if "/" in ref or ref in (".", "..") or ref.startswith("~"):

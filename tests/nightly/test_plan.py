@@ -54,6 +54,27 @@ def test_a_run_is_a_cell_for_each_backend(tmp_path: Path, config: Config) -> Non
     assert plan.cells[2].share == 2
 
 
+def test_toolchains_are_an_axis_and_those_of_a_path_are_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "farm.toml").write_text('[toolchain.main]\npython = "env/bin/python"\n')
+    for mark in ("exir", "backends"):
+        (tmp_path / "et" / mark).mkdir(parents=True)
+    (tmp_path / "et" / "exir" / "__init__.py").touch()
+    config = load_config(folder=tmp_path)
+    text = 'backends = ["htp", "xnnpack"]\ntoolchains = ["default", "main", "1.4.1", "./et"]\n'
+    cells = plan_of(HEAD + RUN + text, tmp_path, config).cells
+    assert [cell.name for cell in cells] == [
+        f"smoke-SM8650-{backend}-{name}"
+        for name in ("default", "main", "1.4.1", "et")
+        for backend in ("htp", "xnnpack")
+    ]
+    assert [cell.request.toolchain for cell in cells[::2]] == ["default", "main", "1.4.1", f"{tmp_path}/et"]
+    assert "--toolchain 1.4.1 " in cells[4].request.command
+    said = refused(HEAD + RUN + 'toolchains = ["man", "1.2.0", "./gone"]\n', tmp_path, config)
+    assert "toolchains: unknown toolchain 'man': did you mean 'main'?" in said
+    assert "ExecuTorch 1.2.0 is too old" in said
+    assert f"{tmp_path}/gone is not there" in said
+
+
 def test_every_problem_is_named_at_once_with_its_table(tmp_path: Path, config: Config) -> None:
     said = refused(
         '[nightly]\nname = "a/b"\nbudget = "10 parsecs"\nkeep = 0\nreport_url = "https://u:hunter2@host/"\n'
