@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.analysis.facts import CONTENTS, is_mute
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-UNDER_TEST = frozenset({"executorch", "farm", "torch", "torchao", "transformers"})
+UNDER_TEST = frozenset({"executorch", "farm", "torch", "torchao", "transformers"}) | CONTENTS.keys() - {"qnn_content"}
 """Facts of the program under test: they never part a series, as their effect on a number is what is looked for."""
 
 # Facts that follow from another, and are under test with it: the runner is built from ExecuTorch, so that a new
 # ExecuTorch could otherwise never be found to be slower.
 _MADE_FROM = {"native_runner": "executorch"}
-_APART = UNDER_TEST | _MADE_FROM.keys()
+_APART = UNDER_TEST | _MADE_FROM.keys() | CONTENTS.keys()
 # Their values are hashes, which are not shown.
 _NAMELESS = frozenset({"native_runner", "runtime", "skel"})
 _NAMES = {"native_runner": "runner", "device_kind": "device kind", "device_build": "device build"}
@@ -99,6 +101,7 @@ def split(points: Sequence[Point]) -> History:
 def _classes(points: Sequence[Point]) -> list[int]:
     numbers: dict[object, int] = {}
     lineages = [_lineage(points, name, source) for name, source in _MADE_FROM.items()]
+    lineages.append(_known_states(points, "qnn_content"))
     found = []
     for point, *made in zip(points, *lineages, strict=True):
         facts = frozenset(fact for fact in point.facts.items() if fact[0] not in _APART)
@@ -121,6 +124,17 @@ def _lineage(points: Iterable[Point], name: str, source: str) -> list[int]:
     return found
 
 
+def _known_states(points: Iterable[Point], name: str) -> list[int]:
+    """Return a number for each run: the same as the run before where one of them was recorded without the fact."""
+    numbers: dict[str, int] = {}
+    found: list[int] = []
+    for point in points:
+        value = point.facts.get(name)
+        before = found[-1] if found else 0
+        found.append(before if value is None else numbers.setdefault(value, len(numbers)))
+    return found
+
+
 def _changes(was: Point, now: Point, *, parted: bool) -> list[tuple[str, bool]]:
     """Return what is different from one run to the next, and whether that parts them."""
     found = []
@@ -130,7 +144,11 @@ def _changes(was: Point, now: Point, *, parted: bool) -> list[tuple[str, bool]]:
         found.append(("case changed", True))
     for name in sorted(was.facts.keys() | now.facts.keys()):
         old, new = was.facts.get(name), now.facts.get(name)
-        if old == new or (name == "device_kind" and found):
+        if (
+            old == new
+            or (name == "device_kind" and found)
+            or (name in CONTENTS and is_mute(name, was.facts, now.facts))
+        ):
             continue
         source = _MADE_FROM.get(name)
         follows = source is not None and was.facts.get(source) != now.facts.get(source)
@@ -143,6 +161,8 @@ def _changes(was: Point, now: Point, *, parted: bool) -> list[tuple[str, bool]]:
 def fact_text(name: str, old: str | None, new: str | None) -> str:
     """Return what happened to a fact: `qnn 2.47 -> 2.51`, `runner changed`; None is not there."""
     shown = _NAMES.get(name, name)
+    if name in CONTENTS:
+        return f"{CONTENTS[name]} changed"
     if name in _NAMELESS:
         return f"{shown} changed"
     if new is None:

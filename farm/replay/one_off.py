@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.analysis.facts import CONTENTS
+from farm.bundles.key import facts_of
 from farm.device_run.artifacts import AttemptArtifacts, kept_outputs
 from farm.device_run.device_run import DeviceRun, HeatGate
 from farm.errors import FarmError, InfraError
@@ -144,7 +146,8 @@ def _begin(
 
     kind, manifest, job = acquired.device.kind, bundle.manifest, request.job
     # What compiled the bundle, which may be older than what is installed.
-    facts = tools.fingerprint(virtual=request.virtual) | manifest.versions | request.facts
+    here = {name: fact for name, fact in tools.fingerprint(virtual=request.virtual).items() if name not in CONTENTS}
+    facts = here | facts_of(manifest.versions) | request.facts
     if request.profile.flags(kind) != Profile.AUTO.flags(kind):
         facts["profile"] = str(request.profile)
     record = RunRecord(request.command, user_name(), socket.gethostname(), facts)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farm.analysis.facts import changed_facts
 from farm.pool.fleet import Choice
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
 from farm.replay.stored_result import StoredResult, find_bundle, find_job
@@ -113,8 +114,7 @@ def compare_outputs(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Return the facts that are not the same, by name. Pure."""
-    names = sorted((then.keys() | now.keys()) - {_FACT})
-    return {name: (then.get(name, ""), now.get(name, "")) for name in names if then.get(name) != now.get(name)}
+    return {name: values for name, values in changed_facts(then, now).items() if name != _FACT}
 
 
 def _figures(attempt: Attempt) -> dict[str, tuple[str, float | None]]:

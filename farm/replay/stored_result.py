@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.analysis.facts import CONTENTS, changed_facts
 from farm.bundles.cache import BundleCache
-from farm.bundles.key import bundle_key, relevant_versions
+from farm.bundles.key import bundle_key, facts_of, relevant_versions
 from farm.device_run.artifacts import kept_outputs
 from farm.errors import InfraError, UnknownNameError, UsageError
 from farm.request.profiling import Profile
@@ -212,12 +213,17 @@ def _changes(config: Config, stored: StoredResult, job: Job, tools: Toolchain) -
         return ""
     facts = stored.run.fingerprint
     changes = [
-        f"{name} was {facts[name]} and is {version}"
-        for name, version in sorted(relevant_versions(job.target.backend, tools.versions).items())
-        if name in facts and facts[name] != version
+        f"the {CONTENTS[name]} have changed" if name in CONTENTS else f"{name} was {was} and is {is_now}"
+        for name, (was, is_now) in changed_facts(facts, _as_facts(job, tools)).items()
+        if was and is_now
     ]
     changes += [f"the code of {place} has changed" for place in changed_code(config.run_folder(stored.run.id), job)]
     return "; ".join(changes) or f"the case, or the way farm compiles it, has changed (bundle {now[:12]})"
+
+
+def _as_facts(job: Job, tools: Toolchain) -> dict[str, str]:
+    """Return what a bundle of `job` depends on now, as the facts of a run have it."""
+    return facts_of(relevant_versions(job.target.backend, tools.versions))
 
 
 def _build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> None:

@@ -265,6 +265,8 @@ def _change(scale: Scale, one: Confirmation) -> str:
 
 def _differences(good: StoredResult, new: StoredResult, facts: dict[str, tuple[str, str]]) -> Iterator[str]:
     """Yield what is not the same in both results."""
+    from farm.analysis.facts import fact_line
+
     own = {
         "bundle": (good.attempt.bundle_key[:12], new.attempt.bundle_key[:12]),
         "case version": (good.view.case_version[:12], new.view.case_version[:12]),
@@ -272,7 +274,7 @@ def _differences(good: StoredResult, new: StoredResult, facts: dict[str, tuple[s
     }
     known = {name: values for name, values in facts.items() if name != "repro"}
     for name, (was, now) in (known | {name: values for name, values in own.items() if values[0] != values[1]}).items():
-        yield from wrapped(f"differs: {name}: {was or 'nothing'} -> {now or 'nothing'}")
+        yield from wrapped(f"differs: {fact_line(name, was, now)}")
 
 
 def _confirm_data(outcome: ConfirmOutcome) -> dict[str, object]:

@@ -250,6 +250,8 @@ def repro_command(
 
 
 def _repro_lines(outcome: ReproOutcome) -> list[str]:
+    from farm.analysis.facts import fact_line
+
     past, now = outcome.stored, outcome.now
     if now.attempt is None:
         return ["interrupted"]
@@ -267,9 +269,7 @@ def _repro_lines(outcome: ReproOutcome) -> list[str]:
     ]
     lines = [past.view.id, f"the same bundle, {then.bundle_key[:12]}", "", *columns(rows, right=(1, 2))]
     lines += ["", f"outputs: {outcome.outputs}", *_reason("then", then), *_reason("now", now.attempt)]
-    lines += [
-        f"differs: {name}: {was or 'nothing'} -> {now or 'nothing'}" for name, (was, now) in outcome.differences.items()
-    ]
+    lines += [f"differs: {fact_line(name, *values)}" for name, values in outcome.differences.items()]
     return [*lines, *_end(now.kind, now.report)]
 
 

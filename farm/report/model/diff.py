@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.analysis.facts import changed_facts, fact_row
 from farm.report.model.summary import JobSummary, Outcome, spread_of, summarize
 from farm.results.attempt import Direction
 
@@ -137,8 +138,7 @@ def diff_runs(before: RunView, after: RunView) -> RunDiff:
 
 
 def _facts(was: Mapping[str, str], now: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
-    names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
-    return tuple((name, was.get(name, ""), now.get(name, "")) for name in names)
+    return tuple(fact_row(name, *values) for name, values in changed_facts(was, now).items())
 
 
 def _job(before: JobSummary | None, after: JobSummary) -> JobDiff:

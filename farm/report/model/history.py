@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.analysis.facts import changed_facts
 from farm.analysis.history import fact_text
 from farm.report.model.chart import Chart, ChartPoint, chart
 from farm.report.model.format import quantity
@@ -68,7 +69,7 @@ def what_changed(before: HistoryPoint, now: HistoryPoint, facts: Mapping[str, Ma
 
 
 def _difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
-    names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+    names = changed_facts(was, now)
     if len(names) > 1 and not _OF_THE_COMMAND.issuperset(names):
         return "new toolchain"
     return ", ".join(fact_text(name, was.get(name), now.get(name)) for name in names)

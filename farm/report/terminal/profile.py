@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.analysis.facts import changed_facts, fact_line
 from farm.report.model import format as fmt
 from farm.report.model.profile_tables import by_unit
 from farm.report.terminal.layout import columns
@@ -104,10 +105,11 @@ def _job_change(old: ProfileRecord, new: ProfileRecord) -> JobChanges:
         refused = f"run {(new if old.operators else old).run_id} kept files of it, but no rows"
     elif not {row.unit for row in old.operators} & {row.unit for row in new.operators}:
         refused = "the two have no unit in common"
-    names = sorted(old.facts.keys() | new.facts.keys())
-    pairs = [(name, old.facts.get(name, fmt.NOTHING), new.facts.get(name, fmt.NOTHING)) for name in names]
-    pairs.append(("device", old.device, new.device))
-    differences = [f"{name}: {one_line(was, 60)} -> {one_line(now, 60)}" for name, was, now in pairs if was != now]
+    pairs = [(name, *values) for name, values in changed_facts(old.facts, new.facts).items()]
+    pairs += [("device", old.device, new.device)] if old.device != new.device else []
+    differences = [
+        fact_line(name, one_line(was or fmt.NOTHING, 60), one_line(now or fmt.NOTHING, 60)) for name, was, now in pairs
+    ]
     if old.case_version != new.case_version:
         differences.append("the case: what is measured is another test")
     return JobChanges(

@@ -1,0 +1,47 @@
+"""Facts of two runs side by side, and what they are called. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONTENTS = {
+    "executorch_content": "sources of executorch",
+    "torch_content": "files of torch",
+    "torchao_content": "files of torchao",
+    "packages_content": "packages beside torch",
+    "python_content": "files of Python",
+    "qnn_content": "libraries of QNN",
+}
+"""What facts stand for whose values are hashes of what is there: nobody can read them."""
+
+
+def changed_facts(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return the facts that are not the same, sorted by name: before and after, empty where a side has none.
+
+    The content of something says nothing where one side was recorded without, and nothing more than its version does
+    where that is another one.
+    """
+    return {
+        name: (was.get(name, ""), now.get(name, ""))
+        for name in sorted(was.keys() | now.keys())
+        if was.get(name) != now.get(name) and not (name in CONTENTS and is_mute(name, was, now))
+    }
+
+
+def is_mute(content: str, was: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Return whether the fact `content`, one of CONTENTS, says nothing about two runs that others do not."""
+    version = content.removesuffix("_content")
+    return content not in was or content not in now or was.get(version) != now.get(version)
+
+
+def fact_row(name: str, was: str, now: str) -> tuple[str, str, str]:
+    """Return a fact that changed as people read it: name, before, after."""
+    return (CONTENTS[name], "", "changed") if name in CONTENTS else (name, was, now)
+
+
+def fact_line(name: str, was: str, now: str) -> str:
+    """Return the same as text: `qnn: 2.47 -> 2.51`, `sources of executorch: changed`."""
+    return f"{CONTENTS[name]}: changed" if name in CONTENTS else f"{name}: {was or 'nothing'} -> {now or 'nothing'}"
