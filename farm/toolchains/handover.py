@@ -1,19 +1,19 @@
 """farm's own code for the interpreter of a toolchain, which has not installed it: a folder of links for PYTHONPATH.
 
-In it are `farm` and msgspec, which is all that a builder imports before torch, and never the other packages of farm's
-environment, which would come before those of the toolchain.
+In it are `farm`, msgspec, which is all that a builder imports before torch, and coverage, which traces it. Never the
+other packages of farm's environment, which would come before those of the toolchain.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 import farm
 from farm.errors import MissingToolError
+from farm.runtime.packages import package_version
 from farm.system.publish import published
 from farm.toolchains.pip import pip_install
 
@@ -21,12 +21,18 @@ if TYPE_CHECKING:
     from farm.toolchains.interpreters import InterpreterFacts
 
 _FOLDER = "toolchains"
+# Each with its binary module, which is of one ABI.
+_NEEDED = {"msgspec": "_core"}
+_USEFUL = {"coverage": "tracer"}
+"""Tells which functions ran, so that more bundles stay; without it all are compiled again."""
 
 
 def handover(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
     """Return the folder that makes farm's code importable for `python`. Raises MissingToolError, UntrustedError."""
-    code = Path(farm.__file__).resolve().parent
-    packages = {"farm": code, "msgspec": _msgspec_for(cache_dir, python, facts)}
+    packages = {"farm": Path(farm.__file__).resolve().parent, **_own_packages(facts)}
+    if not _NEEDED.keys() <= packages.keys():
+        installed = _installed(cache_dir, python, facts)
+        packages |= {name: installed / name for name in _NEEDED | _USEFUL if (installed / name).is_dir()}
     return _links(cache_dir, "handover", packages)
 
 
@@ -55,23 +61,32 @@ def _links(cache_dir: Path, kind: str, targets: dict[str, Path]) -> Path:
     return published(where, fill, is_whole=lambda folder: all((folder / name).is_dir() for name in targets))
 
 
-def _msgspec_for(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
-    """Return a msgspec that `python` can load: farm's own, or for another ABI one that is installed once."""
-    own = Path(msgspec.__file__).resolve().parent
-    if facts.abi and any(own.glob(f"_core.{facts.abi}.*")):
-        return own
-    version = msgspec.__version__
+def _own_packages(facts: InterpreterFacts) -> dict[str, Path]:
+    """Return those packages of farm's environment that an interpreter of this ABI can load."""
+    found = {}
+    for name, core in (_NEEDED | _USEFUL).items():
+        spec = importlib.util.find_spec(name)
+        folder = Path(spec.origin).resolve().parent if spec and spec.origin else None
+        if folder is not None and facts.abi and any(folder.glob(f"{core}.{facts.abi}.*")):
+            found[name] = folder
+    return found
+
+
+def _installed(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
+    """Return a folder with the packages for another ABI, which are installed once."""
+    wanted = {name: f"{name}=={version}" for name in _NEEDED | _USEFUL if (version := package_version(name))}
 
     def install(folder: Path) -> None:
-        answer = pip_install(python, [f"msgspec=={version}"], folder)
-        if not any((folder / "msgspec").glob("_core.*")):
-            raise MissingToolError(
-                f"{python}: farm's code needs msgspec {version} there, for {facts.abi}, and pip cannot install it: "
-                f"{answer}; 'farm toolchain show' says more"
-            )
+        for name, requirement in wanted.items():
+            problem = pip_install(python, [requirement], folder)
+            if name in _NEEDED and not any((folder / name).glob(f"{_NEEDED[name]}.*")):
+                raise MissingToolError(
+                    f"farm's code needs {requirement} for {python} ({facts.abi}), and pip cannot install it: "
+                    f"{problem or 'it has no binary for it'}; is the package index reachable?"
+                )
 
-    name = f"msgspec-{version}-{facts.abi or 'unknown'}"
-    return published(cache_dir / _FOLDER / "handover" / name, install) / "msgspec"
+    key = _digest(facts.abi, *wanted.values())
+    return published(cache_dir / _FOLDER / "handover" / f"packages-{key}", install)
 
 
 def _digest(*parts: str) -> str:
