@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from farm.bundles.key import facts_of
+from farm.bundles.trace import DevelopedRoot
 
 
 class SourceState(msgspec.Struct, frozen=True):
