@@ -63,6 +63,7 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
         versions | content,
         compiler,
         native.key,
+        runner_of="" if executorch.own else f"executorch {executorch.version}",
         name=selected.name,
         line=line_of(selected),
         private=is_private(selected),
