@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import update
 
 from farm.store import rows, schema, values
+from farm.store.toolchains import toolchain_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,7 @@ class Recording:
             "started_ms": started_ms,
             "priority": values.clean(record.priority, values.KIND_LIMIT),
             **rows.run_kinds(record.command, facts),
+            **toolchain_columns(record.toolchain),
         }
 
         def insert(connection: Connection) -> str:
@@ -96,16 +98,19 @@ class Recording:
         bundle_key: str,
         fallback_ops: Mapping[str, int] | None = None,
         operators: Mapping[str, int] | None = None,
+        program: str = "",
     ) -> None:
         """Record how the bundle of a planned job came to be; recorded again, the last one counts.
 
         `seconds` is wall time; `fallback_ops` are the operators left to the CPU, `operators` those that the backend
-        built, with how often; None where it is not known.
+        built, with how often; None where it is not known. `program` is the hash of what the program is, as its
+        manifest has it; empty where it has none.
         """
         row: dict[str, Any] = {
             "build_seconds": seconds,
             "cached": cached,
             "bundle_key": values.clean(bundle_key, values.KEY_LIMIT),
+            "program_hash": values.clean(program, values.SOC_LIMIT) or None,
         }
         for column, counts in (("fallback_ops", fallback_ops), ("operators", operators)):
             if counts is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.results.attempt import OperatorProfile
-from farm.store.view import CaseResult
+from farm.store.view import CaseResult, RunToolchain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +48,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     """Epoch, milliseconds; None is now."""
     priority: str = "person"
     """Name of a `farm.store.leases.rules.Priority`, in small letters."""
+    toolchain: RunToolchain = RunToolchain()
+    """What its programs are compiled with, and the line that it belongs to or is compared with."""
 
 
 class ArtifactRecord(msgspec.Struct, frozen=True):
@@ -86,6 +88,10 @@ class HistoryPoint(msgspec.Struct, frozen=True):
     """Samples."""
     device_facts: dict[str, str] = {}
     """What else numbers depend on: the build of the device's system, and what it ran programs with."""
+    commit: str | msgspec.UnsetType = msgspec.UNSET
+    """Of the run's toolchain; not there where it is not known."""
+    dirty: bool | msgspec.UnsetType = msgspec.UNSET
+    """It was not as in the commit; not there where it was, or that is not known."""
 
 
 class ProfileRecord(msgspec.Struct, frozen=True):
@@ -200,6 +206,8 @@ class RunStatus(msgspec.Struct, frozen=True):
     finished_ms: int | None
     exit_code: int | None
     jobs: tuple[JobStatus, ...]
+    toolchain: RunToolchain | msgspec.UnsetType = msgspec.UNSET
+    """Not there where nothing is known but that it is the default one."""
 
 
 class UnfinishedRun(msgspec.Struct, frozen=True):
@@ -344,6 +352,10 @@ class AlertRecord(msgspec.Struct, frozen=True, kw_only=True):
     found_ms: int
     remark: Remark | None = None
     """The newest."""
+    line: str | msgspec.UnsetType = msgspec.UNSET
+    """Of the run; not there for the default."""
+    private: bool | msgspec.UnsetType = msgspec.UNSET
+    """The run was compared with its line: nobody else has to see to it."""
 
     @property
     def owner(self) -> str:

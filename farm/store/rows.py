@@ -84,8 +84,16 @@ def run_kinds(command: str, facts: Mapping[str, str]) -> dict[str, str | None]:
 
 def require_run(connection: Connection, run_id: str) -> None:
     """Raise StoreLostError unless there is such a run."""
-    if connection.scalar(select(schema.run.c.id).where(schema.run.c.id == run_id)) is None:
+    line_of_run(connection, run_id)
+
+
+def line_of_run(connection: Connection, run_id: str) -> tuple[str, bool]:
+    """Return the line that a run belongs to or is compared with, and whether it is private. Raises StoreLostError."""
+    run = schema.run.c
+    found = connection.execute(select(run.run_line, run.run_private).where(run.id == run_id)).first()
+    if found is None:
         raise StoreLostError(f"run {run_id} is not in the store: begin_run makes one")
+    return found[0], found[1]
 
 
 def find_planned(connection: Connection, run_id: str, job_id: str, serial: str = "") -> tuple[int, int, int | None]:

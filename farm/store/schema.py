@@ -17,10 +17,11 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 
 # The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
-REVISION = "0009"
+REVISION = "0010"
 # Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
 VERSION_TABLE = "farm_schema"
 
@@ -61,6 +62,15 @@ run = Table(
     Column("run_kind", String(16), nullable=False, server_default="suite"),
     # `virtual` or `hardware`, as the run was asked for; NULL is not known, and like no other.
     Column("run_device_kind", String(16)),
+    # As users call its toolchain; empty for the default. So are those of older farms.
+    Column("run_toolchain", String(256), nullable=False, server_default=""),
+    # The series that it belongs to or, where it is private, that it is compared with; empty for the default.
+    Column("run_line", String(256), nullable=False, server_default=""),
+    Column("run_private", Boolean, nullable=False, server_default=false()),
+    Column("run_commit", String(64), nullable=False, server_default=""),
+    Column("run_dirty", Boolean, nullable=False, server_default=false()),
+    # The rest of `view.RunToolchain`, which nobody asks for by itself; NULL where there is none of it.
+    Column("run_source", JSON(none_as_null=True)),
 )
 
 device = Table(
@@ -128,6 +138,8 @@ run_job = Table(
     # trigger, `attempt_decides` of revision 0009. No foreign key, as attempts refer to this table.
     Column("decisive_attempt_id", BigInteger),
     Column("decisive_verdict", String(16)),
+    # What the program is, without what QNN writes by time; NULL is not known.
+    Column("program_hash", String(64)),
     UniqueConstraint("run_id", "job_id"),
     # Ids of runs sort by time, so that the newest of a job is found at once; rows of an imported run are newer than it.
     Index("ix_run_job_job_id_run_id", "job_id", "run_id"),
@@ -276,6 +288,9 @@ alert = Table(
     # As they were measured: [[good, new], ...]; what can be judged again.
     Column("pairs", JSON(none_as_null=True)),
     Column("found_ms", BigInteger, nullable=False),
+    # Of the run, which may be gone.
+    Column("alert_line", String(256), nullable=False, server_default=""),
+    Column("alert_private", Boolean, nullable=False, server_default=false()),
     UniqueConstraint("series_id", "device_kind", "run_id"),
     Index("ix_alert_state", "state"),
     # The number of one that is gone is not given again: remarks name it.

@@ -56,6 +56,40 @@ class Stale(msgspec.Struct, frozen=True):
     last_run_id: str = ""
 
 
+class Commit(msgspec.Struct, frozen=True):
+    """One commit, as people name it."""
+
+    hash: str
+    subject: str
+    """First line of its message."""
+
+
+class RunToolchain(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a run compiled with, for people and for the history: decided when the run is recorded."""
+
+    name: str = ""
+    """As users call it; empty for the default."""
+    line: str = ""
+    """The series that the run belongs to or, where it is private, that it is compared with; empty for the default."""
+    private: bool = False
+    """It is compared with the line, and is no part of its baseline, flakiness or status."""
+    commit: str = ""
+    """Full hash; empty where there is no git."""
+    dirty: bool = False
+    """Something that takes part is not as in the commit."""
+    branch: str = ""
+    subject: str = ""
+    """First line of the commit's message."""
+    committed_ms: int = 0
+    """Epoch, milliseconds."""
+    since: tuple[Commit, ...] = ()
+    """Commits after that of the line's run before, up to this one, newest first; not all, where there are many."""
+    more: int = 0
+    """How many more there are."""
+    commit_url: str = ""
+    """Address of a commit, with `{commit}` in it; anybody may have written it."""
+
+
 class JobView(msgspec.Struct, frozen=True):
     """One job of the run and all its attempts, oldest first; no attempt yet is an empty tuple."""
 
@@ -79,6 +113,8 @@ class JobView(msgspec.Struct, frozen=True):
     """Of a job that failed: the same case in the same precision on other SoCs, and in others on this SoC."""
     stale: Stale | None = None
     """Left out, while the run had no time for it; means something only without an attempt."""
+    program: str | msgspec.UnsetType = msgspec.UNSET
+    """Hash of what the program is, without what QNN writes by time; not there where it is not known."""
 
     @property
     def decisive(self) -> Attempt | None:
@@ -105,3 +141,5 @@ class RunView(msgspec.Struct, frozen=True):
     """Version of this layout, for readers of the JSON."""
     priority: str = "person"
     """How urgent it was: `person` or `nightly`."""
+    toolchain: RunToolchain | msgspec.UnsetType = msgspec.UNSET
+    """Not there where nothing is known but that it is the default one."""

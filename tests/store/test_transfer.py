@@ -288,7 +288,7 @@ def drop(line: int) -> Callable[[list[dict[str, Any]]], None]:
 @pytest.mark.parametrize(
     ("edit", "line", "problem"),
     [
-        (change(1, "layout", to=2), 1, r"of a newer farm \(layout 2, this one knows 1\): update farm"),
+        (change(1, "layout", to=3), 1, r"of a newer farm \(layout 3, this one knows 2\): update farm"),
         (change(1, "layout", to=0), 1, "Expected `int` >= 1"),
         (change(1, "kind", to="pizza"), 1, "Invalid value 'pizza'"),
         (drop(1), 1, "is no export of farm"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
 from sqlalchemy import String, bindparam, cast, delete, insert, select, update
 
 from farm.errors import UnknownNameError
@@ -39,7 +40,7 @@ class Alerts:
 
         def write(connection: Connection) -> None:
             alert = schema.alert
-            rows.require_run(connection, run_id)
+            line = _line_of(connection, run_id)
             there = {(one.series_id, one.device_kind) for one in found}
             exact = alert.c.state == AlertState.EXACT
             not_measured = (alert.c.run_id == run_id) & (exact | (alert.c.state == AlertState.CANDIDATE))
@@ -49,7 +50,7 @@ class Alerts:
             gone = [row.id for row in connection.execute(of_run) if (row.series_id, row.device_kind) not in there]
             for part in chunks(gone):
                 connection.execute(delete(alert).where(alert.c.id.in_(part)))
-            new = [_row(run_id, one) for one in found]
+            new = [{**_row(run_id, one), **line} for one in found]
             rows.insert_missing(connection, alert, new)
             # A run that was resumed may have other numbers now.
             same = (alert.c.series_id == bindparam("of_series")) & (alert.c.device_kind == bindparam("of_kind"))
@@ -98,7 +99,8 @@ class Alerts:
         """Record a number of a run that is to be measured though it does not stand out; return it, or what is there."""
 
         def write(connection: Connection) -> AlertRecord:
-            rows.insert_missing(connection, schema.alert, [_row(run_id, one)])
+            row = {**_row(run_id, one), **_line_of(connection, run_id)}
+            rows.insert_missing(connection, schema.alert, [row])
             alert = schema.alert.c
             same = (alert.series_id == one.series_id) & (alert.device_kind == one.device_kind)
             [found] = _find(connection, same & (alert.run_id == run_id))
@@ -111,11 +113,11 @@ class Alerts:
         of_run = schema.alert.c.run_id == run_id
         return self._find(of_run if unchanged else of_run & (schema.alert.c.finding != "unchanged"))
 
-    def of_jobs(self, job_ids: Iterable[str]) -> list[AlertRecord]:
-        """Return all that ever stood out of jobs, by their ids, oldest first."""
+    def of_jobs(self, job_ids: Iterable[str], line: str = "") -> list[AlertRecord]:
+        """Return all that ever stood out of jobs, by their ids, in runs of a line, oldest first."""
         found = []
         for part in chunks(sorted(set(job_ids))):
-            found += self._find(schema.job.c.name.in_(part))
+            found += self._find(schema.job.c.name.in_(part) & _in_line(line))
         return found
 
     def get(self, alert_id: int) -> AlertRecord:
@@ -126,10 +128,11 @@ class Alerts:
             raise UnknownNameError("alert", str(alert_id), known, "" if known else "(none is open)")
         return found[0]
 
-    def open(self, device_kind: str | None = None) -> list[AlertRecord]:
-        """Return the alerts that are shown, as `open_alerts`, of one kind of device where given."""
+    def open(self, device_kind: str | None = None, line: str | None = None) -> list[AlertRecord]:
+        """Return the alerts that are shown, as `open_alerts`, of one kind of device, and of one line, where given."""
         with self._database.reading() as connection:
-            return [one for one in open_alerts(connection) if device_kind in (None, one.device_kind)]
+            found = open_alerts(connection)
+        return [one for one in found if device_kind in (None, one.device_kind) and line in (None, one.line or "")]
 
     def remark(self, subject: str, remark: Remark) -> None:
         """Record what somebody says of a subject, `alert:12` or `job:` and its id."""
@@ -163,7 +166,8 @@ class Alerts:
             same = (alert.c.run_id == run_id) & (alert.c.series_id == accepted.series_id)
             same &= alert.c.device_kind == accepted.device_kind
             connection.execute(delete(alert).where(same))
-            statement = insert(alert).values(_row(run_id, accepted)).returning(alert.c.id)
+            row = {**_row(run_id, accepted), **_line_of(connection, run_id)}
+            statement = insert(alert).values(row).returning(alert.c.id)
             return int(connection.execute(statement).scalar_one())
 
         alert_id = self._database.write(write)
@@ -179,8 +183,9 @@ def open_alerts(connection: Connection) -> list[AlertRecord]:
     """Return the regressions and changes that are confirmed, or of exact numbers, and that nothing has settled.
 
     Settled are those that somebody accepted or called fixed, and those after which the number got better again.
+    What a private run found is for whoever made it.
     """
-    found = _find(connection, schema.alert.c.state.in_(_TOLD))
+    found = _find(connection, schema.alert.c.state.in_(_TOLD) & ~schema.alert.c.alert_private)
     undone = _undone(found)
     return [
         one
@@ -204,7 +209,7 @@ def _undone(found: Iterable[AlertRecord]) -> set[int]:
     Each way back undoes the greatest that it can, and with what it has left the next.
     """
     undone: set[int] = set()
-    before: dict[tuple[int, str], list[AlertRecord]] = {}
+    before: dict[tuple[int, str, str], list[AlertRecord]] = {}
     for one in found:
         steps = before.setdefault(_series(one), [])
         left = _size(one)
@@ -255,7 +260,9 @@ def _record(row: Row[Any], remarks: Sequence[Remark]) -> AlertRecord:
     last = remarks[-1] if remarks else None
     if last and not _counts(last):
         last = None
-    figures = {name: math.nan if getattr(row, name) is None else getattr(row, name) for name in _FIGURES}
+    figures: dict[str, Any] = {
+        name: math.nan if getattr(row, name) is None else getattr(row, name) for name in _FIGURES
+    }
     return AlertRecord(
         id=row.id,
         series_id=row.series_id,
@@ -276,6 +283,8 @@ def _record(row: Row[Any], remarks: Sequence[Remark]) -> AlertRecord:
         device=row.device,
         found_ms=row.found_ms,
         remark=last,
+        line=row.alert_line or UNSET,
+        private=row.alert_private or UNSET,
     )
 
 
@@ -312,5 +321,15 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _series(one: AlertRecord) -> tuple[int, str]:
-    return one.series_id, one.device_kind
+def _series(one: AlertRecord) -> tuple[int, str, str]:
+    return one.series_id, one.device_kind, one.line or ""
+
+
+def _in_line(line: str) -> ColumnElement[bool]:
+    return (schema.alert.c.alert_line == line) & ~schema.alert.c.alert_private
+
+
+def _line_of(connection: Connection, run_id: str) -> dict[str, Any]:
+    """Return the columns of an alert that are those of its run. Raises StoreLostError where there is none."""
+    line, private = rows.line_of_run(connection, run_id)
+    return {"alert_line": line, "alert_private": private}

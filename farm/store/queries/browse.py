@@ -10,6 +10,8 @@ from sqlalchemy import func, select
 from farm.store import schema, values
 from farm.store.clock import clock_ms
 from farm.store.statements import statement
+from farm.store.toolchains import line_text, toolchain_of
+from farm.store.view import RunToolchain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -38,6 +40,8 @@ class RunFilter(msgspec.Struct, frozen=True):
     suite: str = ""
     state: str = ""
     """One of `STATES`."""
+    line: str = ""
+    """As `line_text` has it; private runs belong to none."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -75,6 +79,8 @@ class ListedRun(msgspec.Struct, frozen=True):
     files: int
     """Artifacts of its attempts."""
     progress: Progress
+    toolchain: RunToolchain | msgspec.UnsetType = msgspec.UNSET
+    """Not there where nothing is known but that it is the default one."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -103,6 +109,8 @@ class DeviceAttempt(msgspec.Struct, frozen=True):
     case_version: str
     latency_ns: float | None
     """Median."""
+    private: bool | msgspec.UnsetType = msgspec.UNSET
+    """The run was only compared with a line."""
 
 
 class RunFile(msgspec.Struct, frozen=True):
@@ -149,6 +157,7 @@ class Browse:
                 suites=_distinct(suite for _, suite in targets.get(row.id, ())),
                 files=files.get(row.id, 0),
                 progress=progress[row.id],
+                toolchain=toolchain_of(row),
             )
             for row in rows
         ]
@@ -181,7 +190,7 @@ class Browse:
         with self._database.reading() as connection:
             rows = connection.execute(statement("browse.on_device"), of).all()
             latencies = _by_id(connection, "latencies", attempts=[row.id for row in rows])
-        return [DeviceAttempt(*(*row[1:], latencies.get(row.id))) for row in rows]
+        return [DeviceAttempt(*(*row[1:-1], latencies.get(row.id), row.run_private or msgspec.UNSET)) for row in rows]
 
     def files(self, run_id: str, limit: int) -> list[RunFile]:
         """Return the artifacts of a run, by job, oldest first."""
@@ -203,6 +212,9 @@ def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
         found.append(run.user_name == values.clean(wanted.user))
     if wanted.priority:
         found.append(run.priority == values.clean(wanted.priority))
+    if wanted.line:
+        names = [wanted.line] if wanted.line != line_text("") else ["", wanted.line]
+        found.append(run.run_line.in_(map(values.clean, names)) & ~run.run_private)
     if wanted.soc or wanted.suite:
         of = [
             column == values.clean(name) for column, name in ((job.soc, wanted.soc), (job.suite, wanted.suite)) if name

@@ -40,7 +40,8 @@ def with_elsewhere(connection: Connection, view: RunView) -> RunView:
     results: dict[str, list[JobResult]] = {}
     for cases in chunks({job.case for job in wanted}):
         jobs = connection.scalars(statement("status.jobs_of_cases"), {"cases": cases, **near}).all()
-        for found in newest_results(connection, jobs, None):
+        line = view.toolchain.line if view.toolchain else ""
+        for found in newest_results(connection, jobs, None, line, view.id):
             results.setdefault(found.case, []).append(found)
     there = {job.id: elsewhere(job, results.get(job.case, ())) for job in wanted}
     replace = msgspec.structs.replace
@@ -70,10 +71,13 @@ def elsewhere(job: JobView, results: Iterable[JobResult]) -> tuple[CaseResult, .
 
 
 def newest_results(
-    connection: Connection, job_ids: Collection[int], run_ids: Collection[str] | None
+    connection: Connection, job_ids: Collection[int], run_ids: Collection[str] | None, line: str, also: str = ""
 ) -> list[JobResult]:
-    """Return the newest results of jobs, by their row ids; none of `farm debug`."""
-    of_runs = {} if run_ids is None else {"runs": sorted(run_ids)}
+    """Return the newest results of jobs, by their row ids; none of `farm debug`.
+
+    They are of `run_ids`, whatever they belong to; of None those of a line, and of the run `also`.
+    """
+    of_runs: dict[str, Any] = {"line": line, "run": also} if run_ids is None else {"runs": sorted(run_ids)}
     if run_ids is not None and not run_ids:
         return []
     name = "status.newest_rows" if run_ids is None else "status.newest_rows_of_runs"

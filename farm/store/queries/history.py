@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+
 from farm.errors import UnknownNameError, UsageError
 from farm.store import values
 from farm.store.details import device_facts, fingerprints
-from farm.store.queries.runs import resolve_run
+from farm.store.queries.runs import find_run
 from farm.store.records import HistoryPoint
 from farm.store.statements import chunks, statement
+from farm.store.toolchains import of_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -41,17 +44,25 @@ class HistoryReader:
         self._database = database
 
     def points(
-        self, job_pattern: str, metric: str | None = None, soc: str | None = None, limit: int = 20
+        self,
+        job_pattern: str,
+        metric: str | None = None,
+        soc: str | None = None,
+        limit: int = 20,
+        line: str | None = "",
     ) -> list[HistoryPoint]:
-        """Return what jobs measured, grouped by job, device kind and metric, oldest first in each group.
+        """Return what jobs measured in a line, grouped by job, device kind and metric, oldest first in each group.
 
-        None as `metric` is every metric. `limit` counts the newest attempts of a job on a device kind.
+        None as `metric` is every metric; as `line` every run, also what is only compared with a line. `limit` counts
+        the newest attempts of a job on a device kind.
         """
         with self._database.reading() as connection:
             jobs = list(matching_jobs(connection, job_pattern, soc))
             rows: list[Any] = []
             if jobs:
-                rows += connection.execute(statement("history.attempts"), {"jobs": jobs, "most": limit})
+                rows += connection.execute(
+                    statement("history.attempts"), {"jobs": jobs, "most": limit, **of_line(line)}
+                )
             measured: dict[int, list[tuple[Any, ...]]] = {}
             for attempts in chunks([row.attempt_id for row in rows]):
                 for name in ("history.medians", "history.counts"):
@@ -75,28 +86,33 @@ class HistoryReader:
             return sorted(matching_jobs(connection, job_pattern, soc).values())
 
     def pasts_of_run(self, run_id: str) -> list[JobPast]:
-        """Return what the jobs that a run judged measured, then and in the runs before it, for each kind of device.
+        """Return what the jobs that a run judged measured, then and in the line's runs before, by kind of device.
 
+        A private run comes after those of the line that it is compared with.
         Raises UnknownNameError.
         """
         from farm.store.queries.points import job_pasts
 
         with self._database.reading() as connection:
-            of_run = {"run": resolve_run(connection, run_id)}
+            run = find_run(connection, run_id)
+            of_run = {"run": run.id}
             jobs = {row.id: row.name for row in connection.execute(statement("history.jobs_of_run"), of_run)}
-            return list(job_pasts(connection, jobs, run_id))
+            return list(job_pasts(connection, jobs, run.id, line=run.run_line))
 
-    def pasts_of_jobs(self, job_pattern: str, soc: str | None = None, most: int = 60) -> list[JobPast]:
-        """Return what the newest `most` runs of jobs measured."""
+    def pasts_of_jobs(self, job_pattern: str, soc: str | None = None, most: int = 60, line: str = "") -> list[JobPast]:
+        """Return what the newest `most` runs of jobs in a line measured."""
         from farm.store.queries.points import job_pasts
 
         with self._database.reading() as connection:
-            return list(job_pasts(connection, matching_jobs(connection, job_pattern, soc), None, most=most))
+            jobs = matching_jobs(connection, job_pattern, soc)
+            return list(job_pasts(connection, jobs, None, line=line, most=most))
 
     def reliability(
-        self, job_ids: Collection[str], kind: str, until: str = "", *, failed_of_late: bool = False
+        self, job_ids: Collection[str], kind: str, until: str = "", *, failed_of_late: bool = False, line: str = ""
     ) -> dict[str, Record]:
-        """Return how jobs did in their last 40 runs on devices of a kind, up to run `until`: pass rate, flakiness.
+        """Return how jobs did in their last 40 runs of a line on devices of a kind, up to run `until`.
+
+        That is their pass rate, and whether they are flaky.
 
         Jobs without a verdict about their code are left out; with `failed_of_late` those, too, that did not fail in
         these runs.
@@ -104,7 +120,7 @@ class HistoryReader:
         from farm.store.queries.flakiness import reliability
 
         with self._database.reading() as connection:
-            return reliability(connection, job_ids, kind, until, failed_of_late=failed_of_late)
+            return reliability(connection, job_ids, kind, until, line, failed_of_late=failed_of_late)
 
     def fingerprints(self, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return the facts of fingerprints, name to value, by their hash."""
@@ -112,8 +128,9 @@ class HistoryReader:
             return fingerprints(connection, hashes)
 
     def background(self, run_id: str, runs: int = 30) -> Background:
-        """Return what the jobs of a run measured in their newest `runs` up to it, on its kind of device, and its files.
+        """Return what the jobs of a run measured in the newest `runs` of its line up to it, and its files.
 
+        That is on its kind of device.
         Nothing is there for a run that is not.
         """
         from farm.store.queries.trends import background
@@ -181,4 +198,6 @@ def _point(
         p50=p50,
         n=n,
         device_facts=device_facts(row.build, row.runtime),
+        commit=row.run_commit or UNSET,
+        dirty=row.run_dirty or UNSET,
     )

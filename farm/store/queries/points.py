@@ -48,15 +48,18 @@ class JobPast(msgspec.Struct, frozen=True):
 
 
 def job_pasts(
-    connection: Connection, job_ids: Mapping[int, str], until: str | None, *, most: int = RUNS
+    connection: Connection, job_ids: Mapping[int, str], until: str | None, *, line: str, most: int = RUNS
 ) -> Iterator[JobPast]:
-    """Yield the newest `most` runs of jobs, id to name, for each kind of device.
+    """Yield the newest `most` runs of jobs, id to name, in a line, for each kind of device.
 
-    With `until` those up to that run, and only of jobs that it has a verdict of. Runs of `farm debug` are left out.
+    With `until` those up to that run, which may be one that is only compared with the line, and only of jobs that it
+    has a verdict of. Runs of `farm debug` are left out.
     """
     facts: dict[str, dict[str, str]] = {}
     for part in chunks(sorted(job_ids), _JOBS):
-        found = _attempts(connection, part, until, most)
+        of = {"jobs": part, "until": until or NO_END, "most": most, "line": line}
+        # For each job and run the attempt that decides, where it has a verdict about the code, oldest first.
+        found = connection.execute(statement("history.pasts"), of).all()
         facts |= fingerprints(connection, {row.fingerprint_hash for row in found} - facts.keys())
         measured = _medians(connection, [row.attempt_id for row in found])
         by_job: dict[tuple[int, str], list[Row[Any]]] = {}
@@ -66,12 +69,6 @@ def job_pasts(
         for (job_id, _), rows in by_job.items():
             if until is None or rows[-1].run_id == until:
                 yield _past(job_ids[job_id], rows, facts, measured, kinds)
-
-
-def _attempts(connection: Connection, job_ids: Sequence[int], until: str | None, most: int) -> Sequence[Row[Any]]:
-    """Return for each job and run the attempt that decides, where it has a verdict about the code, oldest first."""
-    of = {"jobs": job_ids, "until": until or NO_END, "most": most}
-    return connection.execute(statement("history.pasts"), of).all()
 
 
 def _medians(connection: Connection, attempt_ids: Sequence[int]) -> dict[int, list[tuple[int, float]]]:

@@ -23,6 +23,7 @@ from farm.store.details import (
 from farm.store.queries.coverage import with_elsewhere
 from farm.store.records import ArtifactRecord, LastVerdict, ListedJob
 from farm.store.statements import statement
+from farm.store.toolchains import DEFAULT_LINE, line_text, of_line, toolchain_of
 from farm.store.view import DeviceView, JobView, RunView, Stale
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from farm.store.database import Database
 
-_LATEST = re.compile(r"latest(?:~(\d{1,9}))?")
+_LATEST = re.compile(r"latest(?:~(\d{1,9}))?(?:@(.+))?")
 
 
 class RunReader:
@@ -44,12 +45,13 @@ class RunReader:
     def latest_id(self) -> str | None:
         """Return the id of the run that began last, None when there is none."""
         with self._database.reading() as connection:
-            newest: str | None = connection.scalar(statement("runs.back"), {"back": 0})
+            newest: str | None = connection.scalar(statement("runs.back"), {"back": 0, **of_line(None)})
             return newest
 
     def resolve(self, ref: str) -> str:
         """Return the run id that `latest`, `latest~1` (the one before), an id or its unique beginning means.
 
+        `latest` is of all runs, private ones among them; `latest@main` and `latest~1@main` are of the line `main`.
         Raises UnknownNameError with the nearest id, UsageError where several ids begin so or none is that far back.
         """
         with self._database.reading() as connection:
@@ -89,7 +91,8 @@ def resolve_run(connection: Connection, ref: str) -> str:
     ref = values.clean(ref, values.NAME_LIMIT)
     match = _LATEST.fullmatch(ref)
     if match:
-        return _back(connection, ref, int(match.group(1) or 0))
+        line = None if match[2] is None else find_line(connection, match[2])
+        return _back(connection, ref, int(match[1] or 0), line)
     pattern = re.sub(r"[/%_]", r"/\g<0>", ref) + "%"
     begin_so: list[str] = list(connection.scalars(statement("runs.like"), {"pattern": pattern, "most": 9}))
     if ref in begin_so:
@@ -103,13 +106,27 @@ def resolve_run(connection: Connection, ref: str) -> str:
     raise UnknownNameError("run", ref, known, "" if known else "(the store has none: 'farm run' makes one)")
 
 
-def _back(connection: Connection, ref: str, steps: int) -> str:
-    found: str | None = connection.scalar(statement("runs.back"), {"back": steps})
+def find_line(connection: Connection, name: str) -> str:
+    """Return the line of a name; `default` is the one without a name, unless one is called so.
+
+    Raises UnknownNameError.
+    """
+    known = set(connection.scalars(statement("status.lines")))
+    if name in known:
+        return name
+    if name == DEFAULT_LINE:
+        return ""
+    raise UnknownNameError("line", name, map(line_text, known), "" if known else "(the store has no run yet)")
+
+
+def _back(connection: Connection, ref: str, steps: int, line: str | None) -> str:
+    found: str | None = connection.scalar(statement("runs.back"), {"back": steps, **of_line(line)})
     if found is not None:
         return found
-    count = connection.scalar(statement("runs.count"))
+    count = connection.scalar(statement("runs.count"), of_line(line))
+    where = "the store" if line is None else f"line {line_text(line)}"
     has = f"has {count} runs" if count else "has no run yet: 'farm run' makes one"
-    raise UsageError(f"{ref}: the store {has}")
+    raise UsageError(f"{ref}: {where} {has}")
 
 
 def find_run(connection: Connection, run_id: str) -> Row[Any]:
@@ -133,6 +150,7 @@ def _run_view(connection: Connection, run_id: str) -> RunView:
         devices=tuple(_device_view(row, attempts) for row in devices_of(connection, run.id)),
         jobs=_job_views(connection, run.id, attempts),
         priority=run.priority,
+        toolchain=toolchain_of(run),
     )
 
 
@@ -179,6 +197,7 @@ def _job_views(
             options=row.options,
             case_version=row.version,
             stale=msgspec.convert(row.stale, Stale | None),
+            program=row.program_hash or msgspec.UNSET,
         )
         for row in jobs_of(connection, run_id)
     )

@@ -9,9 +9,10 @@ from sqlalchemy import delete, select, update
 
 from farm.store import schema, values
 from farm.store.details import verdict_of
-from farm.store.records import ExpectedJob
+from farm.store.records import ExpectedJob, LastVerdict
 from farm.store.rows import insert_missing
 from farm.store.statements import chunks, statement
+from farm.store.toolchains import of_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ _RECENT_RUNS = 15
 # Longer than a shard takes, so that one that begins when another has ended divides as that did; a day later it is over.
 _AGREED_MS = 12 * 3_600_000
 _FORGOTTEN_MS = 30 * 86_400_000
+_NEVER = LastVerdict("", 0, "", "", "")
 
 
 class SelectionReader:
@@ -38,25 +40,29 @@ class SelectionReader:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
 
-    def expected(self, job_ids: Sequence[str], kind: str) -> dict[str, ExpectedJob]:
-        """Return what recent runs on devices of a kind let expect of jobs that have a verdict."""
-        recent: dict[str, list[Row[Any]]] = {}
+    def expected(self, job_ids: Sequence[str], kind: str, line: str = "") -> dict[str, ExpectedJob]:
+        """Return what recent runs of a line on devices of a kind let expect of jobs that have a verdict.
+
+        Of a job that the line has no verdict of, its times are those of any other run, and its last verdict is empty.
+        """
         with self._database.reading() as connection:
-            for jobs in chunks(job_ids):
-                of = {"jobs": jobs, "kind": kind, "most": _RECENT_RUNS}
-                for row in connection.execute(statement("selection.expected"), of):
-                    recent.setdefault(row.name, []).append(row)
-        return {name: _expected(found) for name, found in recent.items()}
+            in_line = _recent(connection, job_ids, kind, line)
+            elsewhere = _recent(connection, [job for job in job_ids if job not in in_line], kind, None)
+        found = {name: _expected(rows, verdict_of(rows[0])) for name, rows in in_line.items()}
+        return found | {name: _expected(rows, _NEVER) for name, rows in elsewhere.items()}
 
-    def failed_last(self, job_ids: Sequence[str], kind: str, user: str) -> set[str]:
-        """Return those of the jobs that did not pass when `user` last ran them on devices of this kind.
+    def failed_last(
+        self, job_ids: Sequence[str], kind: str, user: str, line: str = "", *, private: bool = False
+    ) -> set[str]:
+        """Return those of the jobs that did not pass when `user` last ran them in a line on devices of this kind.
 
-        That is failures that are no known issues, and jobs that the farm could not judge.
+        That is failures that are no known issues, and jobs that the farm could not judge. With `private` also what was
+        only compared with the line counts: who changes it wants to know what failed a moment ago.
         """
         failed: set[str] = set()
         with self._database.reading() as connection:
             for jobs in chunks(job_ids):
-                of = {"jobs": jobs, "kind": kind, "user": values.clean(user)}
+                of = {"jobs": jobs, "kind": kind, "user": values.clean(user), "line": line, "private": int(private)}
                 failed.update(connection.scalars(statement("selection.failed_last"), of))
         return failed
 
@@ -85,10 +91,20 @@ class SelectionReader:
         return dict(zip(names, self._database.write(agree), strict=True))
 
 
-def _expected(recent: Sequence[Row[Any]]) -> ExpectedJob:
+def _recent(connection: Connection, job_ids: Sequence[str], kind: str, line: str | None) -> dict[str, list[Row[Any]]]:
+    """Return the newest verdicts of jobs, by their ids, the newest first."""
+    found: dict[str, list[Row[Any]]] = {}
+    for jobs in chunks(job_ids):
+        of = {"jobs": jobs, "kind": kind, "most": _RECENT_RUNS, **of_line(line)}
+        for row in connection.execute(statement("selection.expected"), of):
+            found.setdefault(row.name, []).append(row)
+    return found
+
+
+def _expected(recent: Sequence[Row[Any]], last: LastVerdict) -> ExpectedJob:
     built = [row.build_seconds for row in recent if row.build_seconds and not row.cached]
     return ExpectedJob(
-        last=verdict_of(recent[0]),
+        last=last,
         build_seconds=median(built) if built else None,
         run_seconds=median(row.seconds for row in recent),
         total_seconds=median(row.seconds + (0.0 if row.cached else row.build_seconds or 0.0) for row in recent),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from farm.store.queries.runs import find_run
+from farm.store.queries.runs import find_line, find_run
 from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
 from farm.store.rows import now_ms
 from farm.store.statements import FEW, chunks, statement
+from farm.store.toolchains import toolchain_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,27 +30,48 @@ class StatusReader:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def run_to_show(self) -> str | None:
-        """Return the newest nightly run of the last eight days, or else the newest run; None where there is none.
+    def lines(self) -> list[str]:
+        """Return the lines that have a run, by name; the default one is empty."""
+        with self._database.reading() as connection:
+            return sorted(connection.scalars(statement("status.lines")))
+
+    def line_to_show(self, asked: str | None) -> str:
+        """Return the line that `asked` means; where nobody asks the default one, or of others alone the newest run's.
+
+        Raises UnknownNameError.
+        """
+        with self._database.reading() as connection:
+            if asked is None:
+                if connection.scalar(statement("status.has_default_line")) is not None:
+                    return ""
+                return connection.scalar(statement("status.newest_line")) or ""
+            return find_line(connection, asked)
+
+    def run_to_show(self, line: str = "") -> str | None:
+        """Return the newest nightly run of a line in the last eight days, or else the newest; None where it has none.
 
         Runs of `farm debug` are left out.
         """
-        since = {"since_ms": now_ms() - _FRESH_MS}
+        of = {"since_ms": now_ms() - _FRESH_MS, "line": line}
         with self._database.reading() as connection:
-            nightly: str | None = connection.scalar(statement("status.newest_nightly"), since)
-            return nightly or connection.scalar(statement("status.newest"))
+            nightly: str | None = connection.scalar(statement("status.newest_nightly"), of)
+            return nightly or connection.scalar(statement("status.newest"), of)
 
-    def unfinished_runs(self) -> list[UnfinishedRun]:
-        """Return the runs of the last day that have no end, newest first: they run, or were killed."""
-        since = {"since_ms": now_ms() - _RUNNING_MS}
+    def unfinished_runs(self, line: str = "") -> list[UnfinishedRun]:
+        """Return the runs of a line in the last day that have no end, newest first: they run, or were killed."""
+        since = {"since_ms": now_ms() - _RUNNING_MS, "line": line}
         with self._database.reading() as connection:
             return [UnfinishedRun(*row) for row in connection.execute(statement("status.unfinished"), since)]
 
     def of_run(self, run_id: str) -> RunStatus:
-        """Return how the jobs of a run ended, and how each did before it, without numbers. Raises UnknownNameError."""
+        """Return how the jobs of a run ended, and how each did before it in its line, without numbers.
+
+        Raises UnknownNameError.
+        """
         with self._database.reading() as connection:
             run = find_run(connection, run_id)
-            rows = connection.execute(statement("status.jobs"), {"run": run.id, "kind": run.run_device_kind}).all()
+            of = {"run": run.id, "kind": run.run_device_kind, "line": run.run_line}
+            rows = connection.execute(statement("status.jobs"), of).all()
             before = _before(connection, [row.earlier_id for row in rows if row.earlier_id is not None])
         return RunStatus(
             run_id=run.id,
@@ -61,10 +83,13 @@ class StatusReader:
             finished_ms=run.finished_ms,
             exit_code=run.exit_code,
             jobs=tuple(_job_status(row, before.get(row.earlier_id)) for row in rows),
+            toolchain=toolchain_of(run),
         )
 
-    def job_results(self, job_ids: Collection[str], run_ids: Collection[str] | None = None) -> list[JobResult]:
-        """Return the newest result of each job that has one, of `run_ids` alone where given.
+    def job_results(
+        self, job_ids: Collection[str], run_ids: Collection[str] | None = None, line: str = ""
+    ) -> list[JobResult]:
+        """Return the newest result in a line of each job that has one; of `run_ids` alone where given.
 
         Runs of `farm debug` are left out.
         """
@@ -74,7 +99,7 @@ class StatusReader:
         with self._database.reading() as connection:
             for names in chunks(job_ids):
                 jobs = connection.scalars(statement("status.jobs_named"), {"names": names}).all()
-                found += newest_results(connection, jobs, run_ids)
+                found += newest_results(connection, jobs, run_ids, line)
         return found
 
 

@@ -16,11 +16,14 @@ METRICS = ("latency", "htp_cycles", "sqnr_fp32[0]")
 
 
 def background(connection: Connection, run_id: str, runs: int) -> Background:
-    """Return the newest `runs` medians of METRICS, up to this run and on its kind of device, and its artifacts."""
+    """Return the artifacts of a run, and the newest `runs` medians of METRICS in its line up to it.
+
+    They are of its kind of device.
+    """
     run = connection.execute(statement("runs.run"), {"run": run_id}).first()
     if run is None:
         return Background()
-    of = {"run": run_id, "kind": run.run_device_kind, "older": runs - 1, "metrics": METRICS}
+    of = {"run": run_id, "kind": run.run_device_kind, "line": run.run_line, "older": runs - 1, "metrics": METRICS}
     rows: list[Any] = []
     for name in ("history.trend_medians", "history.trend_counts"):
         rows += connection.execute(statement(name), of)

@@ -38,7 +38,7 @@ SELECT DISTINCT suite, case_name FROM job ORDER BY suite, case_name LIMIT :most;
 -- name: on_device
 SELECT attempt.id, run_job.run_id, job.name AS job_id, attempt.verdict, attempt.known_issue, attempt.stage,
        attempt.cause, attempt.reason, attempt.recorded_ms, attempt.seconds, run.fingerprint_hash AS fingerprint,
-       suite_case.version AS case_version
+       suite_case.version AS case_version, run.run_private
 FROM attempt
 JOIN run_job ON run_job.id = attempt.run_job_id
 JOIN run ON run.id = run_job.run_id

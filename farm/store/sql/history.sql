@@ -16,8 +16,8 @@ SELECT hash, facts FROM fingerprint WHERE hash IN :hashes;
 -- name: metrics
 SELECT DISTINCT metric FROM series WHERE job_id IN :jobs;
 
--- The newest `most` attempts of each job and kind of device, oldest first. An attempt that needed no device is of the
--- kind of its run's devices, where that is one.
+-- The newest `most` attempts of each job and kind of device in a line, oldest first; of every run where `any_line` is 1.
+-- An attempt that needed no device is of the kind of its run's devices, where that is one.
 -- name: attempts
 SELECT * FROM (
     SELECT tried.*, row_number() OVER (
@@ -32,7 +32,7 @@ SELECT * FROM (
                    SELECT CASE WHEN min(kind) = max(kind) THEN min(kind) END
                    FROM run_device AS had JOIN device AS one ON one.id = had.device_id WHERE had.run_id = run.id
                ), '') AS device_kind,
-               attempt.verdict, attempt.known_issue, device.build, run_device.runtime
+               attempt.verdict, attempt.known_issue, device.build, run_device.runtime, run.run_commit, run.run_dirty
         FROM run_job
         JOIN attempt ON attempt.run_job_id = run_job.id
         JOIN run ON run.id = run_job.run_id
@@ -41,6 +41,7 @@ SELECT * FROM (
         LEFT JOIN device ON device.id = attempt.device_id
         LEFT JOIN run_device ON run_device.run_id = run.id AND run_device.device_id = device.id
         WHERE run_job.job_id IN :jobs AND run.run_kind <> 'debug'
+          AND (:any_line = 1 OR (run.run_line = :line AND NOT run.run_private))
     ) AS tried
 ) AS ranked
 WHERE age <= :most
@@ -58,15 +59,17 @@ SELECT counter.attempt_id, series.metric, series.unit, series.direction, series.
 FROM counter JOIN series ON series.id = counter.series_id
 WHERE counter.attempt_id IN :attempts;
 
--- The newest `most` runs of each job up to one, with what decided: along the index of a job's runs, whose ids sort by time.
+-- The newest `most` runs of each job in a line up to one, which need not belong to it, with what decided: along the index
+-- of a job's runs, whose ids sort by time.
 -- name: pasts
 SELECT ranked.job_id, ranked.run_id, attempt.id AS attempt_id, attempt.bundle_key, run.started_ms, run.fingerprint_hash,
        suite_case.version, device.serial, device.kind, device.build, run_device.runtime
 FROM (
-    SELECT job_id, run_id, case_id, decisive_attempt_id, decisive_verdict,
-           row_number() OVER (PARTITION BY job_id ORDER BY run_id DESC) AS age
-    FROM run_job
-    WHERE job_id IN :jobs AND run_id <= :until
+    SELECT run_job.job_id, run_job.run_id, run_job.case_id, run_job.decisive_attempt_id, run_job.decisive_verdict,
+           row_number() OVER (PARTITION BY run_job.job_id ORDER BY run_job.run_id DESC) AS age
+    FROM run_job JOIN run ON run.id = run_job.run_id
+    WHERE run_job.job_id IN :jobs AND run_job.run_id <= :until
+      AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :until)
 ) AS ranked
 JOIN attempt ON attempt.id = ranked.decisive_attempt_id
 JOIN run ON run.id = ranked.run_id
@@ -85,17 +88,18 @@ SELECT attempt_id, series_id, value FROM counter WHERE attempt_id IN :attempts;
 -- name: series
 SELECT id, metric, unit, direction, exact FROM series WHERE job_id IN :jobs;
 
--- Jobs, and the first of their newest runs: the one with `older` runs before it.
+-- Jobs, and the first of their newest runs in a line: the one with `older` runs before it.
 -- name: since
 SELECT job.id, job.name,
        COALESCE((SELECT run_job.run_id
                  FROM run_job JOIN run ON run.id = run_job.run_id
                  WHERE run_job.job_id = job.id AND run_job.run_id <= :until
                    AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
+                   AND run.run_line = :line AND NOT run.run_private
                  ORDER BY run_job.run_id DESC LIMIT 1 OFFSET :older), '') AS since
 FROM job WHERE job.name IN :names;
 
--- Those of them that failed since.
+-- Those of them that failed since, in a line.
 -- name: failed_since
 SELECT looked_at.id, looked_at.name, looked_at.since FROM (
     SELECT job.id, job.name,
@@ -103,27 +107,28 @@ SELECT looked_at.id, looked_at.name, looked_at.since FROM (
                      FROM run_job JOIN run ON run.id = run_job.run_id
                      WHERE run_job.job_id = job.id AND run_job.run_id <= :until
                        AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
+                       AND run.run_line = :line AND NOT run.run_private
                      ORDER BY run_job.run_id DESC LIMIT 1 OFFSET :older), '') AS since
     FROM job WHERE job.name IN :names
 ) AS looked_at
 WHERE EXISTS (
-    SELECT 1 FROM run_job JOIN attempt ON attempt.run_job_id = run_job.id
+    SELECT 1 FROM run_job JOIN attempt ON attempt.run_job_id = run_job.id JOIN run ON run.id = run_job.run_id
     WHERE run_job.job_id = looked_at.id AND run_job.run_id BETWEEN looked_at.since AND :until
-      AND attempt.verdict = 'failed'
+      AND attempt.verdict = 'failed' AND run.run_line = :line AND NOT run.run_private
 );
 
 -- name: planned
-SELECT run_job.id, run_job.job_id, run_job.run_id, run_job.judged_by, run.fingerprint_hash
+SELECT run_job.id, run_job.job_id, run_job.run_id, run_job.judged_by, run_job.program_hash, run.fingerprint_hash
 FROM run_job JOIN run ON run.id = run_job.run_id
 WHERE run_job.job_id IN :jobs AND run_job.run_id BETWEEN :since AND :until
-  AND run.run_device_kind = :kind AND run.run_kind <> 'debug';
+  AND run.run_device_kind = :kind AND run.run_kind <> 'debug' AND run.run_line = :line AND NOT run.run_private;
 
 -- In a statement of its own: PostgreSQL would rather read every attempt there is.
 -- name: tries
 SELECT run_job_id, id, verdict, bundle_key
 FROM attempt WHERE run_job_id IN :planned AND verdict IN ('passed', 'failed');
 
--- What the jobs of a run measured in their newest runs up to it, each job along the index of its own runs.
+-- What the jobs of a run measured in their newest runs of a line up to it, each job along the index of its own runs.
 -- name: trend_medians
 SELECT measurement.series_id, was.run_id, was.case_id, measurement.p50
 FROM (
@@ -132,6 +137,7 @@ FROM (
                      FROM run_job AS before JOIN run ON run.id = before.run_id
                      WHERE before.job_id = now.job_id AND before.run_id <= :run
                        AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
+                       AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :run)
                      ORDER BY before.run_id DESC LIMIT 1 OFFSET :older), '') AS first
     FROM run_job AS now WHERE now.run_id = :run
 ) AS starts
@@ -141,6 +147,7 @@ JOIN measurement ON measurement.attempt_id = was.decisive_attempt_id
 JOIN series ON series.id = measurement.series_id
 WHERE was.run_id >= starts.first AND was.run_id <= :run AND was.decisive_verdict IN ('passed', 'failed')
   AND series.metric IN :metrics AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
+  AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :run)
 ORDER BY measurement.series_id, was.run_id;
 
 -- name: trend_counts
@@ -151,6 +158,7 @@ FROM (
                      FROM run_job AS before JOIN run ON run.id = before.run_id
                      WHERE before.job_id = now.job_id AND before.run_id <= :run
                        AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
+                       AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :run)
                      ORDER BY before.run_id DESC LIMIT 1 OFFSET :older), '') AS first
     FROM run_job AS now WHERE now.run_id = :run
 ) AS starts
@@ -160,6 +168,7 @@ JOIN counter ON counter.attempt_id = was.decisive_attempt_id
 JOIN series ON series.id = counter.series_id
 WHERE was.run_id >= starts.first AND was.run_id <= :run AND was.decisive_verdict IN ('passed', 'failed')
   AND series.metric IN :metrics AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
+  AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :run)
 ORDER BY counter.series_id, was.run_id;
 
 -- name: trend_series

@@ -1,6 +1,7 @@
--- The run that began `back` runs before the last one.
+-- The run of a line that began `back` runs before the last one; of all runs where `any_line` is 1.
 -- name: back
-SELECT id FROM run ORDER BY started_ms DESC, id DESC LIMIT 1 OFFSET :back;
+SELECT id FROM run WHERE (:any_line = 1 OR (run_line = :line AND NOT run_private))
+ORDER BY started_ms DESC, id DESC LIMIT 1 OFFSET :back;
 
 -- name: newest
 SELECT id FROM run ORDER BY started_ms DESC, id DESC LIMIT :most;
@@ -10,7 +11,7 @@ SELECT id FROM run ORDER BY started_ms DESC, id DESC LIMIT :most;
 SELECT id FROM run WHERE id LIKE :pattern ESCAPE '/' ORDER BY started_ms DESC, id DESC LIMIT :most;
 
 -- name: count
-SELECT count(*) FROM run;
+SELECT count(*) FROM run WHERE (:any_line = 1 OR (run_line = :line AND NOT run_private));
 
 -- name: run
 SELECT run.*, fingerprint.facts

@@ -1,4 +1,5 @@
--- The recent runs of jobs that ended with a verdict about the code, newest first, and what they took.
+-- The recent runs of jobs in a line that ended with a verdict about the code, newest first, and what they took; of every
+-- run where `any_line` is 1.
 -- name: expected
 SELECT recent.*,
        (SELECT sum(attempt.seconds) FROM attempt
@@ -15,11 +16,13 @@ FROM (
     JOIN attempt ON attempt.id = run_job.decisive_attempt_id
     WHERE job.name IN :jobs AND run_job.decisive_verdict IN ('passed', 'failed')
       AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
+      AND (:any_line = 1 OR (run.run_line = :line AND NOT run.run_private))
 ) AS recent
 WHERE age <= :most
 ORDER BY age;
 
--- Jobs that did not pass in the newest run of a user that tried them.
+-- Jobs that did not pass in the newest run of a user that tried them in a line, or compared them with it where `private`
+-- is 1.
 -- name: failed_last
 SELECT name FROM (
     SELECT job.name, run_job.decisive_verdict AS verdict, attempt.known_issue,
@@ -29,5 +32,6 @@ SELECT name FROM (
     JOIN run ON run.id = run_job.run_id
     JOIN attempt ON attempt.id = run_job.decisive_attempt_id
     WHERE job.name IN :jobs AND run.user_name = :user AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
+      AND run.run_line = :line AND (:private = 1 OR NOT run.run_private)
 ) AS newest
 WHERE age = 1 AND (verdict = 'infra' OR (verdict = 'failed' AND known_issue = ''));

@@ -1,24 +1,27 @@
 -- name: newest_nightly
 SELECT id FROM run
-WHERE run_kind <> 'debug' AND priority = 'nightly' AND started_ms > :since_ms
+WHERE run_kind <> 'debug' AND priority = 'nightly' AND started_ms > :since_ms AND run_line = :line AND NOT run_private
 ORDER BY started_ms DESC, id DESC LIMIT 1;
 
 -- name: newest
-SELECT id FROM run WHERE run_kind <> 'debug' ORDER BY started_ms DESC, id DESC LIMIT 1;
+SELECT id FROM run
+WHERE run_kind <> 'debug' AND run_line = :line AND NOT run_private
+ORDER BY started_ms DESC, id DESC LIMIT 1;
 
 -- name: unfinished
 SELECT id, user_name, host, command, started_ms
 FROM run
-WHERE started_ms > :since_ms AND finished_ms IS NULL
+WHERE started_ms > :since_ms AND finished_ms IS NULL AND run_line = :line AND NOT run_private
 ORDER BY started_ms DESC;
 
--- How each job of a run ended, and the row of its newest verdict before that, found along the index of its runs.
+-- How each job of a run ended, and the row of its newest verdict in the line before that, found along the index of its runs.
 -- name: jobs
 SELECT job.name, run_job.stale, run_job.decisive_verdict AS verdict, attempt.known_issue, attempt.stage, attempt.reason,
        (SELECT earlier.id
         FROM run_job AS earlier JOIN run ON run.id = earlier.run_id
         WHERE earlier.job_id = run_job.job_id AND earlier.run_id < run_job.run_id
           AND earlier.decisive_verdict IN ('passed', 'failed') AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
+          AND run.run_line = :line AND NOT run.run_private
         ORDER BY earlier.run_id DESC LIMIT 1) AS earlier_id
 FROM run_job
 JOIN job ON job.id = run_job.job_id
@@ -38,22 +41,25 @@ SELECT id FROM job WHERE name IN :names ORDER BY id;
 -- name: jobs_of_cases
 SELECT id FROM job WHERE case_name IN :cases AND (soc IN :socs OR precision IN :precisions) ORDER BY id;
 
--- The newest rows of jobs that have an attempt, and those that were planned: along the index of a job's runs.
+-- The newest rows of jobs that have an attempt, and those that were planned, in runs of a line and in `run`: along the
+-- index of a job's runs.
 -- By run, not by row: an imported run may be older than those before it.
 -- name: newest_rows
 SELECT job.id,
        (SELECT tried.id FROM run_job AS tried
         WHERE tried.job_id = job.id AND tried.decisive_attempt_id IS NOT NULL
-          AND EXISTS (SELECT 1 FROM run WHERE run.id = tried.run_id AND run.run_kind <> 'debug')
+          AND EXISTS (SELECT 1 FROM run WHERE run.id = tried.run_id AND run.run_kind <> 'debug'
+                      AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :run))
         ORDER BY tried.run_id DESC LIMIT 1) AS tried,
        (SELECT planned.id FROM run_job AS planned
         WHERE planned.job_id = job.id
-          AND EXISTS (SELECT 1 FROM run WHERE run.id = planned.run_id AND run.run_kind <> 'debug')
+          AND EXISTS (SELECT 1 FROM run WHERE run.id = planned.run_id AND run.run_kind <> 'debug'
+                      AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :run))
         ORDER BY planned.run_id DESC LIMIT 1) AS planned
 FROM job WHERE job.id IN :jobs
 ORDER BY job.id;
 
--- The same of some runs alone.
+-- The same of some runs alone, whatever they belong to.
 -- name: newest_rows_of_runs
 SELECT job.id,
        (SELECT tried.id FROM run_job AS tried
@@ -89,3 +95,13 @@ ORDER BY attempt.id;
 
 -- name: comparisons
 SELECT * FROM comparison WHERE attempt_id IN :attempts ORDER BY attempt_id, position;
+
+-- name: lines
+SELECT DISTINCT run_line FROM run WHERE NOT run_private;
+
+-- The line of the newest run that belongs to one; the default one has none.
+-- name: newest_line
+SELECT run_line FROM run WHERE NOT run_private AND run_kind <> 'debug' ORDER BY started_ms DESC, id DESC LIMIT 1;
+
+-- name: has_default_line
+SELECT 1 FROM run WHERE run_line = '' AND NOT run_private LIMIT 1;

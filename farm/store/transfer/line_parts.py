@@ -11,6 +11,8 @@ from msgspec import Meta
 from farm.program.layers import LayerStep
 from farm.results.attempt import Direction, Measurement
 from farm.store import values
+from farm.store.toolchains import COMMITS_LIMIT
+from farm.store.view import RunToolchain
 from farm.system.ids import RUN_ID
 
 if TYPE_CHECKING:
@@ -71,6 +73,39 @@ class DeviceLine(Row, frozen=True):
 
     def __post_init__(self) -> None:
         require_printable(self.serial, self.soc, self.build, *self.runtime, *self.runtime.values())
+
+
+class CommitLine(Row, frozen=True):
+    """A commit."""
+
+    hash: Word
+    subject: Name
+
+
+class ToolchainLine(Row, frozen=True, omit_defaults=True):
+    """What a run compiled with, as `farm.store.view.RunToolchain`."""
+
+    name: Name = ""
+    line: Name = ""
+    private: bool = False
+    commit: Word = ""
+    dirty: bool = False
+    branch: Name = ""
+    subject: Name = ""
+    committed_ms: Time = 0
+    since: Annotated[tuple[CommitLine, ...], Meta(max_length=COMMITS_LIMIT)] = ()
+    more: Count = 0
+    commit_url: Text = ""
+
+    def __post_init__(self) -> None:
+        texts = (one.subject for one in self.since)
+        hashes = (one.hash for one in self.since)
+        require_printable(self.name, self.line, self.commit, self.branch, self.subject, *texts, *hashes)
+
+    @property
+    def toolchain(self) -> RunToolchain:
+        """The same as the store has it."""
+        return msgspec.convert(msgspec.to_builtins(self), RunToolchain)
 
 
 class StaleLine(Row, frozen=True):

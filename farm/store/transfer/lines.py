@@ -43,6 +43,7 @@ from farm.store.transfer.line_parts import (
     StaleLine,
     Text,
     Time,
+    ToolchainLine,
     Word,
     all_of,
     require_printable,
@@ -53,8 +54,10 @@ from farm.system.text import plain_json, reason_line
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LAYOUT = 1
+LAYOUT = 2
 """Version of the layout: a greater one is refused."""
+FIRST_LAYOUT = 1
+"""That of runs of which nothing is said that it has no words for: an older farm reads them."""
 LINE_LIMIT = 2**26
 """Greatest length of a line in bytes: of an attempt with all that the store keeps of one, and three million samples."""
 _MOST_COMMAS = 2**22
@@ -86,6 +89,7 @@ class RunLine(Row, frozen=True, tag_field="kind", tag="run"):
     """Lines of jobs that follow."""
     attempts: Count
     """Lines of attempts that follow those."""
+    toolchain: ToolchainLine | None = None
 
     def __post_init__(self) -> None:
         require_printable(self.user, self.host)
@@ -114,6 +118,7 @@ class JobLine(Row, frozen=True, tag_field="kind", tag="job"):
     operators: Counts | None
     judged_by: Sha256 | None
     stale: StaleLine | None
+    program_hash: Sha256 | None = None
 
     def __post_init__(self) -> None:
         require_printable(self.id, self.module, *(self.fallback_ops or ()), *(self.operators or ()))
@@ -129,7 +134,7 @@ class JobLine(Row, frozen=True, tag_field="kind", tag="job"):
     @property
     def row(self) -> dict[str, Any]:
         """What a row of `run_job` has of it and need not have."""
-        names = ("build_seconds", "cached", "bundle_key", "fallback_ops", "operators", "judged_by")
+        names = ("build_seconds", "cached", "bundle_key", "fallback_ops", "operators", "judged_by", "program_hash")
         stale = None if self.stale is None else msgspec.to_builtins(self.stale)
         # A column that is left out is NULL; None in a column of JSON would be JSON's null.
         row = {**{name: getattr(self, name) for name in names}, "stale": stale}
@@ -188,12 +193,17 @@ class AttemptLine(Row, frozen=True, tag_field="kind", tag="attempt"):
         return all_of(ArtifactRecord, self.artifacts)
 
 
+_NEWER = frozenset({"toolchain", "program_hash"})
+"""What lines have since layout 2, where there is something to say."""
+
 Line = Head | RunLine | JobLine | AttemptLine
 
 
 def encode(kind: type[msgspec.Struct], facts: Mapping[str, Any]) -> bytes:
     """Return the line of a kind that tells `facts`, without its end. Floats have as many digits as tell them apart."""
     builtins = msgspec.to_builtins({name: facts[name] for name in kind.__struct_fields__})
+    # An older farm does not know them.
+    builtins = {name: value for name, value in builtins.items() if name not in _NEWER or value is not None}
     row = {
         name: _column(value) if name != "measurements" else values.jsonable(value) for name, value in builtins.items()
     }

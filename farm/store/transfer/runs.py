@@ -14,9 +14,10 @@ from farm.store import rows, schema, values
 from farm.store.details import artifact_of
 from farm.store.queries.runs import attempts_of, devices_of, jobs_of
 from farm.store.records import ArtifactRecord
-from farm.store.statements import statement
-from farm.store.transfer.lines import LAYOUT, AttemptLine, Head, JobLine, RunLine, encode
-from farm.store.view import Stale
+from farm.store.statements import chunks, statement
+from farm.store.toolchains import toolchain_columns, toolchain_of
+from farm.store.transfer.lines import FIRST_LAYOUT, LAYOUT, AttemptLine, Head, JobLine, RunLine, encode
+from farm.store.view import RunToolchain, Stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,8 +50,11 @@ class Transfer:
 
     def export(self, run_ids: Iterable[str]) -> Iterator[bytes]:
         """Yield runs as lines with their ends; no more than one run is in memory, and none is being read meanwhile."""
-        yield encode(Head, {"layout": LAYOUT, "farm": __version__}) + b"\n"
-        for run_id in run_ids:
+        chosen = list(run_ids)
+        with self._database.reading() as connection:
+            layout = _layout(connection, chosen)
+        yield encode(Head, {"layout": layout, "farm": __version__}) + b"\n"
+        for run_id in chosen:
             # A reader of the lines may be slow, or stop; a transaction must not wait for it.
             with self._database.reading() as connection:
                 lines = list(_lines(connection, run_id))
@@ -117,6 +121,7 @@ def _lines(connection: Connection, run_id: str) -> Iterator[bytes]:
         ],
         "jobs": len(jobs),
         "attempts": len(attempts),
+        "toolchain": toolchain_of(run) or None,
     }
     yield encode(RunLine, facts)
     for job in jobs:
@@ -142,6 +147,18 @@ def _lines(connection: Connection, run_id: str) -> Iterator[bytes]:
 _DEVICE = ("serial", "soc", "kind", "build")
 
 
+def _layout(connection: Connection, run_ids: list[str]) -> int:
+    """Return the least layout that has words for all that is known of runs."""
+    run, run_job = schema.run.c, schema.run_job.c
+    for part in chunks(run_ids):
+        if any(toolchain_of(row) for row in connection.execute(select(schema.run).where(run.id.in_(part)))):
+            return LAYOUT
+        known = select(run_job.id).where(run_job.run_id.in_(part), run_job.program_hash.is_not(None)).limit(1)
+        if connection.scalar(known) is not None:
+            return LAYOUT
+    return FIRST_LAYOUT
+
+
 def _insert_run(connection: Connection, run: RunLine) -> bool:
     """Insert a run; False where one of its id is there."""
     facts_hash = values.fingerprint_hash(run.fingerprint)
@@ -157,6 +174,7 @@ def _insert_run(connection: Connection, run: RunLine) -> bool:
         "exit_code": run.exit_code,
         "priority": run.priority,
         **rows.run_kinds(run.command, run.fingerprint),
+        **toolchain_columns(RunToolchain() if run.toolchain is None else run.toolchain.toolchain),
     }
     return rows.insert_new(connection, schema.run, row) is not None
 

@@ -1,0 +1,72 @@
+"""What a run compiled with <-> its columns, and the line that something is asked of. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import UNSET
+
+from farm.store import values
+from farm.store.view import Commit, RunToolchain
+
+if TYPE_CHECKING:
+    from sqlalchemy import Row
+
+COMMITS_LIMIT = 50
+"""Commits that are kept of a run; more are counted."""
+DEFAULT_LINE = "default"
+"""What the line without a name is called where one is named."""
+
+# In columns of their own; the rest is in `run_source`.
+_COLUMNS = {
+    "name": "run_toolchain",
+    "line": "run_line",
+    "private": "run_private",
+    "commit": "run_commit",
+    "dirty": "run_dirty",
+}
+
+
+def toolchain_columns(toolchain: RunToolchain) -> dict[str, Any]:
+    """Return the columns of a run's toolchain, with texts as the store keeps them."""
+    bounded = bounded_toolchain(toolchain)
+    row = {column: getattr(bounded, name) for name, column in _COLUMNS.items()}
+    rest = msgspec.to_builtins(bounded)
+    return {**row, "run_source": {name: value for name, value in rest.items() if name not in _COLUMNS} or None}
+
+
+def toolchain_of(row: Row[Any]) -> RunToolchain | msgspec.UnsetType:
+    """Return the toolchain of a row of `run`, UNSET where nothing is known but that it is the default one."""
+    known = {name: getattr(row, column) for name, column in _COLUMNS.items()}
+    found = msgspec.convert({**(row.run_source or {}), **known}, RunToolchain)
+    return UNSET if found == RunToolchain() else found
+
+
+def bounded_toolchain(toolchain: RunToolchain) -> RunToolchain:
+    """Return `toolchain` with every text, and as many commits, as the store keeps."""
+    kept = toolchain.since[:COMMITS_LIMIT]
+    return msgspec.structs.replace(
+        toolchain,
+        name=values.clean(toolchain.name, values.NAME_LIMIT),
+        line=values.clean(toolchain.line, values.NAME_LIMIT),
+        commit=values.clean(toolchain.commit, values.SOC_LIMIT),
+        branch=values.clean(toolchain.branch, values.NAME_LIMIT),
+        subject=values.clean(toolchain.subject, values.NAME_LIMIT),
+        since=tuple(
+            Commit(values.clean(one.hash, values.SOC_LIMIT), values.clean(one.subject, values.NAME_LIMIT))
+            for one in kept
+        ),
+        more=toolchain.more + len(toolchain.since) - len(kept),
+        commit_url=values.clean(toolchain.commit_url),
+    )
+
+
+def of_line(line: str | None) -> dict[str, Any]:
+    """Return the parameters of a statement that looks at one line; None is every run, private ones as well."""
+    return {"line": line or "", "any_line": int(line is None)}
+
+
+def line_text(line: str) -> str:
+    """Return what a line is called."""
+    return line or DEFAULT_LINE
