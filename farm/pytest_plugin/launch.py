@@ -16,7 +16,7 @@ import msgspec
 
 from farm.backends.registry import DEFAULT_BACKEND
 from farm.compile.pool import MemoryLimits
-from farm.errors import InfraError, NoDeviceError, NothingSelectedError, UsageError
+from farm.errors import InfraError, MissingToolError, NoDeviceError, NothingSelectedError, UsageError
 from farm.pool.fleet import Choice
 from farm.pytest_plugin.plan import PLAN_VARIABLE, SuitePlan, devices_left
 from farm.request.ending import exit_code_of, write_report
@@ -24,6 +24,7 @@ from farm.request.pytest_session import STORE_VARIABLE
 from farm.suites.socs import find_soc, load_socs
 from farm.system.interrupts import INTERRUPTED, InterruptHandler
 from farm.system.processes import ending
+from farm.system.text import one_line
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from farm.store.view import RunView
     from farm.suites.socs import Soc
     from farm.system.processes import Child, Supervisor
-    from farm.toolchains.toolchain import Toolchain
+    from farm.toolchains.toolchain import Compiler, Toolchain
 
 # By the name of its entry point, so that it is loaded once, also where the user lets pytest load none by itself.
 _PLUGINS = ("-p", "xdist", "-p", "farm.pytest_plugin.plugin")
@@ -152,6 +153,7 @@ class _Launch:
         from farm.toolchains.prepare import prepare
 
         tools = prepare(self._config, self._note, virtual=self._request.virtual > 0)
+        _require_plugin(tools.compiler)
         token = secrets.token_hex(6)
         plan: SuitePlan | None = None
         with own_folder(self._config.cache_dir / "virtual", f"pytest-{token}") as folder:
@@ -244,7 +246,8 @@ class _Launch:
         count = "1 device" if len(serials) == 1 else f"{len(serials)} devices"
         self._note(f"pytest with {count}: {', '.join(serials)}")
         # An ini file may have said otherwise: what is on the command line comes after it.
-        argv = [sys.executable, "-m", "pytest", *_PLUGINS, "-n", str(len(serials)), *self._request.arguments]
+        python = plan.compiler.python
+        argv = [python, "-m", "pytest", *_PLUGINS, "-n", str(len(serials)), *self._request.arguments]
         with _standard_output_for(quiet=self._request.quiet):
             child = supervisor.spawn(argv, name="pytest", env=self._environment(plan), foreground=True)
         try:
@@ -264,6 +267,7 @@ class _Launch:
         sdk = lay_out_sdk(plan.folder / "sdk", Path(outside["QNN_SDK_ROOT"]), self._soc)
         return {
             **os.environ,
+            **plan.compiler.env,
             **outside,
             "QNN_SDK_ROOT": str(sdk),
             "PATH": f"{find_adb().parent}:{os.environ.get('PATH', os.defpath)}",
@@ -292,6 +296,25 @@ class _Launch:
         found = exit_code_of(self._store.runs.view(run_id))
         # Other plugins have demands of their own, as for coverage.
         return found or (1 if status else 0)
+
+
+def _require_plugin(compiler: Compiler) -> None:
+    """Raise MissingToolError where the interpreter of a toolchain cannot load pytest with farm's plugin."""
+    if Path(compiler.python) == Path(sys.executable):
+        return
+    done = subprocess.run(
+        [compiler.python, "-c", "import pytest, xdist, farm.pytest_plugin.plugin, farm.pytest_plugin.worker"],
+        env={**os.environ, **compiler.env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        why = (done.stderr.decode(errors="replace").strip().splitlines() or ["it ends without a word"])[-1]
+        raise MissingToolError(
+            f"farm pytest runs your tests under {compiler.python}, which cannot load farm's plugin: {one_line(why)}: "
+            f"{compiler.python} -m pip install snapdragon-farm"
+        )
 
 
 def _without_tests(status: int, *, interrupted: bool) -> BaseException:
