@@ -67,6 +67,12 @@ class HashedTree(msgspec.Struct, frozen=True):
     """Files that have another content than when they were read last, or have just changed; relative."""
 
 
+def is_read(name: str) -> bool:
+    """Return whether a file called so, relative, counts in a tree as far as its name says."""
+    *folders, _ = name.split("/")
+    return not name.endswith(_UNREAD) and not any(one in _UNREAD_FOLDERS or one == "include" for one in folders)
+
+
 _Files = dict[str, HashedFile]
 _Stats = list[tuple[str, int, int, int, int]]
 

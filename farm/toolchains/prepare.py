@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from farm.bundles.key import LPAI_TARGET, toolchain_versions
 from farm.runtime.native.build import build_native
 from farm.runtime.native.executorch import runner_executorch
 from farm.runtime.simulator import host_sdk
+from farm.toolchains.content.identity import identify
+from farm.toolchains.content.source_state import developed_roots, source_state
 from farm.toolchains.generations import NEWEST, newer_than_known, variables_of
 from farm.toolchains.handover import handover
-from farm.toolchains.identity import identify
 from farm.toolchains.interpreters import own_facts
 from farm.toolchains.probe import PACKAGES
 from farm.toolchains.select import import_environment, look_into
@@ -56,17 +60,22 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
             **{name: facts.version_of(name) for name in PACKAGES},
         }
         compiler = Compiler(str(selected.python), dict(sdk.env) | compiler_environment(config, selected, facts))
-    content = identify(config.cache_dir, Path(compiler.python), facts, compiler.env, qnn=sdk.lib_dir)
+    as_of_ns = time.time_ns()
+    found = identify(config.cache_dir, Path(compiler.python), facts, compiler.env, qnn=sdk.lib_dir)
+    source = source_state(config.cache_dir, found.trees)
+    developed = developed_roots(config.cache_dir, found)
+    compiler = msgspec.structs.replace(compiler, developed=developed, as_of_ns=as_of_ns)
     if newer_than_known(versions["executorch"]):
         note(f"ExecuTorch {versions['executorch']} is newer than {NEWEST}, the newest that farm was run with")
     return Toolchain(
-        versions | content,
+        versions | found.content,
         compiler,
         native.key,
         runner_of="" if executorch.own else f"executorch {executorch.version}",
         name=selected.name,
         line=line_of(selected),
-        private=is_private(selected),
+        private=is_private(selected) or source.dirty,
+        source=source,
     )
 
 

@@ -14,9 +14,11 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from farm.bundles.key import CONTENT
 from farm.system.hashes import hash_files, hash_tree
-from farm.toolchains.distributions import names_without_part
+from farm.toolchains.content.distributions import names_without_part
 from farm.toolchains.interpreters import SITES
 
 if TYPE_CHECKING:
@@ -37,31 +39,49 @@ _HANDED_OVER = frozenset({"farm", "msgspec"})
 _FLATC = "data/bin/flatc"
 
 
+class PackageTree(msgspec.Struct, frozen=True):
+    """A folder that one of the main packages is imported from."""
+
+    folder: Path
+    """Behind links."""
+    digest: str
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What a toolchain is by content."""
+
+    content: dict[str, str]
+    """SHA-256 by name: `executorch_content` and so on."""
+    trees: dict[str, tuple[PackageTree, ...]]
+    """The folders of each main package."""
+    flatc: str
+    """Hash of a schema compiler that ExecuTorch does not bring."""
+
+
 def identify(
     cache_dir: Path, python: Path, facts: InterpreterFacts, env: Mapping[str, str], *, qnn: Path | None = None
-) -> dict[str, str]:
-    """Return what `python` compiles with: SHA-256 by name, `executorch_content` and so on.
+) -> Identity:
+    """Return what `python` compiles with.
 
     `facts` are what it finds when it is started with the variables `env`, besides those of this process; `qnn` is the
     folder of the QNN libraries that it loads. Raises UsageError for a file that cannot be read.
     """
-    content = {}
+    content, trees = {}, {}
     edited: list[Path] = []
+    flatc = _foreign_flatc(cache_dir, facts, env)
     for name in MAIN_PACKAGES:
-        digest = hashlib.sha256()
         found = facts.packages.get(name)
-        for folder in found.folders if found else ():
-            digest.update(_content(cache_dir, folder, edited).encode())
-        if name == "executorch":
-            digest.update(_foreign_flatc(cache_dir, facts, env).encode())
-        content[f"{name}{CONTENT}"] = digest.hexdigest()
+        folders = [folder.resolve() for folder in (found.folders if found else ())]
+        trees[name] = tuple(PackageTree(folder, _content(cache_dir, folder, edited)) for folder in folders)
+        digests = [tree.digest for tree in trees[name]] + ([flatc] if name == "executorch" else [])
+        content[f"{name}{CONTENT}"] = hashlib.sha256("\0".join(digests).encode()).hexdigest()
     content[f"packages{CONTENT}"] = _packages(cache_dir, facts, edited)
     content[f"python{CONTENT}"] = _python(cache_dir, python, facts)
     if qnn is not None:
         content[f"qnn{CONTENT}"] = _libraries(cache_dir, qnn)
     for path in edited:
         _forget_bytecode(path)
-    return content
+    return Identity(content, trees, flatc)
 
 
 def _content(

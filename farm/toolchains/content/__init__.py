@@ -1,0 +1,1 @@
+"""What a toolchain is by content, and where its code comes from."""
