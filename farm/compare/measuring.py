@@ -71,7 +71,9 @@ class MeasuringPool:
 
     def run(self, jobs: Sequence[JobToRun], look: Callable[[], None] = lambda: None) -> None:
         """Run all of `jobs`; `look` is called now and then, in this thread."""
-        self._most_pairs = max(self._request.pairs, pairs_needed(len(jobs)))
+        # Of each job its cycles, and on hardware its latency as well.
+        claims = len(jobs) * (1 if self._request.virtual else 2)
+        self._most_pairs = max(self._request.pairs, pairs_needed(claims))
         queues: dict[str, deque[JobToRun]] = {}
         for job in jobs:
             queues.setdefault(job.target.soc, deque()).append(job)

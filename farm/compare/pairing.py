@@ -86,7 +86,8 @@ def run_job(
 def paired(outcomes: Mapping[str, JobOutcome]) -> dict[str, tuple[PairedMetric, ...]]:
     """Return the numbers of every job, with chance taken out of what is confirmed among all of them."""
     rows = [(name, one) for name, outcome in outcomes.items() for one in outcome.metrics]
-    family = [number for number, (_, one) in enumerate(rows) if one.decides]
+    # What was measured once claims nothing.
+    family = [number for number, (_, one) in enumerate(rows) if one.decides and one.worse.pairs > 1]
     worse = dict(zip(family, control([rows[number][1].worse for number in family]), strict=True))
     better = dict(zip(family, control([rows[number][1].better for number in family]), strict=True))
     found: dict[str, list[PairedMetric]] = {}
@@ -148,17 +149,25 @@ def times_of(first: Attempt, second: Attempt, *, virtual: bool) -> list[tuple[Se
 
 
 def figures_of(first: Attempt, second: Attempt) -> tuple[MeasuredMetric, ...]:
-    """Return the figures that both judged turns have, as one pair each.
+    """Return the figures that both judged turns have, each as one pair.
 
     Those against the FP32 module decide, which is the same on both sides. Each side has a quantized module of its own,
-    so that a figure against it is of another thing.
+    so that a figure against it is of another thing. A difference short of the gate is taken for none: outputs repeat.
     """
     known = {one.metric: one for one in first.measurements}
-    return tuple(
-        judged_metric(_series(one), [(known[one.metric].samples, one.samples)], decides="_quantized[" not in one.metric)
-        for one in second.measurements
-        if figure_of(one.metric) is not None and one.metric in known
-    )
+    both = [one for one in second.measurements if figure_of(one.metric) is not None and one.metric in known]
+    found = []
+    for one in both:
+        pair = known[one.metric].samples, one.samples
+        figure = judged_metric(_series(one), [pair], decides="_quantized[" not in one.metric)
+        if abs(figure.gates) <= 1.0:
+            worse, better = (
+                msgspec.structs.replace(claim, answer=Answer.REFUTED, reason="measured once, short of what counts")
+                for claim in (figure.worse, figure.better)
+            )
+            figure = msgspec.structs.replace(figure, worse=worse, better=better)
+        found.append(figure)
+    return tuple(found)
 
 
 def inferences_of(measurements: Sequence[Measurement]) -> int:

@@ -155,8 +155,11 @@ class PairedMetric(msgspec.Struct, frozen=True, kw_only=True):
         """`+8.2 % (+7.1 % to +9.4 %)`."""
         if math.isnan(self.change):
             return fmt.NOTHING
+        change = change_text(self.scale, round(self.change, 6) + 0.0)
+        if self.pairs <= 1:
+            return change
         low, high = ("…" if math.isinf(end) else change_text(self.scale, end) for end in (self.low, self.high))
-        return f"{change_text(self.scale, round(self.change, 6) + 0.0)} ({low} to {high})"
+        return f"{change} ({low} to {high})"
 
     @property
     def values_text(self) -> str:

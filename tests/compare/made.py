@@ -1,0 +1,81 @@
+"""Jobs of two sides whose truth is known, as a comparison has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from farm.analysis.confirmation import Answer
+from farm.report.model.compare import (
+    ComparedJob,
+    CompareReport,
+    CompareSide,
+    CompiledFacts,
+    PairedMetric,
+    SideResult,
+)
+
+
+def compiled(program: str = "p", **more: Any) -> CompiledFacts:
+    fields: dict[str, Any] = {
+        "key": f"key of {program}", "cached": False, "program": program, "data": "d", "seconds": {"total": 2.0},
+        "peak_bytes": 900_000_000, "pte_bytes": 1000, "partitions": 1, "delegated_ops": 3, "fallback_ops": {},
+    }  # fmt: skip
+    return CompiledFacts(**{**fields, **more})
+
+
+def side(program: str | None = "p", verdict: str = "", reason: str = "", **more: Any) -> SideResult:
+    facts = {name: more.pop(name) for name in CompiledFacts.__struct_fields__ if name in more}
+    return SideResult(
+        job_id="ops/add[SM8650-htp-8a8w]",
+        compiled=None if program is None else compiled(program, **facts),
+        verdict=verdict,
+        stage=more.pop("stage", "numerics" if reason else ""),
+        reason=reason,
+        **more,
+    )
+
+
+def passed(program: str = "p", **more: Any) -> SideResult:
+    return side(program, "passed", stage="done", **more)
+
+
+def broken(reason: str = "the pass raised ValueError", **more: Any) -> SideResult:
+    return side(None, "failed", reason, stage="build", **more)
+
+
+def moved(metric: str = "htp_cycles", change: float = 0.1, answer: str = "worse", **more: Any) -> PairedMetric:
+    unit = {"htp_cycles": "cycles", "latency": "ns"}.get(metric, "dB")
+    fields: dict[str, Any] = {
+        "metric": metric, "unit": unit, "a": 1000.0, "b": 1100.0, "change": change, "low": change / 2,
+        "high": change * 2, "pairs": 10, "p_value": 0.0005, "decides": True,
+        "worse": Answer.CONFIRMED if answer == "worse" else Answer.REFUTED,
+        "better": Answer.CONFIRMED if answer == "better" else Answer.REFUTED,
+    }  # fmt: skip
+    return PairedMetric(**{**fields, **more})
+
+
+def job(a: SideResult, b: SideResult, *metrics: PairedMetric, **more: Any) -> ComparedJob:
+    executed = "passed" in (a.verdict, b.verdict) or bool(metrics)
+    fields = {"name": "ops/add[SM8650-htp-8a8w]", "executed": executed, "metrics": metrics}
+    return ComparedJob(a=a, b=b, **{**fields, **more})
+
+
+def report(*jobs: ComparedJob, **more: Any) -> CompareReport:
+    facts = {"executorch": "1.5.0", "torch": "2.13.0", "qnn": "v2.51"}
+    sides = (
+        CompareSide(label="A", name="origin/main of here", facts=facts),
+        CompareSide(
+            label="B", name="here", facts=facts | {"executorch": "1.5.1", "commit": "1a2b3c" * 7, "dirty": "yes"}
+        ),
+    )
+    fields: dict[str, Any] = {
+        "id": "20261123-001422-b34918", "command": "farm compare --checkout . --base origin/main",
+        "started_ms": 1_795_392_000_000, "seconds": 75.0, "kind": "virtual", "devices": ("virtual-SM8650-0",),
+        "sides": sides, "pairs": 10,
+        "jobs": tuple(
+            msgspec.structs.replace(one, name=f"ops/case_{number}[SM8650-htp-8a8w]") for number, one in enumerate(jobs)
+        ),
+    }  # fmt: skip
+    return CompareReport(**{**fields, **more})

@@ -1,0 +1,126 @@
+"""The same comparison for a terminal, a browser, a program and GitHub."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from compare.made import broken, job, moved, passed, report, side
+
+from farm.report.formats.compare import compare_commands, compare_json, compare_markdown
+from farm.report.formats.github import add_summary
+from farm.report.html.compare import change_chart, render_compare
+from farm.report.model.compare import CompareReport
+from farm.report.terminal.compare import compare_lines
+
+HOSTILE = "<script>alert(1)</script> | [x](http://x) \x1b[31m\u202e @all"
+
+
+def everything() -> CompareReport:
+    return report(
+        job(passed("p"), broken(HOSTILE, log=HOSTILE)),
+        job(passed("p"), passed("q", fallback_ops={HOSTILE: 2}, pte_bytes=900), moved(change=0.2)),
+        job(side("p"), side("q"), left_out="no device was left"),
+        job(broken(), passed("q")),
+        job(
+            passed("p"),
+            passed("q"),
+            moved("sqnr_fp32[0]", 2.0, "better", a=30.0, b=32.0),
+            moved(change=-0.1, answer="better"),
+        ),
+        job(broken(), broken()),
+        job(side("p"), side("p")),
+        notes=("one runner", HOSTILE),
+    )
+
+
+class Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.scripts = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.ids += [found["id"]] if found.get("id") else []
+        self.links += [str(found["href"])] if tag == "a" else []
+        self.scripts += tag == "script"
+
+
+def test_terminal_has_what_needs_a_look_first_in_eighty_columns() -> None:
+    lines = compare_lines(everything(), limit=20)
+    assert max(map(len, lines)) <= 80
+    assert not any("\x1b" in line or "\u202e" in line for line in lines)
+    titles = [line for line in lines if line.isupper() or line.partition(":")[0].isupper()]
+    order = ["NEWLY FAILING: 1", "WORSE: 1", "NOT COMPARED: 1", "NEWLY PASSING: 1", "BETTER: 1", "FAILING ON BOTH: 1"]
+    assert [line for line in titles if line in order] == order
+    assert "B: here: executorch 1.5.1, torch 2.13.0, qnn v2.51, commit 1a2b3c1a2b3c with" in lines
+    assert "1 of 7 programs are the same" in lines
+
+
+def test_columns_of_the_overview_stand_below_each_other() -> None:
+    lines = compare_lines(everything(), limit=20)
+    head = next(line for line in lines if line.split() == ["A", "B", "change"])
+    row = next(line for line in lines if line.startswith("partitions"))
+    assert row[head.index("A")] == "4"
+
+
+def test_page_says_it_all_once_and_escapes_it() -> None:
+    page = render_compare(everything())
+    tags = Tags(page)
+    assert tags.scripts == 2  # our own
+    assert "&lt;script&gt;alert(1)" in page
+    assert len(tags.ids) == len(set(tags.ids))
+    assert {"newly_failing", "worse", "not_compared", "newly_passing", "better", "failing"} <= set(tags.ids)
+    assert {link[1:] for link in tags.links if link.startswith("#")} <= set(tags.ids)
+    assert "✗ B is worse" in page
+
+
+@pytest.mark.parametrize(
+    ("one", "word"),
+    [
+        (report(job(side("p"), side("p"))), "✓ B is not worse"),
+        (report(job(side("p"), side("q"), left_out="interrupted"), interrupted=True), "… interrupted"),
+        (report(job(side("p"), side("p")), kind="", devices=()), "Programs alone."),
+        (report(), "No job was compiled on both sides."),
+    ],
+)
+def test_page_of_what_is_special(one: CompareReport, word: str) -> None:
+    assert word in render_compare(one)
+
+
+def test_the_chart_has_a_bar_for_every_job_from_the_greatest_gain_to_the_greatest_loss() -> None:
+    changes = (0.5, -0.2, 0.01)
+    chart = change_chart(report(*(job(passed("p"), passed("q"), moved(change=one)) for one in changes)), "htp_cycles")
+    assert chart is not None
+    assert [bar.title.partition(":")[0][9:10] for bar in chart.bars] == ["1", "2", "0"]
+    assert float(chart.bars[0].y) == chart.middle
+    assert float(chart.bars[2].y) + float(chart.bars[2].height) == chart.middle
+
+
+def test_json_has_the_findings_and_every_number() -> None:
+    data = json.loads(compare_json(everything()))
+    assert (data["schema"], data["worse"], data["same_programs"]) == (1, True, 1)
+    assert data["groups"]["newly_failing"] == 1
+    assert [one["group"] for one in data["jobs"]][:2] == ["newly_failing", "worse"]
+    assert data["jobs"][1]["metrics"][0]["answer"] == "worse"
+    assert data["jobs"][1]["fallback_changes"] == {HOSTILE: [0, 2]}
+
+
+def test_github_gets_a_summary_and_an_annotation_for_each_job_that_is_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    add_summary(lambda: compare_markdown(everything()))
+    text = (tmp_path / "summary").read_text()
+    assert text.startswith("### farm compare: B is worse")
+    assert "#### Newly failing: 1" in text
+    assert "<script>" not in text
+    assert "](http" not in text
+    commands = compare_commands(everything())
+    assert [line.partition("::")[2].partition(" ")[0] for line in commands] == ["error", "error"]

@@ -1,0 +1,169 @@
+"""One job on one bench: what is measured, and when it is enough. The bench is a stub whose truth is known."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+
+from farm.compare.pairing import FIRST_PAIRS, JobOutcome, inferences_of, paired, run_job
+from farm.regressions.interleaved_ab import InterleavedBench, Side
+from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+
+if TYPE_CHECKING:
+    from farm.analysis.confirmation import Pair
+
+MOST = 12
+
+
+def side(name: str) -> Side:
+    job = SimpleNamespace(id=name)
+    return Side(cast("Any", job), cast("Any", SimpleNamespace(manifest=SimpleNamespace(key=name))))
+
+
+def attempt(
+    cycles: float = 1e6, sqnr: float = 40.0, verdict: Verdict = Verdict.PASSED, known_issue: str = ""
+) -> Attempt:
+    measured = (
+        Measurement("htp_cycles", "cycles", Direction.LOWER, (cycles,)),
+        Measurement("latency", "ns", Direction.LOWER, (cycles * 10,)),
+        Measurement("sqnr_fp32[0]", "dB", Direction.HIGHER, (sqnr,)),
+        Measurement("sqnr_quantized[0]", "dB", Direction.HIGHER, (sqnr,)),
+        Measurement("pte_size", "bytes", Direction.LOWER, (1000.0,), exact=True),
+    )
+    reason = "" if verdict is Verdict.PASSED else "output 0 is off"
+    return Attempt("x", verdict, Stage.NUMERICS, reason, "phone", 1, measurements=measured, known_issue=known_issue)
+
+
+class BenchStub:
+    """Gives what attempts of both sides say, with noise, and remembers what it was asked."""
+
+    def __init__(self, a: Attempt, b: Attempt, *, noise: float = 0.0, kind: str = "hardware") -> None:
+        self._attempts, self._noise, self._random = {"a": a, "b": b}, noise, np.random.default_rng(1)
+        self.device = SimpleNamespace(serial="phone", kind=kind)
+        self.judged: dict[tuple[str, ...], Attempt] = {}
+        self.turns: list[object] = []
+        self.asked: list[tuple[int, bool]] = []
+        self.failing: tuple[str, ...] = ()
+
+    def measure(
+        self, good: Side, new: Side, pairs: int, inferences: int = 5, *, numerics: bool = False
+    ) -> dict[str, list[Pair]]:
+        for one in (good, new):
+            self.judged[one.key] = self._attempts[one.job.id]
+        if not pairs:
+            return {}
+        self.asked.append((pairs, numerics))
+        return {
+            metric: [
+                (self._value(good, metric, inferences), self._value(new, metric, inferences)) for _ in range(pairs)
+            ]
+            for metric in ("htp_cycles", "latency", *(("sqnr_fp32[0]", "sqnr_quantized[0]") if numerics else ()))
+        }
+
+    def problems(self, good: Side, new: Side, *, since: int = 0) -> tuple[str, ...]:
+        del good, new, since
+        return self.failing
+
+    def _value(self, side: Side, metric: str, inferences: int) -> list[float]:
+        [level] = next(one.samples for one in self._attempts[side.job.id].measurements if one.metric == metric)
+        noise = self._noise if metric in ("htp_cycles", "latency") else 0.0
+        return list(level * (1 + noise * self._random.standard_normal(inferences)))
+
+
+def run(bench: BenchStub, *, a: bool = True, b: bool = True) -> JobOutcome:
+    sides = [side(name) if there else None for name, there in (("a", a), ("b", b))]
+    return run_job(cast("InterleavedBench", bench), *sides, MOST, threading.Event())
+
+
+def answers(outcome: JobOutcome) -> dict[str, str]:
+    return {one.metric: one.answer for one in paired({"job": outcome}).get("job", ())}
+
+
+def test_equal_programs_are_left_alone_after_the_first_pairs() -> None:
+    bench = BenchStub(attempt(), attempt(), noise=0.001)
+    found = answers(run(bench))
+    assert bench.asked == [(FIRST_PAIRS, False)]
+    assert found == dict.fromkeys(("htp_cycles", "latency", "sqnr_fp32[0]", "sqnr_quantized[0]"), "same")
+
+
+def test_a_slower_program_is_confirmed_by_no_fewer_pairs_than_were_asked_for() -> None:
+    bench = BenchStub(attempt(), attempt(cycles=1.05e6), noise=0.005)
+    found = answers(run(bench))
+    assert sum(pairs for pairs, _ in bench.asked) == MOST
+    assert (found["htp_cycles"], found["latency"]) == ("worse", "worse")
+
+
+def test_a_faster_one_is_better() -> None:
+    assert answers(run(BenchStub(attempt(), attempt(cycles=0.9e6))))["htp_cycles"] == "better"
+
+
+def test_what_stays_unknown_and_may_be_worse_gets_as_many_pairs_again() -> None:
+    bench = BenchStub(attempt(), attempt(cycles=1.06e6), noise=0.3)
+    run(bench)
+    assert [pairs for pairs, _ in bench.asked] == [FIRST_PAIRS, MOST - FIRST_PAIRS, MOST]
+
+
+def test_worse_numerics_are_measured_in_every_turn_and_confirmed() -> None:
+    bench = BenchStub(attempt(), attempt(sqnr=37.0))
+    outcome = run(bench)
+    assert all(numerics for _, numerics in bench.asked)
+    [one] = [one for one in paired({"job": outcome})["job"] if one.metric == "sqnr_fp32[0]"]
+    assert (one.answer, one.a, one.b, one.pairs) == ("worse", 40.0, 37.0, MOST)
+
+
+def test_a_figure_against_a_quantized_module_of_its_own_decides_nothing() -> None:
+    metrics = {one.metric: one for one in paired({"job": run(BenchStub(attempt(), attempt()))})["job"]}
+    assert {name: one.decides for name, one in metrics.items()} == {
+        "htp_cycles": True, "latency": True, "sqnr_fp32[0]": True, "sqnr_quantized[0]": False,
+    }  # fmt: skip
+
+
+def test_the_clock_of_a_simulators_host_decides_nothing() -> None:
+    outcome = run(BenchStub(attempt(), attempt(cycles=2e6), kind="virtual"))
+    metrics = {one.metric: one for one in paired({"job": outcome})["job"]}
+    assert (metrics["latency"].decides, metrics["htp_cycles"].decides) == (False, True)
+
+
+def test_a_side_that_fails_has_no_pairs() -> None:
+    bench = BenchStub(attempt(), attempt(verdict=Verdict.FAILED))
+    outcome = run(bench)
+    assert not bench.asked
+    assert (outcome.metrics, outcome.b and outcome.b.verdict) == ((), Verdict.FAILED)
+
+
+def test_a_known_issue_on_both_sides_is_measured_all_the_same() -> None:
+    known = attempt(verdict=Verdict.FAILED, known_issue="#12")
+    assert answers(run(BenchStub(known, known)))["htp_cycles"] == "same"
+
+
+@pytest.mark.parametrize(("a", "b"), [(True, False), (False, True)])
+def test_a_side_that_alone_was_compiled_is_run_alone(a: bool, b: bool) -> None:
+    bench = BenchStub(attempt(), attempt())
+    outcome = run(bench, a=a, b=b)
+    assert not bench.asked
+    assert ((outcome.a is not None), (outcome.b is not None)) == (a, b)
+
+
+def test_a_side_that_fails_in_some_turns_is_a_problem() -> None:
+    bench = BenchStub(attempt(), attempt())
+    bench.failing = ("new: execute: crashed",)
+    assert run(bench).problem == "not in every turn: new: execute: crashed"
+
+
+def test_chance_among_many_jobs_is_taken_back() -> None:
+    """A change that would stand alone does not among 300 equal jobs, as one of them moves so by chance."""
+    equal = run(BenchStub(attempt(), attempt(), kind="virtual"))
+    slower = run(BenchStub(attempt(), attempt(cycles=1.05e6), noise=0.001, kind="virtual"))
+    alone = paired({"slow": slower})["slow"][0]
+    among = paired({"slow": slower, **{f"equal {number}": equal for number in range(300)}})["slow"][0]
+    assert (alone.answer, among.answer) == ("worse", "unknown")
+
+
+@pytest.mark.parametrize(("latency_ms", "inferences"), [(0.1, 20), (5, 10), (2000, 2)])
+def test_short_programs_get_more_inferences_and_long_ones_fewer(latency_ms: float, inferences: int) -> None:
+    latency = Measurement("latency", "ns", Direction.LOWER, (latency_ms * 1e6,) * 3)
+    assert inferences_of([latency]) == inferences

@@ -1,0 +1,102 @@
+"""What `farm compare` is asked: sides, and what is refused before anything is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from farm_home import FarmHome
+
+from farm.compare.building import shares
+from farm.compare.request import CompareRequest, SideRequest, jobs_of_side, own_options, sides_of
+from farm.config.settings import load_config
+from farm.errors import UsageError
+
+
+def test_once_is_for_both_sides_and_twice_for_a_and_b() -> None:
+    a, b = sides_of(("main",), ("2.49", "2.51"), (), "", "")
+    assert (a.name, b.name) == ("main, QNN 2.49", "main, QNN 2.51")
+    a, b = sides_of(("1.4.1", "1.5.1"), (), (), "", "")
+    assert (a.toolchain, b.toolchain) == ("1.4.1", "1.5.1")
+
+
+def test_one_side_may_have_no_options() -> None:
+    a, b = sides_of((), (), ("", "use_dlbc=true"), "", "")
+    assert (a.name, b.name) == ("default", "use_dlbc=true")
+
+
+def test_the_gate_of_a_pull_request_compares_a_commit_with_the_checkout_as_it_is() -> None:
+    a, b = sides_of((), (), (), ".", "origin/main")
+    assert (a.toolchain, a.base, b.toolchain, b.base) == (str(Path.cwd()), "origin/main", str(Path.cwd()), "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (((), (), (), "", ""), "both sides are the same"),
+        ((("1.5.0", "1.5.0"), (), (), "", ""), "both sides are the same"),
+        ((("a", "b", "c"), (), (), "", ""), "--toolchain is given 3 times"),
+        (((), (), (), ".", ""), "--checkout DIR and --base COMMIT belong together"),
+        (((), (), (), "", "main"), "--checkout DIR and --base COMMIT belong together"),
+        ((("a",), (), (), ".", "main"), "leave --toolchain out"),
+    ],
+)
+def test_what_are_no_two_sides_is_refused(arguments: tuple[tuple[str, ...], ...], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        sides_of(*arguments)  # type: ignore[arg-type]
+
+
+def request(*options: str, common: tuple[str, ...] = ()) -> CompareRequest:
+    a, b = (SideRequest(options=text) for text in options)
+    return CompareRequest(sides=(a, b), socs=("SM8650",), suites=("smoke",), options=common, keyword="add")
+
+
+def test_jobs_have_one_name_on_both_sides_and_their_own_options() -> None:
+    asked = request("", "use_dlbc=true", common=("htp_performance_mode=burst",))
+    a, b = (jobs_of_side(load_config(), asked, side) for side in asked.sides)
+    assert list(a) == list(b) == ["smoke/add[SM8650-htp-8a8w-htp_performance_mode=burst]"]
+    assert [dict(job.target.options) for side in (a, b) for job in side.values()] == [
+        {"htp_performance_mode": "burst"}, {"htp_performance_mode": "burst", "use_dlbc": "true"},
+    ]  # fmt: skip
+    assert [own_options(asked, side) for side in asked.sides] == [{}, {"use_dlbc": "true"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "common", "problem"),
+    [
+        (("use_dlbc=true,false", ""), (), "makes 2 targets"),
+        (("use_dlbc=true", ""), ("use_dlbc=false",), "use_dlbc is given by --option"),
+    ],
+)
+def test_options_that_are_no_side_are_refused(options: tuple[str, ...], common: tuple[str, ...], problem: str) -> None:
+    asked = request(*options, common=common)
+    with pytest.raises(UsageError, match=problem):
+        jobs_of_side(load_config(), asked, asked.sides[0])
+
+
+@pytest.mark.parametrize(
+    ("builders", "requests", "widths"),
+    [(4, (100, 100), [2, 2]), (4, (100, 0), [4, 0]), (4, (100, 1), [3, 1]), (2, (9, 1), [1, 1]), (1, (5, 5), [1, 1])],
+)
+def test_builders_are_shared_by_how_much_each_side_compiles(
+    builders: int, requests: tuple[int, int], widths: list[int]
+) -> None:
+    assert shares(builders, requests) == widths
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--toolchain", "1.5.0"), "--suite must be given"),
+        (("--suite", "smoke"), "both sides are the same"),
+        (("--suite", "smoke", "--toolchain", "nope", "--toolchain", "1.5.0"), "unknown toolchain 'nope'"),
+        (("--suite", "smoke", "--options", "", "--options", "nope=1"), "unknown option of the htp backend 'nope'"),
+        (("--suite", "smoke", "--options", "", "--options", "use_dlbc=true", "--programs-only", "--devices", "1"),
+         "--devices is for what is run"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_exit_code_2(home: FarmHome, arguments: tuple[str, ...], problem: str) -> None:
+    told = home.farm("compare", *arguments)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert problem in told.stderr
+    assert len(told.stderr.splitlines()) == 1
