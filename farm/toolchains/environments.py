@@ -7,6 +7,7 @@ ExecuTorch and what it wants otherwise is installed.
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import hashlib
 import os
@@ -15,7 +16,7 @@ import sys
 import time
 from importlib.metadata import PathDistribution
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
@@ -74,7 +75,7 @@ def made_environment(cache_dir: Path, version: str, note: Callable[[str], None] 
 
     def make(partial: Path) -> None:
         note(f"making an environment with ExecuTorch {version}, once")
-        _Making(partial, version, generation.torch, list(_shared())).make()
+        _Making(partial, version, generation.torch, _shared()).make()
 
     folder = environment_folder(cache_dir, version)
     made = published(folder, make, is_whole=lambda made: (made / _ABOUT).is_file())
@@ -104,35 +105,54 @@ def about(folder: Path) -> MadeEnvironment | None:
         return None
 
 
-class _Shared(msgspec.Struct, frozen=True):
-    """A distribution of farm's environment."""
+class _Distribution(NamedTuple):
+    """An installed package, as the name of its folder says it: to read what is in 150 of them takes a second."""
 
     name: str
+    """Normalized."""
+    version: str
     info: Path
 
+    @classmethod
+    def of(cls, info: Path) -> _Distribution:
+        name, _, version = info.name.removesuffix(".dist-info").partition("-")
+        return cls(canonicalize_name(name), version, info)
+
     @property
-    def distribution(self) -> PathDistribution:
-        return PathDistribution(self.info)
+    def requirements(self) -> Iterator[Requirement]:
+        for text in PathDistribution(self.info).requires or ():
+            with contextlib.suppress(InvalidRequirement):
+                requirement = Requirement(text)
+                if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                    yield requirement
+
+    @property
+    def files(self) -> Iterator[str]:
+        """What it has in the folder of packages, but for what changes how Python starts."""
+        for row in csv.reader((self.info / "RECORD").read_text(encoding="utf-8").splitlines()):
+            if row and not row[0].startswith(("..", "/", "__pycache__/")) and not row[0].endswith(".pth"):
+                yield row[0]
 
 
-def _shared() -> Iterator[_Shared]:
-    """Yield what may be linked, by the names of folders alone: this is asked by every command."""
+def _shared() -> Iterator[_Distribution]:
+    """Yield what of farm's environment may be linked."""
     seen = set(_NEVER_LINKED)
     for place in sys.path:
         folder = Path(place)
         if folder.name not in ("site-packages", "dist-packages") or not folder.is_dir():
             continue
         for info in sorted(folder.glob("*.dist-info")):
-            name = canonicalize_name(info.name.partition("-")[0])
-            if name not in seen and not (info / "direct_url.json").is_file():
-                seen.add(name)
-                yield _Shared(name, info)
+            one = _Distribution.of(info)
+            # An editable one is code that somebody works on, elsewhere.
+            if one.name not in seen and (info / "RECORD").is_file() and not (info / "direct_url.json").is_file():
+                seen.add(one.name)
+                yield one
 
 
 class _Making:
     """An environment that is being made in an empty folder."""
 
-    def __init__(self, folder: Path, version: str, torch: str, shared: list[_Shared]) -> None:
+    def __init__(self, folder: Path, version: str, torch: str, shared: Iterable[_Distribution]) -> None:
         self._folder, self._version, self._torch = folder, version, torch
         self._site = folder / "lib" / f"python{_PYTHON}" / "site-packages"
         self._shared = {one.name: one for one in shared}
@@ -147,7 +167,7 @@ class _Making:
             flatc.chmod(0o755)
         linked = self._settle()
         _link([self._shared[name] for name in linked], self._site)
-        torch = self._requirements_met()["torch"]
+        torch = {one.name: one.version for one in map(_Distribution.of, self._site.glob("*.dist-info"))}["torch"]
         # Their first lines name the folder in which they were made, which has another name in a moment.
         for script in (self._folder / "bin").iterdir():
             if not script.name.startswith("python"):
@@ -187,33 +207,23 @@ class _Making:
     def _unmet(self) -> Iterator[Requirement]:
         """Yield what is required of the environment and is not there in a version that fits."""
         own, found = self._own(), {}
-        versions = {name: one.version for name, one in own.items()}
-        for name, one in self._shared.items():
-            versions.setdefault(name, one.distribution.version)
-        wants = [Requirement(self._torch), *_requirements(own.values())]
-        if "torch" in self._shared and "torch" not in own:
-            wants += _requirements([self._shared["torch"].distribution])
+        versions = {name: one.version for name, one in (self._shared | own).items()}
+        wants = [Requirement(self._torch)]
+        for one in (*own.values(), *([self._shared["torch"]] if "torch" in self._shared else [])):
+            wants += one.requirements
         for requirement in wants:
             name = canonicalize_name(requirement.name)
             there = versions.get(name)
-            if there is None and name in _NOT_NEEDED:
-                continue
-            if there is not None and name in _NOT_NEEDED and name in self._shared:
-                # Another version than its wheel wants: of use to suites alone.
+            if name in _NOT_NEEDED:
+                # Where farm's environment has another version than is required, it is of use to suites alone.
                 continue
             if there is None or not requirement.specifier.contains(there, prereleases=True):
                 found[name] = requirement
         yield from found.values()
 
-    def _own(self) -> dict[str, PathDistribution]:
-        infos = [PathDistribution(info) for info in self._site.glob("*.dist-info") if not info.is_symlink()]
-        return {canonicalize_name(one.metadata["Name"]): one for one in infos}
-
-    def _requirements_met(self) -> dict[str, str]:
-        return {
-            canonicalize_name(one.metadata["Name"]): one.version
-            for one in map(PathDistribution, self._site.glob("*.dist-info"))
-        }
+    def _own(self) -> dict[str, _Distribution]:
+        found = [_Distribution.of(info) for info in self._site.glob("*.dist-info") if not info.is_symlink()]
+        return {one.name: one for one in found}
 
     def _install(self, requirements: list[str]) -> None:
         problem = pip_install(self._folder / "bin" / "python", requirements)
@@ -232,27 +242,20 @@ class _Making:
         )
 
 
-def _requirements(distributions: Iterable[PathDistribution]) -> Iterator[Requirement]:
-    for distribution in distributions:
-        for text in distribution.requires or ():
-            try:
-                requirement = Requirement(text)
-            except InvalidRequirement:
-                continue
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                yield requirement
-
-
 def _plain(requirement: Requirement) -> str:
     return f"{requirement.name}{requirement.specifier}"
 
 
-def _link(shared: Iterable[_Shared], site: Path) -> None:
+def _link(shared: Iterable[_Distribution], site: Path) -> None:
     """Link what belongs to distributions into `site`: their folders, or what is in one that is there already."""
     for one in shared:
-        files = [file.parts for file in one.distribution.files or () if not file.name.endswith(".pth")]
-        for parts in [(one.info.name,), *(parts for parts in files if parts[0] not in ("..", "/", "__pycache__"))]:
-            _link_one(one.info.parent, site, parts)
+        source = one.info.parent
+        for name in dict.fromkeys([one.info.name, *(path.partition("/")[0] for path in one.files)]):
+            _link_one(source, site, (name,))
+            if (site / name).is_dir() and not (site / name).is_symlink():
+                for path in one.files:
+                    if path.startswith(f"{name}/"):
+                        _link_one(source, site, tuple(path.split("/")))
 
 
 def _link_one(source: Path, target: Path, parts: tuple[str, ...]) -> None:

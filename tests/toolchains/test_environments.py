@@ -1,0 +1,162 @@
+"""Environments that farm makes of a release: of real wheels, of an ExecuTorch that is a few empty files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import pytest
+from farm_home import FarmHome
+from made_environments import make_executorch_wheel, make_wheel
+
+from farm.errors import InfraError, MissingToolError, UsageError
+from farm.toolchains.environments import about, environments_folder, made_environment
+from farm.toolchains.interpreters import inspect
+
+RELEASE = "1.4.7"
+_MAKE = """
+import sys
+from pathlib import Path
+from farm.toolchains.environments import made_environment
+print(made_environment(Path(sys.argv[1]), sys.argv[2], lambda line: print(line, flush=True)))
+"""
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All that pip finds: a folder of wheels."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def _making(cache: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", _MAKE, str(cache), RELEASE], stdout=subprocess.PIPE, text=True)
+
+
+def test_what_fits_is_linked_and_what_does_not_is_installed_beside_it(index: Path, tmp_path: Path) -> None:
+    make_executorch_wheel(index, RELEASE, ["numpy>=1", "click==0.0.7", "pandas==0.0.1", "gone; python_version<'3'"])
+    make_wheel(index, "click", "0.0.7", {"click/__init__.py": "mine = True\n"}, ["iniconfig<0.0.2"])
+    make_wheel(index, "iniconfig", "0.0.1", {"iniconfig/__init__.py": ""})
+    folder = made_environment(tmp_path / "cache", RELEASE)
+    [site] = folder.glob("lib/python*/site-packages")
+    facts = inspect(folder / "bin" / "python")
+    assert facts.packages["executorch"].folders == (site / "executorch",)
+    assert facts.version_of("executorch") == RELEASE
+    assert (facts.folder("torch"), facts.version_of("torch")) == (site / "torch", version("torch"))
+    assert (site / "torch").is_symlink()
+    assert not (site / "executorch").is_symlink()
+    done = subprocess.run(
+        [folder / "bin" / "python", "-c", "import click, numpy; print(click.mine, numpy.ones(2).sum())"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "True 2.0\n", done.stderr
+    assert not hasattr(click, "mine"), "what is linked is farm's own, and stays as it is"
+    made = about(folder)
+    assert made is not None
+    assert made.installed == (f"executorch=={RELEASE}", "click==0.0.7", "iniconfig<0.0.2")
+    # Again nothing is asked of pip.
+    shutil.rmtree(index)
+    assert made_environment(tmp_path / "cache", RELEASE) == folder
+
+
+def test_two_commands_at_once_make_it_once(index: Path, tmp_path: Path) -> None:
+    make_executorch_wheel(index, RELEASE)
+    both = [_making(tmp_path / "cache") for _ in range(2)]
+    lines = [process.communicate(timeout=120)[0].splitlines() for process in both]
+    assert len({said[-1] for said in lines}) == 1
+    assert sorted(len(said) for said in lines) == [1, 2], "one of them makes it, and says so"
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.whole)])
+def test_one_that_is_ended_midway_leaves_nothing_half(index: Path, tmp_path: Path, ending: signal.Signals) -> None:
+    # Large enough that pip is at it for a while.
+    make_executorch_wheel(index, RELEASE, more="x" * 200_000_000)
+    cache = tmp_path / "cache"
+    process = _making(cache)
+    while not list(environments_folder(cache).glob("*.partial/lib/*/site-packages")):
+        time.sleep(0.02)
+        assert process.poll() is None
+    process.send_signal(ending)
+    process.wait(timeout=60)
+    assert not [folder for folder in environments_folder(cache).glob("*") if about(folder)]
+    make_executorch_wheel(index, RELEASE)
+    folder = made_environment(cache, RELEASE)
+    assert inspect(folder / "bin" / "python").version_of("executorch") == RELEASE
+    assert not list(environments_folder(cache).glob("*.partial"))
+
+
+def test_what_cannot_be_made_is_said(index: Path, tmp_path: Path) -> None:
+    make_executorch_wheel(index, "1.4.1")
+    with pytest.raises(UsageError, match=r"no ExecuTorch 1.4.7 for Python 3.\d+: the index has 1.4.1"):
+        made_environment(tmp_path / "cache", RELEASE)
+    make_executorch_wheel(index, RELEASE, ["not-there-at-all"])
+    with pytest.raises(MissingToolError, match="pip cannot install not-there-at-all: .*is the package index reachable"):
+        made_environment(tmp_path / "cache", RELEASE)
+    shutil.rmtree(index)
+    with pytest.raises(MissingToolError, match="is the package index reachable"):
+        made_environment(tmp_path / "cache", RELEASE)
+    with pytest.raises(UsageError, match="too old"):
+        made_environment(tmp_path / "cache", "1.3.0")
+    assert not list(environments_folder(tmp_path / "cache").glob("*/*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_full_disk_is_said_to_be_one(index: Path, tmp_path: Path) -> None:
+    make_executorch_wheel(index, RELEASE, more="x" * 20_000_000)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "farm-test", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount")
+    try:
+        with pytest.raises(InfraError, match="farm cache prune"):
+            made_environment(disk, RELEASE)
+        assert not list(environments_folder(disk).glob("*/*"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_another_package_in_farms_environment_makes_another_one(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_executorch_wheel(index, RELEASE)
+    before = made_environment(tmp_path / "cache", RELEASE)
+    info = tmp_path / "site-packages" / "more-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "RECORD").write_text("more-1.0.dist-info/RECORD,,\n")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    assert made_environment(tmp_path / "cache", RELEASE) != before
+
+
+def test_commands_make_show_and_remove_them(home: FarmHome, index: Path, tmp_path: Path) -> None:
+    make_executorch_wheel(index, RELEASE)
+    env = {name: os.environ[name] for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS")} | {"FARM_CACHE_DIR": str(tmp_path)}
+    done = home.farm("toolchain", "make", RELEASE, env=env)
+    assert done.returncode == 0, done.stderr
+    assert f"making an environment with ExecuTorch {RELEASE}, once" in done.stderr
+    assert done.stdout.startswith(f"ExecuTorch {RELEASE}, torch {version('torch')}, ")
+    listed = json.loads(home.farm("toolchain", "list", "--json", env=env).stdout)
+    [row] = listed["environments"]
+    assert (row["executorch"], row["current"]) == (RELEASE, True)
+    assert listed["toolchains"][0]["versions"]["executorch"] == version("executorch")
+    assert "1 environment of toolchains" in home.farm("cache", env=env).stdout
+    kept = home.farm("cache", "prune", "--older", "1h", env=env)
+    assert "environment" not in kept.stdout
+    assert "and 1 environment of toolchains" in home.farm("cache", "prune", "--all", "--dry-run", env=env).stdout
+    removed = home.farm("toolchain", "remove", RELEASE, env=env)
+    assert removed.stdout.startswith("removed 1 environment, ")
+    again = home.farm("toolchain", "remove", RELEASE, env=env)
+    assert (again.returncode, "there is none" in again.stderr) == (2, True)
+    bad = home.farm("toolchain", "make", "newest", env=env)
+    assert (bad.returncode, "is no release of ExecuTorch" in bad.stderr) == (2, True)
