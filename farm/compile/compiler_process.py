@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _MEGABYTE = 2**20
 # The pool is as wide as the machine: threads of one builder would only get in the way of another.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# What QNN leaves unset between weights (alignment, channels that are not there) would be what was in that memory
+# before, and so the same program other bytes each time: glibc clears what it hands out when it is told to fill what is
+# freed with ones. Neither may the order of a set of names differ from one process to the next.
+_SAME_EACH_TIME = {"MALLOC_PERTURB_": "255", "PYTHONHASHSEED": "0"}
 # A module fills some GB a second: what it gets beyond the limit is a tenth of that.
 _LOOK_EVERY_S = 0.1
 # What compilers may leave in the folder of one builder before it gets no other job.
@@ -70,7 +74,7 @@ class CompilerProcess:
         self._child = supervisor.spawn(
             [compiler.python, "-m", module, *arguments],
             name=name,
-            env={**process_environment(compiler.env), "TOKENIZERS_PARALLELISM": "false"},
+            env={**process_environment(compiler.env), **_SAME_EACH_TIME, "TOKENIZERS_PARALLELISM": "false"},
             stdin_pipe=True,
             stdout_pipe=True,
             stderr=log,
@@ -128,7 +132,8 @@ class BuilderProcess(CompilerProcess):
         # Both ends have folders of their own to start from.
         cache_root = cache_root.absolute()
         self._cache_root, self._name = cache_root, f"{os.getpid()}-{number}-{secrets.token_hex(4)}"
-        arguments = (str(cache_root), self._name)
+        folders = [root.folder for root in compiler.developed]
+        arguments = (str(cache_root), self._name, str(compiler.as_of_ns), *folders)
         compiler = msgspec.structs.replace(compiler, env={**compiler.env, **_ONE_THREAD})
         super().__init__("farm.compile.builder", arguments, supervisor, f"builder-{number}", compiler, log)
 

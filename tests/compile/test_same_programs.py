@@ -1,0 +1,212 @@
+"""Programs that are the same are known to be, and others are not: real ones, compiled in turns by one process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farm.bundles.bundle import MANIFEST, Bundle, Manifest, TensorSpec, load_bundle
+from farm.bundles.cache import BundleCache
+from farm.bundles.key import bundle_key
+from farm.bundles.same import compare_hashes, compare_programs, data_hash, is_same_job, program_of
+from farm.compile.pool import BuilderPool, MemoryLimits
+from farm.compile.protocol import BuildReply, BuildRequest
+from farm.program.canonical import program_hash
+from farm.program.pte import qnn_payloads
+from farm.suites.manifests import find_suites, resolve_suite
+from farm.suites.socs import find_soc
+from farm.suites.suite import plan
+from farm.system.processes import Supervisor
+from farm.toolchains.toolchain import Toolchain
+
+VARIANTS = Path(__file__).with_name("variants.py")
+MAGIC = (0x5678ABCD).to_bytes(4, "little")
+TIME = range(4, 12)
+
+
+@pytest.fixture(scope="session")
+def programs(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The `.pte` files of variants.py, by name."""
+    folder = tmp_path_factory.mktemp("variants")
+    done = subprocess.run(
+        [tools.compiler.python, str(VARIANTS)], env={**os.environ, **tools.compiler.env}, cwd=folder,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {path.stem: path.read_bytes() for path in folder.glob("*.pte")}
+
+
+def differing(one: bytes, other: bytes) -> int:
+    return sum(a != b for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", ["first", "split"])
+def test_compiled_again_after_others_it_is_the_same_program(programs: dict[str, bytes], name: str) -> None:
+    one, other = programs[name], programs["again" if name == "first" else "split_again"]
+    # Not its time alone.
+    assert differing(one, other) > 8 * len(qnn_payloads(one)) + 10
+    assert program_hash(one) == program_hash(other) != hashlib.sha256(one).hexdigest()
+
+
+def test_a_program_of_two_partitions_has_two_contexts(programs: dict[str, bytes]) -> None:
+    payloads = qnn_payloads(programs["split"])
+    assert len(payloads) == 2
+    assert all(programs["split"][start:].startswith(MAGIC) for start, _ in payloads)
+
+
+@pytest.mark.parametrize("name", ["weight", "scale", "stride", "order"])
+def test_changed_in_one_respect_it_is_another_program(programs: dict[str, bytes], name: str) -> None:
+    assert len({program_hash(programs[one]) for one in ("first", "again", name)}) == 2
+
+
+def test_every_byte_but_those_of_the_time_counts(programs: dict[str, bytes]) -> None:
+    program = programs["first"]
+    [(start, _)] = qnn_payloads(program)
+    expected, draw = program_hash(program), random.Random(17)
+    used = [place for place, byte in enumerate(program) if byte]
+    for place in (*draw.sample(used, 600), *draw.sample(range(len(program)), 100), *(start + n for n in TIME)):
+        changed = bytearray(program)
+        changed[place] ^= 1 << draw.randrange(8)
+        same = program_hash(bytes(changed)) == expected
+        assert same is (place - start in TIME), f"byte {place - start} of the context"
+
+
+def test_ids_that_are_connected_otherwise_are_another_program(programs: dict[str, bytes]) -> None:
+    """Ids that have moved count for nothing, and one that has not moved along counts."""
+    one, other = programs["first"], programs["again"]
+    [(start, _)] = qnn_payloads(one)
+    expected = program_hash(one)
+    places = [n for n in range(0, len(one), 4) if one[n : n + 4] != other[n : n + 4] and n - start not in (4, 8)]
+    assert len(places) > 10
+    for place in places:
+        mixed = one[:place] + other[place : place + 4] + one[place + 4 :]
+        assert program_hash(mixed) != expected, f"word at {place - start} of the context"
+
+
+def test_what_is_not_laid_out_as_known_is_hashed_as_it_is(programs: dict[str, bytes]) -> None:
+    program = programs["first"]
+    [(start, end)] = qnn_payloads(program)
+    # ExecuTorch's magic number, the version of the context, that of what HTP reads, the number of nodes.
+    version = start + 256 + 4
+    blob = start + 256 + int.from_bytes(program[start + 256 + 24 : start + 256 + 32], "little")
+    nodes = program.index((0x1303EE71).to_bytes(4, "little"), start, end)
+    for place in (start, version + 3, blob, blob + 16, nodes, nodes - 12):
+        changed = bytearray(program)
+        changed[place] ^= 0x40
+        assert program_hash(bytes(changed)) == hashlib.sha256(changed).hexdigest(), place - start
+        # Its time as well.
+        changed[start + 4] ^= 1
+        assert program_hash(bytes(changed)) == hashlib.sha256(changed).hexdigest(), place - start
+
+
+def test_what_is_cut_short_or_no_program_is_hashed_as_it_is(programs: dict[str, bytes], tmp_path: Path) -> None:
+    program = programs["first"]
+    draw = random.Random(17)
+    for length in (0, 3, 8, 40, *(draw.randrange(len(program)) for _ in range(60))):
+        cut = program[:length]
+        assert program_hash(cut) == hashlib.sha256(cut).hexdigest(), length
+    for _ in range(60):
+        noise = bytearray(program)
+        place = draw.randrange(len(program) - 64)
+        noise[place : place + 64] = draw.randbytes(64)
+        assert len(program_hash(bytes(noise))) == 64
+    (tmp_path / "model.pte").write_bytes(program)
+    assert program_hash(tmp_path / "model.pte") == program_hash(program)
+
+
+def bundle(folder: Path, program: bytes, *, recorded: bool = True, **changes: object) -> Bundle:
+    folder.mkdir(parents=True)
+    (folder / "model.pte").write_bytes(program)
+    spec = TensorSpec((1, 3), "float32")
+    manifest = Manifest(
+        key=folder.name, job_id="mine/net[SM8650-htp-8a8w]", soc="SM8650", backend="htp", precision="8a8w", samples=1,
+        inputs=(spec,), outputs=(TensorSpec((1, 3), "float32", 0.5),), pte_bytes=len(program),
+        delegates={"QnnBackend": 1}, delegated_ops=1, fallback_ops={}, seconds={}, versions={},
+        files={"model.pte": "f", "inputs/input_0_0.raw": "a", "reference_fp32/output_0_0.raw": "b"},
+        program=program_hash(program) if recorded else "",
+    )  # fmt: skip
+    (folder / MANIFEST).write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, **changes)))
+    return load_bundle(folder)
+
+
+def test_a_job_is_the_same_where_it_would_be_judged_the_same(programs: dict[str, bytes], tmp_path: Path) -> None:
+    mine = bundle(tmp_path / "mine", programs["first"])
+    again = bundle(tmp_path / "again", programs["again"])
+    assert is_same_job(mine, again)
+    assert not is_same_job(mine, bundle(tmp_path / "weight", programs["weight"]))
+    judged_otherwise: list[dict[str, object]] = [
+        {"files": {**mine.manifest.files, "reference_fp32/output_0_0.raw": "other"}},
+        {"files": {**mine.manifest.files, "inputs/input_0_0.raw": "other"}},
+        {"outputs": (TensorSpec((1, 3), "float32", 0.25),)},
+        {"samples": 2},
+    ]
+    for number, change in enumerate(judged_otherwise):
+        other = bundle(tmp_path / str(number), programs["again"], **change)
+        assert program_of(other) == program_of(mine)
+        assert not is_same_job(mine, other), change
+    # Where its files were written, and when, says nothing.
+    late = msgspec.structs.replace(
+        mine.manifest, seconds={"total": 9.0}, files={**mine.manifest.files, "model.pte": "x"}
+    )
+    assert data_hash(late) == data_hash(mine.manifest)
+
+
+def test_a_bundle_from_before_has_its_program_hashed_when_it_is_asked_for(
+    programs: dict[str, bytes], tmp_path: Path
+) -> None:
+    old = bundle(tmp_path / "old", programs["first"], recorded=False)
+    assert old.manifest.program == ""
+    assert program_of(old) == program_of(bundle(tmp_path / "new", programs["again"]))
+
+
+def test_two_sides_are_compared_job_by_job(programs: dict[str, bytes], tmp_path: Path) -> None:
+    first, again, weight = (bundle(tmp_path / name, programs[name]) for name in ("first", "again", "weight"))
+    found = compare_programs(
+        {"a": first, "b": first, "gone": first, "broken": first, "red": None, "mended": None},
+        {"a": again, "b": weight, "new": first, "broken": None, "red": None, "mended": again},
+    )
+    assert (found.same, found.changed) == (("a",), ("b",))
+    assert (found.newly_failing, found.newly_compiling, found.failing) == (("broken",), ("mended",), ("red",))
+    assert (found.only_first, found.only_second) == (("gone",), ("new",))
+    assert not found.changes_nothing
+    assert str(found) == (
+        "1 of 2 programs are the same, 1 newly failing, 1 newly compiling, 1 failing, 1 only first, 1 only second"
+    )
+    nothing = compare_hashes({"a": "x", "b": "y", "red": ""}, {"a": "x", "b": "y", "red": ""})
+    assert nothing.changes_nothing
+    assert str(nothing) == "no program of 2 jobs has changed, 1 failing"
+
+
+@pytest.mark.whole
+def test_builders_that_had_other_jobs_before_compile_the_same_programs(tools: Toolchain, tmp_path: Path) -> None:
+    suites = find_suites(())
+    jobs = [
+        job
+        for soc in ("SM8350", "SM8450", "SM8550", "SM8650", "SM8750", "SM8850")
+        for job in plan([resolve_suite("smoke", suites)], [find_soc(soc)], "htp", (), ((),))
+        if job.case.name in ("conv2d", "softmax")
+    ]
+    sides = []
+    for name, order in (("one", jobs), ("other", jobs[::-1])):
+        cache, replies = BundleCache(tmp_path / name), list[BuildReply]()
+        keys = {job.id: bundle_key(job, tools.versions) for job in order}
+        with Supervisor() as supervisor:
+            pool = BuilderPool(
+                [BuildRequest(job, keys[job.id], tools.versions, str(tmp_path / "log")) for job in order],
+                width=1, limits=MemoryLimits(16_000, 16_000), cache_root=cache.root, compiler=tools.compiler,
+                supervisor=supervisor, log_folder=tmp_path, timeout_s=600, on_start=lambda _key: None,
+                on_done=replies.append,
+            )  # fmt: skip
+            pool.start()
+            pool.join()
+        assert [reply.reason for reply in replies if not reply.ok] == []
+        sides.append({job.id: cache.lookup(keys[job.id]) for job in order})
+    found = compare_programs(*sides)
+    assert found.changed == ()
+    assert len(found.same) == len(jobs)
