@@ -18,11 +18,15 @@ CONTENTS = {
 """What facts stand for whose values are hashes of what is there: nobody can read them."""
 
 
+SHORT_COMMIT = 10
+"""Characters of a commit's hash that people are shown."""
+
+
 def changed_facts(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Return the facts that are not the same, sorted by name: before and after, empty where a side has none.
 
-    The content of something says nothing where one side was recorded without, and nothing more than its version does
-    where that is another one.
+    The content of something says nothing where one side was recorded without, and nothing more than its version or
+    commit does where that is another one.
     """
     return {
         name: (was.get(name, ""), now.get(name, ""))
@@ -33,8 +37,8 @@ def changed_facts(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, t
 
 def is_mute(content: str, was: Mapping[str, str], now: Mapping[str, str]) -> bool:
     """Return whether the fact `content`, one of CONTENTS, says nothing about two runs that others do not."""
-    version = content.removesuffix("_content")
-    return content not in was or content not in now or was.get(version) != now.get(version)
+    names = [content.removesuffix("_content"), *(["commit"] if content == "executorch_content" else [])]
+    return content not in was or content not in now or any(was.get(name) != now.get(name) for name in names)
 
 
 def fact_row(name: str, was: str, now: str) -> tuple[str, str, str]:

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.analysis.facts import CONTENTS, is_mute
+from farm.analysis.facts import CONTENTS, SHORT_COMMIT, is_mute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-UNDER_TEST = frozenset({"executorch", "farm", "torch", "torchao", "transformers"}) | CONTENTS.keys() - {"qnn_content"}
+UNDER_TEST = frozenset(
+    {"executorch", "farm", "torch", "torchao", "transformers", "toolchain", "commit", "dirty"}
+) | CONTENTS.keys() - {"qnn_content"}
 """Facts of the program under test: they never part a series, as their effect on a number is what is looked for."""
 
 # Facts that follow from another, and are under test with it: the runner is built from ExecuTorch, so that a new
 # ExecuTorch could otherwise never be found to be slower.
-_MADE_FROM = {"native_runner": "executorch"}
+_MADE_FROM = {"native_runner": ("executorch", "executorch_content", "commit")}
 _APART = UNDER_TEST | _MADE_FROM.keys() | CONTENTS.keys()
 # Their values are hashes, which are not shown.
 _NAMELESS = frozenset({"native_runner", "runtime", "skel"})
@@ -110,18 +112,26 @@ def _classes(points: Sequence[Point]) -> list[int]:
     return found
 
 
-def _lineage(points: Iterable[Point], name: str, source: str) -> list[int]:
-    """Return a number for each run: the same where versions of the fact `name` only came with those of `source`."""
+def _lineage(points: Sequence[Point], name: str, sources: Sequence[str]) -> list[int]:
+    """Return a number for each run: the same where versions of the fact `name` only came with those of `sources`."""
     numbers: dict[str | None, int] = {}
     found: list[int] = []
-    made_from = None
-    for point in points:
-        was, made_from = made_from, point.facts.get(source)
+    for place, point in enumerate(points):
         value = point.facts.get(name)
         if value not in numbers:
-            numbers[value] = found[-1] if found and made_from != was else len(numbers)
+            follows = place > 0 and _changed(points[place - 1], point, sources)
+            numbers[value] = found[-1] if follows else len(numbers)
         found.append(numbers[value])
     return found
+
+
+def _changed(was: Point, now: Point, sources: Sequence[str]) -> bool:
+    """Return whether one of the facts `sources` is another one; what one side was recorded without is the same."""
+    first, *others = sources
+    if was.facts.get(first) != now.facts.get(first):
+        return True
+    pairs = ((was.facts.get(name), now.facts.get(name)) for name in others)
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
 def _known_states(points: Iterable[Point], name: str) -> list[int]:
@@ -150,8 +160,8 @@ def _changes(was: Point, now: Point, *, parted: bool) -> list[tuple[str, bool]]:
             or (name in CONTENTS and is_mute(name, was.facts, now.facts))
         ):
             continue
-        source = _MADE_FROM.get(name)
-        follows = source is not None and was.facts.get(source) != now.facts.get(source)
+        sources = _MADE_FROM.get(name)
+        follows = sources is not None and _changed(was, now, sources)
         found.append((fact_text(name, old, new), parted and not follows and name not in UNDER_TEST))
     # Something has to be what parted them: a runner that is known from before, with another ExecuTorch.
     unclear = parted and not any(parts for _, parts in found)
@@ -163,6 +173,12 @@ def fact_text(name: str, old: str | None, new: str | None) -> str:
     shown = _NAMES.get(name, name)
     if name in CONTENTS:
         return f"{CONTENTS[name]} changed"
+    if name == "dirty":
+        return "not dirty any more" if new is None else "dirty"
+    if name == "commit":
+        old, new = old and old[:SHORT_COMMIT], new and new[:SHORT_COMMIT]
+        if old and new:
+            return f"commits {old}..{new}"
     if name in _NAMELESS:
         return f"{shown} changed"
     if new is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.config.toolchains import DEFAULT
 from farm.errors import MissingToolError, NothingSelectedError, StoreError
 from farm.nightly.render import LEAST_WIDTH
 from farm.report.model import format as fmt
@@ -74,16 +75,20 @@ def matrix_lines(name: str, rows: Sequence[CellForecast], budget_s: float | None
 
 
 def _forecast(config: Config, cell: PlannedCell, jobs: tuple[Job, ...], store: Store | None) -> CellForecast:
+    from farm.toolchains.prepare import line_of
+    from farm.toolchains.select import toolchain_of
+
     request = cell.request
+    line = line_of(toolchain_of(config, request.toolchain or DEFAULT))
     if store is not None and request.last_failed and jobs:
         try:
-            jobs = narrow(request, jobs, store, dict, lambda _: None)
+            jobs = narrow(request, jobs, store, None, lambda _: None, line)
         except NothingSelectedError:
             jobs = ()
     expected = None
     if store is not None:
         ids = [job.id for job in jobs]
-        past = store.selection.expected(ids, request.device_kind)
+        past = store.selection.expected(ids, request.device_kind, line)
         if past:
             seconds = total_seconds(ids, past)
             per_soc: dict[str, float] = {}

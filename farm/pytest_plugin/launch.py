@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +24,6 @@ from farm.suites.socs import find_soc, load_socs
 from farm.system.interrupts import INTERRUPTED, InterruptHandler
 from farm.system.processes import ending
 from farm.system.text import one_line
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -213,7 +211,7 @@ class _Launch:
             pool.close()
 
     def _plan(self, token: str, folder: Path, fleet: Fleet, chosen: tuple[int, ...], tools: Toolchain) -> SuitePlan:
-        from farm.store.records import RunRecord
+        from farm.request.recording import run_record
 
         virtual = self._request.virtual > 0
         return SuitePlan(
@@ -225,11 +223,12 @@ class _Launch:
             chosen=chosen,
             runtimes=fleet.runtimes,
             leased=fleet.leased,
-            record=RunRecord(
+            record=run_record(
+                self._config,
+                self._store,
+                tools,
                 command=self._request.command,
-                user=user_name(),
-                host=socket.gethostname(),
-                fingerprint=tools.fingerprint(virtual=virtual),
+                facts=tools.fingerprint(virtual=virtual),
             ),
             cache_root=self._config.cache_dir,
             suite_folders=self._config.suite_folders,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -31,7 +30,6 @@ from farm.suites.socs import find_soc
 from farm.suites.suite import plan
 from farm.system.interrupts import InterruptHandler
 from farm.system.text import bounded_log, reason_line
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,12 +154,12 @@ class _Debug:
             )
 
     def _begin(self, tools: Toolchain) -> str:
-        from farm.store.records import RunRecord
+        from farm.request.recording import run_record
 
         # What keeps all its intermediate outputs is no measurement of the job: it is in no series with others.
         facts = tools.fingerprint(virtual=self._request.virtual) | {"debug": "intermediate outputs"}
         run_id = self._store.begin_run(
-            RunRecord(command=self._request.command, user=user_name(), host=socket.gethostname(), fingerprint=facts)
+            run_record(self._config, self._store, tools, command=self._request.command, facts=facts)
         )
         self._store.plan_jobs(run_id, [self._job])
         return run_id

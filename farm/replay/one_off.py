@@ -6,7 +6,6 @@ Apart from `farm run` in what a single job does not need: no builders, no canary
 from __future__ import annotations
 
 import shutil
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,9 @@ from farm.pool.fleet import Choice
 from farm.request.ending import exit_code_of, write_report
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt
+from farm.store.view import RunToolchain
 from farm.suites.suite import Job
 from farm.system.interrupts import INTERRUPTED, InterruptHandler
-from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +56,8 @@ class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     facts: dict[str, str] = {}
     """What else its numbers depend on."""
+    toolchain: RunToolchain | None = None
+    """Of the run whose program is run again; None where it is that of this command."""
 
 
 class OneOffOutcome(msgspec.Struct, frozen=True):
@@ -141,8 +142,8 @@ def finish_run(
 def _begin(
     config: Config, store: Store, request: OneOffRequest, tools: Toolchain, bundle: Bundle, acquired: AcquiredDevice
 ) -> str:
+    from farm.request.recording import run_record
     from farm.request.resume import leave_intent
-    from farm.store.records import RunRecord
 
     kind, manifest, job = acquired.device.kind, bundle.manifest, request.job
     # What compiled the bundle, which may be older than what is installed.
@@ -150,7 +151,7 @@ def _begin(
     facts = here | facts_of(manifest.versions) | request.facts
     if request.profile.flags(kind) != Profile.AUTO.flags(kind):
         facts["profile"] = str(request.profile)
-    record = RunRecord(request.command, user_name(), socket.gethostname(), facts)
+    record = run_record(config, store, tools, command=request.command, facts=facts, again=request.toolchain)
     run_id = store.begin_run(record, lambda run_id: leave_intent(config.run_folder(run_id), None, [job]))
     store.plan_jobs(run_id, [job])
     store.record_device(run_id, acquired.device, acquired.runtime.versions)

@@ -11,6 +11,7 @@ from farm.analysis.facts import changed_facts
 from farm.pool.fleet import Choice
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
 from farm.replay.stored_result import StoredResult, find_bundle, find_job
+from farm.store.view import RunToolchain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -71,6 +72,7 @@ def repro(
         profile=stored.profile,
         command=command,
         facts={_FACT: stored.run.id},
+        toolchain=stored.run.toolchain or RunToolchain(),
         **limits,
     )
     now = run_one(

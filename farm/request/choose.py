@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import tempfile
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.backends.registry import BACKENDS, find_backend
 from farm.errors import IllegalTargetError, NothingSelectedError, UsageError
 from farm.request.profiling import Profile
+from farm.request.recording import is_private_run
 from farm.request.selection import Version, changed, in_shard, total_seconds
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.options import parse_options
@@ -18,12 +20,13 @@ from farm.suites.suite import Job, OptionSet, plan
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from farm.config.settings import Config
     from farm.execution.optrace import OptraceTools
     from farm.request.request import RunRequest
     from farm.store.store import Store
+    from farm.toolchains.toolchain import Toolchain
 
 _PYTEST_USAGE = 4
 # pytest's options that decide what farm decides: how many workers, and which plugins it cannot do without.
@@ -102,26 +105,29 @@ def narrow(
     request: RunRequest,
     jobs: tuple[Job, ...],
     store: Store,
-    versions: Callable[[], Mapping[str, str]],
+    tools: Callable[[], Toolchain] | None,
     note: Callable[[str], None],
+    line: str = "",
 ) -> tuple[Job, ...]:
     """Return those of `jobs` that are left by what the store knows: --changed-since, then --shard, then --lf.
 
-    `versions` are those of the toolchain. What failed is asked last: it changes while other shards run, and what a
-    shard has must not. Raises UsageError for a run that cannot be compared, NothingSelectedError.
+    `tools` is the toolchain, of the line `line`; None, which is not for --changed-since, where it is not to be looked
+    at. What failed is asked last: it changes while other shards run, and what a shard has must not. Raises UsageError
+    for a run that cannot be compared, NothingSelectedError.
     """
     kind = request.device_kind
     if request.changed_since is not None:
-        jobs = _changed_since(request.changed_since, request, jobs, store, versions)
+        jobs = _changed_since(request.changed_since, request, jobs, store, tools)
     if request.shard is not None:
         ids = [job.id for job in jobs]
-        seconds = store.selection.agree_on_seconds(total_seconds(ids, store.selection.expected(ids, kind)), kind)
+        seconds = store.selection.agree_on_seconds(total_seconds(ids, store.selection.expected(ids, kind, line)), kind)
         mine = in_shard(seconds, request.shard)
         if not mine:
             raise NothingSelectedError(f"--shard {request.shard}: the {len(jobs)} jobs are all in other shards")
         jobs = tuple(job for job in jobs if job.id in mine)
     if request.last_failed:
-        failed = store.selection.failed_last([job.id for job in jobs], kind, user_name())
+        private = tools is not None and is_private_run(tools())
+        failed = store.selection.failed_last([job.id for job in jobs], kind, user_name(), line, private=private)
         if failed:
             return tuple(job for job in jobs if job.id in failed)
         if request.shard is not None:
@@ -132,7 +138,7 @@ def narrow(
 
 
 def _changed_since(
-    ref: str, request: RunRequest, jobs: tuple[Job, ...], store: Store, versions: Callable[[], Mapping[str, str]]
+    ref: str, request: RunRequest, jobs: tuple[Job, ...], store: Store, tools: Callable[[], Toolchain] | None
 ) -> tuple[Job, ...]:
     from farm.bundles.key import bundle_key
     from farm.store.values import judged_by
@@ -152,7 +158,7 @@ def _changed_since(
         raise UsageError(
             f"--changed-since {ref}: nothing to compare: run {view.id} was {_told(then)}, this one is {_told(here)}"
         )
-    toolchain = versions()
+    toolchain = {} if tools is None else tools().versions
     now = {job.id: Version(bundle_key(job, toolchain), judged_by(job)) for job in jobs}
     chosen = changed(now, store.runs.verdicts(view.id))
     if not chosen:
@@ -179,14 +185,13 @@ def collect(config: Config, request: RunRequest, note: Callable[[str], None]) ->
     jobs = select(config, request, jobs_of(config, request))
     if request.asks_the_store:
         from farm.store.store import open_store
-        from farm.toolchains.prepare import prepare
+        from farm.toolchains.prepare import line_of, prepare
         from farm.toolchains.select import use_toolchain
 
         config = use_toolchain(config, request.toolchain, note)
         with open_store(config.store_url) as store:
-            jobs = narrow(
-                request, jobs, store, lambda: prepare(config, note, virtual=request.virtual > 0).versions, note
-            )
+            tools = cache(partial(prepare, config, note, virtual=request.virtual > 0))
+            jobs = narrow(request, jobs, store, tools, note, line_of(config.toolchain))
     return [job.id for job in jobs]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,7 @@ def run(
     Raises UsageError or NothingSelectedError before anything is changed, InfraError when no job could begin.
     """
     from farm.store.store import open_store
-    from farm.toolchains.prepare import prepare
+    from farm.toolchains.prepare import line_of, prepare
     from farm.toolchains.select import use_toolchain
 
     budget = Budget(request.budget_s)
@@ -68,8 +68,8 @@ def run(
     check_ready(jobs)
     with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
         if request.asks_the_store:
-            versions = partial(prepare, config, listener.note, virtual=request.virtual > 0)
-            jobs = narrow(request, jobs, store, lambda: versions().versions, listener.note)
+            tools = cache(partial(prepare, config, listener.note, virtual=request.virtual > 0))
+            jobs = narrow(request, jobs, store, tools, listener.note, line_of(config.toolchain))
         return _Run(config, request, listener, store, handler, budget, forks).execute(jobs, begun=begun)
 
 
@@ -159,11 +159,11 @@ class _Run:
         if run_id:
             require_same(self._store.runs.view(run_id).fingerprint, fingerprint, run_id)
         else:
-            run_id = self._begin(jobs, fingerprint)
+            run_id = self._begin(jobs, tools, fingerprint)
             begun(run_id)
         # Also of a run that was killed before it had done so.
         self._store.plan_jobs(run_id, jobs)
-        self._look_back(jobs)
+        self._look_back(jobs, tools)
         folder = self._config.run_folder(run_id)
         exit_code = InfraError.exit_code
         with in_progress(folder) as before:
@@ -192,16 +192,17 @@ class _Run:
         usual = profile.flags(kind) == Profile.AUTO.flags(kind) and profile is not Profile.OPTRACE
         return {} if usual else {"profile": str(profile)}
 
-    def _begin(self, jobs: Sequence[Job], fingerprint: dict[str, str]) -> str:
+    def _begin(self, jobs: Sequence[Job], tools: Toolchain, fingerprint: dict[str, str]) -> str:
         """Record a run that begins, and return its id."""
+        from farm.request.recording import run_record
         from farm.request.resume import leave_intent
-        from farm.store.records import RunRecord
 
-        record = RunRecord(
+        record = run_record(
+            self._config,
+            self._store,
+            tools,
             command=self._request.command,
-            user=user_name(),
-            host=socket.gethostname(),
-            fingerprint=fingerprint,
+            facts=fingerprint,
             priority="nightly" if self._request.nightly else "person",
         )
         # A run that anybody can see can be resumed.
@@ -209,12 +210,14 @@ class _Run:
             record, lambda run_id: leave_intent(self._config.run_folder(run_id), self._request, jobs)
         )
 
-    def _look_back(self, jobs: Sequence[Job]) -> None:
+    def _look_back(self, jobs: Sequence[Job], tools: Toolchain) -> None:
         """Learn what is known of the jobs, and which are to be first."""
-        ids = [job.id for job in jobs]
-        self._past = self._store.selection.expected(ids, self._request.device_kind)
+        from farm.request.recording import is_private_run
+
+        ids, kind, private = [job.id for job in jobs], self._request.device_kind, is_private_run(tools)
+        self._past = self._store.selection.expected(ids, kind, tools.line)
         if self._request.failed_first:
-            self._first = self._store.selection.failed_last(ids, self._request.device_kind, user_name())
+            self._first = self._store.selection.failed_last(ids, kind, user_name(), tools.line, private=private)
 
     def _on_devices(
         self, jobs: Sequence[Job], run_id: str, folder: Path, storage: Path, tools: Toolchain, supervisor: Supervisor

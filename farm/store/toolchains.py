@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from farm.store import values
-from farm.store.view import Commit, RunToolchain
+from farm.store.view import RunCommit, RunToolchain
 
 if TYPE_CHECKING:
     from sqlalchemy import Row
@@ -54,7 +54,7 @@ def bounded_toolchain(toolchain: RunToolchain) -> RunToolchain:
         branch=values.clean(toolchain.branch, values.NAME_LIMIT),
         subject=values.clean(toolchain.subject, values.NAME_LIMIT),
         since=tuple(
-            Commit(values.clean(one.hash, values.SOC_LIMIT), values.clean(one.subject, values.NAME_LIMIT))
+            RunCommit(values.clean(one.hash, values.SOC_LIMIT), values.clean(one.subject, values.NAME_LIMIT))
             for one in kept
         ),
         more=toolchain.more + len(toolchain.since) - len(kept),

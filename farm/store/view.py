@@ -56,7 +56,7 @@ class Stale(msgspec.Struct, frozen=True):
     last_run_id: str = ""
 
 
-class Commit(msgspec.Struct, frozen=True):
+class RunCommit(msgspec.Struct, frozen=True):
     """One commit, as people name it."""
 
     hash: str
@@ -82,7 +82,7 @@ class RunToolchain(msgspec.Struct, frozen=True, omit_defaults=True):
     """First line of the commit's message."""
     committed_ms: int = 0
     """Epoch, milliseconds."""
-    since: tuple[Commit, ...] = ()
+    since: tuple[RunCommit, ...] = ()
     """Commits after that of the line's run before, up to this one, newest first; not all, where there are many."""
     more: int = 0
     """How many more there are."""

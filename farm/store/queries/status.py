@@ -35,6 +35,11 @@ class StatusReader:
         with self._database.reading() as connection:
             return sorted(connection.scalars(statement("status.lines")))
 
+    def newest_commit(self, line: str) -> str:
+        """Return the commit of the newest run of a line that has one; empty where none has."""
+        with self._database.reading() as connection:
+            return connection.scalar(statement("status.newest_commit"), {"line": line}) or ""
+
     def line_to_show(self, asked: str | None) -> str:
         """Return the line that `asked` means; where nobody asks the default one, or of others alone the newest run's.
 

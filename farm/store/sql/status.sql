@@ -103,5 +103,10 @@ SELECT DISTINCT run_line FROM run WHERE NOT run_private;
 -- name: newest_line
 SELECT run_line FROM run WHERE NOT run_private AND run_kind <> 'debug' ORDER BY started_ms DESC, id DESC LIMIT 1;
 
+-- name: newest_commit
+SELECT run_commit FROM run
+WHERE run_line = :line AND NOT run_private AND run_commit <> '' AND run_kind <> 'debug'
+ORDER BY started_ms DESC, id DESC LIMIT 1;
+
 -- name: has_default_line
 SELECT 1 FROM run WHERE run_line = '' AND NOT run_private LIMIT 1;

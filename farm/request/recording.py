@@ -1,0 +1,108 @@
+"""What is recorded of a run that begins, the same for every command: who, where, and with which toolchain."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.errors import FarmError
+from farm.store.records import RunRecord
+from farm.store.toolchains import COMMITS_LIMIT
+from farm.store.view import RunCommit, RunToolchain
+from farm.system.git import git
+from farm.system.user import user_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from farm.config.settings import Config
+    from farm.store.store import Store
+    from farm.toolchains.toolchain import Toolchain
+
+# Longer, and the run begins without: it is only for people.
+_GIT_SECONDS = 5.0
+# More than anybody has between two nights; a history that was rewritten may have no end.
+_MOST_COUNTED = 10_000
+
+
+def run_record(
+    config: Config,
+    store: Store,
+    tools: Toolchain,
+    *,
+    command: str,
+    facts: Mapping[str, str],
+    priority: str = "person",
+    again: RunToolchain | None = None,
+) -> RunRecord:
+    """Return what is recorded of a run with `tools`, the selected toolchain of `config`; `facts` are its fingerprint.
+
+    `again` is the toolchain of the run whose program is only run again.
+    """
+    toolchain = recorded_toolchain(config, store, tools)
+    facts = dict(facts)
+    if again is not None and again != toolchain:
+        # An old program is no night of its line; one of the default toolchain goes on as it always did.
+        toolchain = msgspec.structs.replace(again, private=again.private or bool(again.line))
+        own = {"toolchain": again.name, "commit": again.commit, "dirty": "yes" if again.dirty else ""}
+        facts = {name: value for name, value in {**facts, **own}.items() if value or name not in own}
+    return RunRecord(
+        command=command,
+        user=user_name(),
+        host=socket.gethostname(),
+        fingerprint=facts,
+        priority=priority,
+        toolchain=toolchain,
+    )
+
+
+def recorded_toolchain(config: Config, store: Store, tools: Toolchain) -> RunToolchain:
+    """Return what a store keeps of a toolchain, with the commits since the newest run of its line."""
+    source, folder = tools.source, config.toolchain.checkout
+    since: tuple[RunCommit, ...] = ()
+    more = 0
+    if folder is not None and source.commit:
+        last = store.status.newest_commit(tools.line)
+        since, more = commits_between(folder, last, source.commit)
+    return RunToolchain(
+        name=tools.name,
+        line=tools.line,
+        private=is_private_run(tools),
+        commit=source.commit,
+        dirty=source.dirty,
+        branch=source.branch,
+        subject=source.subject,
+        committed_ms=source.committed_ms,
+        since=since,
+        more=more,
+        commit_url=config.toolchain.commit_url,
+    )
+
+
+def is_private_run(tools: Toolchain) -> bool:
+    """Return whether a run with `tools` is only compared with its line: what is being edited belongs to none."""
+    return tools.private or tools.source.dirty
+
+
+def commits_between(folder: Path, last: str, now: str) -> tuple[tuple[RunCommit, ...], int]:
+    """Return the commits after `last` up to `now` along first parents, newest first, and how many more there are.
+
+    Nothing where `last` is empty or not among those before `now`, or where git cannot tell.
+    """
+    if not last or last == now:
+        return (), 0
+    limit = f"--max-count={_MOST_COUNTED}"
+    try:
+        git(folder, "merge-base", "--is-ancestor", last, now, timeout_s=_GIT_SECONDS)
+        text = git(
+            folder, "log", "--first-parent", "-z", limit, "--format=%H %s", f"{last}..{now}", "--",
+            timeout_s=_GIT_SECONDS,
+        )  # fmt: skip
+    except FarmError:
+        # Another branch, a shallow clone, or no git any more: the run is worth more than what it is compared with.
+        return (), 0
+    found = [RunCommit(*entry.partition(" ")[::2]) for entry in text.split("\0") if entry]
+    return tuple(found[:COMMITS_LIMIT]), max(0, len(found) - COMMITS_LIMIT)
