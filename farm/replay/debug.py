@@ -194,6 +194,7 @@ class _Debug:
             cached=False,
             bundle_key=bundle.manifest.key,
             fallback_ops=bundle.manifest.fallback_ops,
+            program=bundle.manifest.program,
         )
         return self._run(process, run_id, bundle, scratch, reply.notes)
 

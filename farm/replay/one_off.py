@@ -156,8 +156,9 @@ def _begin(
     store.plan_jobs(run_id, [job])
     store.record_device(run_id, acquired.device, acquired.runtime.versions)
     store.record_build(
-        run_id, job.id, seconds=0.0, cached=True, bundle_key=manifest.key, fallback_ops=manifest.fallback_ops
-    )
+        run_id, job.id, seconds=0.0, cached=True, bundle_key=manifest.key, fallback_ops=manifest.fallback_ops,
+        program=manifest.program,
+    )  # fmt: skip
     return run_id
 
 

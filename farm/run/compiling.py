@@ -130,4 +130,5 @@ class _Builds:
                 bundle_key=key,
                 fallback_ops=manifest.fallback_ops if manifest else None,
                 operators=manifest.operators if manifest else None,
+                program=manifest.program if manifest else "",
             )
