@@ -90,6 +90,11 @@ def write_trace(folder: Path, trace: Trace) -> None:
     (folder / TRACE).write_bytes(zlib.compress(msgspec.msgpack.encode(trace), 1))
 
 
+def has_trace(folder: Path) -> bool:
+    """Return whether the bundle in `folder` has a trace."""
+    return (folder / TRACE).is_file()
+
+
 def read_trace(folder: Path) -> Trace | None:
     """Return the trace of a bundle; None where it has none, or none that can be read."""
     try:

@@ -1,6 +1,8 @@
-"""A builder process: `python -m farm.compile.builder CACHE NAME`. Torch is loaded once, then jobs come in on stdin.
+"""A builder process: `python -m farm.compile.builder CACHE NAME AS_OF_NS [FOLDER...]`. Jobs come in on stdin.
 
-It works in a folder of its own in the cache, so that what a compiler leaves goes with it: farm/bundles/cache.py.
+Torch is loaded once. It works in a folder of its own in the cache, so that what a compiler leaves goes with it:
+farm/bundles/cache.py. With folders it traces what of them takes part in each bundle, and every job has a fork of its
+own of this process (farm/compile/forking.py).
 """
 
 from __future__ import annotations
@@ -12,17 +14,20 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from farm.bundles.cache import BundleCache, builder_folder, work_in
+from farm.bundles.trace import write_trace
 from farm.compile.protocol import BEGAN, BuildReply, BuildRequest, failure_of, reason_of, reply_pipe
 from farm.errors import FarmError
 from farm.system.memory import resident_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from farm.compile.tracing import Tracer
 
 # A compile makes many objects that live as long as it does, beside 400,000 that torch and ExecuTorch keep:
 # looking through them at Python's own thresholds is a tenth of the time.
@@ -44,7 +49,7 @@ def main(argv: list[str]) -> int:
                 return 1
             refusal = _refusal(msgspec.json.decode(line, type=BuildRequest), problem)
             replies.write(msgspec.json.encode(refusal) + b"\n")
-        _serve_all(requests, replies, BundleCache(root))
+        _serve_all(requests, replies, BundleCache(root), _Setup(int(argv[2]), tuple(argv[3:])))
         os.chdir("/")
     return 0
 
@@ -58,27 +63,87 @@ def _enter_folder(stack: contextlib.ExitStack, root: Path, name: str) -> Excepti
     return None
 
 
-def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache) -> None:
+def _start_tracer(folders: tuple[str, ...]) -> Tracer | None:
+    from farm.compile.tracing import Tracer, can_trace
+
+    if not can_trace(folders):
+        return None
+    tracer = Tracer(folders)
+    tracer.start()
+    return tracer
+
+
+class _Setup(NamedTuple):
+    as_of_ns: int
+    """When the toolchain was looked at."""
+    folders: tuple[str, ...]
+    """What is traced of it."""
+
+
+def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache, setup: _Setup) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
+    tracer = _start_tracer(setup.folders) if setup.folders else None
     import torch
 
     # The pool is as wide as the machine: threads of one builder would only get in the way of another.
     torch.set_num_threads(1)
     gc.set_threshold(*_GC_THRESHOLDS)
     decoder = msgspec.json.Decoder(BuildRequest)
+    if tracer is not None:
+        tracer.watch_dynamo()
+        _serve_in_forks(map(decoder.decode, requests), replies, cache, setup, tracer)
+        return
     settled = resident_bytes(os.getpid())
     for line in requests:
         request = decoder.decode(line)
         replies.write(BEGAN)
-        try:
-            reply = _serve(request, cache)
-        except OSError as error:  # its log cannot be written
-            reply = _refusal(request, error)
+        replies.write(msgspec.json.encode(_answer(request, cache)) + b"\n")
         if resident_bytes(os.getpid()) > settled + _LEFT_BYTES:
             gc.collect()
             settled = resident_bytes(os.getpid())
-        replies.write(msgspec.json.encode(reply) + b"\n")
+
+
+def _serve_in_forks(
+    requests: Iterable[BuildRequest], replies: IO[bytes], cache: BundleCache, setup: _Setup, tracer: Tracer
+) -> None:
+    from farm.compile.forking import is_single_threaded, run_in_fork, warm_up
+
+    warm: set[str] = set()
+    for request in requests:
+        backend = request.job.target.backend
+        if backend not in warm:
+            _load_flow(backend)
+            if not warm:
+                warm_up()
+            warm.add(backend)
+            gc.collect()
+            gc.freeze()
+        if not is_single_threaded():
+            tracer.drop("a library has started a thread")
+
+        def act(request: BuildRequest = request) -> None:
+            def leave_trace(folder: Path) -> None:
+                trace = tracer.finish(setup.as_of_ns, cache.root)
+                if trace is not None:
+                    write_trace(folder, trace)
+                else:
+                    sys.stderr.write(f"farm: not known what took part: {tracer.problem}\n")
+
+            tracer.hears_own = False
+            replies.write(msgspec.json.encode(_answer(request, cache, leave_trace)) + b"\n")
+
+        replies.write(BEGAN)
+        tracer.hears_own = True
+        run_in_fork(act)
+        tracer.hears_own = False
+
+
+def _answer(request: BuildRequest, cache: BundleCache, finish: Callable[[Path], None] | None = None) -> BuildReply:
+    try:
+        return _serve(request, cache, finish)
+    except OSError as error:  # its log cannot be written
+        return _refusal(request, error)
 
 
 def _refusal(request: BuildRequest, error: Exception) -> BuildReply:
@@ -86,19 +151,28 @@ def _refusal(request: BuildRequest, error: Exception) -> BuildReply:
     return BuildReply(request.key, ok=False, seconds=0.0, reason=reason_of(error), infra=True)
 
 
-def _serve(request: BuildRequest, cache: BundleCache) -> BuildReply:
-    from farm.compile.flows.compiler import compile_job, flow_of
+def _load_flow(backend: str) -> None:
+    """Load what compiles for a backend; what is wrong with it a job says."""
+    from farm.compile.flows.compiler import flow_of
 
-    # Loaded outside the clock, so that the first job is as fast as the next; what is wrong with it the job says.
-    modules = len(sys.modules)
     with contextlib.suppress(Exception):
-        flow_of(request.job.target.backend)
+        flow_of(backend)
+
+
+def _serve(request: BuildRequest, cache: BundleCache, finish: Callable[[Path], None] | None) -> BuildReply:
+    from farm.compile.flows.compiler import compile_job
+
+    # Loaded outside the clock, so that the first job is as fast as the next.
+    modules = len(sys.modules)
+    _load_flow(request.job.target.backend)
     if len(sys.modules) > modules:
         gc.freeze()
     started = time.perf_counter()
 
     def fill(folder: Path) -> None:
         compile_job(request.job, request.key, request.versions, folder)
+        if finish is not None:
+            finish(folder)
         sys.stdout.flush()
         sys.stderr.flush()
         shutil.copyfile(request.log, folder / "build.log")

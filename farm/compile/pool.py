@@ -6,10 +6,12 @@ import enum
 import signal
 import threading
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.bundles.cache import BundleCache, remove_leftovers
+from farm.bundles.reuse import base_key, remember_traced
+from farm.bundles.trace import has_trace
 from farm.compile.compiler_process import BuilderProcess
 from farm.compile.protocol import BuildReply, BuildRequest
 from farm.system.processes import ending
@@ -104,6 +106,8 @@ class BuilderPool:
                 break
             self._on_start(request.key)
             reply = self._build(number, request)
+            if reply.ok:
+                self._remember(request)
             if not self._stopping.is_set():
                 self._on_done(reply)
             # After the reply: no job waits for this.
@@ -111,6 +115,15 @@ class BuilderPool:
                 self._end_builder(number)
             self._cache.remove_half_made(request.key)
         self._end_builder(number)
+
+    def _remember(self, request: BuildRequest) -> None:
+        """Let the bundle be found after edits that concern nothing that took part in it."""
+        developed = self._compiler.developed
+        if developed and has_trace(self._cache.folder(request.key)):
+            # Without that note it is compiled again, once.
+            with suppress(OSError):
+                base = base_key(request.job, request.versions, developed)
+                remember_traced(self._cache.root, base, request.key)
 
     def _end_builder(self, number: int) -> None:
         builder = self._builders.pop(number, None)
