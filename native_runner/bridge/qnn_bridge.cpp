@@ -5,8 +5,9 @@
 //
 // QnnHtpDevice_CustomConfig_t is {uint32 option; union}. In the 2.37 headers the union starts at byte
 // 4; newer libraries read it at byte 8, find a zero there and refuse every device ("unknown custom
-// config socModel 0", 14001). This library loads the real one, copies its function table and moves
-// that one word. An older library understands the caller and is passed through as it is.
+// config socModel 0", 14001). But for some: SDK 2.49 reads it at byte 4 again, 2.47, 2.48, 2.50 and
+// 2.51 at byte 8. This library loads the real one, copies its function table and hands that one word
+// over at both places. An older library understands the caller and is passed through as it is.
 //
 // The real library is $FARM_QNN_REAL_HTP, else <folder of this library>/real/libQnnHtp.so: a path,
 // because glibc tells libraries apart by SONAME unless the name has a slash.
@@ -55,10 +56,11 @@ struct OldCustomConfig {  // QnnHtpDevice_CustomConfig_t, 2.37
 };
 struct NewCustomConfig {
   uint32_t option;
-  uint32_t padding;
+  uint32_t soc_model_at_4;  // padding for those that read byte 8
   uint32_t soc_model;
   uint32_t unused[5];
 };
+static_assert(offsetof(NewCustomConfig, soc_model_at_4) == 4, "2.49 reads byte 4");
 static_assert(offsetof(NewCustomConfig, soc_model) == 8, "newer libraries read byte 8");
 constexpr uint32_t kCustomConfigSoc = 0;
 
@@ -83,7 +85,7 @@ uint64_t device_create(void* logger, const DeviceConfig** configs, void** device
     if (config->option == kDeviceConfigCustom && config->custom != nullptr) {
       const auto* old = static_cast<const OldCustomConfig*>(config->custom);
       if (old->option == kCustomConfigSoc) {
-        customs.push_back(NewCustomConfig{kCustomConfigSoc, 0, old->soc_model, {}});
+        customs.push_back(NewCustomConfig{kCustomConfigSoc, old->soc_model, old->soc_model, {}});
         moved.push_back(DeviceConfig{kDeviceConfigCustom, &customs.back()});
         config = &moved.back();
       }

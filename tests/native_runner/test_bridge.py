@@ -1,4 +1,4 @@
-"""The bridge moves one word for a library that reads it elsewhere, and nothing else. The library here is a stub;
+"""The bridge hands one word over where a library reads it, and changes nothing else. The library here is a stub;
 that the real one works behind the bridge is what test_run.py shows."""
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ def _create(
 
 
 @pytest.mark.parametrize(
-    ("core_minor", "words"), [(26, f"{SOC_MODEL} 0"), (35, f"{SOC_MODEL} 0"), (36, f"0 {SOC_MODEL}")]
+    ("core_minor", "words"), [(26, f"{SOC_MODEL} 0"), (35, f"{SOC_MODEL} 0"), (36, f"{SOC_MODEL} {SOC_MODEL}")]
 )
 def test_the_soc_model_is_where_the_library_reads_it(
     farm_cache: Path, tmp_path: Path, core_minor: int, words: str
 ) -> None:
+    """From 36 on at both places: QNN 2.49, core API 2.38, reads the one, and those before and after it the other."""
     done = _create(build_native(farm_cache).bridge, _stub(tmp_path, core_minor))
     assert done.stdout.strip() == f"{words} 0", done.stderr
 
