@@ -13,10 +13,12 @@ from farm.config.toolchains import DEFAULT, ToolchainConfig
 from farm.errors import FarmError
 from farm.system.publish import withdraw
 from farm.system.trust import require_own
+from farm.toolchains.content.identity import identify
+from farm.toolchains.content.source_state import source_state
 from farm.toolchains.environments import about, environment_folder, environments_folder, used_ms
 from farm.toolchains.interpreters import own_facts
 from farm.toolchains.probe import PACKAGES
-from farm.toolchains.select import look_into, select
+from farm.toolchains.select import import_environment, look_into, select
 from farm.toolchains.toolchain import SourceState
 
 if TYPE_CHECKING:
@@ -76,15 +78,19 @@ def row_of(config: Config, toolchain: ToolchainConfig) -> ToolchainRow:
     try:
         selected = select(config, toolchain).toolchain
         facts = own_facts() if selected.python is None else look_into(config, selected)
+        python, variables = selected.python or Path(sys.executable), import_environment(config, selected)
+        trees = identify(config.cache_dir, python, facts, variables).trees
+        source = source_state(config.cache_dir, trees)
     except FarmError as error:
         return msgspec.structs.replace(row, problem=str(error))
     missing = [name for name in PACKAGES if name not in facts.packages]
     return msgspec.structs.replace(
         row,
-        python=str(selected.python or sys.executable),
+        python=str(python),
         python_version=".".join(map(str, facts.version)),
         executorch_folder=str(facts.folder("executorch") or ""),
         versions=_versions(facts),
+        source=source,
         problem=f"no {', '.join(missing)}: farm itself needs none, --toolchain names an environment" if missing else "",
     )
 
