@@ -187,9 +187,13 @@ def _scan(
     """
     with os.scandir(folder) as entries:
         listed = list(entries)
-    binaries_only = binaries_only or any(entry.name == _BUILD_FOLDER for entry in listed)
+    begin = len(found)
     for entry in listed:
         name = entry.name
+        if name == _BUILD_FOLDER and not binaries_only:
+            del found[begin:]
+            _scan(folder, prefix, without, unread, found, above, binaries_only=True)
+            return
         if entry.is_dir():
             if name in without:
                 continue
@@ -220,7 +224,11 @@ def _hashed(path: Path, known: HashedFile | None, seen: Iterable[int] | None = N
         if known is not None and before == (known.size, known.mtime_ns, known.ctime_ns, known.inode):
             return known
         read_ns = time.time_ns()
-        sha256 = sha256_of(path)
+        try:
+            sha256 = sha256_of(path)
+        except OSError as error:
+            # What fails while it is read does not say where.
+            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
         if _identity(path) == before:
             break
         seen = None  # it was written meanwhile

@@ -66,14 +66,20 @@ def own_facts() -> InterpreterFacts:
 
 def _inherited_path() -> list[str]:
     """Return the entries of sys.path but those that only this process has: the folder of its script, or its user's."""
-    named = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}  # noqa: PTH100
+    given = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}  # noqa: PTH100
+    named = set(given)
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     for entry in sys.path:
         if Path(entry).name in SITES:
             named |= {entry, *_added_by(entry)}
         elif entry in standard or os.path.dirname(entry) in standard or entry.endswith(".zip"):  # noqa: PTH120
             named.add(entry)
-    return [entry for entry in sys.path if entry in named]
+    # What is there twice this process has put in front: site-packages come behind the standard library.
+    return [
+        entry
+        for place, entry in enumerate(sys.path)
+        if entry in named and (entry in given or entry not in sys.path[place + 1 :])
+    ]
 
 
 def _added_by(site: str) -> set[str]:

@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from executorch_checkout import make_checkout, run_git
+
+from farm.bundles.key import bundle_key
+from farm.config.settings import load_config
+from farm.errors import UsageError
+from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.system import hashes
+from farm.toolchains.content.distributions import names_without_part
+from farm.toolchains.content.identity import Identity, identify
+from farm.toolchains.content.source_state import developed_roots, source_state
+from farm.toolchains.interpreters import InterpreterFacts, PackageFacts, inspect, own_facts
+from farm.toolchains.prepare import prepare
+from farm.toolchains.select import select, toolchain_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.toolchains.toolchain import Toolchain
+
+PASS = "executorch/backends/qualcomm/_passes/fold.py"
+FILES = {
+    PASS: "def fold():\n    return 1\n",
+    "executorch/exir/_serialize/program.fbs": "table Program {}\n",
+    "executorch/lib/libexecutorch.so": "\x7fELF executorch",
+    "executorch/data/bin/flatc": "\x7fELF flatc",
+    "executorch/version.py": '__version__ = "1.5.1"\n',
+    "torch/__init__.py": "",
+    "torch/lib/libtorch_cpu.so": "\x7fELF torch",
+    "torchao/__init__.py": "",
+    "sympy/core.py": "one = 1\n",
+    "numpy/__init__.py": "",
+    "numpy.libs/libopenblas.so": "\x7fELF openblas",
+    "numpy-2.4.dist-info/METADATA": "Name: numpy\nVersion: 2.4\n",
+    "typing_extensions.py": "",
+}
+
+
+class Environment:
+    """A made-up environment, and what it is."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.cache = root, root / "cache"
+        self.site, self.sdk = root / "lib" / "site-packages", root / "sdk"
+        self.python = root / "bin" / "python"
+        for name, text in FILES.items():
+            self.write(f"lib/site-packages/{name}", text)
+        self.write("bin/python", "\x7fELF python")
+        self.write("qnn/libQnnHtp.so", "\x7fELF QNN")
+        self.write("sdk/libQnnHtp.so", "\x7fELF the bridge")
+        (self.sdk / "real").mkdir()
+        (self.sdk / "real" / "libQnnHtp.so").symlink_to(root / "qnn" / "libQnnHtp.so")
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def facts(self, *before: Path) -> InterpreterFacts:
+        packages = {name: PackageFacts("1", (self.site / name,)) for name in ("executorch", "torch", "torchao")}
+        path = (*map(str, before), str(self.site))
+        return InterpreterFacts((3, 11, 7), "cpython-311", self.root, path, packages)
+
+    def look(self, *before: Path) -> Identity:
+        return identify(self.cache, self.python, self.facts(*before), {}, qnn=self.sdk)
+
+    def content(self, *before: Path) -> dict[str, str]:
+        return self.look(*before).content
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    return Environment(tmp_path / "env")
+
+
+def kept_times(path: Path, text: str) -> None:
+    """Edit a file so that its size and its modification time are what they were."""
+    status = path.stat()
+    assert len(text) == status.st_size
+    path.write_text(text)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+SITE = "lib/site-packages"
+EDITS: dict[str, tuple[str, Callable[[Environment], object]]] = {
+    "a pass": ("executorch", lambda env: env.write(f"{SITE}/{PASS}", "def fold():\n    raise ValueError\n")),
+    "a pass, same size and time": (
+        "executorch",
+        lambda env: kept_times(env.site / PASS, FILES[PASS].replace("1", "2")),
+    ),
+    "a data file": ("executorch", lambda env: env.write(f"{SITE}/executorch/exir/_serialize/program.fbs", "x")),
+    "a shared library": ("executorch", lambda env: env.write(f"{SITE}/executorch/lib/libexecutorch.so", "\x7fELF 2")),
+    "a tool": ("executorch", lambda env: env.write(f"{SITE}/executorch/data/bin/flatc", "\x7fELF flatc 2")),
+    "a new file": ("executorch", lambda env: env.write(f"{SITE}/executorch/backends/qualcomm/_passes/new.py", "")),
+    "a file that is gone": ("executorch", lambda env: (env.site / PASS).unlink()),
+    "a file of another name": ("executorch", lambda env: (env.site / PASS).rename(env.site / PASS.replace("fo", "x"))),
+    "a library of torch": ("torch", lambda env: env.write(f"{SITE}/torch/lib/libtorch_cpu.so", "\x7fELF torch 2")),
+    "torchao": ("torchao", lambda env: env.write(f"{SITE}/torchao/__init__.py", "two = 2\n")),
+    "a dependency": ("packages", lambda env: env.write(f"{SITE}/sympy/core.py", "one = 2\n")),
+    "a library of a dependency": ("packages", lambda env: env.write(f"{SITE}/numpy.libs/libopenblas.so", "\x7fELF 2")),
+    "a module": ("packages", lambda env: env.write(f"{SITE}/typing_extensions.py", "two = 2\n")),
+    "a new dependency": ("packages", lambda env: env.write(f"{SITE}/pydot/__init__.py", "")),
+    "a plugin": (
+        "packages",
+        lambda env: env.write(f"{SITE}/x-1.dist-info/entry_points.txt", "[torch.backends]\nx=x\n"),
+    ),
+    "code that runs at the start": ("packages", lambda env: env.write(f"{SITE}/sitecustomize.py", "import torch\n")),
+    "a .pth file": ("packages", lambda env: env.write(f"{SITE}/x.pth", "import x\n")),
+    "the interpreter": ("python", lambda env: env.write("bin/python", "\x7fELF python 2")),
+    "a library of QNN, behind a link": ("qnn", lambda env: env.write("qnn/libQnnHtp.so", "\x7fELF Qnn")),
+    "the same, same size and time": ("qnn", lambda env: kept_times(env.root / "qnn/libQnnHtp.so", "\x7fELF Qnn")),
+    "the bridge": ("qnn", lambda env: env.write("sdk/libQnnHtp.so", "\x7fELF another bridge")),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_every_edit_is_seen_where_it_belongs_and_taken_back_it_is_what_it_was(
+    name: str, environment: Environment, tmp_path: Path
+) -> None:
+    where, edit = EDITS[name]
+    before = environment.content()
+    shutil.copytree(environment.root, tmp_path / "kept", symlinks=True, ignore=shutil.ignore_patterns("cache"))
+    edit(environment)
+    after = environment.content()
+    assert {key for key in before if before[key] != after[key]} == {f"{where}_content"}
+    for part in ("bin", "lib", "qnn", "sdk"):
+        shutil.rmtree(environment.root / part)
+        shutil.copytree(tmp_path / "kept" / part, environment.root / part, symlinks=True)
+    assert environment.content() == before
+
+
+def test_what_no_compile_reads_changes_nothing(environment: Environment) -> None:
+    before = environment.content()
+    for name in (
+        "executorch/__pycache__/x.cpython-311.pyc", "executorch/include/x.h", "executorch/runtime/x.h", "torch/x.pyi",
+        "executorch/README.md", "executorch/backends/x.cpp", "sympy/tests/test_core.py", "executorch/.git/index",
+        "executorch/cmake-out/CMakeCache.txt", "executorch/cmake-out/x/y.py", "pip/__init__.py",
+    ):  # fmt: skip
+        environment.write(f"{SITE}/{name}", "new")
+    assert environment.content() == before
+    # But a library that a build leaves there may be loaded from there.
+    environment.write(f"{SITE}/executorch/cmake-out/lib/libqnn.so", "\x7fELF")
+    assert environment.content() != before
+
+
+def test_the_same_code_elsewhere_is_the_same(environment: Environment, tmp_path: Path) -> None:
+    shutil.copytree(environment.root, tmp_path / "copy", symlinks=True)
+    copy = Environment.__new__(Environment)
+    copy.__dict__.update(environment.__dict__, root=tmp_path / "copy", site=tmp_path / "copy" / SITE)
+    assert copy.content() == environment.content()
+
+
+def test_links_are_what_they_lead_to_also_in_a_circle(environment: Environment, tmp_path: Path) -> None:
+    package, elsewhere = environment.site / "executorch", tmp_path / "tree"
+    plain = environment.content()
+    package.rename(elsewhere)
+    package.symlink_to(elsewhere)
+    assert environment.content() == plain
+    (elsewhere / "exir" / "again").symlink_to(elsewhere)
+    (elsewhere / "exir" / "nowhere.py").symlink_to(tmp_path / "missing.py")
+    round_about = environment.content()
+    (elsewhere / "backends" / "qualcomm" / "_passes" / "fold.py").write_text("raise ValueError\n")
+    assert environment.content()["executorch_content"] != round_about["executorch_content"]
+
+
+def test_what_stands_in_front_of_an_installed_package_counts(environment: Environment, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "letters").mkdir(parents=True)
+    (home / "letters" / "__init__.py").touch()
+    plain = environment.content(home)
+    (home / "letters" / "__init__.py").write_text("dear = 1\n")
+    assert environment.content(home) == plain
+    (home / "sympy").mkdir()
+    (home / "sympy" / "core.py").write_text("one = 3\n")
+    assert environment.content(home)["packages_content"] != plain["packages_content"]
+
+
+def test_files_that_come_and_go_meanwhile(environment: Environment) -> None:
+    before, done = environment.content(), threading.Event()
+
+    def churn() -> None:
+        number = 0
+        while not done.is_set():
+            path = environment.write(f"{SITE}/executorch/exir/made{number % 7}.py", str(number))
+            path.unlink()
+            number += 1
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(20):
+            # It may not come to rest, but then it says so.
+            with contextlib.suppress(UsageError):
+                environment.content()
+    finally:
+        done.set()
+        thread.join()
+    assert environment.content() == before
+
+
+def test_a_file_that_cannot_be_read_is_named(environment: Environment) -> None:
+    # A regular file whose reading fails, for root as well.
+    path = environment.site / "executorch" / "memory.py"
+    path.symlink_to("/proc/self/mem")
+    with pytest.raises(UsageError, match=r"site-packages/executorch/memory\.py: .*: make it readable, or take it out"):
+        environment.content()
+
+
+def test_a_damaged_memory_costs_nothing_but_time_and_its_number_is_bounded(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = environment.content()
+    memories = list((environment.cache / "hashes").glob("*.json"))
+    for path, damage in zip(memories, [b"", b"{", b"[]\n{}", b"\xff"] * 3, strict=False):
+        path.write_bytes(damage)
+    assert environment.content() == before
+    monkeypatch.setattr(hashes, "_MOST_MEMORIES", 6)
+    for number in range(8):
+        hashes.hash_tree(environment.cache, environment.site, without=frozenset({str(number)}))
+    assert len(list((environment.cache / "hashes").glob("*.json"))) == 6
+    assert environment.content() == before
+
+
+def test_a_warm_look_opens_no_file_of_the_environment(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hashes, "_YOUNG_S", 0.02)
+    time.sleep(0.1)
+    before = environment.content()
+    monkeypatch.setattr(hashes, "sha256_of", lambda path: pytest.fail(f"{path} was read"))
+    assert environment.content() == before
+
+
+def test_bytecode_of_the_code_from_before_is_not_run(environment: Environment) -> None:
+    def runs() -> str:
+        folder = str((environment.site / PASS).parent)
+        argv = [
+            sys.executable,
+            "-I",
+            "-c",
+            f"import sys; sys.path.insert(0, {folder!r}); import fold; print(fold.fold())",
+        ]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+    environment.content()
+    assert runs() == "1"
+    kept_times(environment.site / PASS, FILES[PASS].replace("1", "2"))
+    assert runs() == "1", "Python compares size and seconds"
+    environment.content()
+    assert runs() == "2"
+
+
+def test_what_only_farm_needs_takes_no_part(tmp_path: Path) -> None:
+    [site] = [entry for entry in own_facts().path if Path(entry).name == "site-packages"]
+    out = names_without_part(tmp_path, [site])
+    assert {"sqlalchemy", "paramiko", "ruff", "pytest", "pip"} <= out
+    assert not out & {"executorch", "torch", "torchao", "numpy", "sympy", "transformers", "pydot", "yaml", "mpmath"}
+    assert names_without_part(tmp_path, [site]) == out
+
+
+def test_what_builders_load_counts(farm_cache: Path) -> None:
+    # Of all that the flows import, nothing is left out but what carries requests.
+    code = (
+        "import sys, farm.compile.flows.compiler as c\n"
+        "from farm.backends.registry import BACKENDS\n"
+        "[c.flow_of(name) for name in BACKENDS]\n"
+        "print(*{name.partition('.')[0] for name, one in sys.modules.items() if getattr(one, '__file__', None)})"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert {"executorch", "torch", "numpy"} <= loaded
+    sites = [entry for entry in own_facts().path if Path(entry).name == "site-packages"]
+    assert loaded & names_without_part(farm_cache, sites) <= {"farm", "msgspec", "pip"}
+
+
+def test_this_process_and_another_find_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Whatever the folder of the user or of pytest has in front.
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert own_facts() == inspect(Path(sys.executable))
+
+
+def test_an_edit_of_a_real_checkout_is_another_bundle(
+    tmp_path: Path, farm_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARM_CACHE_DIR", str(farm_cache))
+    commit = make_checkout(tmp_path / "executorch")
+    config = load_config(folder=tmp_path)
+    config = select(config, toolchain_of(config, str(tmp_path / "executorch")))
+    case = Case(suite="s", name="relu", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 4)),))
+    targets = (("htp", "8a8w"), ("xnnpack", "fp32"))
+    keys: dict[str, tuple[str, ...]] = {}
+    states: dict[str, Toolchain] = {}
+
+    def look(name: str) -> None:
+        states[name] = tools = prepare(config, lambda _: None, virtual=True)
+        keys[name] = tuple(bundle_key(Job(case, Target("SM8650", *to)), tools.versions) for to in targets)
+
+    look("clean")
+    tools = states["clean"]
+    assert tools.source.commit == commit
+    assert (tools.source.branch, tools.source.dirty, tools.private) == ("main", False, True)
+    folder = tmp_path / "executorch" / "backends" / "qualcomm"
+    edited = folder / "_passes" / "annotate_quant_attrs.py"
+    text = edited.read_text()
+    edited.write_text(text + "raise RuntimeError('planted')\n")
+    look("raises")
+    assert states["raises"].source.changed == ("backends/qualcomm/_passes/annotate_quant_attrs.py",)
+    edited.write_text(text)
+    look("back")
+    # What a builder loads from there is another library, though git ignores it.
+    [library] = (folder / "python").glob("PyQnnManagerAdaptor*.so")
+    copy = library.read_bytes()
+    library.unlink()
+    library.write_bytes(copy + b"\0")
+    look("library")
+    assert keys["clean"] == keys["back"]
+    assert len({keys[name][0] for name in keys}) == len({keys[name][1] for name in keys}) == 3
+
+
+def test_edited_wheels_are_dirty_and_developed(environment: Environment) -> None:
+    wheel = own_facts().packages["torchao"].folders[0]
+    name = next(wheel.parent.glob("torchao-*.dist-info")).name
+    shutil.rmtree(environment.site / "torchao")
+    shutil.copytree(wheel, environment.site / "torchao", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(wheel.parent / name, environment.site / name)
+    for folder in ("executorch", "torch"):
+        facts = "".join(f"{file},,\n" for file in FILES if file.startswith(f"{folder}/"))
+        environment.write(f"{SITE}/{folder}-1.dist-info/RECORD", facts)
+    trees = {"torchao": environment.look().trees["torchao"]}
+    assert not source_state(environment.cache, trees).dirty
+    edited = environment.site / "torchao" / "utils.py"
+    edited.write_text(edited.read_text() + "\n# edited\n")
+    (environment.site / "torchao" / "_models" / "new.py").parent.mkdir(exist_ok=True)
+    (environment.site / "torchao" / "_models" / "new.py").touch()
+    found = environment.look()
+    state = source_state(environment.cache, {"torchao": found.trees["torchao"]})
+    assert state.dirty
+    assert state.changed == ("torchao/_models/new.py", "torchao/utils.py")
+    [root] = [one for one in developed_roots(environment.cache, found) if one.content == "torchao_content"]
+    assert "utils.py" in root.files
+
+
+def test_a_library_that_is_older_than_its_sources_is_told_of(environment: Environment) -> None:
+    folder = environment.site / "executorch" / "backends" / "qualcomm"
+    library = environment.write(f"{SITE}/executorch/backends/qualcomm/python/PyQnnManagerAdaptor.so", "\x7fELF")
+    source = environment.write(f"{SITE}/executorch/backends/qualcomm/runtime/QnnManager.cpp", "int main;")
+    os.utime(library, (1, 1))
+    state = source_state(environment.cache, environment.look().trees)
+    [warning] = [line for line in state.warnings if " is older than " in line]
+    assert "python/PyQnnManagerAdaptor.so is older than backends/qualcomm/runtime/QnnManager.cpp" in warning
+    assert "scripts/build.sh builds it again" in warning
+    os.utime(source, (0, 0))
+    assert not [line for line in source_state(environment.cache, environment.look().trees).warnings if " is older than " in line]
+    assert folder.is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_checkout_that_git_does_not_trust_is_told_of_and_no_commit(environment: Environment) -> None:
+    folder = environment.site / "executorch"
+    run_git(folder, "init", "-q")
+    run_git(folder, "add", "-A")
+    run_git(folder, "commit", "-q", "-m", "The beginning")
+    os.chown(folder, 12345, 12345)
+    os.chown(folder / ".git", 12345, 12345)
+    state = source_state(environment.cache, environment.look().trees)
+    assert (state.commit, state.dirty) == ("", True)
+    assert f"git config --global --add safe.directory {folder}" in state.warnings[0]
+
+
+def test_facts_are_short_and_of_words(tmp_path: Path) -> None:
+    tools = prepare(load_config(folder=tmp_path), lambda _: None, virtual=True)
+    facts = tools.fingerprint(virtual=True)
+    assert {len(facts[name]) for name in facts if name.endswith("_content")} == {16}
+    assert not tools.source.dirty
+    assert not tools.private
+    assert msgspec.json.encode(tools.versions)
