@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from farm.report.html.page import render_diff
 from farm.report.model.diff import DiffGroup, JobDiff, RunDiff, diff_runs
 from farm.report.terminal.diff import diff_lines
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
@@ -173,3 +174,26 @@ def test_names_of_jobs_cannot_write_to_the_terminal() -> None:
 
 def test_equal_runs_say_so() -> None:
     assert diff_lines(diff(run(job("a", attempt())), run(job("a", attempt()))), 10)[-1] == "1 job, nothing differs"
+
+
+def test_programs_that_are_the_same_are_said_to_be() -> None:
+    slow, fast = attempt(Verdict.PASSED, latency(2, 2, 2)), attempt(Verdict.PASSED, latency(1, 1, 1))
+    before = run(job("a", fast, program="x"), job("b", fast, program="y"), job("old", fast), job("gone", program="z"))
+    after = run(job("a", slow, program="x"), job("b", slow, program="other"), job("old", slow, program="x"))
+    found = diff(before, after)
+    assert (found.programs.same, found.programs.changed) == (("ops/a[SM8650-htp-8a8w]",), ("ops/b[SM8650-htp-8a8w]",))
+    lines = diff_lines(found, 10, 200)
+    assert "1 of 2 programs are the same" in lines
+    [place] = [place for place, line in enumerate(lines) if "with the same program" in line]
+    assert "ops/a[" in lines[place - 1]
+    page = render_diff(found, virtual=False)
+    assert "<p>1 of 2 programs are the same</p>" in page
+
+
+def test_a_commit_that_changes_no_program_is_said_to_change_none() -> None:
+    jobs = [job(name, attempt(), program=name) for name in "abc"]
+    assert diff_lines(diff(run(*jobs), run(*jobs)), 10)[-2:] == [
+        "no program of 3 jobs has changed",
+        "3 jobs, nothing differs",
+    ]
+    assert not diff(run(job("a", attempt())), run(job("a", attempt()))).programs.same

@@ -10,7 +10,7 @@ import msgspec
 from farm.report.html.page_of_run import SCRIPTS, STYLES, assets, render_page
 from farm.report.model.chart import HEIGHT, WIDTH
 from farm.report.model.status import ago
-from farm.report.terminal.diff import in_all, parts
+from farm.report.terminal.diff import about_programs, in_all, parts
 
 if TYPE_CHECKING:
     from farm.report.model.diff import RunDiff
@@ -53,4 +53,5 @@ def render_diff(diff: RunDiff, *, virtual: bool) -> str:
 def diff_values(diff: RunDiff, *, virtual: bool) -> dict[str, Any]:
     """Return what the page of two runs is made of."""
     doubtful = virtual and diff.has_times
-    return {"diff": diff, "parts": parts(diff), "in_all": in_all(diff), "doubtful": doubtful, "limit": 0}
+    said = {"in_all": in_all(diff), "about_programs": about_programs(diff)}
+    return {"diff": diff, "parts": parts(diff), **said, "doubtful": doubtful, "limit": 0}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.analysis.facts import changed_facts, fact_row
+from farm.bundles.same import ProgramComparison, compare_hashes
 from farm.report.model.summary import JobSummary, Outcome, spread_of, summarize
 from farm.results.attempt import Direction
 
@@ -78,6 +79,8 @@ class JobDiff(msgspec.Struct, frozen=True):
     changes: tuple[MetricChange, ...] = ()
     not_compared: str = ""
     """Why its numbers are not; empty when they are."""
+    same_program: bool = False
+    """Both runs ran the same program: what differs comes from elsewhere."""
 
 
 class RunDiff(msgspec.Struct, frozen=True):
@@ -93,6 +96,8 @@ class RunDiff(msgspec.Struct, frozen=True):
     """What of the fingerprint differs: name, before, after; empty where a side has none."""
     jobs: tuple[JobDiff, ...]
     """All jobs of either run, in the order of the newer one; what is missing comes last."""
+    programs: ProgramComparison = ProgramComparison()
+    """Of jobs that were compiled in both runs, by farms that knew to tell programs apart."""
 
     @property
     def has_times(self) -> bool:
@@ -131,14 +136,22 @@ def diff_runs(before: RunView, after: RunView) -> RunDiff:
     earlier = {job.job.id: job for job in old.jobs}
     jobs = [_job(earlier.pop(job.job.id, None), job) for job in new.jobs]
     jobs += [_gone(job, new) for job in earlier.values()]
+    programs = compare_hashes(*_programs(before, after))
+    same = frozenset(programs.same)
+    jobs = [msgspec.structs.replace(job, same_program=True) if job.job_id in same else job for job in jobs]
     return RunDiff(
         before.id, after.id, before.started_ms, after.started_ms, _facts(before.fingerprint, after.fingerprint),
-        tuple(jobs),
+        tuple(jobs), programs,
     )  # fmt: skip
 
 
 def _facts(was: Mapping[str, str], now: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
     return tuple(fact_row(name, *values) for name, values in changed_facts(was, now).items())
+
+
+def _programs(before: RunView, after: RunView) -> list[dict[str, str]]:
+    known = [{job.id: job.program for job in view.jobs if isinstance(job.program, str)} for view in (before, after)]
+    return [{job: program for job, program in side.items() if all(job in other for other in known)} for side in known]
 
 
 def _job(before: JobSummary | None, after: JobSummary) -> JobDiff:

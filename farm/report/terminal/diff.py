@@ -52,7 +52,13 @@ def diff_lines(diff: RunDiff, limit: int, width: int = 80) -> list[str]:
     ]
     for part in parts(diff):
         lines += titled(part.title.upper(), part.rows, limit)
-    return [fitted(line, max(width, LEAST_WIDTH)) for line in [*lines, "", in_all(diff)]]
+    lines += ["", *([about] if (about := about_programs(diff)) else []), in_all(diff)]
+    return [fitted(line, max(width, LEAST_WIDTH)) for line in lines]
+
+
+def about_programs(diff: RunDiff) -> str:
+    """Return how many programs are the same; empty where nothing is known of it."""
+    return str(diff.programs) if diff.programs.same or diff.programs.changed else ""
 
 
 def in_all(diff: RunDiff) -> str:
@@ -71,4 +77,6 @@ def _outcome(job: JobDiff, group: DiffGroup) -> tuple[str, str]:
 def _changed(job: JobDiff, change: MetricChange) -> tuple[str, str]:
     values = " -> ".join(fmt.quantity(value, change.unit) for value in (change.before, change.after))
     by = f", {100 * (change.ratio - 1):+.1f} %" if change.is_time and change.ratio is not None else ""
-    return job.job_id, f"{change.metric}: {values}{by}"
+    # So that nobody looks for it in the compiler.
+    same = ", with the same program" if job.same_program else ""
+    return job.job_id, f"{change.metric}: {values}{by}{same}"
