@@ -1,0 +1,233 @@
+"""What `--toolchain` names: tables of farm.toml, paths and releases; interpreters are real and have nothing in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from farm_home import FarmHome
+from made_environments import make_environment, make_source_tree
+
+from farm.config.settings import Config, load_config
+from farm.errors import ConfigError, FarmError, MissingToolError, UnknownNameError, UsageError
+from farm.toolchains.generations import generation_of, is_release, newer_than_known, variables_of
+from farm.toolchains.interpreters import inspect, process_environment
+from farm.toolchains.prepare import is_private, line_of
+from farm.toolchains.select import import_environment, look_into, select, toolchain_of, use_toolchain
+
+ALL = ("torch", "executorch")
+
+
+def config_of(folder: Path, text: str = "") -> Config:
+    (folder / "farm.toml").write_text(text + f'\n[paths]\ncache = "{folder}/cache"\n')
+    return load_config(folder / "farm.toml")
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.delenv("FARM_CACHE_DIR")
+    tables = ('main]\ncheckout = "et"', 'env]\npython = "env/bin/python"', 'old]\nversion = "1.4.1"')
+    return config_of(tmp_path, "".join(f"[toolchain.{table}\n" for table in tables))
+
+
+def test_a_name_of_farm_toml_comes_first_then_a_path_then_a_release(config: Config, tmp_path: Path) -> None:
+    main = toolchain_of(config, "main")
+    assert (main.checkout, line_of(main), is_private(main)) == (tmp_path / "et", "main", False)
+    release = toolchain_of(config, "1.5.0")
+    assert (release.version, line_of(release), is_private(release)) == ("1.5.0", "1.5.0", False)
+    tree = toolchain_of(config, str(make_source_tree(tmp_path / "et", "1.6.0a0", built=True)))
+    assert (tree.checkout, line_of(tree), is_private(tree)) == (tmp_path / "et", "", True)
+    python = make_environment(tmp_path / "env", ALL)
+    assert toolchain_of(config, str(python)).python == toolchain_of(config, str(tmp_path / "env")).python == python
+    assert use_toolchain(config, "") is use_toolchain(config, "default") is config
+    default = config.toolchain
+    assert (line_of(default), is_private(default)) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("ref", "kind", "problem"),
+    [
+        ("mein", UnknownNameError, "did you mean 'main'"),
+        ("zzz", UnknownNameError, "known are default, env, main, old (a path and a version of ExecuTorch will do"),
+        ("here", UnknownNameError, "(the folder is ./here)"),
+        ("./nothing", UsageError, "nothing is not there"),
+        ("./here", UsageError, "here is none of them"),
+        ("1.2.0", UsageError, "ExecuTorch 1.2.0 is too old: farm compiles with 1.3.1 and newer"),
+        ("main", UsageError, "toolchain main: {0}/et: a source tree of ExecuTorch is expected, it is not there"),
+        ("env", MissingToolError, "{0}/env/bin/python cannot be started: No such file"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str, kind: type[FarmError], problem: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind) as caught:
+        use_toolchain(config, ref)
+    assert problem.format(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_an_environment_without_torch_or_executorch_says_what_to_install(config: Config, tmp_path: Path) -> None:
+    for packages, missing in (((), "torch"), (("torch",), "executorch")):
+        python = make_environment(tmp_path / missing, packages)
+        with pytest.raises(MissingToolError, match=f"{python} has no {missing}: {python} -m pip install {missing}"):
+            use_toolchain(config, str(python))
+    old = make_environment(tmp_path / "old", ALL, version="1.2.0")
+    with pytest.raises(UsageError, match=r"1\.2\.0 is too old"):
+        use_toolchain(config, str(old))
+
+
+def test_what_is_no_python_or_an_old_one_is_said(config: Config, tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho hello\n")
+    script.chmod(0o755)
+    with pytest.raises(MissingToolError, match="is no Python that farm can use"):
+        use_toolchain(config, str(script))
+    # What any Python prints for the question, but for its version.
+    answer = json.dumps({"version": [3, 9, 2], "abi": "x", "prefix": "/", "path": [], "packages": {}})
+    script.write_text(f"#!/bin/sh\necho loading\necho '{answer}'\n")
+    with pytest.raises(MissingToolError, match=r"is Python 3\.9: a toolchain needs Python 3\.11 or newer"):
+        use_toolchain(config, str(script))
+
+
+def test_a_source_tree_is_imported_alone_under_whatever_name_its_folder_has(config: Config, tmp_path: Path) -> None:
+    tree = make_source_tree(tmp_path / "my-tree", "1.6.0a0", built=True)
+    # Its interpreter has a wheel as well, which has a module that the tree lacks.
+    python = make_environment(tree / ".venv", ALL)
+    [site] = (tree / ".venv").glob("lib/python*/site-packages")
+    (site / "executorch" / "wheel_only.py").touch()
+    selected = use_toolchain(config, str(tree))
+    assert (selected.toolchain.python, selected.toolchain.executorch) == (python, tree)
+    assert look_into(selected, selected.toolchain).version_of("executorch") == "1.6.0a0"
+    env = process_environment(import_environment(selected, selected.toolchain))
+    code = "import executorch.exir as e; print(e.__file__)\n"
+    code += "try: import executorch.wheel_only\nexcept ImportError: print('alone')"
+    done = subprocess.run([python, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [str(tree / "exir" / "__init__.py"), "alone"], done.stderr
+
+
+def test_a_source_tree_may_have_its_package_in_src(config: Config, tmp_path: Path) -> None:
+    package = make_source_tree(tmp_path / "tree" / "src" / "executorch", "x", built=True)
+    (package / "version.txt").rename(tmp_path / "tree" / "version.txt")
+    make_environment(tmp_path / "tree" / ".venv", ("torch",))
+    (tmp_path / "tree" / "version.txt").write_text("1.7.0\n")
+    selected = use_toolchain(config, f"{tmp_path}/tree/")
+    assert selected.toolchain.executorch == package
+    assert look_into(selected, selected.toolchain).version_of("executorch") == "1.7.0"
+
+
+def test_a_source_tree_that_is_not_built_says_how_to_build_it(config: Config, tmp_path: Path) -> None:
+    tree = make_source_tree(tmp_path / "tree", "1.6.0a0", built=False)
+    make_environment(tree / ".venv", ALL)
+    with pytest.raises(MissingToolError, match=r"has no PyQnnManagerAdaptor\*\.so: build it with .*/build\.sh"):
+        use_toolchain(config, str(tree))
+
+
+def test_an_interpreter_that_farm_finds_by_itself_is_trusted_only_where_nobody_else_could_write_it(
+    config: Config, tmp_path: Path
+) -> None:
+    tree = make_source_tree(tmp_path / "tree", "1.6.0a0", built=True)
+    python = make_environment(tree / ".venv", ALL)
+    python.parent.chmod(0o777)
+    with pytest.raises(MissingToolError, match="somebody else could have written it: .*can be written by everybody"):
+        use_toolchain(config, str(tree))
+    named = config_of(tmp_path, f'[toolchain.main]\ncheckout = "tree"\npython = "{python}"\n')
+    assert use_toolchain(named, "main").toolchain.python == python, "what the user names is the user's to trust"
+
+
+def test_neither_the_current_folder_nor_the_users_path_replaces_what_is_named(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = make_environment(tmp_path / "env", ALL)
+    make_source_tree(tmp_path / "executorch", "1.9.0", built=True)
+    monkeypatch.chdir(tmp_path)
+    assert inspect(python).version_of("executorch") == "1.5.0"
+    tree = make_source_tree(tmp_path / "tree", "1.6.0a0", built=True)
+    make_environment(tree / ".venv", ("torch",))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert use_toolchain(config, str(tree)).toolchain.executorch == tree
+
+
+def test_qnn_of_a_toolchain_and_of_the_environment_must_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sdk = tmp_path / "sdk" / "lib" / "x86_64-linux-clang"
+    sdk.mkdir(parents=True)
+    (sdk / "libQnnHtp.so").touch()
+    config = config_of(tmp_path, '[toolchain.sdk]\nqnn = "./sdk"\n')
+    assert use_toolchain(config, "sdk").sdk_root == tmp_path / "sdk"
+    monkeypatch.setenv("QNN_SDK_ROOT", str(tmp_path / "sdk"))
+    assert use_toolchain(config, "sdk").sdk_root == tmp_path / "sdk"
+    monkeypatch.setenv("QNN_SDK_ROOT", "/opt/other")
+    with pytest.raises(UsageError, match="toolchain sdk has qnn = .* and QNN_SDK_ROOT is /opt/other: unset one"):
+        select(config, config.toolchains["sdk"])
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ('[toolchain.default]\nversion = "1.5.0"', "is no name of a toolchain"),
+        ('[toolchain."1.5.0"]\nversion = "1.5.0"', "is no name of a toolchain"),
+        ("[toolchain.a]\n", "says nothing"),
+        ('[toolchain.a]\nversion = "1.5.0"\ncheckout = "x"', "more than one of"),
+        ('[toolchain.a]\nsource = "x"', "source"),
+    ],
+)
+def test_a_table_that_cannot_be_is_named(tmp_path: Path, table: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        config_of(tmp_path, table)
+
+
+def test_releases_are_told_from_names_and_know_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [is_release(text) for text in ("1.5.0", "1.6.0rc1", "main", "1", "v1.5")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert generation_of("1.3.1").needs_flatc
+    assert generation_of("1.6.0a0+abc") == generation_of("1.5.1") == generation_of("unknown")
+    assert [newer_than_known(text) for text in ("1.5.9", "1.6.0a0", "")] == [False, True, False]
+    monkeypatch.delenv("FLATC_EXECUTABLE", raising=False)
+    flatc = tmp_path / "data" / "bin" / "flatc"
+    flatc.parent.mkdir(parents=True)
+    flatc.touch(mode=0o755)
+    assert variables_of({"executorch": "1.3.1"}, tmp_path) == {"FLATC_EXECUTABLE": str(flatc)}
+    assert variables_of({"executorch": "1.4.1"}, tmp_path) == {}
+
+
+def test_commands_refuse_what_cannot_be_before_anything_begins(home: FarmHome) -> None:
+    run = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1")
+    for arguments, problem in (
+        ((*run, "--toolchain", "nope"), "unknown toolchain 'nope'"),
+        ((*run, "--toolchain", "default", "--toolchain", "nope"), "unknown toolchain 'nope'"),
+        ((*run, "--toolchain", "default", "--toolchain", "1.5.0", "--json"), "--json is of one run"),
+        (("run", "--resume", "latest", "--toolchain", "1.5.0"), "leave --toolchain out"),
+        (("toolchain", "show", "nope"), "unknown toolchain 'nope'"),
+        (("debug", "smoke/add", "--soc", "SM8650", "--virtual", "--toolchain", "nope"), "unknown toolchain 'nope'"),
+    ):
+        done = home.farm(*arguments)
+        assert (done.returncode, problem in done.stderr) == (2, True), done.stderr
+        assert not (home.state / "runs").exists()
+
+
+def test_listing_shows_what_can_be_used_and_why_something_cannot(home: FarmHome) -> None:
+    (home.cwd / "farm.toml").write_text(
+        '[toolchain.gone]\ncheckout = "nowhere"\n[toolchain.later]\nversion = "1.5.77"\n'
+    )
+    done = home.farm("toolchain", "list")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80 + len(str(home.cwd))
+    rows = json.loads(home.farm("toolchain", "list", "--json").stdout)["toolchains"]
+    assert [(row["name"], row["kind"]) for row in rows] == [
+        ("default", "default"), ("gone", "checkout"), ("later", "version"),
+    ]  # fmt: skip
+    assert rows[0]["python"] == sys.executable
+    assert "is not there" in rows[1]["problem"]
+    assert rows[2]["problem"] == "not made"
+    assert not os.path.exists(home.state)
