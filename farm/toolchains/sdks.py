@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from farm.backends.registry import BACKENDS, find_backend
 from farm.bundles.cache import folder_size
 from farm.errors import MissingToolError, UsageError
 from farm.runtime.packages import package_folder, package_version
-from farm.runtime.qnn_sdk import ANDROID_FOLDER, WHEEL, fetched_sdk, sdk_version
+from farm.runtime.qnn_sdk import ANDROID_FOLDER, ORIGIN, WHEEL, fetched_sdk, sdk_version
 from farm.runtime.runtime import require_backend
 from farm.runtime.simulator import LIBRARY, TARGET, require_host_libraries
 from farm.suites.socs import load_socs
@@ -86,6 +87,9 @@ def resolve_qnn(config: Config, text: str) -> Path | None:
     if chosen.root is not None:
         require_own(chosen.root)
         require_host_libraries(chosen.root, text)
+        with contextlib.suppress(OSError):
+            # When it was used last: farm cache prune --older.
+            os.utime(chosen.root / ORIGIN)
     return chosen.root
 
 

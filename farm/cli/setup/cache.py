@@ -16,6 +16,7 @@ from farm.errors import UsageError
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns
 from farm.toolchains.overview import environment_rows, remove_environment
+from farm.toolchains.sdk.removal import cached_sdks, removable_sdks, remove_sdk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from farm.bundles.cache import Leftover
     from farm.toolchains.overview import EnvironmentRow
+    from farm.toolchains.sdk.removal import CachedSdk
 
 _AGE = re.compile(r"(\d+)([smhd])")
 _SIZE = re.compile(r"(\d+)([kMGT]?)B?")
@@ -46,15 +48,21 @@ def command(context: click.Context) -> None:
 @json_option("Print JSON instead of a table.")
 def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> None:
     """List the bundles, most recently used first."""
-    cache = BundleCache(load_config(config_file).cache_dir)
+    config = load_config(config_file)
+    cache = BundleCache(config.cache_dir)
     entries, left, environments = cache.entries(), leftovers(cache.root), environment_rows(cache.root)
+    sdks = cached_sdks(config)
     rows = [[entry.key[:12], size(entry.nbytes), short_age(entry.used_ms), entry.job_id] for entry in entries]
     lines = columns(rows, right=(1, 2)) if rows else []
     lines.append(f"{len(entries)} bundles, {size(sum(entry.nbytes for entry in entries))} in {cache.root}")
     lines += [f"{_total(left)}: 'farm cache prune' and the next compile remove them"] if left else []
     if environments:
         lines.append(f"{_environments(environments)}: 'farm toolchain list' shows them")
-    show({"bundles": entries, "leftovers": left, "environments": environments}, lines, as_json=as_json)
+    if sdks:
+        lines.append(f"{_sdks(sdks)}: 'farm sdk list' shows them")
+    shown = [{"version": sdk.version, "root": str(sdk.root), "nbytes": sdk.nbytes} for sdk in sdks]
+    answer = {"bundles": entries, "leftovers": left, "environments": environments, "sdks": shown}
+    show(answer, lines, as_json=as_json)
 
 
 @command.command("prune")
@@ -67,11 +75,13 @@ def prune(config_file: Path | None, older: str | None, keep: str | None, *, ever
     """Remove bundles, and what compiles that were ended left behind.
 
     Environments of toolchains go as well: those of that AGE or all; with --keep
-    those that no command uses, as farm's own packages have changed since.
+    those that no command uses, as farm's own packages have changed since. QNN
+    SDKs go that are of that AGE, or all, unless farm.toml names them.
     """
     if sum(map(bool, (older, keep, everything))) != 1:
         raise UsageError("say what to remove: one of --older AGE, --keep SIZE, --all")
-    cache = BundleCache(load_config(config_file).cache_dir)
+    config = load_config(config_file)
+    cache = BundleCache(config.cache_dir)
     left = leftovers(cache.root)
     age_s = _parse(older, _AGE, _SECONDS, "--older", "30d") if older else None
     removed = cache.prune(
@@ -82,10 +92,14 @@ def prune(config_file: Path | None, older: str | None, keep: str | None, *, ever
     environments = _old_environments(cache.root, 0.0 if everything else age_s)
     for row in [] if dry_run else environments:
         remove_environment(row)
+    sdks = removable_sdks(config, 0.0 if everything else age_s)
+    for sdk in [] if dry_run else sdks:
+        remove_sdk(config, sdk)
     freed = size(sum(entry.nbytes for entry in removed))
-    more = "".join(
-        [f", and {_total(left)}" if left else "", f", and {_environments(environments)}" if environments else ""]
-    )
+    others = [_total(left)] if left else []
+    others += [_environments(environments)] if environments else []
+    others += [_sdks(sdks)] if sdks else []
+    more = "".join(f", and {one}" for one in others)
     echo(f"{'would remove' if dry_run else 'removed'} {len(removed)} bundles, {freed}{more}")
 
 
@@ -100,6 +114,10 @@ def _old_environments(cache_dir: Path, age_s: float | None) -> list[EnvironmentR
 
 def _environments(rows: Sequence[EnvironmentRow]) -> str:
     return f"{plural(len(rows), 'environment')} of toolchains, {size(sum(row.nbytes for row in rows))}"
+
+
+def _sdks(sdks: Sequence[CachedSdk]) -> str:
+    return f"{plural(len(sdks), 'QNN SDK')}, {size(sum(sdk.nbytes for sdk in sdks))}"
 
 
 def _total(left: Sequence[Leftover]) -> str:
