@@ -1,4 +1,4 @@
-"""Which installed packages take no part in compiling: what only farm itself needs, and its development."""
+"""Which installed packages take part in compiling, as metadata say: what ExecuTorch requires, what only farm does."""
 
 from __future__ import annotations
 
@@ -29,25 +29,27 @@ _INSTALLERS = frozenset({"pip"})
 _INFO = (".dist-info", ".egg-info")
 _FOLDER, _MOST_REMEMBERED = "distributions", 50
 # Goes into what is remembered: a change of the rule decides anew.
-_RULE = "1"
+_RULE = "2"
 
 
-def names_without_part(cache_dir: Path, sites: Sequence[str]) -> frozenset[str]:
-    """Return the names at the top of `sites`, folders that packages are installed in, that no compile loads.
+class Parts(msgspec.Struct, frozen=True):
+    """Names at the top of the folders that an interpreter imports from."""
 
-    That is what farm's own metadata ask for and nothing else does: where farm is not installed, hardly anything.
-    """
-    installed = [_info_folders(site) for site in sites]
-    if not any(name.startswith("snapdragon_farm") for names in installed for name in names):
-        return frozenset(name for names in installed for name in names if name.partition("-")[0] in _INSTALLERS) | (
-            _INSTALLERS
-        )
-    state = msgspec.json.encode((_RULE, sites, installed))
+    without: frozenset[str]
+    """No compile loads them: what farm's own metadata ask for and nothing else does; hardly anything without farm."""
+    required: frozenset[str]
+    """executorch, torch and torchao require them, wherever they are."""
+
+
+def parts_of(cache_dir: Path, entries: Sequence[str]) -> Parts:
+    """Return which names in `entries`, of sys.path, take part; decided once for what is installed."""
+    installed = [_info_folders(entry) for entry in entries]
+    state = msgspec.json.encode((_RULE, entries, installed))
     memory = cache_dir / _FOLDER / f"{hashlib.sha256(state).hexdigest()[:32]}.json"
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         if not weakness(memory):
-            return msgspec.json.decode(memory.read_bytes(), type=frozenset[str])
-    found = _decide(sites)
+            return msgspec.json.decode(memory.read_bytes(), type=Parts)
+    found = _decide(entries)
     with contextlib.suppress(OSError):
         make_folders(memory.parent)
         write_atomically(memory, msgspec.json.encode(found), mode=0o600)
@@ -56,20 +58,20 @@ def names_without_part(cache_dir: Path, sites: Sequence[str]) -> frozenset[str]:
     return found
 
 
-def _info_folders(site: str) -> dict[str, int]:
+def _info_folders(entry: str) -> dict[str, int]:
     """Return the folders that say what is installed; of farm's own, also when it was written, as it may be edited."""
     found = {}
-    with contextlib.suppress(OSError), os.scandir(site) as listed:
-        for entry in listed:
-            if entry.name.endswith(_INFO):
-                is_farm = entry.name.startswith("snapdragon_farm")
-                found[entry.name] = entry.stat().st_mtime_ns if is_farm else 0
+    with contextlib.suppress(OSError), os.scandir(entry) as listed:
+        for one in listed:
+            if one.name.endswith(_INFO):
+                is_farm = one.name.startswith("snapdragon_farm")
+                found[one.name] = one.stat().st_mtime_ns if is_farm else 0
     return dict(sorted(found.items()))
 
 
-def _decide(sites: Iterable[str]) -> frozenset[str]:
+def _decide(entries: Iterable[str]) -> Parts:
     distributions: dict[str, Distribution] = {}
-    for found in importlib.metadata.distributions(path=list(sites)):
+    for found in importlib.metadata.distributions(path=list(entries)):
         if name := found.metadata["Name"]:
             distributions.setdefault(_canonical(name), found)
     out = {*_INSTALLERS, _FARM}
@@ -80,7 +82,8 @@ def _decide(sites: Iterable[str]) -> frozenset[str]:
     brought: tuple[set[str], set[str]] = set(), set()
     for name, found in distributions.items():
         brought[name in out].update(_top_names(found))
-    return frozenset(brought[True] - brought[False])
+    required = {name for one in _closure(_MAIN, distributions) for name in _import_names(one, distributions[one])}
+    return Parts(_INSTALLERS | (brought[True] - brought[False]), frozenset(required))
 
 
 def _canonical(name: str) -> str:
@@ -112,3 +115,9 @@ def _closure(names: Iterable[str], distributions: Mapping[str, Distribution]) ->
 def _top_names(found: Distribution) -> set[str]:
     tops = {file.parts[0] for file in found.files or () if file.parts}
     return {name for name in tops if name not in ("..", "__pycache__", "/")}
+
+
+def _import_names(name: str, found: Distribution) -> set[str]:
+    """Return how a distribution is imported, also one whose code is elsewhere."""
+    listed = (found.read_text("top_level.txt") or "").split()
+    return {name.replace("-", "_"), *listed, *(one.partition(".")[0] for one in _top_names(found))}

@@ -7,10 +7,12 @@ interpreter with its standard library, and QNN's libraries. Nothing of it is imp
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ import msgspec
 
 from farm.bundles.key import CONTENT
 from farm.system.hashes import hash_files, hash_tree
-from farm.toolchains.content.distributions import names_without_part
+from farm.toolchains.content.distributions import parts_of
 from farm.toolchains.interpreters import SITES
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ def identify(
         trees[name] = tuple(PackageTree(folder, _content(cache_dir, folder, edited)) for folder in folders)
         digests = [tree.digest for tree in trees[name]] + ([flatc] if name == "executorch" else [])
         content[f"{name}{CONTENT}"] = hashlib.sha256("\0".join(digests).encode()).hexdigest()
-    content[f"packages{CONTENT}"] = _packages(cache_dir, facts, edited)
+    content[f"packages{CONTENT}"] = _packages(cache_dir, python, facts, edited)
     content[f"python{CONTENT}"] = _python(cache_dir, python, facts)
     if qnn is not None:
         content[f"qnn{CONTENT}"] = _libraries(cache_dir, qnn)
@@ -99,33 +101,59 @@ def _content(
     return tree.digest
 
 
-def _packages(cache_dir: Path, facts: InterpreterFacts, edited: list[Path]) -> str:
+def _packages(cache_dir: Path, python: Path, facts: InterpreterFacts, edited: list[Path]) -> str:
     """Return the content of what is installed beside the main packages, in the order in which it is looked for."""
     digest = hashlib.sha256()
-    sites = [entry for entry in facts.path if Path(entry).name in SITES]
-    without = frozenset({*MAIN_PACKAGES, *_QNN_WHEEL, *names_without_part(cache_dir, sites)})
-    shadowed = set()
-    for entry in facts.path:
+    entries = [entry for entry in facts.path if not _is_standard(entry)]
+    sites = [entry for entry in entries if Path(entry).name in SITES]
+    parts = parts_of(cache_dir, entries)
+    without = frozenset({*MAIN_PACKAGES, *_QNN_WHEEL, *parts.without})
+    for site in sites:
+        digest.update(_content(cache_dir, Path(site), edited, without, _TESTS).encode())
+    # A folder on the path may be somebody's home: only what stands in front of what is installed, and what ExecuTorch
+    # requires. What a suite itself imports is in the keys of its own bundles, as far as this interpreter knows it.
+    in_front = {name for entry in facts.path if entry in sites or _is_standard(entry) for name in _importable(entry)}
+    is_own = python.absolute() == Path(sys.executable).absolute()
+    for entry in entries:
         if entry in sites:
-            digest.update(_content(cache_dir, Path(entry), edited, without, _TESTS).encode())
-        if entry in sites or _is_standard(entry):
-            shadowed |= _importable(Path(entry))
-    for entry in facts.path:
-        if entry in sites or _is_standard(entry):
             continue
-        # A folder on the path may be somebody's home: only what stands in front of an installed package. What a suite
-        # itself imports is in the keys of its own bundles.
-        for name in sorted(_importable(Path(entry)) & shadowed - without - _HANDED_OVER):
+        wanted = {name for name in _importable(entry) if name in in_front or name in parts.required}
+        wanted |= set() if is_own else _regular(entry)
+        for name in sorted(wanted - without - _HANDED_OVER):
             for path in _places(Path(entry), name):
                 digest.update(f"{name}\0{_content(cache_dir, path, edited, unread=_TESTS)}\0".encode())
+    for name, path in sorted(_mapped(sites)):
+        if name not in without and not (is_own and name not in parts.required and name not in in_front):
+            digest.update(f"{name}\0{_content(cache_dir, path, edited, unread=_TESTS)}\0".encode())
     return digest.hexdigest()
+
+
+def _regular(entry: str) -> set[str]:
+    """Return the modules in a folder, and the folders that say that they are packages."""
+    return {
+        name
+        for name in _importable(entry)
+        if not (Path(entry) / name).is_dir() or (Path(entry) / name / "__init__.py").is_file()
+    }
+
+
+def _mapped(sites: Iterable[str]) -> Iterable[tuple[str, Path]]:
+    """Yield the packages whose code setuptools' editable installs have somewhere else."""
+    for site in sites:
+        for finder in Path(site).glob("__editable___*_finder.py"):
+            with contextlib.suppress(OSError, ValueError, SyntaxError):
+                for node in ast.parse(finder.read_bytes()).body:
+                    if not isinstance(node, ast.AnnAssign) or node.value is None:
+                        continue
+                    if isinstance(node.target, ast.Name) and node.target.id == "MAPPING":
+                        yield from ((name, Path(path)) for name, path in ast.literal_eval(node.value).items())
 
 
 def _is_standard(entry: str) -> bool:
     return Path(entry).name == "lib-dynload" or (Path(entry) / "os.py").is_file()
 
 
-def _importable(folder: Path) -> set[str]:
+def _importable(folder: str) -> set[str]:
     """Return the names that can be imported from a folder."""
     names = set()
     with contextlib.suppress(OSError), os.scandir(folder) as listed:
