@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
+import sys
+import sysconfig
 import venv
 import zipfile
 from pathlib import Path
@@ -71,3 +74,16 @@ def make_executorch_wheel(folder: Path, version: str, requires: Iterable[str] = 
 
 def _hash(text: str) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+def farm_without(folder: Path, *packages: str) -> Path:
+    """Make an environment with all that the tests' own has but `packages`; return its interpreter."""
+    python = make_environment(folder)
+    [site] = folder.glob("lib/python*/site-packages")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if re.split(r"[-.]", path.name, maxsplit=1)[0] not in packages:
+            (site / path.name).symlink_to(path)
+    for path in Path(sys.prefix, "bin").iterdir():
+        if not (folder / "bin" / path.name).exists():
+            (folder / "bin" / path.name).symlink_to(path)
+    return python

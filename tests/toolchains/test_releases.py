@@ -1,0 +1,54 @@
+"""Real releases of ExecuTorch, and a farm that has none of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from farm_home import FarmHome
+from made_environments import farm_without
+
+SMOKE = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1")
+
+
+def test_farm_compiles_through_another_environment_without_torch_of_its_own(home: FarmHome, tmp_path: Path) -> None:
+    python = farm_without(tmp_path / "env", "torch", "executorch", "torchao", "transformers", "torchgen", "functorch")
+    alone = replace(home, interpreter=str(python))
+    listed = alone.farm(*SMOKE, "--collect-only")
+    assert (listed.returncode, len(listed.stdout.splitlines())) == (0, 8), listed.stderr
+    refused = alone.farm(*SMOKE)
+    assert refused.returncode == 2
+    assert "or name an environment that has it with --toolchain" in refused.stderr
+    assert "no executorch, torch, torchao" in " ".join(alone.farm("toolchain", "list").stdout.split())
+    # The runner is built against the C++ of that environment, which the shared cache has.
+    checked = alone.farm("toolchain", "check", sys.executable, "--json", timeout_s=300)
+    assert checked.returncode == 0, checked.stderr
+    answer = json.loads(checked.stdout)
+    assert [(trial["backend"], trial["ok"]) for trial in answer["trials"]] == [("htp", True), ("xnnpack", True)]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("release", ["1.3.1", "1.4.1", "1.5.0"])
+def test_a_release_compiles_smoke_and_its_programs_run(home: FarmHome, release: str) -> None:
+    done = home.farm(*SMOKE, "--toolchain", release, "--json", timeout_s=900)
+    assert done.returncode == 0, done.stderr
+    run = json.loads(done.stdout)["run"]
+    assert (run["fingerprint"]["executorch"], run["fingerprint"]["toolchain"]) == (release, release)
+    checked = home.farm("toolchain", "check", release, timeout_s=300)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.whole
+def test_several_toolchains_are_one_run_each_and_layers_are_compared_with_any(home: FarmHome) -> None:
+    both = home.farm(*SMOKE, "-k", "add", "--toolchain", "default", "--toolchain", "1.4.1", timeout_s=600)
+    assert both.returncode == 0, both.stderr
+    assert both.stdout.count("1 passed") == 2
+    assert "toolchain default" in both.stderr
+    layers = home.farm(
+        "debug", "smoke/conv2d", "--soc", "SM8650", "--precision", "8a8w", "--virtual", "--toolchain", "1.3.1",
+        timeout_s=600,
+    )  # fmt: skip
+    assert layers.returncode == 0, layers.stdout + layers.stderr
