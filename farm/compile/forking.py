@@ -81,7 +81,7 @@ def warm_up() -> None:
             def validate(self, model: torch.fx.GraphModule) -> None:
                 pass
 
-        class Add(torch.nn.Module):
+        class Add(torch.nn.Module):  # type: ignore[misc]
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 return x + x
 

@@ -156,7 +156,7 @@ class Tracer:
                 self._whole.add(os.path.realpath(path))
             return find(thing)
 
-        inspect.findsource = watched
+        inspect.findsource = watched  # type: ignore[assignment]
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Note what an audit event tells of (PEP 578)."""

@@ -8,8 +8,8 @@ import msgspec
 
 from farm.bundles.bundle import MODEL, Manifest, TensorSpec, load_bundle
 from farm.bundles.cache import BundleCache
-from farm.bundles.key import bundle_key
 from farm.bundles.ready import is_dynamic, output_specs, read_ready
+from farm.bundles.reuse import find_bundle_for
 from farm.errors import InfraError, ProgramError, UnknownNameError, UsageError
 from farm.pytest_plugin.runner import DeviceProgram, lay_out
 from farm.results.attempt import Cause, Stage
@@ -141,8 +141,8 @@ class Bundles:
         return sets[0]
 
     def _compiled(self, job: Job) -> DeviceProgram:
-        key = bundle_key(job, self._plan.versions)
-        if self._cache.lookup(key) is None:
+        key, is_cached = find_bundle_for(job, self._plan, self._cache)
+        if not is_cached:
             self._compile(job, key)
         return DeviceProgram(load_bundle(self._cache.folder(key)), job)
 

@@ -12,6 +12,7 @@ import msgspec
 from farm.analysis.facts import CONTENTS, changed_facts
 from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key, facts_of, relevant_versions
+from farm.bundles.reuse import find_bundle_for
 from farm.device_run.artifacts import kept_outputs
 from farm.errors import InfraError, UnknownNameError, UsageError
 from farm.request.profiling import Profile
@@ -68,9 +69,10 @@ class StoredResult(msgspec.Struct, frozen=True):
 def find_stored_result(store: Store, pattern: str, ref: str | None) -> StoredResult:
     """Return the result that `pattern`, a job's id or a pattern that only one matches, has in run `ref`, or newest.
 
+    The newest is of whatever line, and of a private run as well: it is what somebody has just seen.
     Raises UnknownNameError, UsageError where several jobs match or none was executed.
     """
-    newest = sorted(store.history.points(pattern, None, None, 1), key=lambda point: (point.time_ms, point.run_id))
+    newest = sorted(store.history.points(pattern, None, None, 1, None), key=lambda point: (point.time_ms, point.run_id))
     names = list(dict.fromkeys(point.job_id for point in newest))
     if ref is not None:
         run = store.runs.view(store.runs.resolve(ref))
@@ -90,9 +92,13 @@ def find_stored_result(store: Store, pattern: str, ref: str | None) -> StoredRes
 
 
 def results_before(store: Store, stored: StoredResult) -> Iterator[StoredResult]:
-    """Yield the results of the same job on the same kind of device in runs before that of `stored`, newest first."""
+    """Yield the results of the same job on the same kind of device in runs before that of `stored`, newest first.
+
+    They are of the line that its run belongs to, or is compared with.
+    """
     seen = set()
-    points = store.history.points(stored.view.id, None, None, _ALL)
+    line = stored.run.toolchain.line if stored.run.toolchain else ""
+    points = store.history.points(stored.view.id, None, None, _ALL, line)
     for point in sorted(points, key=lambda point: (point.time_ms, point.run_id), reverse=True):
         if point.run_id in seen or point.device_kind != stored.kind:
             continue
@@ -209,7 +215,8 @@ def _changes(config: Config, stored: StoredResult, job: Job, tools: Toolchain) -
     if not (job.case.module or job.case.program or job.case.pte):
         return f"it was made by '{stored.run.command}', of files that farm does not keep"
     now = bundle_key(job, tools.versions)
-    if now == stored.attempt.bundle_key:
+    kept = find_bundle_for(job, tools, BundleCache(config.cache_dir)).key
+    if stored.attempt.bundle_key in {now, kept}:
         return ""
     facts = stored.run.fingerprint
     changes = [

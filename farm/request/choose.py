@@ -108,16 +108,18 @@ def narrow(
     tools: Callable[[], Toolchain] | None,
     note: Callable[[str], None],
     line: str = "",
+    *,
+    cache_dir: Path | None = None,
 ) -> tuple[Job, ...]:
     """Return those of `jobs` that are left by what the store knows: --changed-since, then --shard, then --lf.
 
     `tools` is the toolchain, of the line `line`; None, which is not for --changed-since, where it is not to be looked
-    at. What failed is asked last: it changes while other shards run, and what a shard has must not. Raises UsageError
-    for a run that cannot be compared, NothingSelectedError.
+    at, nor at the bundles in `cache_dir`. What failed is asked last: it changes while other shards run, and what a
+    shard has must not. Raises UsageError for a run that cannot be compared, NothingSelectedError.
     """
     kind = request.device_kind
     if request.changed_since is not None:
-        jobs = _changed_since(request.changed_since, request, jobs, store, tools)
+        jobs = _changed_since(request.changed_since, request, jobs, store, _keys_of(jobs, tools, cache_dir))
     if request.shard is not None:
         ids = [job.id for job in jobs]
         seconds = store.selection.agree_on_seconds(total_seconds(ids, store.selection.expected(ids, kind, line)), kind)
@@ -137,10 +139,28 @@ def narrow(
     return jobs
 
 
+def _keys_of(
+    jobs: tuple[Job, ...], tools: Callable[[], Toolchain] | None, cache_dir: Path | None
+) -> Callable[[], dict[str, str]]:
+    """Return what returns the keys of the bundles that jobs have now, by job id."""
+
+    def keys() -> dict[str, str]:
+        if tools is None or cache_dir is None:
+            from farm.bundles.key import bundle_key
+
+            return {job.id: bundle_key(job, {} if tools is None else tools().versions) for job in jobs}
+        from farm.bundles.cache import BundleCache
+        from farm.bundles.reuse import find_bundles_for
+
+        found = find_bundles_for(jobs, tools(), BundleCache(cache_dir))
+        return {job_id: bundle.key for job_id, bundle in found.items()}
+
+    return keys
+
+
 def _changed_since(
-    ref: str, request: RunRequest, jobs: tuple[Job, ...], store: Store, tools: Callable[[], Toolchain] | None
+    ref: str, request: RunRequest, jobs: tuple[Job, ...], store: Store, keys: Callable[[], dict[str, str]]
 ) -> tuple[Job, ...]:
-    from farm.bundles.key import bundle_key
     from farm.store.values import judged_by
 
     if request.shard is not None and _RELATIVE.fullmatch(ref):
@@ -158,8 +178,8 @@ def _changed_since(
         raise UsageError(
             f"--changed-since {ref}: nothing to compare: run {view.id} was {_told(then)}, this one is {_told(here)}"
         )
-    toolchain = {} if tools is None else tools().versions
-    now = {job.id: Version(bundle_key(job, toolchain), judged_by(job)) for job in jobs}
+    key_of = keys()
+    now = {job.id: Version(key_of[job.id], judged_by(job)) for job in jobs}
     chosen = changed(now, store.runs.verdicts(view.id))
     if not chosen:
         raise NothingSelectedError(f"nothing has changed since run {view.id}: it has a verdict of all {len(jobs)} jobs")
@@ -191,7 +211,8 @@ def collect(config: Config, request: RunRequest, note: Callable[[str], None]) ->
         config = use_toolchain(config, request.toolchain, note)
         with open_store(config.store_url) as store:
             tools = cache(partial(prepare, config, note, virtual=request.virtual > 0))
-            jobs = narrow(request, jobs, store, tools, note, line_of(config.toolchain))
+            line = line_of(config.toolchain)
+            jobs = narrow(request, jobs, store, tools, note, line, cache_dir=config.cache_dir)
     return [job.id for job in jobs]
 
 

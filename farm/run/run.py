@@ -69,7 +69,8 @@ def run(
     with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
         if request.asks_the_store:
             tools = cache(partial(prepare, config, listener.note, virtual=request.virtual > 0))
-            jobs = narrow(request, jobs, store, tools, listener.note, line_of(config.toolchain))
+            line = line_of(config.toolchain)
+            jobs = narrow(request, jobs, store, tools, listener.note, line, cache_dir=config.cache_dir)
         return _Run(config, request, listener, store, handler, budget, forks).execute(jobs, begun=begun)
 
 
@@ -274,24 +275,22 @@ class _Run:
     def _order(self, jobs: Sequence[Job], tools: Toolchain) -> list[PlannedJob]:
         """Return jobs in the order in which they are built and handed out, with the keys of their bundles."""
         from farm.bundles.cache import BundleCache
-        from farm.bundles.key import bundle_key
+        from farm.bundles.reuse import find_bundles_for
         from farm.request.plan import PlannedJob
         from farm.run.scheduler import dispatch_order
 
-        cache = BundleCache(self._config.cache_dir)
-        keys = {job.id: bundle_key(job, tools.versions) for job in jobs}
-        cached = {key: cache.lookup(key) is not None for key in set(keys.values())}
+        found = find_bundles_for(jobs, tools, BundleCache(self._config.cache_dir))
         by_id = {job.id: job for job in jobs}
         order = dispatch_order(
             list(by_id),
-            cached={job_id: cached[key] for job_id, key in keys.items()},
+            cached={job_id: bundle.cached for job_id, bundle in found.items()},
             expected_seconds={job_id: one.run_seconds for job_id, one in self._past.items()},
             sessions={job.id: tuple(runtime_flags(job.target).items()) for job in jobs},
             first=self._first,
         )
         red = {job_id for job_id, past in self._past.items() if past.last.outcome == "failed"}
         return [
-            PlannedJob(by_id[job_id], keys[job_id], cached=cached[keys[job_id]], failed_before=job_id in red)
+            PlannedJob(by_id[job_id], found[job_id].key, cached=found[job_id].cached, failed_before=job_id in red)
             for job_id in order
         ]
 
