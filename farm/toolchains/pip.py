@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _INSTALL_SECONDS = 1800.0
+_BASE = str(getattr(sys, "_base_executable", sys.executable))
 _OPTIONS = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--no-warn-script-location")
 
 
@@ -23,8 +24,10 @@ def pip_install(python: Path, requirements: Sequence[str], folder: Path | None =
     Return why that failed, in one line, empty where it did not. It is farm's own pip or, without one, that of `python`.
     """
     target = ["--target", str(folder)] if folder is not None else []
-    problem = "there is no pip"
-    for command in ([sys.executable, "-m", "pip", "--python", str(python)], [str(python), "-m", "pip"]):
+    problem = f"there is no pip: {sys.executable} -m ensurepip"
+    # That of Python itself is there more often than that of an environment.
+    pips = [[one, "-m", "pip", "--python", str(python)] for one in dict.fromkeys((sys.executable, _BASE))]
+    for command in (*pips, [str(python), "-m", "pip"]):
         try:
             code, lines = _run([*command, "install", *_OPTIONS, *target, *requirements])
         except (InfraError, subprocess.TimeoutExpired) as error:
@@ -32,7 +35,8 @@ def pip_install(python: Path, requirements: Sequence[str], folder: Path | None =
             continue
         if code == 0:
             return ""
-        if any("No module named pip" in line for line in lines):
+        # None there, or one that is too old to install for another interpreter.
+        if any("No module named pip" in line or "no such option: --python" in line for line in lines):
             continue
         errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
         return (errors or lines or [f"exit code {code}"])[0]

@@ -12,7 +12,6 @@ import msgspec
 from farm.config.toolchains import DEFAULT, ToolchainConfig
 from farm.errors import MissingToolError, UnknownNameError, UsageError
 from farm.system.trust import weakness
-from farm.toolchains.environments import made_environment
 from farm.toolchains.generations import generation_of, is_release
 from farm.toolchains.handover import checkout_link
 from farm.toolchains.interpreters import InterpreterFacts, inspect
@@ -46,13 +45,18 @@ def toolchain_of(config: Config, ref: str) -> ToolchainConfig:
         return ToolchainConfig()
     if ref in config.toolchains:
         return config.toolchains[ref]
-    if "/" in ref or ref in (".", "..") or ref.startswith("~"):
+    if _is_path(ref):
         return _at_path(ref)
     if is_release(ref):
         generation_of(ref)
         return ToolchainConfig(name=ref, version=ref)
     hint = f"the folder is ./{ref}" if Path(ref).exists() else "a path and a version of ExecuTorch will do as well"
     raise UnknownNameError("toolchain", ref, [*config.toolchains, DEFAULT], f"({hint})")
+
+
+def absolute_ref(ref: str) -> str:
+    """Return a ref that means the same in another folder. Raises UsageError."""
+    return str(_path(ref)) if _is_path(ref) else ref
 
 
 def select(config: Config, toolchain: ToolchainConfig, note: Callable[[str], None] = lambda _: None) -> Config:
@@ -62,6 +66,8 @@ def select(config: Config, toolchain: ToolchainConfig, note: Callable[[str], Non
     """
     fields = _qnn_fields(config, toolchain) | native_fields(toolchain)
     if toolchain.version:
+        from farm.toolchains.environments import made_environment
+
         environment = made_environment(config.cache_dir, toolchain.version, note)
         toolchain = msgspec.structs.replace(toolchain, python=environment / "bin" / "python")
     elif toolchain.checkout is not None:
@@ -115,12 +121,19 @@ def is_package(folder: Path) -> bool:
     return all((folder / mark).exists() for mark in _MARKS)
 
 
-def _at_path(ref: str) -> ToolchainConfig:
+def _is_path(ref: str) -> bool:
+    return "/" in ref or ref in (".", "..") or ref.startswith("~")
+
+
+def _path(ref: str) -> Path:
     try:
-        path = Path(ref).expanduser().absolute()
+        return Path(os.path.normpath(Path(ref).expanduser().absolute()))
     except RuntimeError as error:  # a home of an unknown user
         raise UsageError(f"toolchain {ref}: {error}") from None
-    path = Path(os.path.normpath(path))
+
+
+def _at_path(ref: str) -> ToolchainConfig:
+    path = _path(ref)
     if is_package(package_in(path)):
         return ToolchainConfig(name=str(path), checkout=path)
     if path.is_file() and os.access(path, os.X_OK):

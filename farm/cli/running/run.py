@@ -167,8 +167,11 @@ def _requests(asked: SimpleNamespace, pytest_arguments: tuple[str, ...]) -> list
     """Return one request for each toolchain."""
     import msgspec
 
+    from farm.toolchains.select import absolute_ref
+
     request = _request(asked, pytest_arguments)
-    refs = dict.fromkeys(asked.toolchains) or ("",)
+    # A run may be resumed from another folder.
+    refs = dict.fromkeys(map(absolute_ref, asked.toolchains)) or ("",)
     return [msgspec.structs.replace(request, toolchain=ref) for ref in refs]
 
 

@@ -15,7 +15,6 @@ from farm.config.settings import load_config
 from farm.errors import UsageError
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns
-from farm.toolchains.overview import environment_rows, remove_environment
 from farm.toolchains.sdk.removal import cached_sdks, removable_sdks, remove_sdk
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ def command(context: click.Context) -> None:
 @json_option("Print JSON instead of a table.")
 def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> None:
     """List the bundles, most recently used first."""
+    from farm.toolchains.overview import environment_rows
+
     config = load_config(config_file)
     cache = BundleCache(config.cache_dir)
     entries, left, environments = cache.entries(), leftovers(cache.root), environment_rows(cache.root)
@@ -78,6 +79,8 @@ def prune(config_file: Path | None, older: str | None, keep: str | None, *, ever
     those that no command uses, as farm's own packages have changed since. QNN
     SDKs go that are of that AGE, or all, unless farm.toml names them.
     """
+    from farm.toolchains.overview import remove_environment
+
     if sum(map(bool, (older, keep, everything))) != 1:
         raise UsageError("say what to remove: one of --older AGE, --keep SIZE, --all")
     config = load_config(config_file)
@@ -105,6 +108,8 @@ def prune(config_file: Path | None, older: str | None, keep: str | None, *, ever
 
 def _old_environments(cache_dir: Path, age_s: float | None) -> list[EnvironmentRow]:
     """Return environments not used for so long; without an age those that no command uses any more."""
+    from farm.toolchains.overview import environment_rows
+
     rows = environment_rows(cache_dir)
     if age_s is None:
         return [row for row in rows if not row.current]
