@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 _MEGABYTE = 2**20
 # The pool is as wide as the machine: threads of one builder would only get in the way of another.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# What QNN leaves unset between weights (alignment, channels that are not there) would be what was in that memory
-# before, and so the same program other bytes each time: glibc clears what it hands out when it is told to fill what is
-# freed with ones. Neither may the order of a set of names differ from one process to the next.
-_SAME_EACH_TIME = {"MALLOC_PERTURB_": "255", "PYTHONHASHSEED": "0"}
+# The order of a set of names, and with it that of what is made of them, is the same in each process.
+_SAME_EACH_TIME = {"PYTHONHASHSEED": "0"}
 # A module fills some GB a second: what it gets beyond the limit is a tenth of that.
 _LOOK_EVERY_S = 0.1
 # What compilers may leave in the folder of one builder before it gets no other job.

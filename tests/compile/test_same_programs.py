@@ -184,7 +184,7 @@ def test_two_sides_are_compared_job_by_job(programs: dict[str, bytes], tmp_path:
 
 
 @pytest.mark.whole
-def test_builders_that_had_other_jobs_before_compile_the_same_programs(tools: Toolchain, tmp_path: Path) -> None:
+def test_builders_that_had_other_jobs_before_make_the_same_of_a_job(tools: Toolchain, tmp_path: Path) -> None:
     suites = find_suites(())
     jobs = [
         job
@@ -210,3 +210,6 @@ def test_builders_that_had_other_jobs_before_compile_the_same_programs(tools: To
     found = compare_programs(*sides)
     assert found.changed == ()
     assert len(found.same) == len(jobs)
+    # Nor do references depend on what was compiled before.
+    pairs = [(sides[0][job.id], sides[1][job.id]) for job in jobs]
+    assert [one.manifest.job_id for one, other in pairs if one and other and not is_same_job(one, other)] == []

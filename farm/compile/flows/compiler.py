@@ -47,7 +47,7 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
     """Write the bundle of `job` into the empty `folder`, the manifest last. What the compiler raises passes through."""
     case = job.case
     watch = Stopwatch()
-    with torch.no_grad():
+    with torch.no_grad(), _settings_of_one_job():
         samples = [make_inputs(case, sample) for sample in range(case.samples)]
         make = _take_ready if case.pte else _compile
         program = make(job, samples, versions, folder, watch)
@@ -55,6 +55,19 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
     for kind, outputs in program.references.items():
         write_tensors(folder / f"reference_{kind}", "output", outputs)
     return write_manifest(job, key, versions, folder, samples, program, watch)
+
+
+@contextmanager
+def _settings_of_one_job() -> Iterator[None]:
+    """Let what a job sets for all of torch end with it, so that what the next one computes does not depend on it.
+
+    The quantizer of ExecuTorch 1.5 turns oneDNN off on AMD, and last digits of references and scales differ with it.
+    """
+    enabled = torch.backends.mkldnn.enabled
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = enabled
 
 
 class CompiledProgram(msgspec.Struct, frozen=True):
