@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.backends.registry import BACKENDS, find_backend
-from farm.bundles.source import source_digest, source_place
+from farm.bundles.source import package_state, source_digest, source_place
 from farm.errors import MissingToolError
 from farm.suites.options import compile_numbers
 from farm.suites.socs import find_soc
@@ -58,7 +58,6 @@ def _module_file(name: str) -> Path:
     return Path(spec.origin)
 
 
-@functools.cache
 def toolchain_versions(qnn: str, *, virtual: bool = False) -> dict[str, str]:
     """Return what a bundle depends on besides its job; `qnn` is the QNN build the compiler uses.
 
@@ -112,6 +111,12 @@ def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
 
 
 _digests: dict[tuple[str, ...], str] = {}
+
+
+def forget_sources() -> None:
+    """Look at the code of suites anew from here on: a process that stays sees the edits of its user."""
+    _digests.clear()
+    package_state.cache_clear()
 
 
 def _source_digest_of(job: Job) -> str:

@@ -7,16 +7,21 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.system.hashes import sha256_of
+from farm.system.hashes import is_read, sha256_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     from farm.suites.suite import Case
 
-# Their code is named by their version, which is in every key anyway.
+_SITES = ("site-packages", "dist-packages")
+_IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
+# Their content is in every key.
 _VERSIONED = ("torch", "executorch", "torchao")
 
 
@@ -28,9 +33,10 @@ def source_place(case: Case) -> tuple[str, ...]:
 def source_digest(case: Case) -> str:
     """Return a hash of the code that makes the module of `case`, and of the files that it names.
 
-    For a module in the suite's folder that is every Python file there, as they may import each other, and the version
-    of every package that they import. For an installed package it is the file of the module; torch and executorch are
-    told apart by version.
+    For a module in the suite's folder that is every Python file there, as they may import each other, and every package
+    that they import: by its version where a wheel was installed, by its content, and by what it imports itself, where
+    its code is somebody's folder. For an installed package it is the file of the module, and the package in the same
+    way; torch, torchao and executorch are in every key by their own content.
     """
     digest = hashlib.sha256()
     for file in case.files:
@@ -45,11 +51,12 @@ def source_digest(case: Case) -> str:
             code = path.read_bytes()
             digest.update(hashlib.sha256(code).digest())
             for package in sorted(_imported(code)):
-                digest.update(f"{package} {_version(package)}".encode())
+                digest.update(f"{package} {_state(package)}".encode())
     elif name.partition(".")[0] not in _VERSIONED:
         path_or_none = _installed_file(name)
         if path_or_none is not None:
             digest.update(path_or_none.read_bytes())
+        digest.update(_state(name.partition(".")[0]).encode())
     return digest.hexdigest()
 
 
@@ -64,13 +71,73 @@ def _imported(code: bytes) -> set[str]:
     return {name.partition(".")[0] for name in found} - {*_VERSIONED, *sys.stdlib_module_names}
 
 
+def _state(package: str) -> str:
+    """Return what a package is: the versions of its wheels; else its content, and that of what it imports."""
+    state, left = "", [package]
+    seen: set[str] = set()
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        own, imported = package_state(name)
+        state += f"{name} {own}\0"
+        left += sorted(imported)
+    return state
+
+
 @functools.cache
-def _version(package: str) -> str:
-    # Distributions that are called otherwise than their package are told apart by nothing.
+def package_state(package: str) -> tuple[str, frozenset[str]]:
+    """Return what a package is by itself, and what it imports where that is not known from its version."""
+    places = _places(package)
+    if not places:
+        return "", frozenset()
+    if all(place.parent.name in _SITES for place in places) and (versions := _versions(package)):
+        return versions, frozenset()
+    digest, imported = hashlib.sha256(), set[str]()
+    for path, name in sorted(_files(places)):
+        content = path.read_bytes()
+        digest.update(f"{name}\0".encode() + hashlib.sha256(content).digest())
+        if path.suffix == ".py":
+            imported |= {match.decode() for match in _IMPORT.findall(content)}
+    return digest.hexdigest(), frozenset(imported - {package, *_VERSIONED, *sys.stdlib_module_names})
+
+
+def _versions(package: str) -> str:
+    """Return the versions of the wheels that have a package, empty where none has."""
+    # Most are called as their package, and to look through all of them takes a while.
     try:
         return importlib.metadata.version(package)
     except (importlib.metadata.PackageNotFoundError, ValueError):
-        return ""
+        wheels = sorted(set(_wheels().get(package, ())))
+    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in wheels)
+
+
+@functools.cache
+def _wheels() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
+
+
+def _places(package: str) -> list[Path]:
+    """Return the folders of a package, or the file of a module."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    return folders or ([Path(spec.origin)] if spec.origin and spec.has_location else [])
+
+
+def _files(places: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    for place in places:
+        if not place.is_dir():
+            yield place, place.name
+        for path in place.rglob("*"):
+            name = path.relative_to(place).as_posix()
+            if is_read(name) and not any(part.startswith(".") for part in name.split("/")) and path.is_file():
+                yield path, name
 
 
 def _installed_file(name: str) -> Path | None:

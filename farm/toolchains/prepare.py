@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.bundles.key import LPAI_TARGET, toolchain_versions
+from farm.bundles.key import LPAI_TARGET, forget_sources, toolchain_versions
 from farm.runtime.native.build import build_native
 from farm.runtime.native.executorch import runner_executorch
 from farm.runtime.simulator import host_sdk
@@ -36,6 +36,7 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
 
     Raises MissingToolError, UsageError for a file of it that cannot be read.
     """
+    forget_sources()
     lines: list[str] = []
 
     def building(line: str) -> None:

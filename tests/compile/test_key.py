@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 from pathlib import Path
 
 import msgspec
@@ -89,14 +90,55 @@ def test_a_change_of_the_suites_code_does(job: Job, monkeypatch: pytest.MonkeyPa
     assert bundle_key(job, VERSIONS) != before
 
 
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand for another process."""
+    monkeypatch.setattr(key_module, "_digests", {})
+    source_module.package_state.cache_clear()
+
+
 def test_another_version_of_what_that_code_imports_does(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(job.case.folder, "ops.py").write_text("import os, torch\nfrom numpy.linalg import norm\nclass Relu: pass\n")
     keys = set()
     for version in ("1", "2", "2"):
-        monkeypatch.setattr(key_module, "_digests", {})
-        monkeypatch.setattr(source_module, "_version", lambda package, version=version: f"{package} {version}")
+        _forget(monkeypatch)
+        monkeypatch.setattr(source_module, "_versions", lambda package, version=version: f"{package} {version}")
         keys.add(bundle_key(job, VERSIONS))
     assert len(keys) == 2
+
+
+def test_a_package_that_is_called_otherwise_than_its_wheel_is_told_apart(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(job.case.folder, "ops.py").write_text("import yaml\nclass Relu: pass\n")
+    _forget(monkeypatch)
+    before = bundle_key(job, VERSIONS)
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "99" if name == "PyYAML" else version(name))
+    _forget(monkeypatch)
+    assert bundle_key(job, VERSIONS) != before
+
+
+@pytest.mark.parametrize("edited", ["mine/blocks.py", "mine/table.json", "mine_too.py"])
+def test_an_edit_of_what_that_code_imports_from_a_folder_does(
+    edited: str, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "editable"
+    (code / "mine").mkdir(parents=True)
+    for name, text in (
+        ("mine/__init__.py", ""), ("mine/blocks.py", "    import mine_too\n"), ("mine/table.json", "[]"),
+        ("mine_too.py", "one = 1\n"), ("not_mine.py", ""),
+    ):  # fmt: skip
+        (code / name).write_text(text)
+    monkeypatch.syspath_prepend(str(code))
+    Path(job.case.folder, "ops.py").write_text("from mine.blocks import Relu\n")
+    keys = []
+    before = (code / edited).read_text()
+    for text in (before, before + "\n#", before):
+        (code / edited).write_text(text)
+        (code / "not_mine.py").write_text(text)
+        _forget(monkeypatch)
+        keys.append(bundle_key(job, VERSIONS))
+    assert keys[0] == keys[2] != keys[1]
 
 
 def _imports(path: Path) -> set[Path]:
