@@ -13,21 +13,18 @@ from farm.backends.registry import DEFAULT_BACKEND, find_backend
 from farm.compile.debug.protocol import BUNDLE, CompareRequest, CompileRequest, Written
 from farm.device_run.artifacts import AttemptArtifacts
 from farm.device_run.device_run import DeviceRun
-from farm.errors import IllegalTargetError, UnknownNameError, UsageError
+from farm.errors import IllegalTargetError, UsageError
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE, RunnerOptions
 from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
 from farm.program.layers import Layer, LayerStep
 from farm.replay.one_off import finish_run
+from farm.request.named_job import named_job
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.judge import build_failure, with_known_issue
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
-from farm.suites.manifests import find_suites, resolve_suite
-from farm.suites.options import parse_options
-from farm.suites.socs import find_soc
-from farm.suites.suite import plan
 from farm.system.interrupts import InterruptHandler
 from farm.system.text import bounded_log, reason_line
 
@@ -320,49 +317,16 @@ def job_to_debug(
     A precision may be left out where the case has only one. Raises UnknownNameError with the nearest name,
     IllegalTargetError, UsageError for a text that names no job or several.
     """
-    name, bracket, target = text.partition("[")
-    suite_name, slash, case_name = name.rpartition("/")
-    if not slash or not suite_name or not case_name or (bracket and not target.endswith("]")):
-        raise UsageError(f"{text!r} names no job: expected suite/case[SoC-htp-precision], or suite/case with --soc")
-    backend = DEFAULT_BACKEND
-    if bracket:
-        if soc or precision or options:
-            raise UsageError(f"{text!r} has a target already: leave --soc, --precision and --option out")
-        soc, backend, precision, options = _parse_target(text, target.removesuffix("]"))
-    if not soc:
-        raise UsageError(f"{text!r} has no target: name the SoC with --soc, as in 'farm debug {name} --soc SM8650'")
-    suite = resolve_suite(suite_name, find_suites(config.suite_folders))
-    cases = {case.name: case for case in suite.cases}
-    if case_name not in cases:
-        raise UnknownNameError("case", case_name, cases, f"in suite {suite.name}")
-    found = find_soc(soc)
+    job = named_job(config, text, "farm debug", soc=soc, precision=precision, options=options)
+    name, backend = f"{job.case.suite}/{job.case.name}", job.target.backend
     if not find_backend(backend).has_layers:
         raise IllegalTargetError(
             f"farm debug compares with Qualcomm's HTP simulator and is for the {DEFAULT_BACKEND} backend, not for "
             f"{backend}: "
-            f"debug {suite.name}/{case_name} as [{found.name}-{DEFAULT_BACKEND}-PRECISION]"
+            f"debug {name} as [{job.target.soc}-{DEFAULT_BACKEND}-PRECISION]"
         )
-    (chosen, *others) = parse_options(options, backend)
-    if others:
-        raise UsageError("one job is debugged at a time: give every option one value")
-    narrowed = msgspec.structs.replace(suite, cases=(cases[case_name],))
-    jobs = plan([narrowed], [found], backend, (precision,) if precision else (), (chosen,))
-    if len(jobs) > 1:
-        precisions = ", ".join(job.target.precision for job in jobs)
-        raise UsageError(f"{name} runs at several precisions, {precisions}: choose one with --precision")
-    job = jobs[0]
     if job.case.pte:
         raise UsageError(f"{name} is a .pte that was compiled already: it has no layers that could be told apart")
     if any(spec.dynamic for spec in job.case.inputs):
         raise UsageError(f"{name} has sizes that are not fixed: layers are compared at fixed ones")
     return job
-
-
-def _parse_target(text: str, target: str) -> tuple[str, str, str, tuple[str, ...]]:
-    parts = target.split("-")
-    if len(parts) < 3 or not all(parts):
-        raise UsageError(
-            f"{text!r} has no target that is understood: expected SoC-htp-precision, as in SM8650-htp-8a8w"
-        )
-    soc, backend, precision, *options = parts
-    return soc, backend, precision, tuple(options)

@@ -11,6 +11,7 @@ import msgspec
 
 from farm.errors import UsageError
 from farm.system.git import ask_git, git
+from farm.system.hashes import is_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -133,6 +134,16 @@ class Checkout:
                 found[path] = f"{mode} {sha}"
         return found
 
+    def changed_files(self, commit: Commit) -> list[str]:
+        """Return what a commit changes against its first parent: status and path, as `M\texir/emit.py`."""
+        since = [f"{commit.sha}^1"] if commit.parents else []
+        raw = git(
+            self.folder, "diff-tree", "-r", "-z", "--name-status", "--no-renames", "--no-commit-id", "--root", *since,
+            commit.sha,
+        )  # fmt: skip
+        parts = raw.split("\0")
+        return [f"{status}\t{path}" for status, path in zip(parts[::2], parts[1::2], strict=False) if path]
+
     def submodules(self, commit: Commit) -> list[Submodule]:
         """Return what a commit wants of submodules."""
         return [
@@ -144,6 +155,12 @@ class Checkout:
     def native_key(self, commit: Commit) -> str:
         """Return a hash of what the native parts are built of at a commit."""
         return _digest((path, facts) for path, facts in self.files(commit).items() if is_native(path, facts))
+
+    def content_key(self, commit: Commit, *, built: bool) -> str:
+        """Return a hash of what of a commit may take part in compiling; `built`: its native parts are built too."""
+        native = self.native_key(commit) if built else ""
+        read = ((path, facts) for path, facts in self.files(commit).items() if _may_take_part(path, facts))
+        return _digest([("native", native), *read])
 
     @cached_property
     def built_key(self) -> str:
@@ -227,6 +244,12 @@ def is_native(path: str, facts: str = "") -> bool:
     if suffix in _NATIVE_SUFFIXES or pure.name in _NATIVE_NAMES or path.startswith(_GENERATORS):
         return True
     return suffix in _YAML and folders[:1] == ("kernels",)
+
+
+def _may_take_part(path: str, facts: str) -> bool:
+    """Return whether a compiler may read a file of a commit: no documentation, and no source of native parts."""
+    hidden = any(part.startswith(".") for part in path.split("/"))
+    return is_read(path) and not hidden and not path.startswith("docs/") and not facts.startswith(_SUBMODULE)
 
 
 def _digest(parts: Iterable[tuple[str, str]]) -> str:

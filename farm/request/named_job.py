@@ -1,0 +1,70 @@
+"""A job as users name it: its id, or suite/case with options for its target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.backends.registry import DEFAULT_BACKEND
+from farm.errors import UnknownNameError, UsageError
+from farm.suites.manifests import find_suites, resolve_suite
+from farm.suites.options import parse_options
+from farm.suites.socs import find_soc
+from farm.suites.suite import plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.config.settings import Config
+    from farm.suites.suite import Job
+
+
+def named_job(
+    config: Config,
+    text: str,
+    command: str,
+    *,
+    soc: str | None = None,
+    precision: str | None = None,
+    options: Sequence[str] = (),
+) -> Job:
+    """Return the job that `text` names: `suite/case[SM8650-htp-8a8w]`, or `suite/case` with an SoC and a precision.
+
+    A precision may be left out where the case has only one. `command` is what an error shows as an example. Raises
+    UnknownNameError with the nearest name, IllegalTargetError, UsageError for a text that names no job or several.
+    """
+    name, bracket, target = text.partition("[")
+    suite_name, slash, case_name = name.rpartition("/")
+    if not slash or not suite_name or not case_name or (bracket and not target.endswith("]")):
+        raise UsageError(f"{text!r} names no job: expected suite/case[SoC-htp-precision], or suite/case with --soc")
+    backend = DEFAULT_BACKEND
+    if bracket:
+        if soc or precision or options:
+            raise UsageError(f"{text!r} has a target already: leave --soc, --precision and --option out")
+        soc, backend, precision, options = _parse_target(text, target.removesuffix("]"))
+    if not soc:
+        raise UsageError(f"{text!r} has no target: name the SoC with --soc, as in '{command} {name} --soc SM8650'")
+    suite = resolve_suite(suite_name, find_suites(config.suite_folders))
+    cases = {case.name: case for case in suite.cases}
+    if case_name not in cases:
+        raise UnknownNameError("case", case_name, cases, f"in suite {suite.name}")
+    (chosen, *others) = parse_options(options, backend)
+    if others:
+        raise UsageError(f"{name} is one job: give every option one value")
+    narrowed = msgspec.structs.replace(suite, cases=(cases[case_name],))
+    jobs = plan([narrowed], [find_soc(soc)], backend, (precision,) if precision else (), (chosen,))
+    if len(jobs) > 1:
+        precisions = ", ".join(job.target.precision for job in jobs)
+        raise UsageError(f"{name} runs at several precisions, {precisions}: choose one with --precision")
+    return jobs[0]
+
+
+def _parse_target(text: str, target: str) -> tuple[str, str, str, tuple[str, ...]]:
+    parts = target.split("-")
+    if len(parts) < 3 or not all(parts):
+        raise UsageError(
+            f"{text!r} has no target that is understood: expected SoC-htp-precision, as in SM8650-htp-8a8w"
+        )
+    soc, backend, precision, *options = parts
+    return soc, backend, precision, tuple(options)
