@@ -20,7 +20,7 @@ from farm.errors import UsageError
 from farm.suites.suite import Case, InputSpec, Job, Target
 from farm.system import hashes
 from farm.toolchains.content.distributions import parts_of
-from farm.toolchains.content.identity import Identity, identify
+from farm.toolchains.content.identity import ToolchainIdentity, identify
 from farm.toolchains.content.source_state import developed_roots, source_state
 from farm.toolchains.interpreters import InterpreterFacts, PackageFacts, inspect, own_facts
 from farm.toolchains.prepare import prepare
@@ -75,7 +75,7 @@ class Environment:
         path = (*map(str, before), str(self.site))
         return InterpreterFacts((3, 11, 7), "cpython-311", self.root, path, packages)
 
-    def look(self, *before: Path) -> Identity:
+    def look(self, *before: Path) -> ToolchainIdentity:
         return identify(self.cache, self.python, self.facts(*before), {}, qnn=self.sdk)
 
     def content(self, *before: Path) -> dict[str, str]:

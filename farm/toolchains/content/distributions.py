@@ -32,7 +32,7 @@ _FOLDER, _MOST_REMEMBERED = "distributions", 50
 _RULE = "2"
 
 
-class Parts(msgspec.Struct, frozen=True):
+class NamesByPart(msgspec.Struct, frozen=True):
     """Names at the top of the folders that an interpreter imports from."""
 
     without: frozenset[str]
@@ -41,14 +41,14 @@ class Parts(msgspec.Struct, frozen=True):
     """executorch, torch and torchao require them, wherever they are."""
 
 
-def parts_of(cache_dir: Path, entries: Sequence[str]) -> Parts:
+def parts_of(cache_dir: Path, entries: Sequence[str]) -> NamesByPart:
     """Return which names in `entries`, of sys.path, take part; decided once for what is installed."""
     installed = [_info_folders(entry) for entry in entries]
     state = msgspec.json.encode((_RULE, entries, installed))
     memory = cache_dir / _FOLDER / f"{hashlib.sha256(state).hexdigest()[:32]}.json"
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         if not weakness(memory):
-            return msgspec.json.decode(memory.read_bytes(), type=Parts)
+            return msgspec.json.decode(memory.read_bytes(), type=NamesByPart)
     found = _decide(entries)
     with contextlib.suppress(OSError):
         make_folders(memory.parent)
@@ -69,7 +69,7 @@ def _info_folders(entry: str) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _decide(entries: Iterable[str]) -> Parts:
+def _decide(entries: Iterable[str]) -> NamesByPart:
     distributions: dict[str, Distribution] = {}
     for found in importlib.metadata.distributions(path=list(entries)):
         if name := found.metadata["Name"]:
@@ -83,7 +83,7 @@ def _decide(entries: Iterable[str]) -> Parts:
     for name, found in distributions.items():
         brought[name in out].update(_top_names(found))
     required = {name for one in _closure(_MAIN, distributions) for name in _import_names(one, distributions[one])}
-    return Parts(_INSTALLERS | (brought[True] - brought[False]), frozenset(required))
+    return NamesByPart(_INSTALLERS | (brought[True] - brought[False]), frozenset(required))
 
 
 def _canonical(name: str) -> str:

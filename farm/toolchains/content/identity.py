@@ -49,7 +49,7 @@ class PackageTree(msgspec.Struct, frozen=True):
     digest: str
 
 
-class Identity(msgspec.Struct, frozen=True):
+class ToolchainIdentity(msgspec.Struct, frozen=True):
     """What a toolchain is by content."""
 
     content: dict[str, str]
@@ -62,7 +62,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 def identify(
     cache_dir: Path, python: Path, facts: InterpreterFacts, env: Mapping[str, str], *, qnn: Path | None = None
-) -> Identity:
+) -> ToolchainIdentity:
     """Return what `python` compiles with.
 
     `facts` are what it finds when it is started with the variables `env`, besides those of this process; `qnn` is the
@@ -83,7 +83,7 @@ def identify(
         content[f"qnn{CONTENT}"] = _libraries(cache_dir, qnn)
     for path in edited:
         _forget_bytecode(path)
-    return Identity(content, trees, flatc)
+    return ToolchainIdentity(content, trees, flatc)
 
 
 def _content(

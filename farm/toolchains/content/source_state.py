@@ -25,7 +25,7 @@ from farm.toolchains.toolchain import SourceState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from farm.toolchains.content.identity import Identity, PackageTree
+    from farm.toolchains.content.identity import ToolchainIdentity, PackageTree
 
 _MOST_CHANGED = 20
 _GIT_SECONDS = 30.0
@@ -58,7 +58,7 @@ def source_state(cache_dir: Path, trees: Mapping[str, tuple[PackageTree, ...]]) 
     return msgspec.structs.replace(state, dirty=state.dirty or bool(edited), changed=changed)
 
 
-def developed_roots(cache_dir: Path, identity: Identity) -> tuple[DevelopedRoot, ...]:
+def developed_roots(cache_dir: Path, identity: ToolchainIdentity) -> tuple[DevelopedRoot, ...]:
     """Return the folders of ExecuTorch and torchao that somebody edits: source trees, and wheels that were edited."""
     return tuple(
         DevelopedRoot.of(f"{name}{CONTENT}", tree.folder, tree_files(cache_dir, tree.folder), identity.flatc)
