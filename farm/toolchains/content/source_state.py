@@ -25,7 +25,7 @@ from farm.toolchains.toolchain import SourceState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from farm.toolchains.content.identity import ToolchainIdentity, PackageTree
+    from farm.toolchains.content.identity import PackageTree, ToolchainIdentity
 
 _MOST_CHANGED = 20
 _GIT_SECONDS = 30.0
