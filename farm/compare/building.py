@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.bundles.bundle import load_bundle
 from farm.bundles.cache import BundleCache
+from farm.bundles.reuse import find_bundles_for
 from farm.compile.pool import BuilderPool, MemoryLimits
 from farm.compile.protocol import BuildReply, BuildRequest
 from farm.results.judge import build_failure
@@ -48,14 +50,6 @@ class BuiltJob(msgspec.Struct, frozen=True, kw_only=True):
     """As it is judged, where there is no bundle; neither is there for what nobody came to."""
 
 
-def find_bundle_of(side: BuildingSide, job: Job, cache: BundleCache) -> tuple[str, Bundle | None]:
-    """Return the key of a job's bundle, and the bundle where it is cached."""
-    from farm.bundles.key import bundle_key
-
-    key = bundle_key(job, side.tools.versions)
-    return key, cache.lookup(key)
-
-
 def build_sides(
     sides: Sequence[BuildingSide],
     supervisor: Supervisor,
@@ -75,11 +69,12 @@ def build_sides(
     for number, side in enumerate(sides):
         logs = folder / side.label
         make_folders(logs)
+        found = find_bundles_for(side.jobs.values(), side.tools, cache)
         for name, job in side.jobs.items():
-            key, bundle = find_bundle_of(side, job, cache)
+            key, cached = found[job.id]
             keys[number][name] = key
-            if bundle is not None:
-                built[number][name] = BuiltJob(bundle=bundle, cached=True)
+            if cached:
+                built[number][name] = BuiltJob(bundle=load_bundle(cache.folder(key)), cached=True)
             elif key not in known:
                 # What both sides need is compiled once: a key names everything that goes into a bundle.
                 known.add(key)

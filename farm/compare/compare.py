@@ -12,7 +12,7 @@ import msgspec
 from farm.compare.building import BuildingSide, BuiltJob, build_sides
 from farm.compare.measuring import JobToRun, MeasuringPool
 from farm.compare.pairing import JobOutcome, paired
-from farm.compare.request import SIDES, CompareRequest, config_of, jobs_of_side, own_options
+from farm.compare.request import SIDES, ComparisonRequest, config_of, jobs_of_side, own_options
 from farm.errors import NoDeviceError, NothingSelectedError
 from farm.regressions.interleaved_ab import Side
 from farm.report.model.compare import (
@@ -62,7 +62,9 @@ class CompareOutcome(msgspec.Struct, frozen=True):
         return NoDeviceError.exit_code if report.having(CompareGroup.NOT_COMPARED) else 0
 
 
-def compare_sides(config: Config, store: Store, request: CompareRequest, note: Callable[[str], None]) -> CompareOutcome:
+def compare_sides(
+    config: Config, store: Store, request: ComparisonRequest, note: Callable[[str], None]
+) -> CompareOutcome:
     """Compile both sides, run what differs in turns, and return what came of it, which is kept in the state folder.
 
     `store` is asked for leases only: nothing is recorded there. After Ctrl-C what is known is reported. Raises
@@ -77,28 +79,28 @@ def compare_sides(config: Config, store: Store, request: CompareRequest, note: C
     stop = threading.Event()
     with InterruptHandler() as interrupts, ExitStack() as stack:
         sides = _sides(config, request, note)
-        comparison = _Comparison(request, sides, new_run_id(started_ms), started_ms, note)
-        folder = config.state_dir / "compares" / comparison.id
+        known = _KnownJobs(request, sides, new_run_id(started_ms), started_ms, note)
+        folder = config.state_dir / "compares" / known.id
         make_folders(folder)
         stack.enter_context(interrupts.finishing(stop.set))
-        with Supervisor() as supervisor, own_folder(config.cache_dir / "compares", comparison.id) as logs:
-            comparison.built = build_sides(sides, supervisor, logs, note, stop)
-        differing = comparison.to_run()
+        with Supervisor() as supervisor, own_folder(config.cache_dir / "compares", known.id) as logs:
+            known.built = build_sides(sides, supervisor, logs, note, stop)
+        differing = known.to_run()
         if request.execute and differing and not stop.is_set():
             configs = (sides[0].config, sides[1].config)
-            pool = comparison.pool = MeasuringPool(configs, store, request, note, stop)
-            note(f"{len(differing)} of {len(comparison.names)} jobs differ: running them in turns")
+            pool = known.pool = MeasuringPool(configs, store, request, note, stop)
+            note(f"{len(differing)} of {len(known.names)} jobs differ: running them in turns")
             kept_s = time.monotonic()
 
             def look() -> None:
                 nonlocal kept_s
                 if time.monotonic() > kept_s + _KEEP_EVERY_S:
                     kept_s = time.monotonic()
-                    keep(comparison.report(interrupted=True), folder)
+                    keep(known.report(interrupted=True), folder)
                     note(f"ran {len(pool.outcomes)} of {len(differing)}")
 
             pool.run(differing, look)
-        report = comparison.report(interrupted=stop.is_set())
+        report = known.report(interrupted=stop.is_set())
         keep(report, folder)
     return CompareOutcome(report, folder)
 
@@ -113,7 +115,9 @@ def keep(report: CompareReport, folder: Path) -> None:
     write_atomically(folder / PAGE_FILE, render_compare(report))
 
 
-def _sides(config: Config, request: CompareRequest, note: Callable[[str], None]) -> tuple[BuildingSide, BuildingSide]:
+def _sides(
+    config: Config, request: ComparisonRequest, note: Callable[[str], None]
+) -> tuple[BuildingSide, BuildingSide]:
     """Return both sides with their toolchains and jobs. Raises UsageError, NothingSelectedError, MissingToolError."""
     from farm.request.choose import check_ready
     from farm.runtime.runtime import require_backend
@@ -139,12 +143,12 @@ def _sides(config: Config, request: CompareRequest, note: Callable[[str], None])
     return found[0], found[1]
 
 
-class _Comparison:
-    """What is known so far."""
+class _KnownJobs:
+    """What is known of all jobs so far."""
 
     def __init__(
         self,
-        request: CompareRequest,
+        request: ComparisonRequest,
         sides: tuple[BuildingSide, BuildingSide],
         compare_id: str,
         started_ms: int,
@@ -269,7 +273,7 @@ class _Comparison:
         return notes
 
 
-def _side(sides: Sequence[BuildingSide], request: CompareRequest, number: int) -> CompareSide:
+def _side(sides: Sequence[BuildingSide], request: ComparisonRequest, number: int) -> CompareSide:
     side, asked = sides[number], request.sides[number]
     tools: Toolchain = side.tools
     known = tools.fingerprint(virtual=request.virtual > 0)
@@ -285,7 +289,7 @@ def _without_names(facts: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in facts.items() if name not in ("toolchain", "commit", "branch", "subject")}
 
 
-def _runtimes_differ(sides: Sequence[BuildingSide], request: CompareRequest) -> bool:
+def _runtimes_differ(sides: Sequence[BuildingSide], request: ComparisonRequest) -> bool:
     """Tell whether programs of A and B would run with other files: then even the same ones are another question."""
     if not request.execute:
         return False

@@ -19,7 +19,7 @@ from farm.system.text import reason_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from farm.compare.request import CompareRequest
+    from farm.compare.request import ComparisonRequest
     from farm.config.settings import Config
     from farm.devices.device import Device
     from farm.runtime.runtime import Runtime
@@ -52,7 +52,7 @@ class MeasuringPool:
         self,
         configs: tuple[Config, Config],
         store: Store,
-        request: CompareRequest,
+        request: ComparisonRequest,
         note: Callable[[str], None],
         stop: threading.Event,
     ) -> None:

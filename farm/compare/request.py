@@ -47,7 +47,7 @@ class SideRequest(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(parts[1:] if parts[0] == DEFAULT and len(parts) > 1 else parts)
 
 
-class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ComparisonRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is compared, and where."""
 
     sides: tuple[SideRequest, SideRequest]
@@ -124,7 +124,7 @@ def config_of(config: Config, side: SideRequest, note: Callable[[str], None]) ->
     return use(config, toolchain, note)
 
 
-def jobs_of_side(config: Config, request: CompareRequest, side: SideRequest) -> dict[str, Job]:
+def jobs_of_side(config: Config, request: ComparisonRequest, side: SideRequest) -> dict[str, Job]:
     """Return the jobs of a side by the name that they have on both. Raises UsageError, NothingSelectedError."""
     own = _own_options(request, side)
     asked = RunRequest(
@@ -140,13 +140,13 @@ def jobs_of_side(config: Config, request: CompareRequest, side: SideRequest) -> 
     return {_common_name(job, own): job for job in jobs}
 
 
-def own_options(request: CompareRequest, side: SideRequest) -> dict[str, str]:
+def own_options(request: ComparisonRequest, side: SideRequest) -> dict[str, str]:
     """Return the options of a side that the other does not have in the same way. Raises UsageError."""
     other = _own_options(request, next(one for one in request.sides if one != side))
     return {name: value for name, value in _own_options(request, side).items() if other.get(name) != value}
 
 
-def _own_options(request: CompareRequest, side: SideRequest) -> dict[str, str]:
+def _own_options(request: ComparisonRequest, side: SideRequest) -> dict[str, str]:
     sets = parse_options(side.options.split(), request.backend)
     if len(sets) != 1:
         raise UsageError(f"--options {side.options!r} makes {len(sets)} targets: one side is one of them")

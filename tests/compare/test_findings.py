@@ -6,7 +6,8 @@ import pytest
 from compare.made import broken, compiled, job, moved, passed, report, side
 
 from farm.analysis.confirmation import Answer
-from farm.report.model.compare import ComparedJob, CompareGroup, compile_cost, overview, sentence
+from farm.report.model.compare import ComparedJob, CompareGroup
+from farm.report.model.compare_totals import compile_cost, overview, sentence
 
 FAILED = {"verdict": "failed", "reason": "output 0: sqnr 12 dB < 20 dB"}
 

@@ -8,7 +8,7 @@ import pytest
 from farm_home import FarmHome
 
 from farm.compare.building import shares
-from farm.compare.request import CompareRequest, SideRequest, jobs_of_side, own_options, sides_of
+from farm.compare.request import ComparisonRequest, SideRequest, jobs_of_side, own_options, sides_of
 from farm.config.settings import load_config
 from farm.errors import UsageError
 
@@ -46,9 +46,9 @@ def test_what_are_no_two_sides_is_refused(arguments: tuple[tuple[str, ...], ...]
         sides_of(*arguments)  # type: ignore[arg-type]
 
 
-def request(*options: str, common: tuple[str, ...] = ()) -> CompareRequest:
+def request(*options: str, common: tuple[str, ...] = ()) -> ComparisonRequest:
     a, b = (SideRequest(options=text) for text in options)
-    return CompareRequest(sides=(a, b), socs=("SM8650",), suites=("smoke",), options=common, keyword="add")
+    return ComparisonRequest(sides=(a, b), socs=("SM8650",), suites=("smoke",), options=common, keyword="add")
 
 
 def test_jobs_have_one_name_on_both_sides_and_their_own_options() -> None:

@@ -66,7 +66,7 @@ def command(
     interrupted, with what is known reported.
     """
     from farm.compare.compare import compare_sides
-    from farm.compare.request import CompareRequest, sides_of
+    from farm.compare.request import ComparisonRequest, sides_of
     from farm.pool.fleet import Choice
 
     if not given["suites"]:
@@ -76,7 +76,7 @@ def command(
         refuse_together(attached, FOR_ATTACHED)
     if programs_only:
         refuse_together(attached, _EXECUTING)
-    request = CompareRequest(
+    request = ComparisonRequest(
         sides=sides_of(given["toolchains"], given["qnn"], given["side_options"], given["checkout"], given["base"]),
         socs=given["socs"] or ("SM8650",),
         suites=given["suites"],

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.report.formats.github import escaped, table, workflow_commands
-from farm.report.model.compare import CompareGroup, compile_cost, overview, sentence
+from farm.report.model.compare import CompareGroup
+from farm.report.model.compare_totals import compile_cost, overview, sentence
 from farm.report.terminal.compare import TITLES, side_line
 from farm.system.text import json_document
 

@@ -9,7 +9,8 @@ import msgspec
 
 from farm.analysis.scale import Scale, change_text
 from farm.report.html.page import render
-from farm.report.model.compare import CompareGroup, compile_cost, merged, overview, sentence
+from farm.report.model.compare import CompareGroup
+from farm.report.model.compare_totals import compile_cost, merged, overview, sentence
 from farm.report.terminal.compare import TITLES, side_line
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ from farm.report.model import format as fmt
 from farm.suites.figures import figure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from farm.bundles.bundle import Bundle
 
 
@@ -314,43 +311,6 @@ class CompareReport(msgspec.Struct, frozen=True, kw_only=True):
         return tuple((name, a.get(name, ""), b.get(name, "")) for name in names if a.get(name) != b.get(name))
 
 
-class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What compiling cost on both sides, over jobs that both compiled."""
-
-    jobs: int
-    fresh: bool
-    """All of them were compiled in this comparison, side by side."""
-    seconds: tuple[float, float]
-    """In all, A and B."""
-    peak_bytes: tuple[int, int]
-    """The greatest peak of a builder; 0 where it is not known."""
-    steps: tuple[tuple[str, float, float], ...]
-    """Seconds by step, those that take longest first."""
-
-
-def compile_cost(jobs: Iterable[ComparedJob]) -> CompileCost | None:
-    """Return what compiling cost: of bundles compiled in this comparison where there are some, else of all."""
-    both = {
-        (job.a.compiled.key, job.b.compiled.key): (job.a.compiled, job.b.compiled)
-        for job in jobs
-        if job.a.compiled and job.b.compiled and job.a.compiled.key != job.b.compiled.key
-    }
-    new = [pair for pair in both.values() if not any(one.cached for one in pair)]
-    pairs = new or list(both.values())
-    if not pairs:
-        return None
-    a, b = ([pair[side] for pair in pairs] for side in (0, 1))
-    names = dict.fromkeys(name for one in (*a, *b) for name in one.seconds if name != "total")
-    steps = [(name, _seconds(a, name), _seconds(b, name)) for name in names]
-    return CompileCost(
-        jobs=len(pairs),
-        fresh=bool(new),
-        seconds=(_seconds(a, "total"), _seconds(b, "total")),
-        peak_bytes=(max(one.peak_bytes for one in a), max(one.peak_bytes for one in b)),
-        steps=tuple(sorted(steps, key=lambda step: -max(step[1:]))),
-    )
-
-
 def compiled_facts(bundle: Bundle, *, cached: bool) -> CompiledFacts:
     """Return what a comparison needs of a bundle. Raises OSError."""
     manifest = bundle.manifest
@@ -366,95 +326,6 @@ def compiled_facts(bundle: Bundle, *, cached: bool) -> CompiledFacts:
         delegated_ops=manifest.delegated_ops,
         fallback_ops=manifest.fallback_ops,
     )
-
-
-class OverviewRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of all jobs together."""
-
-    what: str
-    a: str
-    b: str
-    change: str
-    over: str
-    """Of which jobs."""
-
-
-def overview(report: CompareReport) -> tuple[OverviewRow, ...]:
-    """Return what is to be said of all jobs together; what nothing is known of has no row."""
-    both = [(job.a.compiled, job.b.compiled) for job in report.jobs if job.a.compiled and job.b.compiled]
-    rows = []
-    if both:
-        over = f"{fmt.plural(len(both), 'job')} that both compile"
-        counts = {
-            "size of programs": [sum(one[side].pte_bytes for one in both) for side in (0, 1)],
-            "partitions": [sum(one[side].partitions for one in both) for side in (0, 1)],
-            "operators left to the CPU": [sum(sum(one[side].fallback_ops.values()) for one in both) for side in (0, 1)],
-        }
-        rows = [
-            OverviewRow(what=what, a=shown[0], b=shown[1], change=_ratio_text(*values), over=over)
-            for what, values in counts.items()
-            for shown in [[fmt.size(one) if "size" in what else fmt.count(one) for one in values]]
-        ]
-    for metric, label in (("htp_cycles", "HTP cycles"), ("latency", "latency")):
-        if moved := changes_of(report, metric):
-            host = ", the simulator's host" if metric == "latency" and report.kind == "virtual" else ""
-            change = f"{change_text(Scale.RATIO, statistics.median(moved))} in the median"
-            ends = f"{change_text(Scale.RATIO, min(moved))} to {change_text(Scale.RATIO, max(moved))}"
-            over = f"{fmt.plural(len(moved), 'job')} run in turns, {ends}"
-            rows.append(OverviewRow(what=f"{label}{host}", a="", b="", change=change, over=over))
-    if cost := compile_cost(report.jobs):
-        how = "compiled side by side now" if cost.fresh else "from the cache, each compiled at its own time"
-        over = f"{fmt.plural(cost.jobs, 'program')} {how}"
-        a, b = (fmt.duration(seconds) for seconds in cost.seconds)
-        rows.append(OverviewRow(what="compile time", a=a, b=b, change=_ratio_text(*cost.seconds), over=over))
-        if all(cost.peak_bytes):
-            a, b = (fmt.size(peak) for peak in cost.peak_bytes)
-            change = _ratio_text(*cost.peak_bytes)
-            rows.append(OverviewRow(what="greatest memory of a builder", a=a, b=b, change=change, over=over))
-    return tuple(rows)
-
-
-def changes_of(report: CompareReport, metric: str) -> list[float]:
-    """Return the finite changes of a metric, on its scale, one for every job that has it."""
-    found = [one.change for job in report.jobs for one in job.metrics if one.metric == metric]
-    return [change for change in found if math.isfinite(change)]
-
-
-def _ratio_text(a: float, b: float) -> str:
-    if a == b:
-        return "same"
-    return change_text(Scale.RATIO, math.log(b / a)) if a > 0 and b > 0 else ""
-
-
-def sentence(report: CompareReport) -> str:
-    """Return the result in one sentence."""
-    counts = {group: len(report.having(group)) for group in CompareGroup}
-    total = len(report.jobs)
-    jobs = fmt.plural(total, "job")
-    if counts[CompareGroup.SAME] == total and total:
-        changed = "no program" if report.same_programs == total else "nothing"
-        return f"B changes {changed} of {'this' if total == 1 else 'these'} {jobs}"
-    words = {
-        CompareGroup.NEWLY_FAILING: "newly failing",
-        CompareGroup.WORSE: "worse",
-        CompareGroup.NOT_COMPARED: "not compared",
-        CompareGroup.NEWLY_PASSING: "newly passing",
-        CompareGroup.BETTER: "better",
-        CompareGroup.FAILING: "failing on both",
-        CompareGroup.DIFFERENT: "another program and no confirmed change",
-        CompareGroup.SAME: "the same program",
-    }
-    found = [f"{counts[group]} {text}" for group, text in words.items() if counts[group]]
-    return f"{jobs}: {', '.join(found)}"
-
-
-def merged(names: Mapping[str, int]) -> str:
-    """Return operators and how often: `aten.add.Tensor x2, aten.gelu.default`."""
-    return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in sorted(names.items())) or "none"
-
-
-def _seconds(compiled: Iterable[CompiledFacts], step: str) -> float:
-    return sum(one.seconds.get(step, 0.0) for one in compiled)
 
 
 def _sizes(job: ComparedJob) -> tuple[int, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farm.report.model import format as fmt
-from farm.report.model.compare import CompareGroup, overview, sentence
+from farm.report.model.compare import CompareGroup
+from farm.report.model.compare_totals import overview, sentence
 from farm.report.terminal.layout import LEAST_WIDTH, SIMULATED, columns, fitted, titled, wrapped
 
 if TYPE_CHECKING:
