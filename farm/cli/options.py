@@ -85,6 +85,12 @@ TOOLCHAIN_HELP = "What compiles: a [toolchain.NAME] of farm.toml, a path, or a v
 toolchain_option = click.option("--toolchain", default="", metavar="NAME|PATH|VERSION", help=f"{TOOLCHAIN_HELP}.")
 
 
+def line_option(text: str = "What belongs to it alone.") -> Decorator:
+    """Return the option `--line`: whose runs are looked at."""
+    whose = "Line: a toolchain of farm.toml, a version, or default, which it is unless there are runs of others alone."
+    return click.option("--line", metavar="NAME", help=f"{text} {whose}")
+
+
 def refuse_together(given: dict[str, Any], because: str) -> None:
     """Raise UsageError for the first of the options `given` that has a value: `because` says what to leave out."""
     if chosen := [option for option, value in given.items() if value]:

@@ -11,8 +11,10 @@ import msgspec
 import numpy as np
 
 from farm.analysis.candidates import Finding
+from farm.errors import UsageError
 from farm.regressions.look_back import compared_series, is_judged, known_alerts
 from farm.store.records import STEPS, AlertState, NewAlert, Remark, RemarkState
+from farm.store.toolchains import line_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -54,14 +56,14 @@ class Accepted(msgspec.Struct, frozen=True):
     """There was no alert of it: the step is known because somebody says so."""
 
 
-def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str]) -> list[Level]:
-    """Return what the numbers of jobs are compared with. Raises UnknownNameError."""
+def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str], line: str = "") -> list[Level]:
+    """Return what the numbers of jobs in a line are compared with. Raises UnknownNameError."""
     from farm.analysis.candidates import BASELINE, LEAST_BASELINE
     from farm.analysis.history import split
 
     found = []
-    pasts = store.history.pasts_of_jobs(pattern, soc)
-    alerts = known_alerts(store, pasts)
+    pasts = store.history.pasts_of_jobs(pattern, soc, line=line)
+    alerts = known_alerts(store, pasts, line)
     for past in pasts:
         events = split(past.runs).events
         for compared in compared_series(past, alerts):
@@ -86,18 +88,29 @@ def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str]
 
 
 def accept(
-    store: Store, pattern: str, soc: str | None, metrics: Collection[str], run_id: str | None, *, user: str, note: str
+    store: Store,
+    pattern: str,
+    soc: str | None,
+    metrics: Collection[str],
+    run_id: str | None,
+    *,
+    user: str,
+    note: str,
+    line: str = "",
 ) -> list[Accepted]:
-    """Say that the level that numbers have in a run, or in their newest, is right; return which.
+    """Say that the level that numbers of a line have in a run of it, or in their newest, is right; return which.
 
     Without `metrics` all of which an alert is open, or that are candidates in that run. A number that is named and
-    has no alert gets a step there, as great as it is off the level before. Raises UnknownNameError.
+    has no alert gets a step there, as great as it is off the level before. Raises UnknownNameError, and UsageError for
+    a run that does not belong to the line.
     """
+    if run_id is not None:
+        _require_in_line(store, run_id, line)
     remark = Remark(RemarkState.ACCEPTED, user, "", note)
-    still_open = {alert.id for alert in store.alerts.open()}
+    still_open = {alert.id for alert in store.alerts.open(line=line)}
     done = []
-    pasts = store.history.pasts_of_jobs(pattern, soc)
-    known = known_alerts(store, pasts)
+    pasts = store.history.pasts_of_jobs(pattern, soc, line=line)
+    known = known_alerts(store, pasts, line)
     for past in pasts:
         until = past.runs[-1].run_id if run_id is None else run_id
         for one in past.series:
@@ -117,6 +130,16 @@ def accept(
                 number = store.alerts.declare(until, step, remark)
                 done.append(Accepted(past.job_id, one.series.metric, number, declared=True))
     return done
+
+
+def _require_in_line(store: Store, run_id: str, line: str) -> None:
+    of_run, private = store.runs.line(run_id)
+    if private:
+        raise UsageError(
+            f"run {run_id} was only compared with line {line_text(of_run)}: its numbers are in nobody's baseline"
+        )
+    if of_run != line:
+        raise UsageError(f"run {run_id} is of line {line_text(of_run)}: --line {line_text(of_run)} means that one")
 
 
 def _step(

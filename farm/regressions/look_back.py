@@ -59,6 +59,8 @@ class LookBack(msgspec.Struct, frozen=True):
     """Of other runs, by series and device kind."""
     insufficient: int
     """Numbers that have too few runs to compare with."""
+    private: str = ""
+    """The run's id where it is only compared with its line: nobody else is told of it."""
 
     def summary_lines(self, *, confirm: bool = False) -> list[str]:
         """Return what a user is shown of it, one line each; nothing of a quiet run. `confirm`: it is measured again."""
@@ -66,11 +68,13 @@ class LookBack(msgspec.Struct, frozen=True):
         exact, looks = len(self.night.exact), len(self.night.candidates)
         if exact:
             what = "number that repeats" if exact == 1 else "numbers that repeat"
-            lines.append(f"{exact} {what} changed: 'farm triage' lists what got worse")
+            where = f"farm report {self.private}" if self.private else "farm triage"
+            lines.append(f"{exact} {what} changed: '{where}' {'shows' if self.private else 'lists'} what got worse")
         if looks:
             what = "number looks" if looks == 1 else "numbers look"
-            hint = "" if confirm else ": 'farm confirm' measures again"
-            lines.append(f"{looks} {what} different from before{hint}")
+            again = f"farm confirm --run {self.private}" if self.private else "farm confirm"
+            hint = "" if confirm else f": '{again}' measures again"
+            lines.append(f"{looks} {what} different from {'its line' if self.private else 'before'}{hint}")
         return lines
 
 
@@ -79,22 +83,27 @@ def is_judged(past: JobPast, one: SeriesPast) -> bool:
     return one.series.unit != "ns" or past.runs[-1].device_kind != "virtual"
 
 
-def known_alerts(store: Store, pasts: Iterable[JobPast]) -> dict[tuple[int, str], list[AlertRecord]]:
-    """Return all alerts of jobs, by series and device kind."""
+def known_alerts(store: Store, pasts: Iterable[JobPast], line: str) -> dict[tuple[int, str], list[AlertRecord]]:
+    """Return all alerts of jobs in a line, by series and device kind."""
     known: dict[tuple[int, str], list[AlertRecord]] = {}
-    for alert in store.alerts.of_jobs(past.job_id for past in pasts):
+    for alert in store.alerts.of_jobs((past.job_id for past in pasts), line):
         known.setdefault((alert.series_id, alert.device_kind), []).append(alert)
     return known
 
 
 def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]] = ()) -> LookBack:
-    """Judge every number of a run against the runs before it. Nothing is written; `programs` as in `judge_night`."""
+    """Judge every number of a run against the runs of its line before it. Nothing is written.
+
+    A private run is judged as one that came after those of the line; `programs` as in `judge_night`.
+    """
     from farm.analysis.candidates import Finding
     from farm.analysis.nights import Observation, judge_night
 
     pasts = store.history.pasts_of_run(run_id)
+    line, private = store.runs.line(run_id)
+    alerts = known_alerts(store, pasts, line)
     # Also those of newer runs: a run is looked at again when it is resumed, or came late from another machine.
-    known = {key: [one for one in found if one.run_id != run_id] for key, found in known_alerts(store, pasts).items()}
+    known = {key: [one for one in found if one.run_id != run_id] for key, found in alerts.items()}
     compared = [one for past in pasts for one in compared_series(past, known)]
     night = judge_night(
         [Observation(one.series.series, one.past.device, _levelled(one), one.values[-1]) for one in compared],
@@ -108,7 +117,7 @@ def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]
         night, candidates=tuple(filter(is_new, night.candidates)), exact=tuple(filter(is_new, night.exact))
     )
     insufficient = sum(judgement.finding is Finding.INSUFFICIENT_DATA for judgement in night.judgements)
-    return LookBack(tuple(compared), night, known, insufficient)
+    return LookBack(tuple(compared), night, known, insufficient, run_id if private else "")
 
 
 def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[AlertRecord]]) -> Iterator[ComparedSeries]:

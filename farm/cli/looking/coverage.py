@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.backends.registry import DEFAULT_BACKEND
-from farm.cli.options import FILE, json_option
+from farm.cli.options import FILE, json_option, line_option
 from farm.cli.output import echo, echo_coloured, opened, print_json, width, write_file
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _LEAST_WIDTH, _MOST_WIDTH = 60, 100
               help="Suite, repeatable; otherwise quantized_ops and fp_ops, or those of the runs.")  # fmt: skip
 @click.option("--run", "runs", multiple=True,
               help="Run, repeatable; otherwise the newest result of every job, whichever run it is of.")  # fmt: skip
+@line_option()
 @click.option("--markdown", type=FILE, help="Write a page with the table here.")
 @json_option("Print every cell as JSON instead of a table.")
 def command(
@@ -35,6 +36,7 @@ def command(
     backend: str,
     suites: tuple[str, ...],
     runs: tuple[str, ...],
+    line: str | None,
     markdown: Path | None,
     config_file: Path | None,
     *,
@@ -50,9 +52,9 @@ def command(
     from farm.report.terminal.run import rendered
 
     with opened(config_file, readonly=True) as (config, store):
-        table, about = read_coverage(store, config.suite_folders, soc, backend, suites, runs)
+        table, about = read_coverage(store, config.suite_folders, soc, backend, suites, runs, line)
     if markdown is not None:
-        write_file(markdown, coverage_markdown(table, about, _command(soc, backend, suites, runs, markdown)))
+        write_file(markdown, coverage_markdown(table, about, _command(soc, backend, suites, runs, line, markdown)))
     if as_json:
         print_json(_as_json(table, about))
         return
@@ -62,12 +64,15 @@ def command(
         echo(f"written: {markdown}", err=True)
 
 
-def _command(soc: str, backend: str, suites: Iterable[str], runs: Iterable[str], markdown: Path) -> str:
+def _command(
+    soc: str, backend: str, suites: Iterable[str], runs: Iterable[str], line: str | None, markdown: Path
+) -> str:
     words = ["farm", "coverage", "--soc", soc]
     words += ["--backend", backend] if backend != DEFAULT_BACKEND else []
     for option, values in (("--suite", suites), ("--run", runs)):
         for value in values:
             words += [option, value]
+    words += [] if line is None else ["--line", line]
     return shlex.join([*words, "--markdown", str(markdown)])
 
 

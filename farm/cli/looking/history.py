@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import json_option, limit_option, soc_option
+from farm.cli.options import json_option, limit_option, line_option, soc_option
 from farm.cli.output import echo, notice, opened, print_json, show, width
 from farm.errors import UsageError
 from farm.report.model.format import plural
@@ -25,33 +25,48 @@ if TYPE_CHECKING:
 @click.argument("job")
 @soc_option("Only jobs for this SoC.")
 @click.option("--metric", "metrics", multiple=True, help="Metric to show, repeatable; otherwise the usual ones.")
+@line_option()
 @limit_option("Newest attempts of a job.")
 @json_option("Print every metric as JSON instead of a table.")
 def history_command(
-    job: str, soc: str | None, metrics: tuple[str, ...], limit: int, config_file: Path | None, *, as_json: bool
+    job: str,
+    soc: str | None,
+    metrics: tuple[str, ...],
+    line: str | None,
+    limit: int,
+    config_file: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Show what the numbers of JOB were, run by run, oldest first.
 
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians of an attempt's
     samples. Virtual devices and hardware are never in one table. What is different about a run from the one before is
     shown beside it. Below, how often the job passed in its last 20 runs, and whether it is flaky; then a line for each
-    metric that moved, from its least to its greatest, and its known steps. Runs of 'farm debug' are left out.
+    metric that moved, from its least to its greatest, and its known steps. Runs of 'farm debug' are left out, and those
+    of a dirty or private checkout: 'farm report RUN' compares one with its line.
     """
     from farm.report.model.history import USUAL, tables
     from farm.report.model.status_query import history_answer, records_of, steps_of
     from farm.report.terminal.history import history_lines
 
-    with opened(config_file, readonly=True) as (_, store):
-        points = [point for metric in metrics or (None,) for point in store.history.points(job, metric, soc, limit)]
+    with opened(config_file, readonly=True) as (config, store):
+        shown = store.status.line_to_show(line)
+        asked: tuple[str | None, ...] = metrics or (None,)
+        points = [point for metric in asked for point in store.history.points(job, metric, soc, limit, shown)]
         facts = store.history.fingerprints(point.fingerprint for point in points)
-        records, steps = records_of(store, points), steps_of(store, points, metrics)
+        records, steps = records_of(store, points, shown), steps_of(store, points, metrics, shown)
     if as_json:
-        print_json(history_answer(points, records, steps))
+        print_json(history_answer(points, records, steps, shown))
         return
+    if shown:
+        notice(f"line {shown}")
     if not points:
-        notice(f"{job} has no history yet: no attempt, or of 'farm debug' alone")
-    for line in history_lines(tables(points, metrics or USUAL, facts), records, steps):
-        echo(line)
+        lacks = f"no attempt in line {shown}" if shown else "no attempt, or of 'farm debug' alone"
+        notice(f"{job} has no history yet: {lacks}")
+    url = config.toolchains[shown].commit_url if shown in config.toolchains else ""
+    for text in history_lines(tables(points, metrics or USUAL, facts), records, steps, url):
+        echo(text)
 
 
 @click.group("baseline")
@@ -63,9 +78,10 @@ def baseline_command() -> None:
 @click.argument("job")
 @soc_option("Only jobs for this SoC.")
 @click.option("--metric", "metrics", multiple=True, help="Only this metric; repeatable.")
+@line_option()
 @json_option("Print it as JSON.")
 def show_levels(
-    job: str, soc: str | None, metrics: tuple[str, ...], config_file: Path | None, *, as_json: bool
+    job: str, soc: str | None, metrics: tuple[str, ...], line: str | None, config_file: Path | None, *, as_json: bool
 ) -> None:
     """Show what the next run of JOB is compared with.
 
@@ -75,7 +91,7 @@ def show_levels(
     from farm.regressions.baseline import levels
 
     with opened(config_file, readonly=True) as (_, store):
-        found = levels(store, job, soc, metrics)
+        found = levels(store, job, soc, metrics, store.status.line_to_show(line))
     if not found and not as_json:
         _require(job, metrics)
         notice(f"{job} has no number that is judged yet")
@@ -102,6 +118,7 @@ def _levels(found: Sequence[Level]) -> Iterator[str]:
               help="Only this metric, repeatable; and also where it is no candidate.")  # fmt: skip
 @click.option("--run", "ref", metavar="RUN", help="The level of this run; otherwise of the newest of each job.")
 @click.option("--note", required=True, metavar="TEXT", help="Why it is right.")
+@line_option()
 @json_option("Print what was accepted as JSON.")
 def accept(
     job: str,
@@ -109,6 +126,7 @@ def accept(
     metrics: tuple[str, ...],
     ref: str | None,
     note: str,
+    line: str | None,
     config_file: Path | None,
     *,
     as_json: bool,
@@ -127,7 +145,9 @@ def accept(
         raise UsageError("--note says why the level is right: somebody will ask")
     with opened(config_file, existing=True) as (_, store):
         run_id = None if ref is None else store.runs.resolve(ref)
-        done = baseline.accept(store, job, soc, metrics, run_id, user=user_name(), note=note)
+        # A run says itself whose it is.
+        chosen = store.runs.line(run_id)[0] if run_id and line is None else store.status.line_to_show(line)
+        done = baseline.accept(store, job, soc, metrics, run_id, user=user_name(), note=note, line=chosen)
     if as_json:
         print_json({"accepted": done})
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import json_option, limit_option
+from farm.cli.options import json_option, limit_option, line_option
 from farm.cli.output import echo, opened, print_json, show, width
 from farm.errors import UnknownNameError, UsageError
 from farm.report.terminal.layout import LEAST_WIDTH, fitted, titled, wrapped
@@ -25,23 +25,25 @@ _STATES = ("open", "acknowledged", "accepted", "fixed")
 
 @click.command("status")
 @click.argument("run", required=False)
+@line_option()
 @limit_option("Most jobs of a kind.", 10)
 @json_option("Print every job as JSON.")
-def status_command(run: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
+def status_command(run: str | None, line: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
     """Show the status: newly red, regressions, not tested, infra trouble.
 
     Then what is fixed, newly flaky and healed, and devices that are not fit.
 
-    Without RUN it is about the newest nightly run of the last eight days, or
-    else the newest run. A failure is new when the job did not fail the last
-    time that it had a verdict on this kind of device. Regressions are all
-    that are open, of whatever run: see farm triage.
+    Without RUN it is about the newest nightly run of the line in the last
+    eight days, or else its newest run. A failure is new when the job did not
+    fail the last time that it had a verdict in the line on this kind of
+    device. Regressions are all that are open in the line, of whatever run:
+    see farm triage. Runs of a dirty or private checkout are in no line.
     """
     from farm.report.model.status_query import read_status
     from farm.report.terminal.status import status_lines
 
     with opened(config_file, readonly=True) as (_, store):
-        status = read_status(store, run)
+        status = read_status(store, run, line)
     now_ms = time.time_ns() // 1_000_000
     show({"status": status}, status_lines(status, now_ms, limit, width()), as_json=as_json)
 
@@ -52,6 +54,7 @@ def status_command(run: str | None, limit: int, config_file: Path | None, *, as_
 @click.option("--owner", default="", metavar="NAME", help="Who sees to it.")
 @click.option("--note", default="", metavar="TEXT", help="What there is to say.")
 @click.option("--until", type=click.DateTime(["%Y-%m-%d"]), metavar="DATE", help="Last day (UTC) that this counts.")
+@line_option("Without ALERT or JOB:")
 @limit_option("Most of a kind.", 10)
 @json_option("Print it as JSON.")
 def triage_command(
@@ -60,6 +63,7 @@ def triage_command(
     owner: str,
     note: str,
     until: datetime.datetime | None,
+    line: str | None,
     limit: int,
     config_file: Path | None,
     *,
@@ -81,7 +85,7 @@ def triage_command(
         if given := [name for name, value in options if value]:
             raise UsageError(f"{given[0]} of what? Give the number of an alert, or a job: 'farm triage' lists them")
         with opened(config_file, readonly=True) as (_, store):
-            _list(store, limit, as_json=as_json)
+            _list(store, line, limit, as_json=as_json)
         return
     with opened(config_file, existing=True) as (_, store):
         key, title = _subject(store, subject)
@@ -132,12 +136,13 @@ def _remark(state: str, owner: str, note: str, until: datetime.datetime | None) 
     return Remark(state, user_name(), owner, note, until_ms=until_ms)
 
 
-def _list(store: Store, limit: int, *, as_json: bool) -> None:
+def _list(store: Store, asked: str | None, limit: int, *, as_json: bool) -> None:
     from farm.report.model.status import Standing, standing
     from farm.report.terminal.status import alert_lines
 
-    alerts = store.alerts.open()
-    run_id = store.status.run_to_show()
+    line = store.status.line_to_show(asked)
+    alerts = store.alerts.open(line=line)
+    run_id = store.status.run_to_show(line)
     status = store.status.of_run(run_id) if run_id else None
     wanted = (Standing.NEW_FAILURE, Standing.STILL_FAILING)
     red = [job for job in (status.jobs if status else ()) if standing(job) in wanted]
@@ -145,13 +150,16 @@ def _list(store: Store, limit: int, *, as_json: bool) -> None:
     remarks = {job.job_id: found.get(f"job:{job.job_id}", []) for job in red}
     if as_json:
         jobs = [{"job_id": job.job_id, "reason": job.reason, "remarks": remarks[job.job_id]} for job in red]
-        print_json({"alerts": alerts, "run": run_id, "jobs": jobs})
+        print_json({"alerts": alerts, "run": run_id, "jobs": jobs, **({"line": line} if line else {})})
         return
-    lines = [f"REGRESSIONS: {len(alerts)}", *alert_lines(alerts, limit)] if alerts else []
+    lines = [f"line {line}"] if line else []
+    lines += [f"REGRESSIONS: {len(alerts)}", *alert_lines(alerts, limit)] if alerts else []
     jobs_lines = [[job.job_id, job.reason, *map(_remark_line, remarks[job.job_id][-1:])] for job in red]
     lines += titled(f"RED in {run_id}", jobs_lines, limit)
-    for line in lines or ["nothing needs anybody: no open regression, no red job"]:
-        echo(fitted(line, max(LEAST_WIDTH, width())))
+    if not alerts and not red:
+        lines.append("nothing needs anybody: no open regression, no red job")
+    for text in lines:
+        echo(fitted(text, max(LEAST_WIDTH, width())))
 
 
 def _remark_line(one: Remark) -> str:

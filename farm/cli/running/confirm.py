@@ -149,13 +149,16 @@ def _confirm_run(
 ) -> int:
     from farm.regressions.confirm_run import confirm_run
     from farm.system.interrupts import InterruptHandler
+    from farm.toolchains.prepare import line_of
     from farm.toolchains.select import use_toolchain
 
     with opened(config_file, existing=True) as (config, store):
-        run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show()
-        if run_id is None:
-            raise UsageError("the store has no run yet: 'farm run' makes one")
         selected = use_toolchain(config, toolchain, notice)
+        line = line_of(selected.toolchain) if toolchain else store.status.line_to_show(None)
+        run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show(line)
+        if run_id is None:
+            where = f"line {line}" if line else "the store"
+            raise UsageError(f"{where} has no run yet: 'farm run' makes one")
         with InterruptHandler():
             findings = confirm_run(selected, store, run_id, request, notice, budget_s=budget_s)
     show({"findings": findings}, _findings_lines(run_id, findings), as_json=as_json)

@@ -28,12 +28,19 @@ _USUAL = ("quantized_ops", "fp_ops")
 
 
 def read_coverage(
-    store: Store, folders: Sequence[Path], soc_name: str, backend: str, names: Sequence[str], refs: Sequence[str]
+    store: Store,
+    folders: Sequence[Path],
+    soc_name: str,
+    backend: str,
+    names: Sequence[str],
+    refs: Sequence[str],
+    line: str | None = None,
 ) -> tuple[Coverage, list[str]]:
     """Return the table of a SoC and backend, and what its results depend on.
 
-    `names` are suites, `refs` runs; without runs it is the newest result of every job, without suites those of the
-    runs, or of single operators. Raises UsageError for what is not there, MissingToolError without ExecuTorch.
+    `names` are suites, `refs` runs; without runs it is the newest result of every job in a line, without suites those
+    of the runs, or of single operators. `line` is as `StatusReader.line_to_show` takes it. Raises UsageError for what
+    is not there, MissingToolError without ExecuTorch.
     """
     soc = find_soc(soc_name)
     if runs_on_cpu(backend):
@@ -47,8 +54,9 @@ def read_coverage(
     if names:
         planned = [job for job in planned if _suite_of(job) in {suite.name for suite in suites}]
     jobs: tuple[Job, ...] = plan(suites, [soc], backend) if suites else ()
+    chosen = store.status.line_to_show(line)
     shown = {job.job_id: job for job in (*map(listed, jobs), *planned)}
-    results = {found.result.job_id: found for found in store.status.job_results(shown, run_ids)}
+    results = {found.result.job_id: found for found in store.status.job_results(shown, run_ids, chosen)}
     tools = store.history.fingerprints(found.fingerprint for found in results.values())
     declared: dict[tuple[str, str], tuple[str, ...]] = {}
     without: dict[str, str] = {}
@@ -63,7 +71,8 @@ def read_coverage(
     # What somebody asks of a run is its own result, whatever the case was then.
     items = items_of(shown.values(), results, {} if run_ids else case_versions(jobs), declared)
     table = coverage(soc.name, backend, precisions, items, installed_builders(), without)
-    return table, facts(table.items, tools.values())
+    about = facts(table.items, tools.values())
+    return table, [*about, f"line {chosen}"] if chosen and not run_ids else about
 
 
 def facts(items: Iterable[CoveredJob], fingerprints: Collection[Mapping[str, str]]) -> list[str]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 USUAL = ("latency", "htp_cycles", "pte_size", "sqnr_fp32[0]", "dsp_heap_difference", "host_peak_memory")
 """What most people look for first."""
 # Facts of a fingerprint that are what was asked for, and no tool.
+_OF_A_COMMIT = frozenset({"commit", "dirty", "executorch", "executorch_content", "native_runner"})
+_MOST_WORDS = 3
 _OF_THE_COMMAND = frozenset({"heap", "profile"})
 
 
@@ -70,6 +72,12 @@ def what_changed(before: HistoryPoint, now: HistoryPoint, facts: Mapping[str, Ma
 
 def _difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
     names = changed_facts(was, now)
+    if was.get("commit") and now.get("commit") and "commit" in names:
+        # What follows from it is not named; what came with it is.
+        told = [name for name in ("commit", "dirty") if name in names]
+        others = names.keys() - _OF_A_COMMIT
+        words = [fact_text(name, was.get(name), now.get(name)) for name in [*told, *sorted(others)]]
+        return ", ".join(words if len(words) <= _MOST_WORDS else [*words[: len(told)], "other tools"])
     if len(names) > 1 and not _OF_THE_COMMAND.issuperset(names):
         return "new toolchain"
     return ", ".join(fact_text(name, was.get(name), now.get(name)) for name in names)

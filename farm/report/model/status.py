@@ -72,6 +72,8 @@ class Status(msgspec.Struct, frozen=True):
     """Those that interleaved A/B did not settle."""
     remarks: dict[str, Remark] = {}
     """The last remark on each of its jobs, by id."""
+    line: str | msgspec.UnsetType = msgspec.UNSET
+    """What it is about; not there for the default line."""
 
 
 def status_of(
@@ -83,6 +85,7 @@ def status_of(
     regressions: Sequence[AlertRecord] = (),
     found: Sequence[AlertRecord] = (),
     remarks: Mapping[str, Remark] | None = None,
+    line: str = "",
 ) -> Status:
     """Return how things stand; `run` is shown as it ended, whatever came after it.
 
@@ -102,6 +105,7 @@ def status_of(
         unmeasured=sum(one.state == AlertState.CANDIDATE for one in found),
         unknown=sum(one.state == AlertState.UNKNOWN for one in found),
         remarks=dict(remarks or {}),
+        line=line or msgspec.UNSET,
     )  # fmt: skip
 
 

@@ -15,45 +15,58 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
-def read_status(store: Store, ref: str | None = None) -> Status:
-    """Return the status of run `ref`, else in `StatusReader.run_to_show`. Raises UnknownNameError."""
+def read_status(store: Store, ref: str | None = None, line: str | None = None) -> Status:
+    """Return the status of run `ref`, else of a line, in `StatusReader.run_to_show`.
+
+    `line` is as `StatusReader.line_to_show` takes it. Raises UnknownNameError.
+    """
     from farm.report.model.status import status_of
 
-    run_id = store.runs.resolve(ref) if ref else store.status.run_to_show()
+    chosen = store.status.line_to_show(line)
+    run_id = store.runs.resolve(ref) if ref else store.status.run_to_show(chosen)
     run = store.status.of_run(run_id) if run_id else None
+    if ref and line is None and run is not None:
+        chosen = run.toolchain.line if run.toolchain else ""
     jobs = [job.job_id for job in run.jobs] if run else []
     return status_of(
         run,
         _sick(store),
-        store.status.unfinished_runs(),
-        store.history.reliability(jobs, run.device_kind, run.run_id, failed_of_late=True) if run else None,
-        regressions=store.alerts.open(),
+        store.status.unfinished_runs(chosen),
+        store.history.reliability(jobs, run.device_kind, run.run_id, failed_of_late=True, line=chosen) if run else None,
+        regressions=store.alerts.open(line=chosen),
         found=store.alerts.of_run(run.run_id) if run else (),
         remarks=store.alerts.remarks_of_jobs(jobs),
+        line=chosen,
     )
 
 
-def records_of(store: Store, points: Sequence[HistoryPoint]) -> dict[tuple[str, str], Record]:
-    """Return how the jobs of a history did on each kind of device, by job id and kind."""
+def records_of(store: Store, points: Sequence[HistoryPoint], line: str = "") -> dict[tuple[str, str], Record]:
+    """Return how the jobs of a line's history did on each kind of device, by job id and kind."""
     found: dict[tuple[str, str], Record] = {}
     for kind in sorted({point.device_kind for point in points}):
         jobs = {point.job_id for point in points if point.device_kind == kind}
-        found |= {(job, kind): one for job, one in store.history.reliability(jobs, kind).items()}
+        found |= {(job, kind): one for job, one in store.history.reliability(jobs, kind, line=line).items()}
     return found
 
 
-def steps_of(store: Store, points: Iterable[HistoryPoint], metrics: Collection[str] = ()) -> list[AlertRecord]:
-    """Return what is known to have moved a level in the histories of jobs; of `metrics` alone where given."""
-    jobs = {point.job_id for point in points}
-    return [one for one in store.alerts.of_jobs(jobs) if one.state in STEPS and (not metrics or one.metric in metrics)]
+def steps_of(
+    store: Store, points: Iterable[HistoryPoint], metrics: Collection[str] = (), line: str = ""
+) -> list[AlertRecord]:
+    """Return what is known to have moved a level in a line's histories of jobs; of `metrics` alone where given."""
+    found = store.alerts.of_jobs({point.job_id for point in points}, line)
+    return [one for one in found if one.state in STEPS and (not metrics or one.metric in metrics)]
 
 
 def history_answer(
-    points: Sequence[HistoryPoint], records: Mapping[tuple[str, str], Record], steps: Sequence[AlertRecord]
+    points: Sequence[HistoryPoint],
+    records: Mapping[tuple[str, str], Record],
+    steps: Sequence[AlertRecord],
+    line: str = "",
 ) -> dict[str, object]:
-    """Return histories as `--json` has them."""
+    """Return histories as `--json` has them; a line that has a name is in it."""
     listed = [{"job_id": job, "device_kind": kind, "record": one} for (job, kind), one in records.items()]
-    return {"points": points, "reliability": listed, "alerts": steps}
+    answer: dict[str, object] = {"points": points, "reliability": listed, "alerts": steps}
+    return {**answer, "line": line} if line else answer
 
 
 def _sick(store: Store) -> list[SickDevice]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from farm.report.model import format as fmt
 from farm.report.model.alerts import change_of, word_of
+from farm.report.model.commits import commit_link, range_link, short
 from farm.report.terminal.layout import WIDTH, columns, fitted, wrapped
 
 if TYPE_CHECKING:
@@ -25,27 +26,50 @@ def history_lines(
     tables: Iterable[HistoryTable],
     records: Mapping[tuple[str, str], Record],
     alerts: Sequence[AlertRecord],
+    commit_url: str = "",
 ) -> list[str]:
-    """Return the tables of histories; `records` are by job id and kind of device, `alerts` their known steps."""
+    """Return the tables of histories; `records` are by job id and kind of device, `alerts` their known steps.
+
+    `commit_url` is the address of a commit, with `{commit}` in it: the newest change of commits is linked.
+    """
     lines: list[str] = []
     for table in tables:
         job = (table.job_id, table.kind)
         lines.append(f"{table.job_id}  {f'{table.kind} device' if table.kind else 'no device'}")
-        rows = [["started", "run", "verdict", *table.metrics], ["", "", "", *table.units]]
+        commits = [row.first.commit or "" for row in table.rows]
+        named = ["commit"] if any(commits) else []
+        rows = [
+            ["started", "run", *named, "verdict", *table.metrics],
+            ["", "", *[""] * len(named), "", *table.units],
+        ]
         for row in table.rows:
             verdict = "known issue" if row.first.known_issue else row.first.verdict
-            rows.append([_time(row.first.time_ms), row.first.run_id[-6:], verdict, *map(_figure, row.figures)])
+            commit = [f"{short(row.first.commit or '')}{'+' if row.first.dirty else ''}"] if named else []
+            rows.append([_time(row.first.time_ms), row.first.run_id[-6:], *commit, verdict, *map(_figure, row.figures)])
         changes = ["", "", *(row.change for row in table.rows)]
-        aligned = columns(rows, right=range(3, 3 + len(table.metrics)), indent="  ")
+        first = 3 + len(named)
+        aligned = columns(rows, right=range(first, first + len(table.metrics)), indent="  ")
         lines += [shown for line, what in zip(aligned, changes, strict=True) for shown in _with_change(line, what)]
         if job in records:
             lines.append(f"  {fmt.record(records[job])}")
+        if link := _newest_change(commits, commit_url):
+            # Not cut: somebody wants to open it.
+            lines.append(f"  {link}")
         lines += _plots(table)
         for one in alerts:
             if (one.job_id, one.device_kind) == job:
                 step = f"{one.metric} {word_of(one)} since {one.first_bad}: {change_of(one)}, {one.state}"
                 lines += wrapped(f"  #{one.id} {step}")
     return lines
+
+
+def _newest_change(commits: Sequence[str], url: str) -> str:
+    """Return what leads to the newest commits that a history has, those between two runs where there are two."""
+    found = [commit for commit in commits if commit]
+    if not found:
+        return ""
+    before = next((commit for commit in reversed(found) if commit != found[-1]), "")
+    return range_link(url, before, found[-1]) or commit_link(url, found[-1])
 
 
 def sparkline(values: Sequence[float | None]) -> str:

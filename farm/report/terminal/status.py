@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from farm.report.model import format as fmt
 from farm.report.model.alerts import UNSURE, by_range, change_of, remark_text, word_of
+from farm.report.model.commits import standing_text, toolchain_text
 from farm.report.model.status import TITLES, ago, counts, reasons_of, unsure_lines
 from farm.report.terminal.layout import LEAST_WIDTH, first_of, fitted, titled
 from farm.store.records import AlertState
@@ -48,9 +49,13 @@ def _alert(one: AlertRecord) -> list[str]:
 def _run(status: Status, run: RunStatus, now_ms: int, limit: int) -> list[str]:
     kind = f" on {run.device_kind} devices" if run.device_kind else ""
     ended = f"exit code {run.exit_code}" if run.finished_ms is not None else "NOT FINISHED"
+    line = [f"line {status.line}"] if status.line else []
+    told = [f"  {text}" for text in (toolchain_text(run.toolchain), standing_text(run.toolchain)) if text]
     lines = [
+        *line,
         f"{run.run_id}: {run.priority} run of {run.user}, {ago(run.started_ms, now_ms)}, {ended}",
         f"  {run.command}",
+        *told,
         f"  {counts(status)}{kind}",
     ]
     first, *others = TITLES

@@ -57,6 +57,15 @@ class RunReader:
         with self._database.reading() as connection:
             return resolve_run(connection, ref)
 
+    def line(self, run_id: str) -> tuple[str, bool]:
+        """Return the line that a run belongs to or, where the second is True, that it is only compared with.
+
+        Raises UnknownNameError.
+        """
+        with self._database.reading() as connection:
+            run = find_run(connection, run_id)
+            return run.run_line, run.run_private
+
     def view(self, run_id: str) -> RunView:
         """Return all that is known of a run, and what its failed cases did elsewhere. Raises UnknownNameError."""
         with self._database.reading() as connection:

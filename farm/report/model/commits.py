@@ -1,0 +1,75 @@
+"""A toolchain, its commit and the commits between two runs in words, and where a reader finds them. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from farm.analysis.facts import SHORT_COMMIT
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from farm.store.view import RunToolchain
+
+_HASH = re.compile(r"[0-9a-f]{7,64}")
+_PLACE = "{commit}"
+# GitHub and GitLab, and what is like them.
+_ONE, _BETWEEN = "/commit/{commit}", "/compare/"
+
+
+def short(commit: str) -> str:
+    """Return a commit's hash as people read it."""
+    return commit[:SHORT_COMMIT]
+
+
+def commit_link(template: str, commit: str) -> str:
+    """Return the address of a commit; empty where `template` is no web address with a place for it.
+
+    Both may come from anybody: what is returned begins with http:// or https://.
+    """
+    if not _HASH.fullmatch(commit) or _PLACE not in template or not template.isprintable():
+        return ""
+    address = template.replace(_PLACE, quote(commit))
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return ""
+    return address if parts.scheme in {"http", "https"} and parts.netloc and " " not in address else ""
+
+
+def range_link(template: str, good: str, bad: str) -> str:
+    """Return the address of the commits after `good` up to `bad`, where the one of a commit shows it; else empty."""
+    if not template.endswith(_ONE) or not _HASH.fullmatch(good) or good == bad or not commit_link(template, bad):
+        return ""
+    return f"{template.removesuffix(_ONE)}{_BETWEEN}{quote(good)}...{quote(bad)}"
+
+
+def toolchain_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
+    """Return what a run compiled with, in a line: `main, commit 1a2b3c4d5e (dirty) on branch x: Fix pad`; or empty."""
+    if not toolchain:
+        return ""
+    state = f"commit {short(toolchain.commit)}" if toolchain.commit else ""
+    if toolchain.dirty:
+        state = f"{state} (dirty)" if state else "changed files"
+    state += f" on branch {toolchain.branch}" if toolchain.branch else ""
+    parts = [toolchain.name or "default toolchain", *filter(None, [state])]
+    text = ", ".join(parts)
+    return f"{text}: {toolchain.subject}" if toolchain.subject and toolchain.commit else text
+
+
+def standing_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
+    """Return what becomes of a run's numbers, where they do not belong to the line; empty where they do."""
+    if not toolchain or not toolchain.private:
+        return ""
+    line = f"line {toolchain.line}" if toolchain.line else "the default line"
+    return f"compared with {line}, and no part of its history, baseline or status"
+
+
+def since_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
+    """Return how many commits are new since the run of the line before; empty where that is not known."""
+    if not toolchain or not toolchain.since:
+        return ""
+    count = len(toolchain.since) + toolchain.more
+    return f"{count} new commit{'' if count == 1 else 's'} since the run before in its line"
