@@ -2,6 +2,10 @@
 // read, (word at byte 8 of the custom config) << 32 | (word at byte 4).
 #include <cstdint>
 
+#ifndef BUILD_ID
+#define BUILD_ID "v2.stub"
+#endif
+
 namespace {
 
 struct Interface {
@@ -18,7 +22,7 @@ struct Config {
 };
 
 uint64_t get_build_id(const char** id) {
-  *id = "v2.stub";
+  *id = BUILD_ID;
   return 0;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
@@ -13,7 +14,7 @@ from farm.cli.output import echo, notice, show
 from farm.config.settings import load_config
 from farm.errors import FarmError, UsageError
 from farm.report.model.format import size
-from farm.report.terminal.layout import columns
+from farm.report.terminal.layout import columns, wrapped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,21 +51,22 @@ def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
     config = load_config(config_file)
     states = sdk_states(config)
     offers = list(_offers(config))
-    rows = [("QNN", "for", "compiles", "size", "from")]
+    rows = [("QNN", "compiles", "size", "from")]
     rows += [
         (
             f"{state.version}{' *' if state.default else ''}",
-            ", ".join(state.targets) or "-",
             ", ".join(state.backends) or "-",
             size(state.nbytes),
-            state.origin,
+            urlsplit(state.origin).hostname or state.origin,
         )
         for state in states
     ]
-    lines = [*columns(rows, right=(3,))] if states else ["no QNN is here"]
+    lines = [*columns(rows, right=(2,))] if states else ["no QNN is here"]
     if any(state.default for state in states):
         lines.append("* is the default")
-    lines += [f"{state.version}: {state.problem}" for state in states if state.problem]
+    for state in states:
+        lines += wrapped(f"{state.version} is for {', '.join(state.targets)}") if len(state.targets) > 1 else []
+        lines += wrapped(f"{state.version}: {state.problem}") if state.problem else []
     if offers:
         lines += ["", "can be fetched:"]
         lines += [f"  farm sdk fetch {offer['fetch']:14} {offer['from']}" for offer in offers]

@@ -55,9 +55,9 @@ def remove_sdk(config: Config, sdk: CachedSdk) -> None:
     """Remove an SDK, and the layouts of libraries that lead to nothing then."""
     withdraw(sdk.root)
     (sdks_folder(config.cache_dir) / f"{sdk.root.name}.lock").unlink(missing_ok=True)
-    for layout in (config.cache_dir / "sdk").glob(f"*/lib/{TARGET}/real/{LIBRARY}"):
-        if layout.is_symlink() and not layout.exists():
-            shutil.rmtree(layout.parents[3], ignore_errors=True)
+    for folder in (config.cache_dir / "sdk").glob(f"*/lib/{TARGET}/real"):
+        if (folder / LIBRARY).is_symlink() and not (folder / LIBRARY).exists():
+            shutil.rmtree(folder.parents[2], ignore_errors=True)
 
 
 def _used_ms(root: Path) -> int:

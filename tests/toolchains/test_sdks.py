@@ -1,0 +1,371 @@
+"""QNN SDKs: fetched from a server on loopback by ExecuTorch's real downloader, or by pip from a folder; miniatures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from elf_maker import make_elf
+from farm_home import FarmHome
+from made_environments import make_source_tree
+from miniature_sdk import HOST, VERSION, Server, give_downloader, make_library, make_wheel, sdk_files, served, zipped
+
+from farm.config.settings import Config, load_config
+from farm.config.toolchains import ToolchainConfig
+from farm.errors import FarmError, InfraError, MissingToolError, UsageError
+from farm.runtime.qnn_sdk import linux_files
+from farm.toolchains.sdk import archive as archive_module
+from farm.toolchains.sdk.archive import check_sdk, unpack_sdk
+from farm.toolchains.sdk.downloader import fetch_sdk, offered_sdk
+from farm.toolchains.sdk.removal import cached_sdks, removable_sdks, remove_sdk
+from farm.toolchains.sdk.wheels import KNOWN_WHEELS, candidates, fetch_wheel_sdk
+from farm.toolchains.sdks import installed_sdks, native_fields, resolve_qnn, wheel_version
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with served(zipped(sdk_files(), {"lib/x86_64-linux-clang/libQnnHtp.so.2": "libQnnHtp.so"})) as server:
+        yield server
+
+
+@pytest.fixture
+def config(tmp_path: Path, server: Server) -> Config:
+    """A cache of its own, and a toolchain whose downloader asks the server on loopback."""
+    give_downloader(tmp_path / "executorch", server.url)
+    toolchain = ToolchainConfig(name="main", executorch=tmp_path / "executorch")
+    return msgspec.structs.replace(load_config(), cache_dir=tmp_path / "cache", toolchain=toolchain)
+
+
+def _fetch(config: Config, sha256: str = "") -> Path:
+    return fetch_sdk(config, offered_sdk(config), lambda _line: None, sha256)
+
+
+class TestDownloader:
+    def test_the_sdk_of_executorchs_downloader_is_fetched_once_and_is_an_sdk_by_its_version(
+        self, config: Config, server: Server
+    ) -> None:
+        root = _fetch(config, hashlib.sha256(server.content).hexdigest().upper())
+        assert root == config.cache_dir / "sdks" / VERSION
+        assert (root / "bin/x86_64-linux-clang/qnn-net-run").stat().st_mode & 0o111
+        assert (root / HOST / "libQnnHtp.so.2").resolve() == root / HOST / "libQnnHtp.so"
+        assert not list(root.rglob("*.zip"))
+        noted = json.loads((root / "farm-fetched.json").read_text())
+        assert noted["sha256"] == hashlib.sha256(server.content).hexdigest()
+        assert noted["licence_accepted"]
+        assert _fetch(config) == root
+        assert server.asked == 1
+        assert resolve_qnn(config, "2.37") == resolve_qnn(config, "v" + VERSION) == root
+
+    def test_another_archive_than_the_one_of_the_hash_is_refused_and_leaves_nothing(self, config: Config) -> None:
+        with pytest.raises(InfraError, match=r"has the SHA-256 [0-9a-f]{64}, expected 0000"):
+            _fetch(config, "0" * 64)
+        assert not [path for path in (config.cache_dir / "sdks").iterdir() if path.is_dir()]
+
+    def test_a_server_that_has_it_not_is_one_line(self, config: Config, server: Server) -> None:
+        offer = offered_sdk(config)
+        server.content = b"<html>sign in first</html>"
+        with pytest.raises(
+            InfraError, match=r"^QNN SDK 2\.37\.0\.250724 cannot be fetched from http://127.*corrupt"
+        ) as raised:
+            fetch_sdk(config, offer, lambda _line: None)
+        assert "\n" not in str(raised.value)
+
+    @pytest.mark.parametrize(
+        ("url", "version"),
+        [("http://example.org/sdk", VERSION), ("https://127.0.0.1", "../../etc"), ("file:///etc", VERSION)],
+    )
+    def test_only_versions_and_addresses_that_nobody_can_change_on_the_way_are_taken(
+        self, config: Config, url: str, version: str
+    ) -> None:
+        assert config.toolchain.executorch is not None
+        give_downloader(config.toolchain.executorch, url, version)
+        with pytest.raises(MissingToolError, match="expected a version, and a zip file at an https address"):
+            offered_sdk(config)
+
+    def test_a_toolchain_without_a_downloader_is_named(self, config: Config, tmp_path: Path) -> None:
+        bare = msgspec.structs.replace(config.toolchain, executorch=tmp_path)
+        with pytest.raises(MissingToolError, match=r"the toolchain main has no backends/qualcomm/\S+sdk\.py"):
+            offered_sdk(msgspec.structs.replace(config, toolchain=bare))
+
+
+class TestArchive:
+    def _refused(self, folder: Path, content: bytes) -> str:
+        (folder / "sdk.zip").write_bytes(content)
+        target = folder / "inner" / "sdk"
+        target.mkdir(parents=True)
+
+        def unpack() -> None:
+            unpack_sdk(folder / "sdk.zip", target, VERSION)
+            check_sdk(target, VERSION)
+
+        with pytest.raises(InfraError) as raised:
+            unpack()
+        assert sorted(path.name for path in folder.iterdir()) == ["inner", "sdk.zip"]
+        assert [path.name for path in (folder / "inner").iterdir()] == ["sdk"]
+        return str(raised.value)
+
+    @pytest.mark.parametrize("name", ["../../../evil", "/etc/evil", "a\\..\\evil", "a//b", "./a", "lib/../../a"])
+    def test_a_name_that_leads_out_is_refused(self, tmp_path: Path, name: str) -> None:
+        assert "leads out of its folder" in self._refused(tmp_path, zipped(sdk_files() | {name: b"evil"}))
+
+    @pytest.mark.parametrize(
+        ("links", "problem"),
+        [
+            ({"out": "../../.."}, "the link 'out' in it leads out"),
+            ({"out": "/etc"}, "the link 'out' in it leads out"),
+            ({"lib/aarch64-android": "../bin"}, "lies behind a link"),
+        ],
+    )
+    def test_a_link_that_leads_out_or_is_written_through_is_refused(
+        self, tmp_path: Path, links: dict[str, str], problem: str
+    ) -> None:
+        assert problem in self._refused(tmp_path, zipped(sdk_files(), links))
+
+    def test_what_is_cut_short_damaged_or_something_else_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        content = zipped(sdk_files())
+        flipped = content.replace(b"%PDF miniature", b"%PDF miniaturE")
+        others = {
+            "cut": (content[:-40], "it is damaged"),
+            "flipped": (flipped, "it is damaged"),
+            "other": (zipped(sdk_files(), version="2.31.0.1"), f"there is no qairt/{VERSION}/ in it"),
+        }
+        for name, (bad, problem) in others.items():
+            (tmp_path / name).mkdir()
+            assert problem in self._refused(tmp_path / name, bad)
+        monkeypatch.setattr(archive_module, "_MOST_BYTES", 100)
+        (tmp_path / "large").mkdir()
+        assert "it is larger than any SDK" in self._refused(tmp_path / "large", content)
+
+    @pytest.mark.parametrize(
+        ("name", "content", "problem"),
+        [
+            ("sdk.yaml", b"version: 2.36.0.1\n", "its sdk.yaml says version 2.36.0.1, and 2.37.0.250724 was fetched"),
+            (
+                f"{HOST}/libQnnHtp.so",
+                make_elf(183, wide=True),
+                f"{HOST}/libQnnHtp.so is made for AArch64, expected x86-64",
+            ),
+            ("lib/hexagon-v75/unsigned/a.so", b"no ELF", "lib/hexagon-v75/unsigned/a.so: .*no little-endian ELF"),
+            (f"{HOST}/libQnnSystem.so", None, f"it has no {HOST}/libQnnSystem.so"),
+        ],
+    )
+    def test_an_sdk_that_is_not_what_it_should_be_is_refused(
+        self, tmp_path: Path, name: str, content: bytes | None, problem: str
+    ) -> None:
+        files = sdk_files() | {name: content or b""}
+        if content is None:
+            del files[name]
+        said = self._refused(tmp_path, zipped(files))
+        assert re.search(problem, said), said
+
+
+class TestLicence:
+    @pytest.fixture
+    def asked(self, home: FarmHome, tmp_path: Path, server: Server) -> FarmHome:
+        tree = make_source_tree(home.cwd / "executorch", "1.6.0a0", built=True)
+        give_downloader(tree, server.url)
+        return FarmHome(tmp_path / "own-cache", home.state, home.cwd)
+
+    def test_without_a_terminal_nothing_is_fetched_until_it_is_accepted(self, asked: FarmHome, server: Server) -> None:
+        done = asked.farm("sdk", "fetch", "--toolchain", "./executorch")
+        assert (done.returncode, done.stdout, server.asked) == (2, "", 0)
+        assert "LICENSE.pdf" in done.stderr
+        assert done.stderr.rstrip().endswith("read it and add --accept-licence")
+        done = asked.farm("sdk", "fetch", "--toolchain", "./executorch", "--accept-licence")
+        assert (done.returncode, server.asked) == (0, 1), done.stderr
+        assert Path(done.stdout.strip()) == asked.cache / "sdks" / VERSION
+        again = asked.farm("sdk", "fetch", "2.37", "--toolchain", "./executorch")
+        assert (again.returncode, again.stdout, server.asked) == (0, done.stdout, 1), again.stderr
+
+    @pytest.mark.parametrize(("answer", "code"), [("n\n", 2), ("y\n", 0)])
+    def test_on_a_terminal_it_is_asked(self, asked: FarmHome, server: Server, answer: str, code: int) -> None:
+        master, slave = pty.openpty()
+        os.write(master, answer.encode())
+        argv = [sys.executable, "-m", "farm.cli.main", "sdk", "fetch", "--toolchain", "./executorch"]
+        with subprocess.Popen(
+            argv, env=asked.env, cwd=asked.cwd, stdin=slave, stdout=subprocess.PIPE, stderr=slave
+        ) as farm:
+            os.close(slave)
+            shown: list[bytes] = []
+            reader = threading.Thread(target=_read_all, args=(master, shown))
+            reader.start()
+            farm.communicate(timeout=60)
+            reader.join(timeout=10)
+        os.close(master)
+        text = b"".join(shown).decode()
+        assert "Do you accept the licence? [y/N]" in text
+        assert server.url in text
+        assert (farm.returncode, server.asked) == (code, 1 if code == 0 else 0), text
+
+
+def _read_all(terminal: int, shown: list[bytes]) -> None:
+    while True:
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:
+            return
+        if not part:
+            return
+        shown.append(part)
+
+
+class TestWheels:
+    @pytest.fixture(scope="class")
+    def library(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return make_library(tmp_path_factory.mktemp("library") / "libQnnHtp.so", "v2.49.40.260810104044")
+
+    @pytest.fixture
+    def index(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+        return tmp_path / "index"
+
+    def test_a_version_of_qnn_is_found_in_its_wheel_and_becomes_an_sdk(
+        self, config: Config, index: Path, library: Path
+    ) -> None:
+        make_wheel(index, "2.5.0", library, "2.49.40")
+        lines: list[str] = []
+        root = fetch_wheel_sdk(config.cache_dir, "2.49", lines.append)
+        assert lines == ["fetching onnxruntime-qnn 2.5.0, about 100 MB"]
+        assert root.name == "2.49.40.260810104044"
+        names = ["libQnnHtp.so", "libQnnSystem.so", "libc++-1234.so.1.0"]
+        assert sorted(path.name for path in (root / HOST).iterdir()) == names
+        assert fetch_wheel_sdk(config.cache_dir, "2.49.40", lines.append) == root == resolve_qnn(config, "2.49")
+        assert len(lines) == 1
+        # Arm Linux devices get the same release, not that of farm's environment.
+        assert linux_files(root, config.cache_dir).version == "onnxruntime-qnn 2.5.0"
+        assert not list((config.cache_dir / "fetching").iterdir())
+
+    def test_a_wheel_that_has_another_version_than_is_known_of_it_is_refused(
+        self, config: Config, index: Path, library: Path
+    ) -> None:
+        make_wheel(index, "2.4.0", library, "2.48.40")
+        with pytest.raises(InfraError, match=r"onnxruntime_qnn-2\.4\.0.* has QNN 2\.49\.40\S+, expected 2\.48\.40"):
+            fetch_wheel_sdk(config.cache_dir, "2.48", lambda _line: None)
+        assert installed_sdks(config)[1:] == []
+
+    def test_a_version_that_no_wheel_has_lists_those_there_are(self, config: Config, index: Path) -> None:
+        del index
+        with pytest.raises(MissingToolError) as raised:
+            fetch_wheel_sdk(config.cache_dir, "2.33", lambda _line: None)
+        assert all(qnn in str(raised.value) for qnn in KNOWN_WHEELS.values())
+        assert candidates("2.47.0.1") == ["2.3.0"]
+
+    @pytest.mark.whole
+    @pytest.mark.parametrize("qnn", ["2.47", "2.49"])
+    def test_smoke_runs_on_the_simulator_of_another_qnn(self, home: FarmHome, qnn: str) -> None:
+        fetched = home.farm("sdk", "fetch", qnn, timeout_s=600)
+        assert fetched.returncode == 0, fetched.stderr
+        (home.cwd / "farm.toml").write_text(f'[toolchain.other]\npython = "{sys.executable}"\nqnn = "{qnn}"\n')
+        ran = home.farm("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "--toolchain", "other",
+                        "--json", timeout_s=600)  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        run = json.loads(ran.stdout)
+        assert run["fingerprint"]["qnn"].startswith(f"v{qnn}.")
+
+
+class TestNames:
+    def test_what_is_named_is_used_or_refused(self, config: Config, tmp_path: Path) -> None:
+        here = wheel_version()
+        assert resolve_qnn(config, ".".join(here.split(".")[:2])) is None
+        for text, kind, problem in [
+            ("2.9", MissingToolError, rf"QNN 2\.9 is not on this machine, there is {here}: run 'farm sdk fetch 2\.9'"),
+            ("newest", UsageError, "QNN 'newest' is neither a version such as 2.49 nor a path"),
+            ("/nope", MissingToolError, "^/nope: there is no such folder"),
+            (str(tmp_path), MissingToolError, f"has no {HOST}/libQnnHtp.so to compile with"),
+        ]:
+            with pytest.raises(kind, match=problem) as raised:
+                resolve_qnn(config, text)
+            assert raised.value.exit_code == 2
+
+    def test_the_newest_build_of_a_version_is_taken_and_a_longer_number_is_no_prefix(self, config: Config) -> None:
+        for version in ("2.37.0.250724", "2.37.1.250801", "2.370.0.1"):
+            root = config.cache_dir / "sdks" / version
+            for name, content in sdk_files(version).items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_bytes(content)
+        assert resolve_qnn(config, "2.37") == config.cache_dir / "sdks" / "2.37.1.250801"
+        assert resolve_qnn(config, "2.37.0") == config.cache_dir / "sdks" / "2.37.0.250724"
+
+    def test_native_folders_are_those_of_the_qnn_table(self, tmp_path: Path) -> None:
+        (tmp_path / "build-android").mkdir()
+        toolchain = ToolchainConfig(name="main", native={"android-arm64": tmp_path / "build-android"})
+        fields = native_fields(toolchain)
+        assert fields["executorch_build"] == fields["android_executorch"] == tmp_path / "build-android"
+        # Made with another ExecuTorch.
+        assert fields["android_runner"] is fields["android_backend_library"] is None
+        for native, problem in [
+            ({"android": tmp_path}, "native.android: there is no such target, legal are android-arm64"),
+            ({"direct": tmp_path / "none"}, "toolchain.main: native.direct: .*none is no folder"),
+        ]:
+            with pytest.raises(UsageError, match=problem):
+                native_fields(msgspec.structs.replace(toolchain, native=native))
+
+
+class TestUse:
+    def test_it_is_written_into_farm_toml_and_all_else_stays(self, home: FarmHome, config: Config) -> None:
+        root = _fetch(config)
+        file = home.cwd / "farm.toml"
+        before = '# mine\nstore = "sqlite:///s.db" # here\n\n[qnn] # of QNN\n'
+        after = 'hexagon_sdk_root = "h"\n\n[paths]\n'
+        file.write_text(before + after)
+        own = FarmHome(config.cache_dir, home.state, home.cwd)
+        done = own.farm("sdk", "use", "2.37")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert file.read_text() == f'{before}sdk_root = "{root}"\n{after}'
+        assert load_config(file).sdk_root == root
+        listed = own.farm("sdk", "list")
+        assert f"{VERSION} *" in listed.stdout
+        assert all(len(line) <= 80 for line in listed.stdout.splitlines()), listed.stdout
+        back = own.farm("sdk", "use", ".".join(wheel_version().split(".")[:2]))
+        assert back.returncode == 0, back.stderr
+        assert file.read_text() == before + after
+
+    def test_without_a_farm_toml_it_says_what_to_write(self, home: FarmHome, config: Config) -> None:
+        root = _fetch(config)
+        done = FarmHome(config.cache_dir, home.state, home.cwd).farm("sdk", "use", str(root))
+        assert done.returncode == 2
+        assert f'these two lines: [qnn] and sdk_root = "{root}"' in done.stderr
+
+    def test_an_sdk_that_is_named_and_not_there_ends_a_run_before_it_begins(self, home: FarmHome) -> None:
+        run = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1")
+        done = home.farm(*run, env={"QNN_SDK_ROOT": "/nope"})
+        assert done.returncode == 2
+        assert "QNN_SDK_ROOT=/nope: there is no such folder" in done.stderr
+        (home.cwd / "farm.toml").write_text('[qnn]\nsdk_root = "gone"\n')
+        done = home.farm(*run)
+        assert done.returncode == 2
+        assert (
+            f"sdk_root in the [qnn] table of farm.toml: there is no such folder as the QNN SDK {home.cwd}/gone"
+            in done.stderr
+        )
+
+
+def test_an_sdk_goes_when_nothing_names_it(config: Config) -> None:
+    root = _fetch(config)
+    (found,) = cached_sdks(config)
+    assert (found.version, found.named) == (VERSION, False)
+    assert removable_sdks(config, None) == removable_sdks(config, 3600) == []
+    assert removable_sdks(msgspec.structs.replace(config, sdk_root=root), 0) == []
+    table = {"main": ToolchainConfig(name="main", named=True, qnn="2.37")}
+    assert removable_sdks(msgspec.structs.replace(config, toolchains=table), -10) == []
+    layout = config.cache_dir / "sdk" / "layout" / "lib/x86_64-linux-clang/real"
+    layout.mkdir(parents=True)
+    (layout / "libQnnHtp.so").symlink_to(root / HOST / "libQnnHtp.so")
+    remove_sdk(config, found)
+    assert not root.exists()
+    assert not (config.cache_dir / "sdk" / "layout").exists()
+    with pytest.raises(FarmError, match="farm sdk fetch"):
+        resolve_qnn(config, "2.37")
