@@ -36,7 +36,7 @@ _ABOUT = "environment.json"
 _NEVER_LINKED = {"executorch", "snapdragon-farm", "pip"}
 # Its wheel requires them for other backends, for language models and for its tests: no process of farm imports them.
 _NOT_NEEDED = {
-    "coremltools", "scikit-learn", "pandas", "pytorch-tokenizers", "hydra-core", "omegaconf", "hypothesis", "kgb",
+    "coremltools", "scikit-learn", "pytorch-tokenizers", "hydra-core", "omegaconf", "hypothesis", "kgb",
     "expecttest", "parameterized", "py-cpuinfo", "requests",
 }  # fmt: skip
 # What pip says when there is no such version: none of a package that the index does not have at all.

@@ -35,8 +35,8 @@ def test_farm_compiles_through_another_environment_without_torch_of_its_own(home
 def test_a_release_compiles_smoke_and_its_programs_run(home: FarmHome, release: str) -> None:
     done = home.farm(*SMOKE, "--toolchain", release, "--json", timeout_s=900)
     assert done.returncode == 0, done.stderr
-    run = json.loads(done.stdout)["run"]
-    assert (run["fingerprint"]["executorch"], run["fingerprint"]["toolchain"]) == (release, release)
+    facts = json.loads(done.stdout)["fingerprint"]
+    assert (facts["executorch"], facts["toolchain"]) == (release, release)
     checked = home.farm("toolchain", "check", release, timeout_s=300)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 

@@ -16,9 +16,9 @@ from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_base import
 from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_sample import (
     QcomCosineSimilarityComparator,
     QcomMSEComparator,
-    QcomSQNRComparator,
 )
 from executorch.devtools import Inspector
+from torchao.quantization.utils import compute_error
 
 from farm.compile.debug.compiler import REFERENCE_GRAPH
 from farm.program.layers import INPUT, Gap, Layer, LayerStep
@@ -120,7 +120,6 @@ def _ran(program: DebugProgram, written: Written) -> Mapping[int, tuple[torch.Te
 class _Comparators:
     def __init__(self, edge: ExportedProgram) -> None:
         self._mse = QcomMSEComparator(edge_ep=edge)
-        self._sqnr = QcomSQNRComparator(edge_ep=edge)
         self._cosine = QcomCosineSimilarityComparator(edge_ep=edge)
 
     def gap(self, before: torch.Tensor | None, after: torch.Tensor | None, scale: float | None) -> Gap | None:
@@ -136,7 +135,8 @@ class _Comparators:
             return Gap(0.0, math.inf, 1.0, 0.0)
         return Gap(
             _number(self._mse.element_compare(a, b)),
-            _number(self._sqnr.element_compare(a, b)),
+            # What ExecuTorch's comparator for it calls, which 1.3 does not have.
+            _number(float(compute_error(a, b))),
             _number(self._cosine.element_compare(a, b)),
             _number(float((a - b).abs().max()) / scale) if scale else None,
         )
