@@ -221,11 +221,12 @@ def _read_all(terminal: int, shown: list[bytes]) -> None:
         shown.append(part)
 
 
-class TestWheels:
-    @pytest.fixture(scope="class")
-    def library(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return make_library(tmp_path_factory.mktemp("library") / "libQnnHtp.so", "v2.49.40.260810104044")
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_library(tmp_path_factory.mktemp("library") / "libQnnHtp.so", "v2.49.40.260810104044")
 
+
+class TestWheels:
     @pytest.fixture
     def index(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv("PIP_NO_INDEX", "1")
