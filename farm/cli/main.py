@@ -36,7 +36,7 @@ _COMMANDS = {
     "diff": ("looking.report", "Compare two runs: newly red, fixed, slower, faster, missing."),
     "confirm": ("running.confirm", "Measure candidates again, or one job: interleaved A/B of old and new."),
     "compare": ("running.compare", "Compare two toolchains, SDKs or option sets: is B worse than A?"),
-    "bisect": ("running.confirm", "Find the run since which a job is worse, from stored bundles."),
+    "bisect": ("running.bisect", "Find the run or the commit since which a job is worse."),
     "profile": ("running.profile", "Show where a job's time goes, node by node, or compare two runs."),
     "debug": ("running.debug", "Compare a job's numbers layer by layer and name the first that goes wrong."),
     "exec": ("running.exec", "Run a ready .pte file on a device: outputs, latency, profile."),

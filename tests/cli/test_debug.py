@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         (["quantized_ops/conv2d[SM8650-htp-16a2w]"], "did you mean"),
         (["quantized_ops/conv2d[SM8650-xnnpack-fp32]"], "HTP simulator"),
         (["quantized_ops/conv2d[SM8650-htp-8a8w-use_dlbd=true]"], "did you mean 'use_dlbc'?"),
-        (["quantized_ops/conv2d[SM8650-htp-8a8w-use_dlbc=true,false]"], "one job is debugged at a time"),
+        (["quantized_ops/conv2d[SM8650-htp-8a8w-use_dlbc=true,false]"], "is one job: give every option one value"),
         (["quantized_ops/conv2d[SM8650-htp-8a8w]", "--soc", "SM8650"], "has a target already"),
         (["quantized_ops/conv2d[SM8650]"], "expected SoC-htp-precision"),
         (["quantized_ops/conv2d[SM8650-htp-8a8w"], "names no job"),

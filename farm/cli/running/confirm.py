@@ -1,4 +1,4 @@
-"""`farm confirm` and `farm bisect`: old and new bundle in turns on one device."""
+"""`farm confirm`: old and new bundle in turns on one device."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.cli.options import FOR_ATTACHED, duration, interleaved_options, json_option, refuse_together, toolchain_option
-from farm.cli.output import as_called, echo, notice, opened, show
+from farm.cli.options import (
+    FOR_ATTACHED,
+    duration,
+    interleaved_options,
+    json_option,
+    refuse_together,
+    toolchain_option,
+)
+from farm.cli.output import as_called, notice, opened, show
 from farm.errors import NoDeviceError, UsageError
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED, columns, wrapped
@@ -21,16 +28,13 @@ if TYPE_CHECKING:
 
     from farm.analysis.confirmation import Confirmation
     from farm.analysis.scale import Scale
-    from farm.regressions.bisect import BisectOutcome
     from farm.regressions.confirm_job import ConfirmOutcome, PairsRequest
     from farm.regressions.confirm_run import RunFindings
-    from farm.regressions.paired_test import Compared, Probe
+    from farm.regressions.paired_test import Compared
     from farm.replay.stored_result import StoredResult
 
 REGRESSION = 3
 """Exit code: a regression is confirmed."""
-
-_WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
 
 
 @click.command("confirm")
@@ -75,7 +79,7 @@ def confirm_command(
     Exit codes: 0 nothing confirmed; 3 it got worse; 2 usage, or a
     bundle is gone; 4 no device or infrastructure; 130 interrupted.
     """
-    request = _request(bench)
+    request = pairs_request(bench)
     if job is None:
         because = "{0} is for one JOB: name it, or leave {0} out"
         refuse_together({"--good": good, "--bad": bad, "--metric": metrics}, because)
@@ -92,44 +96,7 @@ def confirm_command(
     return REGRESSION if outcome.confirmed else 0
 
 
-@click.command("bisect")
-@click.argument("job")
-@click.option("--good", required=True, metavar="RUN", help="A run before it got worse: an id, or latest~20.")
-@click.option("--bad", required=True, metavar="RUN", help="A run after it: an id, or latest.")
-@click.option("--metric", default="", help="Otherwise htp_cycles, or latency without them.")
-@interleaved_options
-@json_option("Print everything, with all samples, as JSON.")
-def bisect_command(
-    job: str, good: str, bad: str, metric: str, config_file: Path | None, *, as_json: bool, **bench: Any
-) -> int:
-    """Find the run since which JOB is worse, by running stored bundles again.
-
-    First the whole step is measured, as by 'farm confirm'. Then, while runs are left between the last good and the
-    first bad one, the bundle of one of them is compared with that of the good run. What is nearer to the bad level is
-    bad. Runs of one bundle are measured once; at most 8 bundles are. Nothing is compiled unless the same bundle comes
-    of it, and nothing is recorded.
-
-    \b
-    Exit codes: 0 no step is confirmed; 3 it got worse, and since when is
-    shown; 2 usage, or a bundle of the ends is gone; 4 no device or
-    infrastructure; 130 interrupted.
-    """
-    from farm.regressions.bisect import bisect, find_ends
-
-    request = _request(bench)
-
-    def show_probe(result: StoredResult, probe: Probe) -> None:
-        line = f"{result.run.id}  {_WORDS[probe.answer]}: {probe.reason}"
-        echo("\n".join(wrapped(line)), err=as_json)
-
-    with opened(config_file, existing=True) as (config, store):
-        old, new = find_ends(store, job, good, bad)
-        outcome = bisect(config, store, old, new, request, notice, metric, show_probe)
-    show(_bisect_data(outcome), _bisect_lines(outcome), as_json=as_json)
-    return REGRESSION if outcome.found else 0
-
-
-def _request(bench: dict[str, Any]) -> PairsRequest:
+def pairs_request(bench: dict[str, Any]) -> PairsRequest:
     """Return what the options of `interleaved_options` ask for. Raises UsageError."""
     from farm.regressions.confirm_job import PairsRequest
 
@@ -190,13 +157,13 @@ def _confirm_lines(outcome: ConfirmOutcome) -> Iterator[str]:
         yield one_line(f"{name}: run {result.run.id}, bundle {bundle}, on {result.attempt.device}")
     same = "the same bundle against itself, " if outcome.same_bundle else ""
     yield one_line(f"{same}in turns on {outcome.device} ({outcome.kind})")
-    yield from ("", *_table(outcome.compared), "")
+    yield from ("", *compared_table(outcome.compared), "")
     for one in outcome.compared:
         if not one.pairs:
             yield from wrapped(f"{one.series.metric}: {one.confirmation.reason}")
     for failed in dict.fromkeys(f"{turn.role}: {turn.failure}" for turn in outcome.turns if turn.failure):
         yield from wrapped(f"a turn failed: {failed}")
-    yield from _differences(good, new, outcome.differences)
+    yield from differing_lines(good, new, outcome.differences)
     if attribution := outcome.attribution:
         causes, reason = " and ".join(attribution.explanation.causes), attribution.explanation.reason
         who = f"attributed cause: {causes}" if causes else "no attributed cause"
@@ -208,32 +175,7 @@ def _confirm_lines(outcome: ConfirmOutcome) -> Iterator[str]:
         yield SIMULATED
 
 
-def _bisect_lines(outcome: BisectOutcome) -> Iterator[str]:
-    whole = outcome.whole
-    yield one_line(outcome.runs[-1].view.id)
-    yield from _table([whole])
-    if not whole.pairs:
-        yield from wrapped(whole.confirmation.reason)
-    yield ""
-    if outcome.found:
-        last, first = outcome.last_good, outcome.first_bad
-        yield from (f"last good: {last.run.id}", f"first bad: {first.run.id}")
-        if outcome.bracket.exact:
-            yield "exact: there is no other result between them"
-        else:
-            yield from wrapped(f"a range, as these cannot tell: {outcome.reason}")
-        yield f"{whole.series.metric}: {_change(whole.series.scale, whole.confirmation)}"
-        yield from _differences(last, first, outcome.differences)
-    else:
-        verdict = "there is no step" if whole.confirmation.answer == "refuted" else "a step is not confirmed"
-        yield from wrapped(f"{verdict} from {outcome.runs[0].run.id} to {outcome.runs[-1].run.id}")
-    if outcome.left_out:
-        yield from wrapped(f"{outcome.left_out} runs between are left out: their case is another test")
-    if outcome.kind == "virtual":
-        yield SIMULATED
-
-
-def _table(compared: Sequence[Compared]) -> list[str]:
+def compared_table(compared: Sequence[Compared]) -> list[str]:
     """Return a table of what interleaved A/B measured of each metric."""
     rows: list[Sequence[str]] = [("metric", "good", "new", "change", "p", "answer")]
     for one in compared:
@@ -242,7 +184,7 @@ def _table(compared: Sequence[Compared]) -> list[str]:
             (
                 one_line(one.series.metric)[:20],
                 *(_median([pair[side] for pair in one.pairs], one.series.unit) for side in (0, 1)),
-                _change(one.series.scale, result),
+                change_interval(one.series.scale, result),
                 f"{result.p_value:.2g}" if result.pairs else fmt.NOTHING,
                 str(result.answer),
             )
@@ -255,7 +197,7 @@ def _median(turns: Sequence[Sequence[float]], unit: str) -> str:
     return fmt.quantity(statistics.median(medians), unit).removesuffix(" cycles") if medians else fmt.NOTHING
 
 
-def _change(scale: Scale, one: Confirmation) -> str:
+def change_interval(scale: Scale, one: Confirmation) -> str:
     """Return a change with its interval: `+8.2 % (+7.1 to +9.4)`."""
     from farm.analysis.scale import change_text
 
@@ -266,7 +208,7 @@ def _change(scale: Scale, one: Confirmation) -> str:
     return f"{change_text(scale, round(one.change, 6) + 0.0)} ({low} to {high})"
 
 
-def _differences(good: StoredResult, new: StoredResult, facts: dict[str, tuple[str, str]]) -> Iterator[str]:
+def differing_lines(good: StoredResult, new: StoredResult, facts: dict[str, tuple[str, str]]) -> Iterator[str]:
     """Yield what is not the same in both results."""
     from farm.analysis.facts import fact_line
 
@@ -284,13 +226,13 @@ def _confirm_data(outcome: ConfirmOutcome) -> dict[str, object]:
     attribution = outcome.attribution
     return {
         "job": outcome.new.view.id,
-        "good": _result_data(outcome.good),
-        "new": _result_data(outcome.new),
+        "good": result_data(outcome.good),
+        "new": result_data(outcome.new),
         "same_bundle": outcome.same_bundle,
         "device": outcome.device,
         "kind": outcome.kind,
         "confirmed": outcome.confirmed,
-        "metrics": [_compared_data(one) for one in outcome.compared],
+        "metrics": [compared_data(one) for one in outcome.compared],
         "differences": outcome.differences,
         "attribution": attribution and {
             "metric": attribution.metric,
@@ -306,37 +248,13 @@ def _confirm_data(outcome: ConfirmOutcome) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _bisect_data(outcome: BisectOutcome) -> dict[str, object]:
-    found = outcome.found
-    return {
-        "job": outcome.runs[-1].view.id,
-        "device": outcome.device,
-        "kind": outcome.kind,
-        "found": found,
-        "whole": _compared_data(outcome.whole),
-        "runs": [
-            {**_result_data(result), "value": value}
-            for result, value in zip(outcome.runs, outcome.values, strict=True)
-        ],
-        "left_out": outcome.left_out,
-        "probes": [
-            {"run": outcome.runs[probe.number].run.id, "answer": probe.answer, "reason": probe.reason,
-             "confirmation": probe.confirmation}
-            for probe in outcome.probes
-        ],
-        "last_good": _result_data(outcome.last_good) if found else None,
-        "first_bad": _result_data(outcome.first_bad) if found else None,
-        "exact": found and outcome.bracket.exact,
-        "reason": outcome.reason if found else "",
-        "differences": outcome.differences if found else {},
-    }  # fmt: skip
-
-
-def _result_data(one: StoredResult) -> dict[str, object]:
+def result_data(one: StoredResult) -> dict[str, object]:
+    """Return which result it is, for JSON."""
     return {"run": one.run.id, "bundle": one.attempt.bundle_key, "device": one.attempt.device, "kind": one.kind}
 
 
-def _compared_data(one: Compared) -> dict[str, object]:
+def compared_data(one: Compared) -> dict[str, object]:
+    """Return what interleaved A/B measured of a metric, for JSON."""
     series = one.series
     return {
         "metric": series.metric,

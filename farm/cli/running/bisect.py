@@ -1,0 +1,180 @@
+"""`farm bisect`: since which run, or which commit of a checkout, a job is worse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from farm.cli.options import FILE, FOLDER, FOR_ATTACHED, interleaved_options, json_option, refuse_together, soc_option
+from farm.cli.output import echo, notice, opened, show
+from farm.cli.running.confirm import (
+    REGRESSION,
+    change_interval,
+    compared_data,
+    compared_table,
+    differing_lines,
+    pairs_request,
+    result_data,
+)
+from farm.errors import UsageError
+from farm.report.terminal.layout import SIMULATED, wrapped
+from farm.system.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from farm.regressions.bisect import BisectOutcome
+    from farm.regressions.paired_test import Probe
+    from farm.replay.stored_result import StoredResult
+
+_WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
+
+
+@click.command("bisect")
+@click.argument("jobs", metavar="JOB...", nargs=-1)
+@click.option("--good", metavar="RUN", help="Of runs: one before it got worse: an id, or latest~20.")
+@click.option("--bad", metavar="RUN", help="Of runs: one after it: an id, or latest.")
+@click.option("--commits", metavar="GOOD..BAD", default="", help="Search commits of a checkout, not runs.")
+@click.option("--checkout", type=FOLDER, help="The source tree of ExecuTorch; otherwise that of --toolchain.")
+@click.option(
+    "--toolchain",
+    default="",
+    metavar="NAME",
+    help="Toolchain of farm.toml whose checkout it is; otherwise found by the checkout.",
+)
+@click.option(
+    "--build",
+    default="",
+    metavar="COMMAND",
+    help="Builds the native parts where a commit changes them; otherwise build in farm.toml.",
+)
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value="latest",
+    metavar="ID",
+    help="Go on with a search of commits, or show it: an id; otherwise the latest.",
+)
+@click.option("--anew", is_flag=True, help="Begin anew where such a search is not finished.")
+@soc_option("SoC, where a JOB has no target.")
+@click.option("--precision", help="Precision, where a JOB has no target and the case has several.")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
+@click.option("--metric", default="", help="Otherwise htp_cycles, or latency; of commits: what is worse.")
+@click.option("--markdown", type=FILE, help="Write the evidence of a search of commits here too.")
+@interleaved_options
+@json_option("Print everything, with all samples, as JSON.")
+def bisect_command(jobs: tuple[str, ...], config_file: Path | None, *, as_json: bool, **options: Any) -> int:
+    """Find the run, or the commit, since which JOB is worse.
+
+    With --good and --bad: stored bundles are run again. First the whole step
+    is measured, as by 'farm confirm'; then, while runs are left between the
+    last good and the first bad one, the bundle of one of them is compared with
+    that of the good run. What is nearer to the bad level is bad. Runs of one
+    bundle are measured once; at most 8 bundles are. Nothing is compiled unless
+    the same bundle comes of it.
+
+    With --commits: few commits between two of a checkout are compiled and run,
+    each in a source tree of its own. What is searched for is what is wrong at
+    the end: it does not import or compile, its verdict, a number that repeats
+    exactly, or a time, measured in turns with the good commit. Commits that
+    cannot tell are skipped, those of the same content have one answer, merges
+    count as one commit (first parents). Ctrl-C and a kill lose one step: the
+    same command goes on. Nothing is recorded of either.
+
+    \b
+    Exit codes: 0 no step is confirmed; 3 it got worse, and since when is
+    shown; 2 usage, or a bundle of the ends is gone; 4 no device or
+    infrastructure; 130 interrupted.
+    """
+    if options["commits"] or options["resume"]:
+        from farm.cli.running.commits import bisect_over_commits, resume_over_commits
+
+        refuse_together(
+            {"--good": options["good"], "--bad": options["bad"]}, "{} is for runs: leave it or --commits out"
+        )
+        _require_one_kind(options)
+        with opened(config_file) as (config, store):
+            over_commits = resume_over_commits if options["resume"] else bisect_over_commits
+            return over_commits(config, store, jobs, options, as_json=as_json)
+    return _bisect_runs(jobs, config_file, options, as_json=as_json)
+
+
+def _require_one_kind(options: dict[str, Any]) -> None:
+    if options["virtual"]:
+        refuse_together({"--device": options["device"]}, FOR_ATTACHED)
+
+
+def _bisect_runs(jobs: tuple[str, ...], config_file: Path | None, options: dict[str, Any], *, as_json: bool) -> int:
+    names = ("checkout", "toolchain", "build", "anew", "soc", "precision", "options", "markdown")
+    given = {f"--{name.removesuffix('s') if name == 'options' else name}": options[name] for name in names}
+    refuse_together(given, "{} is for --commits GOOD..BAD: leave it out")
+    if not (options["good"] and options["bad"]):
+        raise UsageError("name two runs with --good and --bad, or commits of a checkout with --commits GOOD..BAD")
+    if len(jobs) != 1:
+        raise UsageError("name one JOB: of runs one is searched at a time")
+    from farm.regressions.bisect import bisect, find_ends
+
+    request = pairs_request({name: options[name] for name in ("pairs", "inferences", "device", "virtual")})
+
+    def show_probe(result: StoredResult, probe: Probe) -> None:
+        line = f"{result.run.id}  {_WORDS[probe.answer]}: {probe.reason}"
+        echo("\n".join(wrapped(line)), err=as_json)
+
+    with opened(config_file, existing=True) as (config, store):
+        old, new = find_ends(store, jobs[0], options["good"], options["bad"])
+        outcome = bisect(config, store, old, new, request, notice, options["metric"], show_probe)
+    show(_bisect_data(outcome), _bisect_lines(outcome), as_json=as_json)
+    return REGRESSION if outcome.found else 0
+
+
+def _bisect_lines(outcome: BisectOutcome) -> Iterator[str]:
+    whole = outcome.whole
+    yield one_line(outcome.runs[-1].view.id)
+    yield from compared_table([whole])
+    if not whole.pairs:
+        yield from wrapped(whole.confirmation.reason)
+    yield ""
+    if outcome.found:
+        last, first = outcome.last_good, outcome.first_bad
+        yield from (f"last good: {last.run.id}", f"first bad: {first.run.id}")
+        if outcome.bracket.exact:
+            yield "exact: there is no other result between them"
+        else:
+            yield from wrapped(f"a range, as these cannot tell: {outcome.reason}")
+        yield f"{whole.series.metric}: {change_interval(whole.series.scale, whole.confirmation)}"
+        yield from differing_lines(last, first, outcome.differences)
+    else:
+        verdict = "there is no step" if whole.confirmation.answer == "refuted" else "a step is not confirmed"
+        yield from wrapped(f"{verdict} from {outcome.runs[0].run.id} to {outcome.runs[-1].run.id}")
+    if outcome.left_out:
+        yield from wrapped(f"{outcome.left_out} runs between are left out: their case is another test")
+    if outcome.kind == "virtual":
+        yield SIMULATED
+
+
+def _bisect_data(outcome: BisectOutcome) -> dict[str, object]:
+    found = outcome.found
+    return {
+        "job": outcome.runs[-1].view.id,
+        "device": outcome.device,
+        "kind": outcome.kind,
+        "found": found,
+        "whole": compared_data(outcome.whole),
+        "runs": [
+            {**result_data(result), "value": value}
+            for result, value in zip(outcome.runs, outcome.values, strict=True)
+        ],
+        "left_out": outcome.left_out,
+        "probes": [
+            {"run": outcome.runs[probe.number].run.id, "answer": probe.answer, "reason": probe.reason,
+             "confirmation": probe.confirmation}
+            for probe in outcome.probes
+        ],
+        "last_good": result_data(outcome.last_good) if found else None,
+        "first_bad": result_data(outcome.first_bad) if found else None,
+        "exact": found and outcome.bracket.exact,
+        "reason": outcome.reason if found else "",
+        "differences": outcome.differences if found else {},
+    }  # fmt: skip
