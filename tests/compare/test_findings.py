@@ -75,6 +75,11 @@ def test_a_job_that_fails_otherwise_on_each_side_tells_both() -> None:
     assert job(broken("old"), broken("new")).text == "build: new; A: build: old"
 
 
+def test_a_known_issue_is_called_so() -> None:
+    one = job(broken("old"), side("q", **FAILED, known_issue="#12"))
+    assert one.text == "numerics: output 0: sqnr 12 dB < 20 dB (known issue: #12); A: build: old"
+
+
 def test_nothing_changed_is_said_in_one_sentence() -> None:
     assert sentence(report(job(side("p"), side("p")), job(side("q"), side("q")))) == (
         "B changes no program of these 2 jobs"

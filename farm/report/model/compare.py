@@ -106,6 +106,12 @@ class SideResult(msgspec.Struct, frozen=True, kw_only=True):
             return JobState.INFRA
         return JobState.COMPILED if self.compiled else JobState.ABSENT
 
+    @property
+    def text(self) -> str:
+        """How it ended and why, in one line."""
+        why = f"{self.stage}: {self.reason}" if self.reason else str(self.state)
+        return f"{why} (known issue: {self.known_issue})" if self.state is JobState.KNOWN else why
+
 
 class PairedMetric(msgspec.Struct, frozen=True, kw_only=True):
     """One number of both sides, measured in turns on one device."""
@@ -239,7 +245,7 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """Why it is in its group, in one line."""
-        a, b = (f"{one.stage}: {one.reason}" if one.reason else str(one.state) for one in (self.a, self.b))
+        a, b = (one.text for one in (self.a, self.b))
         infra = [text for text, one in ((a, self.a), (b, self.b)) if one.state is JobState.INFRA]
         texts = {
             CompareGroup.NEWLY_FAILING: b,
