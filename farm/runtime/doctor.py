@@ -89,10 +89,19 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class Doctor:
-    """Examines one configuration; `attached` are serials by SoC, None when no adb server was asked."""
+    """Examines one configuration; `attached` are serials by SoC, None when no adb server was asked.
 
-    def __init__(self, config: Config, attached: Mapping[str, Iterable[str]] | None = None) -> None:
+    `compiler` has the versions of the packages that compile, those of farm's own environment unless it is given.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        attached: Mapping[str, Iterable[str]] | None = None,
+        compiler: Mapping[str, str] | None = None,
+    ) -> None:
         self._config = config
+        self._compiler = compiler_versions() if compiler is None else compiler
         self._attached = {soc: tuple(serials) for soc, serials in (attached or {}).items()}
         self._asked = attached is not None
         self._places: dict[str, Places] = {}
@@ -122,7 +131,7 @@ class Doctor:
         gaps = [
             MissingItem(f"the Python package {name}", install_hint("build"))
             for name in _COMPILER_PACKAGES
-            if not package_version(name)
+            if not self._compiler.get(name)
         ]
         gaps += self._host_gaps()
         try:
@@ -244,9 +253,15 @@ def _package(name: str) -> None:
         raise MissingToolError(f"{name} is not installed: {install_hint('simulator')}")
 
 
-def list_tools(config: Config) -> list[Tool]:
-    """Return the tools of this machine, those that are not there with an empty version."""
-    tools = [Tool(name, package_version(name), "") for name in _TOOL_PACKAGES]
+def compiler_versions() -> dict[str, str]:
+    """Return the versions of the packages that compile, as farm's own environment has them; empty for none."""
+    return {name: package_version(name) for name in _COMPILER_PACKAGES}
+
+
+def list_tools(config: Config, compiler: Mapping[str, str] | None = None) -> list[Tool]:
+    """Return the tools of this machine, those that are not there with an empty version; `compiler` as in Doctor."""
+    versions = {name: package_version(name) for name in _TOOL_PACKAGES} | dict(compiler or {})
+    tools = [Tool(name, versions[name], "") for name in _TOOL_PACKAGES]
     tools += [Tool(name, "in PATH" if (path := shutil.which(name)) else "", path or "") for name in _TOOL_PROGRAMS]
     tools += [_runner(config, name) for name in TARGETS]
     tools.append(_adb())

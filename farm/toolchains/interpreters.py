@@ -53,6 +53,11 @@ class InterpreterFacts(msgspec.Struct, frozen=True):
         found = self.packages.get(package)
         return found.folders[0] if found and found.folders else None
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of those packages that are there."""
+        return {name: self.version_of(name) for name in self.packages}
+
     def version_of(self, package: str) -> str:
         """Return the version of a package, `missing` where it is not there, `unknown` where nothing says it."""
         found = self.packages.get(package)

@@ -23,7 +23,6 @@ from farm.toolchains.toolchain import SourceState
 
 if TYPE_CHECKING:
     from farm.config.settings import Config
-    from farm.toolchains.interpreters import InterpreterFacts
 
 NOT_MADE = "not made"
 
@@ -89,7 +88,7 @@ def row_of(config: Config, toolchain: ToolchainConfig) -> ToolchainRow:
         python=str(python),
         python_version=".".join(map(str, facts.version)),
         executorch_folder=str(facts.folder("executorch") or ""),
-        versions=_versions(facts),
+        versions=facts.versions,
         source=source,
         problem=f"no {', '.join(missing)}: farm itself needs none, --toolchain names an environment" if missing else "",
     )
@@ -103,10 +102,6 @@ def _origin(toolchain: ToolchainConfig) -> tuple[str, str]:
     if toolchain.python is not None:
         return "python", str(toolchain.python)
     return ("qnn" if toolchain.qnn or toolchain.native else DEFAULT), sys.prefix
-
-
-def _versions(facts: InterpreterFacts) -> dict[str, str]:
-    return {name: facts.version_of(name) for name in PACKAGES if name in facts.packages}
 
 
 def environment_rows(cache_dir: Path) -> list[EnvironmentRow]:

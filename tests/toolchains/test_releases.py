@@ -23,6 +23,8 @@ def test_farm_compiles_through_another_environment_without_torch_of_its_own(home
     assert refused.returncode == 2
     assert "or name an environment that has it with --toolchain" in refused.stderr
     assert "no executorch, torch, torchao" in " ".join(alone.farm("toolchain", "list").stdout.split())
+    wanted = ("doctor", "--soc", "SM8650", "--backend", "xnnpack")
+    assert [alone.farm(*wanted, *more).returncode for more in ((), ("--toolchain", sys.executable))] == [2, 0]
     # The runner is built against the C++ of that environment, which the shared cache has.
     checked = alone.farm("toolchain", "check", sys.executable, "--json", timeout_s=300)
     assert checked.returncode == 0, checked.stderr

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.backends.registry import BACKENDS, find_backend
-from farm.cli.options import json_option, soc_option
-from farm.cli.output import show
+from farm.cli.options import json_option, soc_option, toolchain_option
+from farm.cli.output import notice, show
 from farm.config.settings import load_config
 from farm.errors import FarmError
 from farm.report.terminal.layout import WIDTH, columns, wrapped
@@ -33,27 +33,30 @@ _NAMES = {"here": "yes"}
 @click.command("doctor")
 @soc_option("Only this SoC.")
 @click.option("--backend", help="Only this backend.")
+@toolchain_option
 @json_option()
-def command(config_file: Path | None, soc: str | None, backend: str | None, *, as_json: bool) -> int:
+def command(config_file: Path | None, soc: str | None, backend: str | None, toolchain: str, *, as_json: bool) -> int:
     """Say what can be compiled, staged and run here, and how to repair the rest.
 
     Nothing is built or fetched. Exit code 0, unless --soc and --backend ask for
     one that cannot be run: then 2.
     """
-    from farm.runtime.doctor import Doctor, backends_of, list_tools, runnable
+    from farm.runtime.doctor import Doctor, backends_of, compiler_versions, list_tools, runnable
+    from farm.toolchains.select import look_into, use_toolchain
 
     if backend is not None:
         find_backend(backend)
     chosen = find_soc(soc) if soc else None
     if chosen is not None and backend is not None:
         check_backend(chosen, backend)
-    config = load_config(config_file)
+    config = use_toolchain(load_config(config_file), toolchain, notice)
     attached, note = _attached()
-    doctor = Doctor(config, attached)
+    compiler = compiler_versions() if config.toolchain.python is None else look_into(config, config.toolchain).versions
+    doctor = Doctor(config, attached, compiler)
     socs = [chosen] if chosen else list(load_socs().values())
     wanted = [(one, name) for one in socs for name in backends_of(one) if backend in (None, name)]
     abilities = [doctor.examine(one, name) for one, name in wanted]
-    tools = list_tools(config)
+    tools = list_tools(config, compiler)
     direct = [
         {"soc": one.name, "backend": name, "runs_jobs": False, "gaps": doctor.direct(one, name)}
         for one, name in wanted
