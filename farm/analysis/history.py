@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 UNDER_TEST = frozenset(
-    {"executorch", "farm", "torch", "torchao", "transformers", "toolchain", "commit", "dirty"}
+    {"executorch", "farm", "torch", "torchao", "transformers", "toolchain", "commit", "dirty", "native_runner_of"}
 ) | CONTENTS.keys() - {"qnn_content"}
 """Facts of the program under test: they never part a series, as their effect on a number is what is looked for."""
 
@@ -24,7 +24,12 @@ _MADE_FROM = {"native_runner": ("executorch", "executorch_content", "commit")}
 _APART = UNDER_TEST | _MADE_FROM.keys() | CONTENTS.keys()
 # Their values are hashes, which are not shown.
 _NAMELESS = frozenset({"native_runner", "runtime", "skel"})
-_NAMES = {"native_runner": "runner", "device_kind": "device kind", "device_build": "device build"}
+_NAMES = {
+    "native_runner": "runner",
+    "native_runner_of": "runner's ExecuTorch",
+    "device_kind": "device kind",
+    "device_build": "device build",
+}
 
 
 class Point(msgspec.Struct, frozen=True, gc=False):
