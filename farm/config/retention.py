@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_nightly: str | None = None
     """The same for nightly runs, where it is another."""
     keep_runs: int | None = None
-    """Among so many newest."""
+    """Among so many newest of its line; private runs are counted by themselves."""
     keep_results: int = RESULTS
     """With one of so many newest results of any job."""
 
@@ -48,6 +49,9 @@ class RunFacts(msgspec.Struct, frozen=True):
     started_ms: int
     """Epoch, milliseconds."""
     priority: str
+    line: str = ""
+    private: bool = False
+    """It was only compared with the line."""
 
 
 class KeepReason(StrEnum):
@@ -55,7 +59,7 @@ class KeepReason(StrEnum):
 
     AGE = "age"
     NEWEST = "newest"
-    """Among the newest runs that `keep_runs` asks for."""
+    """Among the newest runs of its line that `keep_runs` asks for."""
     RESULTS = "results"
     """One of its results is among the newest of a job."""
     GOING_ON = "going on"
@@ -79,7 +83,11 @@ def decide(
     """
     nightly_ms = rules.keep_ms if rules.keep_nightly_ms is None else rules.keep_nightly_ms
     decided: dict[str, KeepReason | None] = {}
-    for number, run in enumerate(runs):
+    newer: Counter[tuple[str, bool]] = Counter()
+    for run in runs:
+        # What somebody tries does not push nights out.
+        group = ("", True) if run.private else (run.line, False)
+        number, newer[group] = newer[group], newer[group] + 1
         keep_ms = nightly_ms if run.priority == "nightly" else rules.keep_ms
         if keep_ms is not None and run.started_ms > now_ms - keep_ms:
             decided[run.run_id] = KeepReason.AGE

@@ -60,7 +60,8 @@ class Pruning:
     def decide(self, rules: Rules) -> dict[str, KeepReason | None]:
         """Return why each run stays, None for one that may go, newest first."""
         run = schema.run.c
-        query = select(run.id, run.started_ms, run.priority).order_by(run.started_ms.desc(), run.id.desc())
+        facts = (run.id, run.started_ms, run.priority, run.run_line, run.run_private)
+        query = select(*facts).order_by(run.started_ms.desc(), run.id.desc())
         with self._database.reading() as connection:
             now_ms = self._clock(connection)
             runs = [RunFacts(*row) for row in connection.execute(query)]

@@ -1,0 +1,325 @@
+"""Runs of several toolchains in one store: each line is a history of its own, and a private run is in none."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from old_store import make_old_store, snapshot
+
+from farm.analysis.flakiness import Reliability
+from farm.config.retention import Rules
+from farm.errors import StoreError, UnknownNameError, UsageError
+from farm.regressions.baseline import accept, levels
+from farm.regressions.look_back import record_look_back
+from farm.report.model.drift import drift_of
+from farm.report.model.status_query import read_status
+from farm.results.attempt import Direction, Measurement, Verdict
+from farm.store.records import RunRecord
+from farm.store.rows import now_ms
+from farm.store.store import Store, open_store
+from farm.store.toolchains import COMMITS_LIMIT
+from farm.store.view import RunCommit, RunToolchain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Make
+
+    from farm.suites.suite import Job
+
+DAY = 86_400_000
+FACTS = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "hardware"}
+MAIN = RunToolchain("main", "main", commit="a" * 40)
+MINE = RunToolchain("/home/ada/executorch", "main", private=True, commit="a" * 40, dirty=True)
+
+
+def night(
+    store: Store,
+    make: type[Make],
+    days_ago: float,
+    toolchain: RunToolchain,
+    *results: tuple[Job, Verdict, float],
+    key: str = "",
+    user: str = "ci",
+    priority: str = "nightly",
+    finished: bool = True,
+) -> str:
+    """Record a run of jobs with their verdicts and latencies in ms, and look back from it as `farm run` does."""
+    started_ms = now_ms() - round(days_ago * DAY)
+    facts = {**FACTS, **({"commit": toolchain.commit} if toolchain.commit else {})}
+    run_id = store.begin_run(RunRecord("farm run", user, "bench", facts, started_ms, priority, toolchain))
+    store.plan_jobs(run_id, [job for job, _, _ in results])
+    store.record_device(run_id, make.device(kind="hardware", build="b"))
+    for number, (job, verdict, value) in enumerate(results):
+        samples = tuple(value * 1e6 * share for share in (0.99, 1.0, 1.01))
+        size = Measurement("pte_size", "bytes", Direction.LOWER, (round(1000 * value),), exact=True)
+        measured = (Measurement("latency", "ns", Direction.LOWER, samples), size)
+        bundle = key or f"{toolchain.line}{toolchain.private}".encode().hex().ljust(64, "0")
+        store.record_build(run_id, job.id, seconds=3 * value, cached=False, bundle_key=bundle, program="c" * 64)
+        attempt = make.attempt(
+            job, verdict=verdict, started_ms=started_ms + number, measurements=measured, bundle_key=bundle,
+            seconds=value,
+        )  # fmt: skip
+        store.record_attempt(run_id, attempt)
+    if finished:
+        store.finish_run(run_id, 0)
+    record_look_back(store, run_id)
+    return run_id
+
+
+def quiet(store: Store, make: type[Make], toolchain: RunToolchain, job: Job, level: float, first: float) -> list[str]:
+    """Record ten nights on a level."""
+    wobble = (1.0, 1.01, 0.99, 1.005, 0.995)
+    return [night(store, make, first - n, toolchain, (job, Verdict.PASSED, level)) for n, _ in enumerate(wobble * 2)]
+
+
+def test_two_lines_are_two_histories(store: Store, make: type[Make]) -> None:
+    job = make.job("conv")
+    default = quiet(store, make, RunToolchain(), job, 1.0, 30)
+    main = quiet(store, make, MAIN, job, 2.0, 29.5)
+    # Twice as long as the runs right before it, and as ever in its line.
+    assert store.alerts.of_run(main[-1]) == store.alerts.of_run(default[-1]) == []
+
+    assert {point.run_id for point in store.history.points(job.id)} == set(default)
+    assert {point.run_id for point in store.history.points(job.id, line="main")} == set(main)
+    assert {point.run_id for point in store.history.points(job.id, line=None)} == {*default, *main}
+    assert [(one.metric, one.median) for one in levels(store, job.id, None, ["latency"])] == [("latency", 1e6)]
+    [level] = levels(store, job.id, None, ["latency"], "main")
+    assert (level.median, level.runs, level.enough) == (2e6, 10, True)
+
+    assert store.status.run_to_show() == default[-1]
+    assert store.status.run_to_show("main") == main[-1]
+    assert store.runs.resolve("latest") == main[-1]
+    assert store.runs.resolve("latest@default") == default[-1]
+    assert store.runs.resolve("latest~1@main") == main[-2]
+    with pytest.raises(UnknownNameError, match=r"mian.*main"):
+        store.runs.resolve("latest@mian")
+    with pytest.raises(UsageError, match="latest~10@main: line main has 10 runs"):
+        store.runs.resolve("latest~10@main")
+
+    assert store.status.of_run(main[-1]).jobs[0].before.run_id == main[-2]  # type: ignore[union-attr]
+    trend = store.history.background(main[-1]).trends[job.id][0]
+    assert [point.run_id for point in trend.points] == main
+    [found] = store.status.job_results([job.id], line="main")
+    assert found.result.run_id == main[-1]
+    assert store.selection.expected([job.id], "hardware")[job.id].run_seconds == 1.0
+    assert store.selection.expected([job.id], "hardware", "main")[job.id].run_seconds == 2.0
+
+
+def test_a_line_without_a_verdict_takes_times_of_others_and_no_verdict(store: Store, make: type[Make]) -> None:
+    job = make.job("conv")
+    night(store, make, 1, MINE, (job, Verdict.FAILED, 4.0))
+    found = store.selection.expected([job.id], "hardware", "release")[job.id]
+    assert (found.run_seconds, found.build_seconds) == (4.0, 12.0)
+    assert (found.last.outcome, found.last.run_id, found.last.bundle_key) == ("", "", "")
+
+
+def test_commits_of_a_line_are_one_series_and_a_regression_is_of_the_line(store: Store, make: type[Make]) -> None:
+    job = make.job("conv")
+    replace = msgspec.structs.replace
+    runs = [night(store, make, 20 - n, replace(MAIN, commit=f"{n:040x}"), (job, Verdict.PASSED, 1.0)) for n in range(9)]
+    for line in ("", "release"):
+        night(store, make, 5, RunToolchain(line, line), (job, Verdict.PASSED, 3.0))
+    worse = night(store, make, 1, replace(MAIN, commit="f" * 40), (job, Verdict.PASSED, 1.5))
+    found = {one.metric: one for one in store.alerts.of_run(worse)}
+    assert found["latency"].last_good == runs[0]
+    assert found["pte_size"].line == "main"
+    assert [one.metric for one in store.alerts.open(line="main")] == ["pte_size"]
+    assert store.alerts.open(line="") == store.alerts.open(line="release") == []
+    assert [one.metric for one in read_status(store, line="main").regressions] == ["pte_size"]
+    assert read_status(store).regressions == ()
+
+    # Somebody says that it is right: of this line alone.
+    done = accept(store, job.id, None, (), None, user="ada", note="a better rounding", line="main")
+    assert {one.metric for one in done} == {"latency", "pte_size"}
+    assert store.alerts.open() == []
+    with pytest.raises(UsageError, match=f"run {worse} is of line main: --line main"):
+        accept(store, job.id, None, (), worse, user="ada", note="x")
+
+
+def test_flaky_in_one_line_is_not_flaky_in_another(store: Store, make: type[Make]) -> None:
+    job = make.job("conv")
+    verdicts = (Verdict.PASSED, Verdict.FAILED)
+    for n in range(8):
+        night(store, make, 20 - n, RunToolchain(), (job, Verdict.PASSED, 1.0), key="b" * 64)
+        night(store, make, 19.5 - n, MAIN, (job, verdicts[n % 2], 1.0), key="b" * 64)
+    reliability = store.history.reliability
+    assert reliability([job.id], "hardware")[job.id].reliability is Reliability.STEADY
+    assert reliability([job.id], "hardware", line="main")[job.id].reliability is Reliability.NEWLY_FLAKY
+
+
+def test_a_private_run_is_compared_with_its_line_and_raises_no_alert(store: Store, make: type[Make]) -> None:
+    job = make.job("conv")
+    main = quiet(store, make, MAIN, job, 1.0, 20)
+    mine = night(store, make, 1, MINE, (job, Verdict.PASSED, 1.5), user="ada", priority="person")
+    looked = record_look_back(store, mine)
+    assert looked.summary_lines() == [
+        f"1 number that repeats changed: 'farm report {mine}' shows what got worse",
+        f"1 number looks different from its line: 'farm confirm --run {mine}' measures again",
+    ]
+    found = {one.metric: one for one in store.alerts.of_run(mine)}
+    assert found["pte_size"].last_good == main[-1]
+    assert found["pte_size"].private is True
+    assert store.alerts.open() == store.alerts.open(line="main") == []
+    assert [point.run_id for point in store.history.background(mine).trends[job.id][0].points] == [*main, mine]
+    assert store.status.of_run(mine).jobs[0].before.run_id == main[-1]  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match=f"run {mine} was only compared with line main"):
+        accept(store, job.id, None, (), mine, user="ada", note="x", line="main")
+    # Who changes it wants to know what failed a moment ago; nobody else does.
+    night(store, make, 0.5, MINE, (job, Verdict.FAILED, 1.5), user="ada")
+    failed_last = store.selection.failed_last
+    assert failed_last([job.id], "hardware", "ada", "main", private=True) == {job.id}
+    assert failed_last([job.id], "hardware", "ada", "main") == set()
+
+
+def answers(store: Store, jobs: list[Job], line: str, runs: list[str]) -> dict[str, Any]:
+    """Return all that can be asked about a line."""
+    names = [job.id for job in jobs]
+    pasts = [msgspec.to_builtins(past) for past in store.history.pasts_of_jobs("*", line=line)]
+    status = read_status(store, line=line or "default")
+    return {
+        "status": msgspec.to_builtins(status),
+        "points": msgspec.to_builtins(store.history.points("*", limit=100, line=line)),
+        "pasts": repr(pasts),
+        "levels": repr(levels(store, "*", None, (), line)),
+        "reliability": store.history.reliability(names, "hardware", line=line),
+        "red": store.history.reliability(names, "hardware", runs[-1], failed_of_late=True, line=line),
+        "open": repr(store.alerts.open(line=line)),
+        "steps": repr(store.alerts.of_jobs(names, line)),
+        "expected": store.selection.expected(names, "hardware", line),
+        "failed": store.selection.failed_last(names, "hardware", "ci", line),
+        "results": store.status.job_results(names, line=line),
+        "shown": (store.status.run_to_show(line), store.status.unfinished_runs(line)),
+        "latest": store.runs.resolve(f"latest@{line or 'default'}"),
+        "runs": {run: (store.runs.view(run), store.status.of_run(run), store.history.background(run)) for run in runs},
+        "pasts of runs": [repr(store.history.pasts_of_run(run)) for run in runs],
+        "drift": repr(drift_of([], store.browse.on_device("virtual-1", "hardware", 1000))),
+        "kept": {run: why for run, why in store.pruning.decide(Rules(1, None, 3, 2)).items() if run in runs},
+    }
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_private_run_changes_no_answer_about_its_line(sqlite_store: Store, make: type[Make], seed: int) -> None:
+    draw, store = random.Random(seed), sqlite_store
+    jobs = [make.job(name, precision, suite="mine") for name in ("conv", "pad") for precision in ("8a8w", "16a4w")]
+
+    def results(scale: float = 1.0) -> list[tuple[Job, Verdict, float]]:
+        chosen = draw.sample(jobs, draw.randint(1, len(jobs)))
+        verdicts = (Verdict.PASSED, Verdict.PASSED, Verdict.FAILED, Verdict.INFRA)
+        return [(job, draw.choice(verdicts), scale * draw.uniform(1.0, 1.02)) for job in chosen]
+
+    lines = {"": RunToolchain(), "main": MAIN}
+    runs: dict[str, list[str]] = {"": [], "main": []}
+    for n in range(12):
+        for line, toolchain in lines.items():
+            finished = n < 11 or line == ""
+            runs[line].append(night(store, make, 12 - n, toolchain, *results(1 + (n > 8)), finished=finished))
+    before = {line: answers(store, jobs, line, runs[line]) for line in lines}
+
+    others = [make.job("softmax", suite="mine")]
+    for n in range(6):
+        line = draw.choice(["", "main"])
+        mine = RunToolchain("mine", line, private=True, commit="d" * 40, dirty=bool(n % 2))
+        more = [(job, Verdict.FAILED, 9.0) for job in others[: n % 2]]
+        user, priority = draw.choice([("ci", "nightly"), ("ada", "person")])
+        days = draw.choice([0.01, 0.2, 5.5, 30])
+        run_id = night(
+            store, make, days, mine, *results(draw.choice([0.5, 3.0])), *more, user=user, priority=priority,
+            finished=n > 0,
+        )  # fmt: skip
+        assert store.runs.view(run_id).toolchain == mine
+    for line, was in before.items():
+        now = answers(store, jobs, line, runs[line])
+        assert [name for name in was if was[name] != now[name]] == []
+
+
+def test_what_a_run_compiled_with_is_kept_and_bounded(store: Store, make: type[Make]) -> None:
+    since = tuple(RunCommit(f"{n:040x}", f"Fix \0 pad {n}" + "x" * 300) for n in range(COMMITS_LIMIT + 7))
+    whole = RunToolchain(
+        "main", "main", commit="a" * 40, branch="main", subject="Fix pad", committed_ms=5, since=since, more=2,
+        commit_url="https://git.example/c/{commit}",
+    )  # fmt: skip
+    run_id = night(store, make, 1, whole, (make.job(), Verdict.PASSED, 1.0))
+    view = store.runs.view(run_id)
+    kept = view.toolchain
+    assert kept
+    assert (kept.commit, kept.branch, kept.subject, kept.committed_ms) == ("a" * 40, "main", "Fix pad", 5)
+    assert (len(kept.since), kept.more) == (COMMITS_LIMIT, 9)
+    assert "\0" not in kept.since[0].subject
+    assert len(kept.since[0].subject) <= 256
+    assert view.jobs[0].program == "c" * 64
+    assert store.status.newest_commit("main") == "a" * 40
+    assert store.status.newest_commit("") == ""
+
+
+def test_where_only_named_lines_have_runs_the_newest_is_shown(store: Store, make: type[Make]) -> None:
+    assert store.status.line_to_show(None) == ""
+    job = make.job("conv")
+    night(store, make, 9, RunToolchain("1.5.0", "1.5.0"), (job, Verdict.PASSED, 1.0))
+    night(store, make, 2, MAIN, (job, Verdict.PASSED, 1.0))
+    night(store, make, 1, msgspec.structs.replace(MINE, line=""), (job, Verdict.PASSED, 1.0))
+    assert store.status.line_to_show(None) == "main"
+    assert read_status(store).line == "main"
+    assert store.status.lines() == ["1.5.0", "main"]
+    assert store.status.line_to_show("1.5.0") == "1.5.0"
+    assert store.status.line_to_show("default") == ""
+    with pytest.raises(UnknownNameError, match=r"'1.5.1'.*1\.5\.0"):
+        store.status.line_to_show("1.5.1")
+    night(store, make, 20, RunToolchain(), (job, Verdict.PASSED, 1.0))
+    assert store.status.line_to_show(None) == ""
+
+
+def test_a_store_of_before_is_the_default_line_and_an_older_farm_goes_on_recording(address: str) -> None:
+    old = make_old_store(address)
+    with open_store(address) as store:
+        assert store.status.lines() == [""]
+        assert all(not store.runs.view(row[0]).toolchain for row in old["run"][1:])
+        # An older farm that has the store open names none of the new columns.
+        columns = [name for name in old["run"][0] if name != "id"]
+        listed = ", ".join(columns)
+        insert = f"INSERT INTO run (id, {listed}) SELECT '20260101-000000-dddddd', {listed} FROM run WHERE id = :id"  # noqa: S608
+        from sqlalchemy import text
+
+        store._database.write(lambda connection: connection.execute(text(insert), {"id": old["run"][1][0]}))
+        assert store.runs.line("20260101-000000-dddddd") == ("", False)
+        assert store.status.lines() == [""]
+    assert set(snapshot(address, like=old)["run"]) > set(old["run"])
+
+
+def test_an_older_farm_refuses_the_newer_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = tmp_path / "farm.db"
+    open_store(address).close()
+    monkeypatch.setattr("farm.store.database.REVISION", "0009")
+    with pytest.raises(StoreError, match="newer"):
+        open_store(address)
+    with sqlite3.connect(address) as connection:
+        assert connection.execute("SELECT version_num FROM farm_schema").fetchone() == ("0010",)
+
+
+def test_lines_go_into_another_store_and_older_farms_read_what_has_none(
+    sqlite_store: Store, make: type[Make], tmp_path: Path
+) -> None:
+    from farm.store.transfer.line_files import LineFile, import_runs, runs_in
+
+    job = make.job("conv")
+    plain = sqlite_store.begin_run(RunRecord("farm run", "ci", "bench", {}, 1_790_000_000_000))
+    sqlite_store.plan_jobs(plain, [job])
+    assert b'"layout":1' in next(iter(sqlite_store.transfer.export([plain])))
+    since = (RunCommit("e" * 40, "Fix pad"),)
+    mine = night(sqlite_store, make, 3, msgspec.structs.replace(MINE, since=since), (job, Verdict.PASSED, 1.0))
+    exported = b"".join(sqlite_store.transfer.export([plain, mine]))
+    assert b'"layout":2' in exported.splitlines()[0]
+    file = tmp_path / "runs.jsonl"
+    file.write_bytes(exported)
+    with open_store(tmp_path / "other.db") as other:
+        for expected in (2, 0):
+            with LineFile(str(file)) as lines:
+                assert len(import_runs(other.transfer, runs_in([lines]))[0]) == expected
+        assert other.runs.view(mine) == sqlite_store.runs.view(mine)
+        assert other.runs.view(mine).toolchain.since == since  # type: ignore[union-attr]
+        assert other.history.points(job.id, line="main") == []
+        assert b"".join(other.transfer.export([plain, mine])) == exported
