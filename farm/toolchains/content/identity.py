@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.bundles.key import CONTENT
+from farm.runtime.native.targets import BRIDGE
 from farm.system.hashes import hash_files, hash_tree
+from farm.system.resources import data_folder
 from farm.toolchains.content.distributions import parts_of
 from farm.toolchains.interpreters import SITES
 
@@ -185,10 +187,16 @@ def _python(cache_dir: Path, python: Path, facts: InterpreterFacts) -> str:
 
 def _libraries(cache_dir: Path, folder: Path) -> str:
     """Return the content of the libraries in a folder and below, behind links, by their names."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    if (folder / "real" / BRIDGE).is_file():
+        # farm's bridge stands before it: what that is compiled from, as each machine compiles other bytes.
+        del paths[BRIDGE]
+        sources = data_folder("native_runner") / "bridge"
+        paths |= {f"bridge/{path.name}": path for path in sorted(sources.glob("*.cpp"))}
+    hashes = hash_files(cache_dir, paths.values())
     digest = hashlib.sha256()
-    for path, sha256 in hash_files(cache_dir, paths).items():
-        digest.update(f"{path.relative_to(folder)}\0{sha256}\0".encode())
+    for name, path in paths.items():
+        digest.update(f"{name}\0{hashes[path]}\0".encode())
     return digest.hexdigest()
 
 
