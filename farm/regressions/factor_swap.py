@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from farm.runtime.runtime import Runtime
 
 FACTS = {Factor.RUNTIME: "native_runner", Factor.SDK: "qnn"}
-"""Which fact of a run tells of an factor."""
+"""Which fact of a run tells of a factor."""
+_LIBRARIES = "qnn_content"
 
 
 class Attribution(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ def plan_swaps(bench: InterleavedBench, good: StoredResult, new: StoredResult) -
     old, now = bench.side(good), bench.side(new)
     alone: dict[Factor, Side] = {}
     refused: dict[Factor, str] = {}
-    parts = [factor for factor in FACTS if _fact(good, factor) != _fact(new, factor)]
+    parts = [factor for factor in FACTS if _is_other(good, new, factor)]
     for factor in parts:
         if problem := _problem(bench, good, new, factor):
             refused[factor] = problem
@@ -123,6 +124,13 @@ def swap_factors(
     return Attribution(series.metric, explanation, whole, alone, swaps.differing, swaps.not_swapped)
 
 
+def _is_other(good: StoredResult, new: StoredResult, factor: Factor) -> bool:
+    """Return whether two runs had another one; libraries of one version may have been replaced in between."""
+    libraries = {past.run.fingerprint.get(_LIBRARIES, "") for past in (good, new)}
+    replaced = factor is Factor.SDK and len(libraries - {""}) > 1
+    return replaced or _fact(good, factor) != _fact(new, factor)
+
+
 def _fact(past: StoredResult, factor: Factor) -> str:
     return past.run.fingerprint.get(FACTS[factor], "")
 
@@ -133,6 +141,8 @@ def _problem(bench: InterleavedBench, good: StoredResult, new: StoredResult, fac
         return "farm keeps none of those that devices had: only of virtual devices can it be swapped"
     if factor is Factor.SDK and not find_backend(good.view.backend).simulated:
         return "only that of the HTP simulator can be swapped"
+    if _fact(good, factor) == _fact(new, factor):
+        return f"both runs had QNN {_fact(new, factor)}, whose libraries were replaced in between: none are kept"
     return _gone(bench, good, factor) or _gone(bench, new, factor)
 
 
