@@ -79,3 +79,26 @@ def report(*jobs: ComparedJob, **more: Any) -> CompareReport:
         ),
     }  # fmt: skip
     return CompareReport(**{**fields, **more})
+
+
+HOSTILE = "<script>alert(1)</script> | [x](http://x) \x1b[31m\u202e @all"
+
+
+def everything() -> CompareReport:
+    """Return a comparison with a job of every kind."""
+    return report(
+        job(passed("p"), broken(HOSTILE, log=HOSTILE)),
+        job(passed("p"), passed("q", fallback_ops={HOSTILE: 2}, pte_bytes=900), moved(change=0.2)),
+        job(side("p"), side("q"), left_out="no device was left"),
+        job(broken(), passed("q")),
+        job(
+            passed("p"),
+            passed("q"),
+            moved("sqnr_fp32[0]", 2.0, "better", a=30.0, b=32.0),
+            moved(change=-0.1, answer="better"),
+        ),
+        job(broken(), broken()),
+        job(passed("p"), passed("r")),
+        job(side("p"), side("p")),
+        notes=("one runner", HOSTILE),
+    )

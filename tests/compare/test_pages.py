@@ -7,33 +7,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from compare.made import broken, job, moved, passed, report, side
+from compare.made import HOSTILE, everything, job, moved, passed, report, side
 
 from farm.report.formats.compare import compare_commands, compare_json, compare_markdown
 from farm.report.formats.github import add_summary
 from farm.report.html.compare import change_chart, render_compare
 from farm.report.model.compare import CompareReport
 from farm.report.terminal.compare import compare_lines
-
-HOSTILE = "<script>alert(1)</script> | [x](http://x) \x1b[31m\u202e @all"
-
-
-def everything() -> CompareReport:
-    return report(
-        job(passed("p"), broken(HOSTILE, log=HOSTILE)),
-        job(passed("p"), passed("q", fallback_ops={HOSTILE: 2}, pte_bytes=900), moved(change=0.2)),
-        job(side("p"), side("q"), left_out="no device was left"),
-        job(broken(), passed("q")),
-        job(
-            passed("p"),
-            passed("q"),
-            moved("sqnr_fp32[0]", 2.0, "better", a=30.0, b=32.0),
-            moved(change=-0.1, answer="better"),
-        ),
-        job(broken(), broken()),
-        job(side("p"), side("p")),
-        notes=("one runner", HOSTILE),
-    )
 
 
 class Tags(HTMLParser):
@@ -59,14 +39,14 @@ def test_terminal_has_what_needs_a_look_first_in_eighty_columns() -> None:
     order = ["NEWLY FAILING: 1", "WORSE: 1", "NOT COMPARED: 1", "NEWLY PASSING: 1", "BETTER: 1", "FAILING ON BOTH: 1"]
     assert [line for line in titles if line in order] == order
     assert "B: here: executorch 1.5.1, torch 2.13.0, qnn v2.51, commit 1a2b3c1a2b3c with" in lines
-    assert "1 of 7 programs are the same" in lines
+    assert "1 of 8 programs are the same" in lines
 
 
 def test_columns_of_the_overview_stand_below_each_other() -> None:
     lines = compare_lines(everything(), limit=20)
     head = next(line for line in lines if line.split() == ["A", "B", "change"])
     row = next(line for line in lines if line.startswith("partitions"))
-    assert row[head.index("A")] == "4"
+    assert row[head.index("A")] == "5"
 
 
 def test_page_says_it_all_once_and_escapes_it() -> None:

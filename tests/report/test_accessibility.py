@@ -9,11 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from chromium import look, start
+from compare.made import everything
 from report_context import context, with_stale
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
+from farm.report.html.compare import render_compare
 from farm.report.html.page_of_run import write_html
 from farm.results.attempt import Verdict
 from farm.store.view import RunView
@@ -79,3 +81,13 @@ def test_axe_finds_nothing_serious_in_what_is_unfolded(browser: WebDriver, page:
     assert violations(browser) == []
     browser.execute_script("document.getElementById('keys').close()")
     assert violations(browser) == []
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])
+def test_axe_finds_nothing_serious_in_a_comparison(browser: WebDriver, tmp_path: Path, scheme: str, width: int) -> None:
+    page = tmp_path / "compare.html"
+    page.write_text(render_compare(everything()))
+    look(browser, page, scheme=scheme, width=width)
+    browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true })")
+    assert violations(browser) == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width

@@ -66,7 +66,7 @@ def render_compare(report: CompareReport) -> str:
         overview=overview(report),
         groups=[(str(group), title, jobs) for group, title, jobs in groups if jobs],
         quiet=[title.lower() for _, title, jobs in groups if not jobs],
-        different=len(report.having(CompareGroup.DIFFERENT)),
+        different=report.having(CompareGroup.DIFFERENT),
         charts=[chart for metric in timed if (chart := change_chart(report, metric)) is not None],
         timed=[(metric, _rows(report, metric)) for metric in timed],
         figures=_figures(report),

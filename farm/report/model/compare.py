@@ -192,6 +192,15 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
         return a is not None and b is not None and (a.program, a.data) == (b.program, b.data)
 
     @property
+    def differs(self) -> str:
+        """In what both sides' bundles are not the same: `program`, `inputs or references`, or both."""
+        a, b = self.a.compiled, self.b.compiled
+        if a is None or b is None:
+            return ""
+        parts = ["program"] * (a.program != b.program) + ["inputs or references"] * (a.data != b.data)
+        return " and ".join(parts)
+
+    @property
     def fallback(self) -> dict[str, tuple[int, int]]:
         """Operators that are left to the CPU in another number, A and B."""
         a, b = self.a.compiled, self.b.compiled

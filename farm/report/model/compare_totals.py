@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from farm.report.model.compare import ComparedJob, CompareReport, CompiledFacts
 
 
+_LEAST_SHOWN = 0.0005
+
+
 class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
     """What compiling cost on both sides, over jobs that both compiled."""
 
@@ -110,7 +113,10 @@ def changes_of(report: CompareReport, metric: str) -> list[float]:
 def _ratio_text(a: float, b: float) -> str:
     if a == b:
         return "same"
-    return change_text(Scale.RATIO, math.log(b / a)) if a > 0 and b > 0 else ""
+    if a <= 0 or b <= 0:
+        return ""
+    change = math.log(b / a)
+    return "less than 0.1 %" if abs(change) < _LEAST_SHOWN else change_text(Scale.RATIO, change)
 
 
 def sentence(report: CompareReport) -> str:

@@ -8,6 +8,7 @@ from farm.report.model import format as fmt
 from farm.report.model.compare import CompareGroup
 from farm.report.model.compare_totals import overview, sentence
 from farm.report.terminal.layout import LEAST_WIDTH, SIMULATED, columns, fitted, titled, wrapped
+from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,8 @@ TITLES = {
     CompareGroup.BETTER: "Better",
     CompareGroup.FAILING: "Failing on both",
 }
+# Of why a job is listed: the page has all of it.
+_MOST_TEXT = 240
 _VERSIONS = ("executorch", "torch", "torchao", "qnn")
 
 
@@ -41,7 +44,8 @@ def compare_lines(report: CompareReport, limit: int, width: int = 80) -> list[st
     if report.interrupted:
         lines.append("interrupted: what is missing here was not compared")
     for group, title in TITLES.items():
-        jobs = titled(title.upper(), ((job.name, job.text) for job in report.having(group)), limit)
+        blocks = [(job.name, *wrapped(one_line(job.text, _MOST_TEXT), width - 4)) for job in report.having(group)]
+        jobs = titled(title.upper(), blocks, limit)
         lines += [fitted(line, max(width, LEAST_WIDTH)) for line in jobs]
     lines += ["", *_overview(report), ""]
     lines += [line for note in report.notes for line in wrapped(note, width)]
