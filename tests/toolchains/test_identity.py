@@ -123,8 +123,19 @@ EDITS: dict[str, tuple[str, Callable[[Environment], object]]] = {
     "the interpreter": ("python", lambda env: env.write("bin/python", "\x7fELF python 2")),
     "a library of QNN, behind a link": ("qnn", lambda env: env.write("qnn/libQnnHtp.so", "\x7fELF Qnn")),
     "the same, same size and time": ("qnn", lambda env: kept_times(env.root / "qnn/libQnnHtp.so", "\x7fELF Qnn")),
-    "the bridge": ("qnn", lambda env: env.write("sdk/libQnnHtp.so", "\x7fELF another bridge")),
 }
+
+
+def test_the_bridge_counts_by_its_source_as_other_machines_compile_it_to_other_bytes(
+    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = environment.content()["qnn_content"]
+    environment.write("sdk/libQnnHtp.so", "\x7fELF the same bridge of another compiler")
+    assert environment.content()["qnn_content"] == before
+    (tmp_path / "sources" / "bridge").mkdir(parents=True)
+    (tmp_path / "sources" / "bridge" / "qnn_bridge.cpp").write_text("// edited")
+    monkeypatch.setattr("farm.toolchains.content.identity.data_folder", lambda _name: tmp_path / "sources")
+    assert environment.content()["qnn_content"] != before
 
 
 @pytest.mark.parametrize("name", EDITS)
