@@ -27,8 +27,8 @@ _MEGABYTE = 2**20
 # The pool is as wide as the machine: threads of one builder would only get in the way of another.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # What QNN leaves unset between the weights of a convolution would be what was in that memory before, such as weights of
-# the job before, and so other bytes each time: glibc clears what it hands out where it is told to fill what is freed with
-# ones, and all of it where threads keep nothing for themselves. The order of a set of names is the same as well.
+# the job before, and so other bytes each time: glibc clears what it hands out where it is told to fill what is freed
+# with ones, and all of it where threads keep nothing for themselves. The order of a set of names is the same as well.
 _SAME_EACH_TIME = {
     "GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0",
     "PYTHONHASHSEED": "0",
