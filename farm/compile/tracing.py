@@ -37,8 +37,8 @@ _INTERPRETERS = ("python", "pypy", "sh", "bash", "dash", "zsh", "env")
 # py-cpuinfo asks a process of its own for the processor, and loads nothing but the standard library there.
 _HARMLESS_SCRIPTS = ("cpuinfo/cpuinfo.py",)
 _IMPORTS = "<frozen importlib._bootstrap_external>"
-# Who prints lines of functions that ran anyway.
-_PRINTERS = ("/traceback.py", "/warnings.py")
+# Who prints lines or names of functions that ran anyway: dynamo, for its log.
+_PRINTERS = ("/traceback.py", "/warnings.py", "/torch/_dynamo/funcname_cache.py")
 # A clock that files are stamped with goes in steps.
 _CLOCK_STEP_NS = 20_000_000
 

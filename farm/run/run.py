@@ -49,10 +49,12 @@ def run(
     *,
     interrupts: InterruptHandler | None = None,
     begun: Callable[[str], None] = lambda _: None,
+    only: Collection[str] | None = None,
 ) -> RunOutcome:
     """Run what `request` asks for and return how it ended; everything started is ended again.
 
-    `interrupts` is that of a command of which this is a part; `begun` gets the id of the run as soon as it has one.
+    `interrupts` is that of a command of which this is a part; `begun` gets the id of the run as soon as it has one;
+    `only` are the ids of the jobs that are left, None for all.
 
     Raises UsageError or NothingSelectedError before anything is changed, InfraError when no job could begin.
     """
@@ -65,6 +67,8 @@ def run(
     config = use_toolchain(config, request.toolchain, listener.note)
     check_machine(config, request)
     jobs = select(config, request, jobs)
+    if only is not None:
+        jobs = tuple(job for job in jobs if job.id in only)
     check_ready(jobs)
     with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
         if request.asks_the_store:

@@ -74,6 +74,8 @@ _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-firs
               help="Take 90s, 30m or 1h30m at most, the most valuable jobs first; the others are stale.")  # fmt: skip
 @click.option("--confirm", is_flag=True,
               help="Measure candidates again, then new programs, by interleaved A/B: 3 if worse.")  # fmt: skip
+@click.option("--watch", is_flag=True,
+              help="Then wait, and run again what an edit of toolchain or suite touches, until Ctrl-C.")  # fmt: skip
 @click.option("--collect-only", is_flag=True, help="List the jobs and stop.")
 @click.option("--iterations", type=click.IntRange(1, 100_000), show_default="3",
               help="Timed inferences of every sample.")  # fmt: skip
@@ -98,6 +100,11 @@ def command(
     What stands behind `--` goes to pytest as it is. Attached devices are
     leased: see farm devices. Ctrl-C finishes the running jobs and reports;
     a second one stops at once. farm run --resume latest goes on.
+
+    --watch runs everything once, then looks twice a second at ExecuTorch's
+    source tree and at the suites. After a save, jobs whose bundle is another
+    one run again; of a source tree, only those in which the edit took part
+    are compiled. Ctrl-C while it waits ends it, with the last run's exit code.
 
     -k, --changed-since, --shard and --lf narrow the jobs, in this order;
     --budget then puts them in order and leaves out what does not fit.
@@ -126,6 +133,8 @@ def command(
     from farm.cli.progress import make_front
     from farm.toolchains.select import use_toolchain
 
+    if asked.watch:
+        return _watched(config, requests[0], html=html, junitxml=junitxml)
     if len(requests) > 1:
         # What is not there is said before an hour is spent on the first.
         for request in requests:
@@ -140,6 +149,26 @@ def command(
         if codes[-1] == INTERRUPTED:
             break
     return max(codes, key=_WORST.index)
+
+
+def _watched(config: Config, request: RunRequest, *, html: Path | None, junitxml: Path | None) -> int:
+    """Run again what edits touch, until Ctrl-C; return the last exit code."""
+    from farm.cli.progress import make_front
+    from farm.run.watch import Watch
+
+    code = 0
+
+    def after(outcome: RunOutcome) -> None:
+        nonlocal code
+        code = _deliver(outcome, html=html, junitxml=junitxml, as_json=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+
+    try:
+        Watch(config, request, notice).rounds(make_front, after)
+    except KeyboardInterrupt:
+        return code
+    return code
 
 
 def _check(asked: SimpleNamespace, pytest_arguments: tuple[str, ...], outputs: dict[str, Any]) -> None:
@@ -158,6 +187,11 @@ def _check(asked: SimpleNamespace, pytest_arguments: tuple[str, ...], outputs: d
         refuse_together({"--heap": asked.heap, "--collect-only": asked.collect_only}, because)
     if asked.collect_only and asked.budget_s is not None:
         raise UsageError("what fits into a budget depends on the devices: leave --budget out to list the jobs")
+    if asked.watch:
+        given = {"--json": outputs["--json"], "--collect-only": asked.collect_only, "--confirm": asked.confirm}
+        narrowing = {"--shard": asked.shard, "--changed-since": asked.changed_since, "--lf": asked.last_failed}
+        timed = {"--budget": asked.budget_s, "--nightly": asked.nightly, "a second --toolchain": asked.toolchains[1:]}
+        refuse_together(given | narrowing | timed, "--watch goes on until Ctrl-C, with what changes: leave {} out")
     if len(asked.toolchains) > 1:
         because = "{} is of one run, and every --toolchain is a run of its own: give one, or leave it out"
         refuse_together(outputs, because)

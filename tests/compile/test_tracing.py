@@ -1,0 +1,294 @@
+"""Real builders that trace a package under development: which edits of it concern which bundles, and which do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farm.bundles.cache import BundleCache
+from farm.bundles.changes import edit_between
+from farm.bundles.reuse import find_bundles_for, forget_pruned
+from farm.bundles.trace import DevelopedRoot, FileTrace, to_bits
+from farm.compile.pool import BuilderPool, MemoryLimits
+from farm.compile.protocol import BuildReply, BuildRequest
+from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.system.hashes import tree_files
+from farm.system.processes import Supervisor
+from farm.toolchains.toolchain import Toolchain
+
+LAYERS = '''"""A model's own code in the package under development."""
+import functools, torch
+from developed import tables
+
+def twice(function):
+    return function
+
+class Base(torch.nn.Module):
+    bias = 1.0
+    def forward(self, x, scale=2.0):
+        if torch.compiler.is_compiling():
+            return in_dynamo_alone(self.act(x))
+        return self.act(x) * tables.factor("a") + self.bias
+    def act(self, x):
+        return torch.relu(x)
+
+def in_dynamo_alone(x):
+    y = x * 3
+    return y
+
+class Left(Base):
+    @twice
+    def unused(self):
+        return 4
+
+class Right(Base):
+    def act(self, x):
+        return torch.abs(x)
+
+def at_import():
+    Base.patched = 5
+
+at_import()
+'''
+TABLES = """import functools
+
+@functools.lru_cache
+def factor(name):
+    return look(name)
+
+def look(name):
+    value = 6.0
+    return value
+
+def never(name):
+    return 7.0
+"""
+OPS = """
+import ctypes, inspect, os, signal, subprocess, sys, torch
+from developed import layers
+class Left(layers.Left): pass
+class Right(layers.Right): pass
+class Reads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        inspect.getsource(layers.twice)
+    def forward(self, x):
+        return torch.relu(x)
+class Spawns(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        subprocess.run([sys.executable, "-c", "import os"], check=True)
+    def forward(self, x):
+        return torch.abs(x)
+class TracesItself(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        sys.settrace(sys.gettrace())
+    def forward(self, x):
+        return torch.tanh(x)
+class Ends(torch.nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        if how == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        {"os._exit": os._exit, "exit": ctypes.CDLL(None).exit}[how](7)
+"""
+NAMES = ("Left", "Right", "Reads", "Spawns", "TracesItself")
+
+
+class Bench:
+    """A package under development, and jobs that use it."""
+
+    def __init__(self, tools: Toolchain, folder: Path) -> None:
+        self.package, self.suite = folder / "path" / "developed", folder / "suite"
+        for path, text in ((self.suite / "ops.py", OPS), (self.package / "layers.py", LAYERS)):
+            path.parent.mkdir(parents=True)
+            path.write_text(text)
+        for name, text in (("tables.py", TABLES), ("__init__.py", ""), ("data.json", "{}"), ("unloaded.py", "x = 1\n")):
+            (self.package / name).write_text(text)
+        self.cache, self.folder, self._tools = BundleCache(folder / "cache"), folder, tools
+        self.jobs = {name: self.job(name) for name in NAMES}
+
+    def job(self, name: str, *args: str) -> Job:
+        case = Case(
+            "s",
+            "-".join((name, *args)),
+            module=f".ops:{name}",
+            args=args,
+            inputs=(InputSpec((1, 8)),),
+            folder=str(self.suite),
+        )
+        return Job(case, Target("SM8650", "xnnpack", "fp32"))
+
+    def tools(self, *, as_of_ns: int = 0) -> Toolchain:
+        """The toolchain as the package is now; prepare() finds such folders by itself."""
+        root = DevelopedRoot.of("developed_content", self.package, tree_files(self.folder / "hashes", self.package))
+        content = str(hash(tuple(sorted(root.files.items()))) ^ hash(root.rest))
+        compiler = self._tools.compiler
+        env = {**compiler.env, "PYTHONPATH": str(self.package.parent)}
+        compiler = msgspec.structs.replace(compiler, env=env, developed=(root,), as_of_ns=as_of_ns)
+        versions = {**self._tools.versions, "developed_content": content}
+        return msgspec.structs.replace(self._tools, versions=versions, compiler=compiler)
+
+    def lacking(self, tools: Toolchain | None = None) -> set[str]:
+        """The jobs that would be compiled now."""
+        found = find_bundles_for(self.jobs.values(), tools or self.tools(), self.cache)
+        return {name for name, job in self.jobs.items() if not found[job.id].cached}
+
+    def build(self, *jobs: Job, tools: Toolchain | None = None) -> list[BuildReply]:
+        tools = tools or self.tools()
+        keys = {
+            job.id: one.key for job, one in zip(jobs, find_bundles_for(jobs, tools, self.cache).values(), strict=True)
+        }
+        replies: list[BuildReply] = []
+        logs = {job.id: str(self.folder / f"{keys[job.id]}.log") for job in jobs}
+        with Supervisor() as supervisor:
+            pool = BuilderPool(
+                [BuildRequest(job, keys[job.id], tools.versions, logs[job.id]) for job in jobs],
+                width=1, limits=MemoryLimits(8192, 4096), cache_root=self.cache.root, compiler=tools.compiler,
+                supervisor=supervisor, log_folder=self.folder, timeout_s=300.0,
+                on_start=lambda _key: None, on_done=replies.append,
+            )  # fmt: skip
+            pool.start()
+            pool.join()
+        return replies
+
+
+@pytest.fixture(scope="module")
+def bench(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """Everything compiled once, by one builder."""
+    bench = Bench(tools, tmp_path_factory.mktemp("tracing"))
+    replies = bench.build(*bench.jobs.values())
+    assert [reply.reason for reply in replies] == [""] * len(NAMES)
+    assert bench.lacking() == set()
+    return bench
+
+
+TRACED = {"Left", "Right", "Reads"}
+UNKNOWN = {"Spawns", "TracesItself"}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "concerned"),
+    [
+        pytest.param("layers.py", "return torch.relu(x)", "return torch.relu(x) + 1", {"Left"}, id="method"),
+        pytest.param("layers.py", "return torch.abs(x)", "return -torch.abs(x)", {"Right"}, id="of a subclass"),
+        pytest.param("layers.py", "y = x * 3", "y = x * 4", {"Left", "Right"}, id="what dynamo alone reads"),
+        pytest.param("layers.py", "return 4", "return 5", set(), id="a method that did not run"),
+        pytest.param("layers.py", "return function", "return (function)", set(), id="brackets"),
+        pytest.param("layers.py", "import functools", "# a comment\n\nimport functools", set(), id="a comment"),
+        pytest.param("layers.py", "    def unused", "    def act(self, x):\n        return x\n    def unused", TRACED,
+                     id="an override"),
+        pytest.param("layers.py", "class Left", "@twice\nclass Left", TRACED, id="a decorator"),
+        pytest.param("layers.py", "scale=2.0", "scale=3.0", TRACED, id="a default"),
+        pytest.param("layers.py", "bias = 1.0", "bias = 2.0", TRACED, id="an attribute of a class"),
+        pytest.param("layers.py", "Base.patched = 5", "Base.patched = 6", TRACED, id="what ran at import alone"),
+        pytest.param("tables.py", "value = 6.0", "value = 8.0", {"Left", "Right"}, id="what is remembered"),
+        pytest.param("tables.py", "return 7.0", "return 9.0", set(), id="a function that never ran"),
+        pytest.param("tables.py", "return 7.0", "yield 9.0", TRACED, id="a function becomes a generator"),
+        pytest.param("tables.py", "import functools", "import functools, os", TRACED, id="an import"),
+        pytest.param("unloaded.py", "x = 1", "x = 2", set(), id="a file that nobody loads"),
+        pytest.param("data.json", "{}", "[]", TRACED, id="a data file"),
+    ],
+)  # fmt: skip
+def test_an_edit_concerns_the_bundles_in_which_it_took_part(
+    bench: Bench, file: str, old: str, new: str, concerned: set[str]
+) -> None:
+    path = bench.package / file
+    before = path.read_text()
+    assert before.count(old) == 1
+    try:
+        path.write_text(before.replace(old, new))
+        # Of the one that read the text of a file, every character of it counts.
+        readers = {"Reads"} if file == "layers.py" else set()
+        assert bench.lacking() == concerned | UNKNOWN | readers
+    finally:
+        path.write_text(before)
+    assert bench.lacking() == set()
+
+
+def test_a_file_more_or_less_concerns_all(bench: Bench) -> None:
+    more = bench.package / "more.py"
+    more.write_text("")
+    assert bench.lacking() == set(NAMES)
+    more.unlink()
+    less = bench.package / "unloaded.py"
+    text = less.read_text()
+    less.unlink()
+    assert bench.lacking() == set(NAMES)
+    less.write_text(text)
+    assert bench.lacking() == set()
+
+
+def test_what_was_pruned_is_compiled_again(bench: Bench, tmp_path: Path) -> None:
+    layers = bench.package / "layers.py"
+    before = layers.read_text()
+    sources, away = bench.cache.root / "sources", tmp_path / "sources"
+    try:
+        layers.write_text(before.replace("return 4", "return 5"))
+        assert bench.lacking() == UNKNOWN | {"Reads"}
+        sources.rename(away)
+        assert bench.lacking() == set(NAMES)
+        away.rename(sources)
+        forget_pruned(bench.cache)
+        assert bench.lacking() == UNKNOWN | {"Reads"}
+    finally:
+        layers.write_text(before)
+
+
+def test_an_edited_bundle_is_compiled_anew_and_both_states_are_kept(bench: Bench) -> None:
+    layers = bench.package / "layers.py"
+    before = layers.read_text()
+    try:
+        layers.write_text(before.replace("return torch.abs(x)", "return -torch.abs(x)"))
+        tools = bench.tools()
+        assert [reply.ok for reply in bench.build(bench.jobs["Right"], tools=tools)] == [True]
+        assert "Right" not in bench.lacking(tools)
+        right = find_bundles_for([bench.jobs["Right"]], tools, bench.cache)[bench.jobs["Right"].id].key
+    finally:
+        layers.write_text(before)
+    assert bench.lacking() == set()
+    again = find_bundles_for([bench.jobs["Right"]], bench.tools(), bench.cache)[bench.jobs["Right"].id].key
+    assert again != right
+
+
+def test_what_is_edited_while_it_is_compiled_is_in_no_bundle(bench: Bench) -> None:
+    layers = bench.package / "layers.py"
+    before = layers.read_text()
+    tools = bench.tools(as_of_ns=1)
+    job = Job(msgspec.structs.replace(bench.jobs["Left"].case, seed=5), bench.jobs["Left"].target)
+    [reply] = bench.build(job, tools=tools)
+    assert (reply.ok, reply.infra) == (False, True)
+    assert "was changed after the run had begun" in reply.reason
+    assert layers.read_text() == before
+
+
+def test_a_job_that_ends_its_fork_fails_alone_as_without_one(bench: Bench) -> None:
+    hows = ("os._exit", "exit", "crash")
+    replies = bench.build(*(bench.job("Ends", how) for how in hows))
+    exits = "the compiler called exit(7)"
+    assert [(one.reason, one.infra) for one in replies] == [
+        (exits, False), (exits, False), ("the compiler crashed (SIGSEGV)", False)
+    ]  # fmt: skip
+    assert [*bench.cache.root.glob("builders/*"), *bench.cache.root.glob("bundles/*/*.partial")] == []
+
+
+SILENT = "def f():\n    ...\ndef g():\n    global x\ndef h(): return 1\n"
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_function_whose_lines_tell_nothing_is_taken_to_have_run(number: int) -> None:
+    lines = SILENT.splitlines()
+    place = (1, 3, 4)[number]
+    lines[place] = (
+        lines[place].replace("...", "return 2").replace("global x", "return 2").replace("return 1", "return 2")
+    )
+    edit = edit_between(SILENT.encode(), "\n".join(lines).encode())
+    assert not edit.everywhere
+    assert edit.concerns(FileTrace("", to_bits([1, 3, 5])))
+
+
+def test_a_file_that_this_python_cannot_read_concerns_all() -> None:
+    assert edit_between(b"x = 1\n", b"x = = 1\n").everywhere
