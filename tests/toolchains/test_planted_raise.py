@@ -1,0 +1,98 @@
+"""A broken compiler turns a run red, whatever its version says; mended, it is served from the cache."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from executorch_checkout import installed, make_checkout
+from farm_home import FarmHome
+
+pytestmark = pytest.mark.whole
+
+PASS = Path("backends", "qualcomm", "_passes", "annotate_quant_attrs.py")
+BEGIN = re.compile(r"^    def call\(self.*$", re.MULTILINE)
+SITE = Path("lib", "python3.11", "site-packages")
+
+
+def copied_wheel(folder: Path) -> Path:
+    """Return a copy of the installed package; what is large is a link."""
+
+    def place(path: str, target: str) -> None:
+        if path.endswith(".so"):
+            os.symlink(path, target)
+        else:
+            shutil.copyfile(path, target)
+            shutil.copymode(path, target)
+
+    left_out = shutil.ignore_patterns("__pycache__", "include", "*.pyi", "*.h")
+    shutil.copytree(installed(), folder, ignore=left_out, copy_function=place)
+    (folder / "include").symlink_to(installed() / "include")
+    return folder
+
+
+def environment(folder: Path, *, editable: bool) -> tuple[Path, Path]:
+    """Return the interpreter of an environment of links, and its own ExecuTorch: installed, or in editable mode."""
+    site = folder / SITE
+    site.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    (folder / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        name = path.name.partition("-")[0]
+        if name not in ("executorch", "farm", "snapdragon_farm", "_editable_impl_snapdragon_farm.pth", "__pycache__"):
+            (site / path.name).symlink_to(path)
+    [facts] = installed().parent.glob("executorch-*.dist-info")
+    shutil.copytree(facts, site / facts.name)
+    if not editable:
+        return folder / "bin" / "python", copied_wheel(site / "executorch")
+    (site / facts.name / "RECORD").write_text("")
+    (site / "__editable__.executorch.pth").write_text(f"{folder / 'src'}\n")
+    return folder / "bin" / "python", copied_wheel(folder / "src" / "executorch")
+
+
+def red_when_broken(home: FarmHome, package: Path, toolchain: Path) -> None:
+    def run() -> tuple[int, str]:
+        done = home.farm(
+            "run", "--soc", "SM8650", "--suite", "smoke", "-k", "add", "--virtual", "1", "--toolchain", str(toolchain),
+            timeout_s=500,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    code, text = run()
+    assert code == 0, text
+    file = package / PASS
+    mended = file.read_text()
+    file.write_text(BEGIN.sub(r"\g<0>\n        raise RuntimeError('planted')", mended))
+    code, text = run()
+    assert code == 1, text
+    assert "AnnotateQuantAttrs" in text
+    file.write_text(mended)
+    code, text = run()
+    assert code == 0, text
+    assert "all compiled already" in text
+
+
+def test_in_a_checkout(home: FarmHome, tmp_path: Path) -> None:
+    make_checkout(tmp_path / "executorch")
+    red_when_broken(home, tmp_path / "executorch", tmp_path / "executorch")
+
+
+def test_in_a_copied_wheel(home: FarmHome, tmp_path: Path) -> None:
+    package = copied_wheel(tmp_path / "executorch")
+    red_when_broken(home, package, package)
+
+
+def test_in_site_packages(home: FarmHome, tmp_path: Path) -> None:
+    python, package = environment(tmp_path / "env", editable=False)
+    red_when_broken(home, package, python)
+
+
+def test_in_an_editable_install(home: FarmHome, tmp_path: Path) -> None:
+    python, package = environment(tmp_path / "env", editable=True)
+    red_when_broken(home, package, python)
