@@ -153,15 +153,13 @@ def _refusal(request: BuildRequest, error: Exception) -> BuildReply:
 
 def _load_flow(backend: str) -> None:
     """Load what compiles for a backend; what is wrong with it a job says."""
-    from farm.compile.flows.compiler import flow_of
+    with contextlib.suppress(Exception, SystemExit):
+        from farm.compile.flows.compiler import flow_of
 
-    with contextlib.suppress(Exception):
         flow_of(backend)
 
 
 def _serve(request: BuildRequest, cache: BundleCache, finish: Callable[[Path], None] | None) -> BuildReply:
-    from farm.compile.flows.compiler import compile_job
-
     # Loaded outside the clock, so that the first job is as fast as the next.
     modules = len(sys.modules)
     _load_flow(request.job.target.backend)
@@ -170,6 +168,9 @@ def _serve(request: BuildRequest, cache: BundleCache, finish: Callable[[Path], N
     started = time.perf_counter()
 
     def fill(folder: Path) -> None:
+        # Here, as it imports what somebody may have edited: what that raises is the verdict of the job.
+        from farm.compile.flows.compiler import compile_job
+
         compile_job(request.job, request.key, request.versions, folder)
         if finish is not None:
             finish(folder)

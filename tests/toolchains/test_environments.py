@@ -45,7 +45,9 @@ def _making(cache: Path) -> subprocess.Popen[str]:
 
 
 def test_what_fits_is_linked_and_what_does_not_is_installed_beside_it(index: Path, tmp_path: Path) -> None:
-    make_executorch_wheel(index, RELEASE, ["numpy>=1", "click==0.0.7", "scikit-learn==0.0.1", "gone; python_version<'3'"])
+    make_executorch_wheel(
+        index, RELEASE, ["numpy>=1", "click==0.0.7", "scikit-learn==0.0.1", "gone; python_version<'3'"]
+    )
     make_wheel(index, "click", "0.0.7", {"click/__init__.py": "mine = True\n"}, ["iniconfig<0.0.2"])
     make_wheel(index, "iniconfig", "0.0.1", {"iniconfig/__init__.py": ""})
     folder = made_environment(tmp_path / "cache", RELEASE)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from farm_home import FarmHome
-from made_environments import farm_without
+from made_environments import farm_without, make_source_tree
 
 SMOKE = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1")
 
@@ -30,6 +30,14 @@ def test_farm_compiles_through_another_environment_without_torch_of_its_own(home
     assert checked.returncode == 0, checked.stderr
     answer = json.loads(checked.stdout)
     assert [(trial["backend"], trial["ok"]) for trial in answer["trials"]] == [("htp", True), ("xnnpack", True)]
+
+
+def test_a_source_tree_that_cannot_be_imported_says_why(home: FarmHome, tmp_path: Path) -> None:
+    tree = make_source_tree(tmp_path / "tree", "1.5.9", built=True)
+    (tree / "exir" / "__init__.py").write_text("raise RuntimeError('half an edit')\n")
+    checked = home.farm("toolchain", "check", str(tree), timeout_s=300)
+    assert checked.returncode == 1, checked.stderr
+    assert checked.stdout.count("RuntimeError: half an edit") >= 2
 
 
 @pytest.mark.whole
