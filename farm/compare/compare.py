@@ -264,6 +264,9 @@ class _KnownJobs:
             notes.append(f"{cached} of {len(bundles)} bundles were compiled before{others}")
         if self._swaps:
             notes.append("A and B run with different runners or QNN libraries: every job is run, in new processes")
+            sdks = [[side.facts.get(name) for name in ("qnn", "qnn_content")] for side in self._side_facts]
+            if self._request.virtual and sdks[0] != sdks[1]:
+                notes.append("their simulators are those of two SDKs, whose speeds differ: cycles decide nothing here")
         elif self._request.execute:
             runner = self._side_facts[1].facts.get("native_runner", "")
             notes.append(f"programs of both sides run with the same runner ({runner}) and the same QNN libraries")

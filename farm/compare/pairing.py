@@ -111,7 +111,8 @@ def _measure(
     figures = figures_of(*judged)
     # Outputs repeat: where none moved they are not brought again.
     moved = {one.series.metric for one in figures if one.decides and one.gates > 1.0}
-    times = times_of(*judged, virtual=bench.device.kind == "virtual")
+    qnn = [[side.bundle.manifest.versions.get(name) for name in ("qnn", "qnn_content")] for side in sides]
+    times = times_of(*judged, virtual=bench.device.kind == "virtual", one_simulator=qnn[0] == qnn[1])
     inferences = inferences_of([one for attempt in judged for one in attempt.measurements])
     pairs: dict[str, list[Pair]] = {}
     metrics: tuple[MeasuredMetric, ...] = figures
@@ -141,11 +142,16 @@ def judged_metric(series: Series, pairs: Sequence[Pair], *, decides: bool) -> Me
     return MeasuredMetric(series=series, pairs=tuple(pairs), worse=worse, better=better, decides=decides)
 
 
-def times_of(first: Attempt, second: Attempt, *, virtual: bool) -> list[tuple[Series, bool]]:
-    """Return the times that both have, and whether each decides: on a simulator `latency` is its host's clock."""
+def times_of(
+    first: Attempt, second: Attempt, *, virtual: bool, one_simulator: bool = True
+) -> list[tuple[Series, bool]]:
+    """Return the times that both have, and whether each decides.
+
+    On a simulator `latency` is its host's clock, and `htp_cycles` of two simulators are those of their own speed.
+    """
     known = {one.metric: one for one in first.measurements}
     both = [one for one in second.measurements if one.metric in TIMES and one.metric in known]
-    return [(_series(one), not (virtual and one.metric == "latency")) for one in both]
+    return [(_series(one), not virtual or (one_simulator and one.metric != "latency")) for one in both]
 
 
 def figures_of(first: Attempt, second: Attempt) -> tuple[MeasuredMetric, ...]:

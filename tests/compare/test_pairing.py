@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 MOST = 12
 
 
-def side(name: str) -> Side:
+def side(name: str, qnn: str = "2.51") -> Side:
     job = SimpleNamespace(id=name)
-    return Side(cast("Any", job), cast("Any", SimpleNamespace(manifest=SimpleNamespace(key=name))))
+    return Side(
+        cast("Any", job), cast("Any", SimpleNamespace(manifest=SimpleNamespace(key=name, versions={"qnn": qnn})))
+    )
 
 
 def attempt(
@@ -74,8 +76,8 @@ class BenchStub:
         return list(level * (1 + noise * self._random.standard_normal(inferences)))
 
 
-def run(bench: BenchStub, *, a: bool = True, b: bool = True) -> JobOutcome:
-    sides = [side(name) if there else None for name, there in (("a", a), ("b", b))]
+def run(bench: BenchStub, *, a: bool = True, b: bool = True, qnn: str = "2.51") -> JobOutcome:
+    sides = [made if there else None for made, there in ((side("a"), a), (side("b", qnn), b))]
     return run_job(cast("InterleavedBench", bench), *sides, MOST, threading.Event())
 
 
@@ -126,6 +128,14 @@ def test_the_clock_of_a_simulators_host_decides_nothing() -> None:
     outcome = run(BenchStub(attempt(), attempt(cycles=2e6), kind="virtual"))
     metrics = {one.metric: one for one in paired({"job": outcome})["job"]}
     assert (metrics["latency"].decides, metrics["htp_cycles"].decides) == (False, True)
+
+
+def test_cycles_of_two_simulators_decide_nothing_and_those_of_hardware_do() -> None:
+    for kind, decides in (("virtual", False), ("hardware", True)):
+        outcome = run(BenchStub(attempt(), attempt(cycles=2e6), kind=kind), qnn="2.49")
+        metrics = {one.metric: one for one in paired({"job": outcome})["job"]}
+        assert metrics["htp_cycles"].decides is decides
+        assert metrics["sqnr_fp32[0]"].decides
 
 
 def test_a_side_that_fails_has_no_pairs() -> None:
