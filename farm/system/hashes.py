@@ -44,6 +44,9 @@ _UNREAD = (
     *(".pyi", ".pyx", ".pxd", ".md", ".rst", ".log", ".swp", "~"),
 )
 _UNREAD_FOLDERS = frozenset({"__pycache__", ".git", "third-party", "node_modules"})
+# Of what says that something is installed: its name, version and plugins, not who installed it and how.
+_INFO = (".dist-info", ".egg-info")
+_INFO_FILES = frozenset({"METADATA", "PKG-INFO", "entry_points.txt"})
 _BUILD_FOLDER = "CMakeCache.txt"
 
 
@@ -206,7 +209,10 @@ def _scan(
             if name == "include" and not os.path.exists(f"{entry.path}/__init__.py"):  # noqa: PTH110 - text, as above
                 continue
             hidden = binaries_only or name[0] == "."
-            _scan(entry.path, f"{prefix}{name}/", unread, unread, found, inner, binaries_only=hidden)
+            if name.endswith(_INFO):
+                _scan_info(entry.path, f"{prefix}{name}/", found)
+            else:
+                _scan(entry.path, f"{prefix}{name}/", unread, unread, found, inner, binaries_only=hidden)
         elif not name.endswith(_UNREAD) and name not in without and (not binaries_only or ".so" in name):
             try:
                 status = entry.stat()
@@ -215,6 +221,14 @@ def _scan(
             if stat.S_ISREG(status.st_mode):
                 path = f"{prefix}{name}"
                 found.append((path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
+
+
+def _scan_info(folder: str, prefix: str, found: _Stats) -> None:
+    for name in _INFO_FILES:
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(f"{folder}/{name}")  # noqa: PTH116 - text, as above
+            path = f"{prefix}{name}"
+            found.append((path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
 
 
 def _hashed(path: Path, known: HashedFile | None, seen: Iterable[int] | None = None) -> HashedFile:

@@ -119,6 +119,7 @@ EDITS: dict[str, tuple[str, Callable[[Environment], object]]] = {
         lambda env: env.write(f"{SITE}/x-1.dist-info/entry_points.txt", "[torch.backends]\nx=x\n"),
     ),
     "code that runs at the start": ("packages", lambda env: env.write(f"{SITE}/sitecustomize.py", "import torch\n")),
+    "a version": ("packages", lambda env: env.write(f"{SITE}/numpy-2.4.dist-info/METADATA", "Version: 2.5\n")),
     "a .pth file": ("packages", lambda env: env.write(f"{SITE}/x.pth", "import x\n")),
     "the interpreter": ("python", lambda env: env.write("bin/python", "\x7fELF python 2")),
     "a library of QNN, behind a link": ("qnn", lambda env: env.write("qnn/libQnnHtp.so", "\x7fELF Qnn")),
@@ -159,6 +160,7 @@ def test_what_no_compile_reads_changes_nothing(environment: Environment) -> None
     for name in (
         "executorch/__pycache__/x.cpython-311.pyc", "executorch/include/x.h", "executorch/runtime/x.h", "torch/x.pyi",
         "executorch/README.md", "executorch/backends/x.cpp", "sympy/tests/test_core.py", "executorch/.git/index",
+        "numpy-2.4.dist-info/RECORD",
         "executorch/cmake-out/CMakeCache.txt", "executorch/cmake-out/x/y.py", "pip/__init__.py",
     ):  # fmt: skip
         environment.write(f"{SITE}/{name}", "new")

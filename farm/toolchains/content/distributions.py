@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FARM = "snapdragon-farm"
-# The other extras of farm bring what compiles.
-_TOOLS = frozenset({"cluster", "dev"})
+# Other extras bring what compiles; of `simulator` QNN's libraries do, which have a hash of their own.
+_TOOLS = frozenset({"cluster", "dev", "simulator"})
 _MAIN = frozenset({"executorch", "torch", "torchao"})
 # It installs packages, and is part of none.
 _INSTALLERS = frozenset({"pip"})
 _INFO = (".dist-info", ".egg-info")
 _FOLDER, _MOST_REMEMBERED = "distributions", 50
 # Goes into what is remembered: a change of the rule decides anew.
-_RULE = "2"
+_RULE = "3"
 
 
 class NamesByPart(msgspec.Struct, frozen=True):
