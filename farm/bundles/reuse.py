@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from farm.bundles.changes import EVERYWHERE, Edit, edit_between
 from farm.bundles.key import bundle_key
-from farm.bundles.trace import kept_source, read_trace
+from farm.bundles.trace import forget_old_sources, kept_source, read_trace
 from farm.system.ids import is_bundle_key
 from farm.system.publish import make_folders
 from farm.system.trust import weakness
@@ -107,7 +107,8 @@ def remember_traced(cache_root: Path, base: str, key: str) -> None:
 
 
 def forget_pruned(cache: BundleCache) -> None:
-    """Remove the notes of bundles that are no longer in the cache."""
+    """Remove the notes of bundles that are no longer in the cache, and sources that none has used for long."""
+    forget_old_sources(cache.root)
     root = cache.root / _TRACED
     for path in root.glob("*/*/*"):
         if not is_bundle_key(path.name) or not cache.folder(path.name).is_dir():

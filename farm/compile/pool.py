@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.bundles.cache import BundleCache, remove_leftovers
-from farm.bundles.reuse import base_key, remember_traced
+from farm.bundles.reuse import base_key, forget_pruned, remember_traced
 from farm.bundles.trace import has_trace
 from farm.compile.compiler_process import BuilderProcess
 from farm.compile.protocol import BuildReply, BuildRequest
@@ -74,7 +74,7 @@ class BuilderPool:
         width = min(width, len(self._queue))
         self._threads = [threading.Thread(target=self._feed, args=(n,), name=f"builder-{n}") for n in range(width)]
         # It may take a while, and nothing waits for it but `join`.
-        self._sweeper = threading.Thread(target=remove_leftovers, args=(cache_root,), name="leftovers", daemon=True)
+        self._sweeper = threading.Thread(target=self._sweep, name="leftovers", daemon=True)
 
     def start(self) -> None:
         """Start the processes, and remove meanwhile what killed ones left in the cache. Returns at once."""
@@ -97,6 +97,10 @@ class BuilderPool:
         """Wait until everything is built."""
         for thread in (*self._threads, self._sweeper):
             thread.join()
+
+    def _sweep(self) -> None:
+        remove_leftovers(self._cache.root)
+        forget_pruned(self._cache)
 
     def _feed(self, number: int) -> None:
         while not self._stopping.is_set():
