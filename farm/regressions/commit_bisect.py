@@ -357,6 +357,8 @@ def _worse(was: Sequence[Measurement], now: Sequence[Measurement]) -> dict[str, 
         series = _series("", new)
         good, bad = statistics.median(old.samples), statistics.median(new.samples)
         sign = -1.0 if new.direction is Direction.HIGHER else 1.0
+        if good == bad:
+            continue
         with_scale = scaled(series.scale, (good, bad))
         change = float(with_scale[1] - with_scale[0])
         # A count is worse by any difference.

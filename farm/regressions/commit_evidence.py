@@ -12,6 +12,7 @@ from farm.system.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from farm.regressions.commit_records import CommitsRequest
     from farm.regressions.commit_session import CommitsOutcome
     from farm.toolchains.commits import Commit
 
@@ -102,7 +103,7 @@ def markdown(outcome: CommitsOutcome, commit_url: str = "") -> str:
             counts,
             "",
             "```",
-            shlex.join(["farm", "bisect", "--commits", f"{request.good}..{request.bad}", *request.jobs]),
+            _command(request),
             "```",
         ]
     for index, warnings in sorted(state.warnings.items()):
@@ -163,6 +164,7 @@ def program_changes(good: CommitBuild | None, bad: CommitBuild | None) -> Iterat
     if good.program == bad.program:
         yield "the same"
         return
+    yield f"another one: {good.program[:12]} -> {bad.program[:12]}"
     was = {one.metric: one.samples[0] for one in good.measurements if one.samples}
     for one in bad.measurements:
         if one.metric in was and one.samples and one.samples[0] != was[one.metric]:
@@ -190,6 +192,15 @@ def _files(outcome: CommitsOutcome, commit: Commit) -> Iterator[str]:
     yield from (one.replace("\t", " ") for one in files[:_MOST_FILES])
     if len(files) > _MOST_FILES:
         yield f"and {len(files) - _MOST_FILES} more files"
+
+
+def _command(request: CommitsRequest) -> str:
+    """Return the command for a checkout that is the current folder."""
+    words = ["farm", "bisect", "--commits", f"{request.good}..{request.bad}", "--checkout", "."]
+    words += [f"--metric={request.metric}"] if request.metric else []
+    words += [f"--build={shlex.join(request.build)}"] if request.build else []
+    words += ["--virtual"] if request.virtual else []
+    return shlex.join([*words, *request.jobs])
 
 
 def _told(commit: Commit) -> str:
