@@ -36,7 +36,7 @@ def source_digest(case: Case) -> str:
     For a module in the suite's folder that is every Python file there, as they may import each other, and every package
     that they import: by its version where a wheel was installed, by its content, and by what it imports itself, where
     its code is somebody's folder. For an installed package it is the file of the module, and the package in the same
-    way; torch, torchao and executorch are in every key by their own content.
+    way where it is no wheel; torch, torchao and executorch are in every key by their own content.
     """
     digest = hashlib.sha256()
     for file in case.files:
@@ -56,7 +56,9 @@ def source_digest(case: Case) -> str:
         path_or_none = _installed_file(name)
         if path_or_none is not None:
             digest.update(path_or_none.read_bytes())
-        digest.update(_state(name.partition(".")[0]).encode())
+        package = name.partition(".")[0]
+        if not _is_wheel(package, _places(package)):
+            digest.update(_state(package).encode())
     return digest.hexdigest()
 
 
@@ -73,16 +75,15 @@ def _imported(code: bytes) -> set[str]:
 
 def _state(package: str) -> str:
     """Return what a package is: the versions of its wheels; else its content, and that of what it imports."""
-    state, left = "", [package]
-    seen: set[str] = set()
+    state, imported = package_state(package)
+    left, seen = sorted(imported), {package}
     while left:
         name = left.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        own, imported = package_state(name)
-        state += f"{name} {own}\0"
-        left += sorted(imported)
+        if name not in seen:
+            seen.add(name)
+            own, imported = package_state(name)
+            state += f"\0{name} {own}"
+            left += sorted(imported)
     return state
 
 
@@ -92,8 +93,8 @@ def package_state(package: str) -> tuple[str, frozenset[str]]:
     places = _places(package)
     if not places:
         return "", frozenset()
-    if all(place.parent.name in _SITES for place in places) and (versions := _versions(package)):
-        return versions, frozenset()
+    if _is_wheel(package, places):
+        return _versions(package), frozenset()
     digest, imported = hashlib.sha256(), set[str]()
     for path, name in sorted(_files(places)):
         content = path.read_bytes()
@@ -101,6 +102,11 @@ def package_state(package: str) -> tuple[str, frozenset[str]]:
         if path.suffix == ".py":
             imported |= {match.decode() for match in _IMPORT.findall(content)}
     return digest.hexdigest(), frozenset(imported - {package, *_VERSIONED, *sys.stdlib_module_names})
+
+
+def _is_wheel(package: str, places: Iterable[Path]) -> bool:
+    """Return whether a package was installed, and not only told where somebody's folder is."""
+    return all(place.parent.name in _SITES for place in places) and bool(_versions(package))
 
 
 def _versions(package: str) -> str:

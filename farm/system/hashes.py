@@ -167,9 +167,10 @@ def _look(
         for name, entry in files.items()
         if not entry.ctime_ns or (name in known and known[name].sha256 != entry.sha256)
     )
-    if state not in states and all(entry.ctime_ns for entry in files.values()):
+    is_new = state not in states and all(entry.ctime_ns for entry in files.values())
+    if is_new:
         states = dict([*states.items(), (state, content)][-_MOST_STATES:])
-    if files != known or state in states:
+    if is_new or files != known:
         _write(memory, states, files)
     return HashedTree(content, edited), files
 

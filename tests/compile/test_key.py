@@ -129,16 +129,22 @@ def test_an_edit_of_what_that_code_imports_from_a_folder_does(
         ("mine_too.py", "one = 1\n"), ("not_mine.py", ""),
     ):  # fmt: skip
         (code / name).write_text(text)
+    # As `pip install -e` leaves it.
+    (code / "mine-1.dist-info").mkdir()
+    (code / "mine-1.dist-info" / "METADATA").write_text("Name: mine\nVersion: 1\n")
     monkeypatch.syspath_prepend(str(code))
     Path(job.case.folder, "ops.py").write_text("from mine.blocks import Relu\n")
+    direct = changed(job, module="mine.blocks:Relu", folder="")
     keys = []
     before = (code / edited).read_text()
     for text in (before, before + "\n#", before):
         (code / edited).write_text(text)
         (code / "not_mine.py").write_text(text)
         _forget(monkeypatch)
-        keys.append(bundle_key(job, VERSIONS))
-    assert keys[0] == keys[2] != keys[1]
+        keys.append((bundle_key(job, VERSIONS), bundle_key(direct, VERSIONS)))
+    assert keys[0] == keys[2]
+    assert keys[0][0] != keys[1][0]
+    assert keys[0][1] != keys[1][1]
 
 
 def _imports(path: Path) -> set[Path]:
