@@ -22,7 +22,7 @@ from farm.report.model.summary import (
     summarize,
 )
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict, final_attempt
-from farm.store.view import DeviceView, JobView, RunView
+from farm.store.view import DeviceView, JobView, RunToolchain, RunView
 
 Attempts = Callable[..., tuple[Attempt, ...]]
 P, F, I, S = Verdict.PASSED, Verdict.FAILED, Verdict.INFRA, Verdict.SKIPPED  # noqa: E741 - read as a table
@@ -187,6 +187,13 @@ def test_the_rerun_command_looks_as_closely_as_the_run(example_run: RunView, com
     argv = shlex.split(one.rerun)
     where = argv.index("--profile") if "--profile" in argv else len(argv)
     assert argv[where : where + 2] == carried
+
+
+def test_the_rerun_command_compiles_with_the_toolchain_of_the_run(example_run: RunView) -> None:
+    selected = msgspec.structs.replace(example_run, toolchain=RunToolchain(name="/home/ada/my tree", private=True))
+    argv = shlex.split(summarize(selected).jobs[0].rerun)
+    assert argv[argv.index("--toolchain") + 1] == "/home/ada/my tree"
+    assert "--toolchain" not in summarize(example_run).jobs[0].rerun
 
 
 def test_virtual_devices_are_told_from_hardware(run_of: Callable[..., RunView], make_attempts: Attempts) -> None:

@@ -21,8 +21,8 @@ _NOT_K_IDENTIFIER = re.compile(r"[^\w:+\-.\[\]\\/]+")
 _ONE_JOB = (["debug"], ["exec"], ["repro"])
 
 
-def rerun_command(job: JobView, *, virtual: bool, run_command: str = "") -> str:
-    """Return the command that runs `job` alone, quoted for a shell.
+def rerun_command(job: JobView, *, virtual: bool, run_command: str = "", toolchain: str = "") -> str:
+    """Return the command that runs `job` alone, quoted for a shell, with the same `toolchain`.
 
     A suite that `run_command` named by its path is named so again; a command that has one job is repeated, and
     `farm pytest` with a -k for the test, which may match others whose names begin alike.
@@ -38,6 +38,8 @@ def rerun_command(job: JobView, *, virtual: bool, run_command: str = "") -> str:
         argv += ["--backend", job.backend]
     for option in options_of(job):
         argv += ["--profile", "optrace"] if option == "profile_level=optrace" else ["--option", option]
+    if toolchain:
+        argv += ["--toolchain", toolchain]
     if virtual:
         argv += ["--virtual", "1"]
     if "--heap" in given:

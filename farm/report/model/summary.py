@@ -247,7 +247,10 @@ def summarize(view: RunView) -> RunSummary:
                 kinds=tuple(kinds.get(one.device, "") for one in job.attempts),
                 options="-".join(options_of(job)),
                 rerun=rerun_command(
-                    job, virtual=kind == "virtual" or (not kind and all_virtual), run_command=view.command
+                    job,
+                    virtual=kind == "virtual" or (not kind and all_virtual),
+                    run_command=view.command,
+                    toolchain=view.toolchain.name if view.toolchain else "",
                 ),
                 stale=stale_words(job.stale, view.started_ms) if attempt is None and job.stale is not None else "",
             )
