@@ -52,6 +52,7 @@ class _BuildTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float = 1800.0
     memory_mb: int | None = None
     recycle_mb: int | None = None
+    trace: bool | None = None
 
 
 # Paths of the [qnn] table, and the variable that overrides each.
@@ -138,6 +139,8 @@ class Config(msgspec.Struct, frozen=True):
     """Those of farm.toml, by name."""
     toolchain: ToolchainConfig = ToolchainConfig()
     """What this command compiles with: farm/toolchains/select.py."""
+    trace: bool | None = None
+    """Builders record what of ExecuTorch and torchao takes part in a bundle; None where somebody edits them."""
 
     def run_folder(self, run_id: str) -> Path:
         """Return where a run keeps its plan, its logs and its report.
@@ -199,6 +202,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         leases=attached.leases(table.leases),
         retention=_retention(path or FILE_NAME, table.retention),
         toolchains=read_toolchains(path or Path(FILE_NAME), table.toolchain, lambda value: _beside(base, value)),
+        trace=table.build.trace,
     )
 
 

@@ -64,7 +64,7 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
     as_of_ns = time.time_ns()
     found = identify(config.cache_dir, Path(compiler.python), facts, compiler.env, qnn=sdk.lib_dir)
     source = source_state(config.cache_dir, found.trees)
-    developed = developed_roots(config.cache_dir, found)
+    developed = developed_roots(config.cache_dir, found, config.trace)
     compiler = msgspec.structs.replace(compiler, developed=developed, as_of_ns=as_of_ns)
     if newer_than_known(versions["executorch"]):
         note(f"ExecuTorch {versions['executorch']} is newer than {NEWEST}, the newest that farm was run with")

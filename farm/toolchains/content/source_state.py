@@ -58,13 +58,20 @@ def source_state(cache_dir: Path, trees: Mapping[str, tuple[PackageTree, ...]]) 
     return msgspec.structs.replace(state, dirty=state.dirty or bool(edited), changed=changed)
 
 
-def developed_roots(cache_dir: Path, identity: ToolchainIdentity) -> tuple[DevelopedRoot, ...]:
-    """Return the folders of ExecuTorch and torchao that somebody edits: source trees, and wheels that were edited."""
+def developed_roots(
+    cache_dir: Path, identity: ToolchainIdentity, trace: bool | None = None
+) -> tuple[DevelopedRoot, ...]:
+    """Return the folders of ExecuTorch and torchao that somebody edits: source trees, and wheels that were edited.
+
+    With `trace` they are returned whether somebody edits them or not: all or, where it is false, none.
+    """
+    if trace is False:
+        return ()
     return tuple(
         DevelopedRoot.of(f"{name}{CONTENT}", tree.folder, tree_files(cache_dir, tree.folder), identity.flatc)
         for name in _DEVELOPED
         for tree in identity.trees.get(name, ())
-        if not is_installed(tree.folder) or edited_files(cache_dir, tree)
+        if trace or not is_installed(tree.folder) or edited_files(cache_dir, tree)
     )
 
 
