@@ -36,11 +36,13 @@ class Edit(NamedTuple):
 _EXPM1 = """                    exp_node.meta = copy_meta(node.meta)
 """
 _EXPM1_SLOWLY = """                    exp_node.meta = copy_meta(node.meta)
-                    for _ in range(6):
+                    for _ in range(4):
                         with graph_module.graph.inserting_after(exp_node):
-                            again = graph.create_node("call_function", torch.ops.aten.abs.default, (exp_node,))
-                            again.meta = copy_meta(node.meta)
-                            exp_node = again
+                            twice = graph.create_node("call_function", torch.ops.aten.add.Tensor, (exp_node, exp_node))
+                            twice.meta = copy_meta(node.meta)
+                        with graph_module.graph.inserting_after(twice):
+                            exp_node = graph.create_node("call_function", torch.ops.aten.mul.Tensor, (twice, 0.5))
+                            exp_node.meta = copy_meta(node.meta)
 """
 
 EDITS = (

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from executorch_checkout import commit, make_repository, run_git
 
+from farm.cli.main import cli
 from farm.config.settings import Config, load_config
 from farm.config.toolchains import ToolchainConfig
 from farm.errors import BuildFailedError, UsageError
@@ -230,8 +232,14 @@ def test_pruning_leaves_what_is_used(checkout: Path, config: Config) -> None:
         assert len(worktrees(config.cache_dir)) == 1
         assert prune_worktrees(config.cache_dir, older_than_s=0.0) == []
         other.communicate("")
-    [removed] = prune_worktrees(config.cache_dir, older_than_s=0.0)
-    assert not Path(removed.path).exists()
+    [entry] = worktrees(config.cache_dir)
+    assert "1 source tree of commits" in CliRunner().invoke(cli, ["cache"]).output
+    assert "and 1 source tree of commits" in CliRunner().invoke(cli, ["cache", "prune", "--all", "--dry-run"]).output
+    assert Path(entry.path).is_dir()
+    assert "removed 0 bundles, 0 B, and 1 source tree of commits" in (
+        CliRunner().invoke(cli, ["cache", "prune", "--older", "0s"]).output
+    )
+    assert not Path(entry.path).exists()
     assert worktrees(config.cache_dir) == []
 
 

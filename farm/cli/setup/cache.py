@@ -16,6 +16,7 @@ from farm.errors import UsageError
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns
 from farm.toolchains.sdk.removal import cached_sdks, removable_sdks, remove_sdk
+from farm.toolchains.worktrees import STALE_S, prune_worktrees, worktrees
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from farm.bundles.cache import Leftover
     from farm.toolchains.overview import EnvironmentRow
     from farm.toolchains.sdk.removal import CachedSdk
+    from farm.toolchains.worktrees import WorktreeEntry
 
 _AGE = re.compile(r"(\d+)([smhd])")
 _SIZE = re.compile(r"(\d+)([kMGT]?)B?")
@@ -61,8 +63,10 @@ def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> N
         lines.append(f"{_environments(environments)}: 'farm toolchain list' shows them")
     if sdks:
         lines.append(f"{_sdks(sdks)}: 'farm sdk list' shows them")
+    if trees := worktrees(cache.root):
+        lines.append(f"{_worktrees(trees)}: 'farm cache prune' removes those that no command uses")
     shown = [{"version": sdk.version, "root": str(sdk.root), "nbytes": sdk.nbytes} for sdk in sdks]
-    answer = {"bundles": entries, "leftovers": left, "environments": environments, "sdks": shown}
+    answer = {"bundles": entries, "leftovers": left, "environments": environments, "sdks": shown, "worktrees": trees}
     show(answer, lines, as_json=as_json)
 
 
@@ -77,7 +81,8 @@ def prune(config_file: Path | None, older: str | None, keep: str | None, *, ever
 
     Environments of toolchains go as well: those of that AGE or all; with --keep
     those that no command uses, as farm's own packages have changed since. QNN
-    SDKs go that are of that AGE, or all, unless farm.toml names them.
+    SDKs go that are of that AGE, or all, unless farm.toml names them. Source
+    trees of commits go that are of that AGE, or all, unless a command uses one.
     """
     from farm.toolchains.overview import remove_environment
 
@@ -98,10 +103,14 @@ def prune(config_file: Path | None, older: str | None, keep: str | None, *, ever
     sdks = removable_sdks(config, 0.0 if everything else age_s)
     for sdk in [] if dry_run else sdks:
         remove_sdk(config, sdk)
+    trees = prune_worktrees(
+        cache.root, older_than_s=0.0 if everything else STALE_S if age_s is None else age_s, dry_run=dry_run
+    )
     freed = size(sum(entry.nbytes for entry in removed))
     others = [_total(left)] if left else []
     others += [_environments(environments)] if environments else []
     others += [_sdks(sdks)] if sdks else []
+    others += [_worktrees(trees)] if trees else []
     more = "".join(f", and {one}" for one in others)
     echo(f"{'would remove' if dry_run else 'removed'} {len(removed)} bundles, {freed}{more}")
 
@@ -123,6 +132,10 @@ def _environments(rows: Sequence[EnvironmentRow]) -> str:
 
 def _sdks(sdks: Sequence[CachedSdk]) -> str:
     return f"{plural(len(sdks), 'QNN SDK')}, {size(sum(sdk.nbytes for sdk in sdks))}"
+
+
+def _worktrees(trees: Sequence[WorktreeEntry]) -> str:
+    return f"{plural(len(trees), 'source tree')} of commits, {size(sum(tree.nbytes for tree in trees))}"
 
 
 def _total(left: Sequence[Leftover]) -> str:
