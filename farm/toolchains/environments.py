@@ -105,7 +105,7 @@ def about(folder: Path) -> MadeEnvironment | None:
         return None
 
 
-class _Distribution(NamedTuple):
+class _InstalledPackage(NamedTuple):
     """An installed package, as the name of its folder says it: to read what is in 150 of them takes a second."""
 
     name: str
@@ -114,7 +114,7 @@ class _Distribution(NamedTuple):
     info: Path
 
     @classmethod
-    def of(cls, info: Path) -> _Distribution:
+    def of(cls, info: Path) -> _InstalledPackage:
         name, _, version = info.name.removesuffix(".dist-info").partition("-")
         return cls(canonicalize_name(name), version, info)
 
@@ -134,7 +134,7 @@ class _Distribution(NamedTuple):
                 yield row[0]
 
 
-def _shared() -> Iterator[_Distribution]:
+def _shared() -> Iterator[_InstalledPackage]:
     """Yield what of farm's environment may be linked."""
     seen = set(_NEVER_LINKED)
     for place in sys.path:
@@ -142,7 +142,7 @@ def _shared() -> Iterator[_Distribution]:
         if folder.name not in ("site-packages", "dist-packages") or not folder.is_dir():
             continue
         for info in sorted(folder.glob("*.dist-info")):
-            one = _Distribution.of(info)
+            one = _InstalledPackage.of(info)
             # An editable one is code that somebody works on, elsewhere.
             if one.name not in seen and (info / "RECORD").is_file() and not (info / "direct_url.json").is_file():
                 seen.add(one.name)
@@ -152,7 +152,7 @@ def _shared() -> Iterator[_Distribution]:
 class _Making:
     """An environment that is being made in an empty folder."""
 
-    def __init__(self, folder: Path, version: str, torch: str, shared: Iterable[_Distribution]) -> None:
+    def __init__(self, folder: Path, version: str, torch: str, shared: Iterable[_InstalledPackage]) -> None:
         self._folder, self._version, self._torch = folder, version, torch
         self._site = folder / "lib" / f"python{_PYTHON}" / "site-packages"
         self._shared = {one.name: one for one in shared}
@@ -167,7 +167,7 @@ class _Making:
             flatc.chmod(0o755)
         linked = self._settle()
         _link([self._shared[name] for name in linked], self._site)
-        torch = {one.name: one.version for one in map(_Distribution.of, self._site.glob("*.dist-info"))}["torch"]
+        torch = {one.name: one.version for one in map(_InstalledPackage.of, self._site.glob("*.dist-info"))}["torch"]
         # Their first lines name the folder in which they were made, which has another name in a moment.
         for script in (self._folder / "bin").iterdir():
             if not script.name.startswith("python"):
@@ -221,8 +221,8 @@ class _Making:
                 found[name] = requirement
         yield from found.values()
 
-    def _own(self) -> dict[str, _Distribution]:
-        found = [_Distribution.of(info) for info in self._site.glob("*.dist-info") if not info.is_symlink()]
+    def _own(self) -> dict[str, _InstalledPackage]:
+        found = [_InstalledPackage.of(info) for info in self._site.glob("*.dist-info") if not info.is_symlink()]
         return {one.name: one for one in found}
 
     def _install(self, requirements: list[str]) -> None:
@@ -246,7 +246,7 @@ def _plain(requirement: Requirement) -> str:
     return f"{requirement.name}{requirement.specifier}"
 
 
-def _link(shared: Iterable[_Distribution], site: Path) -> None:
+def _link(shared: Iterable[_InstalledPackage], site: Path) -> None:
     """Link what belongs to distributions into `site`: their folders, or what is in one that is there already."""
     for one in shared:
         source = one.info.parent

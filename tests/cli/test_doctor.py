@@ -39,7 +39,8 @@ def test_it_fits_on_a_screen_and_says_what_to_do(home: FarmHome, tmp_path: Path)
     assert "runs no jobs with it" in " ".join(direct.split())
     assert tools.startswith("tools\n  executorch ")
     assert "no server on port 9" in tools
-    assert not (tmp_path / "empty-cache").exists()
+    remembered = {path.name for path in (tmp_path / "empty-cache").glob("*")}
+    assert remembered <= {"hashes"}, "what the files are that it looked at, and nothing else"
     assert list(home.cwd.iterdir()) == []
 
 
