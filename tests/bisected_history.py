@@ -36,7 +36,7 @@ class Edit(NamedTuple):
 _EXPM1 = """                    exp_node.meta = copy_meta(node.meta)
 """
 _EXPM1_SLOWLY = """                    exp_node.meta = copy_meta(node.meta)
-                    for _ in range(4):
+                    for _ in range(30):
                         with graph_module.graph.inserting_after(exp_node):
                             twice = graph.create_node("call_function", torch.ops.aten.add.Tensor, (exp_node, exp_node))
                             twice.meta = copy_meta(node.meta)

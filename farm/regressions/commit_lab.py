@@ -102,7 +102,7 @@ class WorktreeLab:
     def build(self, commit: Commit, jobs: Sequence[Job]) -> Mapping[str, CommitBuild]:
         """Return what each job compiles to at a commit, by id. Raises InfraError for the machine's trouble."""
         try:
-            _, tools = self.tools(commit)
+            config, tools = self.tools(commit)
         except UntrustedError:
             raise
         except (BuildFailedError, UsageError, MissingToolError) as error:
@@ -111,7 +111,7 @@ class WorktreeLab:
         found = find_bundles_for(jobs, tools, self._cache)
         wanted = {found[job.id].key: job for job in jobs if not found[job.id].cached}
         replies = self._compile(commit, tools, wanted) if wanted else {}
-        return {job.id: self._built(tools, job, found[job.id], replies) for job in jobs}
+        return {job.id: self._built(tools, config.toolchain.checkout, job, found[job.id], replies) for job in jobs}
 
     def run(self, job: Job, build: CommitBuild, commit: Commit) -> CommitRun:
         """Run a program and judge it. Raises InfraError."""
@@ -177,11 +177,13 @@ class WorktreeLab:
         reply = replies.get(found.key)
         if reply is None or reply.ok:
             raise InfraError(f"the bundle of {job.id} is not in the cache: is somebody pruning {self._cache.root}?")
+        # For people who have the commit, and not this cache.
+        place = f"{tree}/"
         if reason := self._import_problem(tools, job, reply):
-            return CommitBuild(state=BuildState.NOT_IMPORTED, reason=reason)
+            return CommitBuild(state=BuildState.NOT_IMPORTED, reason=reason.replace(place, ""))
         if reply.infra:
             raise InfraError(f"{job.id} could not be compiled: {reply.reason}")
-        return CommitBuild(state=BuildState.NOT_COMPILED, reason=reply.reason)
+        return CommitBuild(state=BuildState.NOT_COMPILED, reason=reply.reason.replace(place, ""))
 
     def _import_problem(self, tools: Toolchain, job: Job, reply: BuildReply) -> str:
         """Return why the toolchain of a failed compile cannot even be imported, empty where it can."""
