@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 # test_soak.py runs these, and looks at more than their keys.
 _SOAKS = ("soak.py", "soak.py --chaos")
-# Other programs start these: chaos_farm.py is a `farm` of soak.py, upstream_compile.py a part of compile.py.
-_PARTS = ("chaos_farm.py", "upstream_compile.py")
+# Other programs start these: chaos_farm.py is a `farm` of soak.py, upstream_compile.py a part of compile.py, and
+# same_programs.py one of toolchains.py.
+_PARTS = ("chaos_farm.py", "same_programs.py", "upstream_compile.py")
 
 
 def test_every_program_is_documented() -> None:
@@ -30,5 +31,8 @@ def test_it_runs(program: str, farm_cache: Path, tmp_path: Path) -> None:
         pytest.skip("no chromedriver: apt-get install chromium chromium-driver")
     env = {"FARM_CACHE_DIR": str(farm_cache), "FARM_STATE_DIR": str(tmp_path / "state")}
     last = run_bench(program, env=env)
+    if program == "toolchains.py":
+        assert last["edits"]
+        assert last["stale"] == 0
     if program == "utilization.py":
         assert set(last["devices"]) == {"1", "8"}

@@ -1,0 +1,310 @@
+"""What an edit of a toolchain costs: seen, told apart, and never missed.
+
+    python bench/toolchains.py             quantized_ops for SM8650 on 2 virtual devices, half an hour and more
+    python bench/toolchains.py --quick     a handful of jobs, two minutes
+    python bench/toolchains.py --minutes N how long random edits are tried, 20 unless it is said
+
+A copy of the installed ExecuTorch is the toolchain, and is edited in place. The last line is one JSON object:
+
+* identity_warm_s: what it takes to know again what farm's own toolchain is, by content. Median of five looks.
+* one_function_edit_recompiled_share: of the suite's bundles, those compiled again after an edit in one operator's
+  builder (of `--quick`, of its jobs).
+* one_function_edit_speedup: `farm run` of everything with an empty cache, over `farm run --changed-since` that run
+  after such an edit; from Enter to prompt, verdicts included.
+* edits, stale: random edits of functions, and bundles that were kept through one of them whose program, inputs or
+  references are another when they are compiled with it. A dozen edits are made at a time, in functions that half of
+  the jobs did not run: two of three of them take part in others.
+* same_programs: the share of jobs whose programs are the same with ExecuTorch 1.5.0 and 1.5.1 (bench/same_programs.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from edits import mutated, outermost_functions
+
+from farm.bundles.cache import BundleCache
+from farm.bundles.changes import parts_of
+from farm.bundles.reuse import find_bundles_for
+from farm.bundles.same import is_same_job
+from farm.bundles.trace import read_trace
+from farm.compile.pool import BuilderPool, MemoryLimits
+from farm.compile.protocol import BuildRequest
+from farm.config.settings import load_config
+from farm.suites.manifests import find_suites, resolve_suite
+from farm.suites.socs import find_soc
+from farm.suites.suite import plan
+from farm.system.processes import Supervisor
+from farm.toolchains.prepare import prepare
+from farm.toolchains.select import use_toolchain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.bundles.bundle import Bundle
+    from farm.config.settings import Config
+    from farm.suites.suite import Job
+    from farm.toolchains.toolchain import Toolchain
+
+SOC, SUITE = "SM8650", "quantized_ops"
+QUICK = ("relu", "sigmoid", "conv1d", "cat")
+"""Cases of --quick, in 8a8w."""
+EDITED = ("backends/qualcomm/builders/op_relu.py", "define_node")
+"""One operator's builder; what it builds keeps its meaning."""
+# Not ours to try: they name programs and folders of this machine, or are what a whole machine hangs on.
+_SPARED = ("rmtree", "unlink", "remove", "os.system", "subprocess", "while ")
+_EDITS_AT_ONCE = 12
+
+
+def copied_toolchain(folder: Path) -> Path:
+    """Return a copy of the installed ExecuTorch, as a source tree; its libraries are links."""
+    spec = importlib.util.find_spec("executorch")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("no executorch is installed")
+
+    def place(source: str, target: str) -> str:
+        if source.endswith(".py"):
+            return str(shutil.copy2(source, target))
+        Path(target).symlink_to(source)
+        return target
+
+    left_out = shutil.ignore_patterns("__pycache__", "include", "share", "*.h", "*.pyi")
+    return Path(
+        shutil.copytree(next(iter(spec.submodule_search_locations)), folder, copy_function=place, ignore=left_out)
+    )
+
+
+def figures_identity(config: Config) -> dict[str, float]:
+    """Return what it takes to know again what farm's own toolchain is."""
+    from farm.runtime.simulator import host_sdk
+    from farm.toolchains.content.identity import identify
+    from farm.toolchains.interpreters import own_facts
+
+    sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root)
+    facts = own_facts()
+    taken = []
+    for _ in range(6):
+        started = time.perf_counter()
+        identify(config.cache_dir, Path(sys.executable), facts, sdk.env, qnn=sdk.lib_dir)
+        taken.append(time.perf_counter() - started)
+    # The first look may have read something.
+    return {"identity_warm_s": round(statistics.median(taken[1:]), 3)}
+
+
+def chosen_jobs(config: Config, *, quick: bool) -> list[Job]:
+    jobs = plan([resolve_suite(SUITE, find_suites(config.suite_folders))], [find_soc(SOC)], "htp", (), ((),))
+    return [job for job in jobs if not quick or (job.case.name in QUICK and job.target.precision == "8a8w")]
+
+
+def run_farm(toolchain: Path, env: dict[str, str], *more: str, quick: bool) -> tuple[float, dict[str, Any]]:
+    """Run the suite and return the seconds from Enter to prompt, and what it printed."""
+    argv = [sys.executable, "-m", "farm.cli.main", "run", "--soc", SOC, "--suite", SUITE, "--virtual", "2"]
+    argv += ["--toolchain", str(toolchain), "--json", *more]
+    if quick:
+        pattern = " or ".join(f"/{name}[" for name in QUICK)
+        argv += ["--precision", "8a8w", "-k", pattern]
+    started = time.perf_counter()
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    taken = time.perf_counter() - started
+    if done.returncode not in (0, 1):
+        raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
+    return taken, json.loads(done.stdout)
+
+
+def figures_trace(toolchain: Path, env: dict[str, str], jobs: Sequence[Job], *, quick: bool) -> dict[str, float]:
+    """Return what an edit in one operator's builder costs; the cache is empty before and has everything after."""
+    config = use_toolchain(load_config(), str(toolchain))
+    everything, run = run_farm(toolchain, env, quick=quick)
+    print(f"{len(run['jobs'])} jobs from an empty cache: {everything:.1f} s")
+    path = toolchain / EDITED[0]
+    before = path.read_text()
+    function = next(one for one in outermost_functions(ast.parse(before)) if one.name == EDITED[1])
+    lines = before.splitlines(keepends=True)
+    place, indent = function.body[0].lineno - 1, " " * function.body[0].col_offset
+    path.write_text("".join([*lines[:place], f"{indent}edited = 1\n", *lines[place:]]))
+    tools = prepare(config, note=print)
+    started = time.perf_counter()
+    found = find_bundles_for(jobs, tools, BundleCache(config.cache_dir))
+    lacking = [job.id for job in jobs if not found[job.id].cached]
+    print(f"{len(lacking)} of {len(jobs)} are concerned, found in {time.perf_counter() - started:.2f} s: {lacking[:8]}")
+    after, again = run_farm(toolchain, env, "--changed-since", run["id"], quick=quick)
+    print(f"{len(again['jobs'])} of them again, to the verdict: {after:.1f} s")
+    path.write_text(before)
+    return {
+        "one_function_edit_recompiled_share": round(len(lacking) / len(jobs), 4),
+        "one_function_edit_speedup": round(everything / after, 1),
+    }
+
+
+def figures_edits(toolchain: Path, jobs: Sequence[Job], *, rounds: int, seconds: float) -> dict[str, int]:
+    """Return how many random edits were made, and how many bundles were kept that are others with them."""
+    draw = random.Random(20_261_123)
+    config = use_toolchain(load_config(), str(toolchain))
+    cache = BundleCache(config.cache_dir)
+    clean = prepare(config, note=print)
+    with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
+        compile_jobs(jobs, clean, cache.root, Path(folder))
+        found = find_bundles_for(jobs, clean, cache)
+        jobs = [job for job in jobs if found[job.id].cached]
+        ran = functions_by_bundle(toolchain, cache, [found[job.id].key for job in jobs])
+    edits = stale = checked = 0
+    end = time.monotonic() + seconds
+    for number in range(rounds):
+        if time.monotonic() > end:
+            break
+        made = edit_some(ran, draw)
+        try:
+            tools = prepare(config, note=print)
+            found = find_bundles_for(jobs, tools, cache)
+            kept = [job for job in jobs if found[job.id].cached]
+            with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
+                fresh = compile_untraced(kept, tools, Path(folder))
+                wrong = [
+                    job.id
+                    for job in kept
+                    if (bundle := fresh.get(job.id)) is None
+                    or not is_same_job(_bundle(cache, found[job.id].key), bundle)
+                ]
+        finally:
+            for path, text in made.items():
+                path.write_text(text)
+        edits, stale, checked = edits + len(made), stale + len(wrong), checked + len(kept)
+        print(f"round {number}: {len(made)} edits, {len(kept)} of {len(jobs)} bundles kept, stale: {wrong or 'none'}")
+        if wrong:
+            print(f"  edits: {[str(path.relative_to(toolchain)) for path in made]}")
+    print(f"{edits} edits, {checked} kept bundles compared with what is compiled anew")
+    return {"edits": edits, "stale": stale}
+
+
+def functions_by_bundle(toolchain: Path, cache: BundleCache, keys: Sequence[str]) -> dict[tuple[Path, int], set[str]]:
+    """Return the bundles that ran each function of the loaded files, by file and number."""
+    ran: dict[tuple[Path, int], set[str]] = {}
+    for key in keys:
+        trace = read_trace(cache.folder(key))
+        if trace is None:
+            raise SystemExit(f"bundle {key} has no trace: its build.log says why")
+        for name, one in trace.roots[0].items():
+            for number, body in enumerate(parts_of((toolchain / name).read_bytes()).bodies):
+                users = ran.setdefault((toolchain / name, number), set())
+                if one.whole or body.always or one.ran(body.first, body.last):
+                    users.add(key)
+    some = sum(1 for users in ran.values() if 0 < len(users) < len(keys))
+    none = sum(1 for users in ran.values() if not users)
+    print(f"{len(ran)} functions: {some} that some of {len(keys)} bundles ran and others did not, {none} that none ran")
+    return ran
+
+
+def edit_some(ran: dict[tuple[Path, int], set[str]], draw: random.Random) -> dict[Path, str]:
+    """Edit functions of different files that half of the bundles did not run; return what the files were.
+
+    Two of three take part in some other bundle, where there are so many.
+    """
+    keys = sorted(set().union(*ran.values()))
+    spared = set(draw.sample(keys, max(1, len(keys) // 2)))
+    open_to_all = [place for place, users in ran.items() if not users & spared]
+    draw.shuffle(open_to_all)
+    open_to_all.sort(key=lambda place: not ran[place])
+    taking_part = [place for place in open_to_all if ran[place]]
+    choices = taking_part[: _EDITS_AT_ONCE * 4] + open_to_all[len(taking_part) :]
+    made: dict[Path, str] = {}
+    for path, number in choices:
+        if len(made) == _EDITS_AT_ONCE:
+            break
+        if ran[path, number] and len(made) >= _EDITS_AT_ONCE * 2 // 3:
+            continue
+        before = path.read_text()
+        after = None if path in made else mutated(before, number, draw)
+        if after is None or any(word in after and word not in before for word in _SPARED):
+            continue
+        made[path] = before
+        path.write_text(after)
+    return made
+
+
+def compile_jobs(jobs: Sequence[Job], tools: Toolchain, root: Path, folder: Path) -> dict[str, str]:
+    """Compile what is not there into the cache at `root`; return the keys by job id."""
+    found = find_bundles_for(jobs, tools, BundleCache(root))
+    requests = [
+        BuildRequest(job, found[job.id].key, dict(tools.versions), str(folder / f"{found[job.id].key}.log"))
+        for job in jobs
+        if not found[job.id].cached
+    ]
+    if requests:
+        with Supervisor() as supervisor:
+            pool = BuilderPool(
+                requests, width=2, limits=MemoryLimits(8192, 4096), cache_root=root, compiler=tools.compiler,
+                supervisor=supervisor, log_folder=folder, timeout_s=600.0,
+                on_start=lambda _key: None, on_done=lambda _reply: None,
+            )  # fmt: skip
+            pool.start()
+            pool.join()
+    return {job_id: one.key for job_id, one in found.items()}
+
+
+def compile_untraced(jobs: Sequence[Job], tools: Toolchain, folder: Path) -> dict[str, Bundle]:
+    """Compile jobs anew, by builders that neither trace nor fork; return their bundles by job id."""
+    compiler = msgspec.structs.replace(tools.compiler, developed=())
+    plain = msgspec.structs.replace(tools, compiler=compiler)
+    keys = compile_jobs(jobs, plain, folder / "cache", folder)
+    fresh = BundleCache(folder / "cache")
+    found = {job_id: fresh.lookup(key) for job_id, key in keys.items()}
+    return {job_id: bundle for job_id, bundle in found.items() if bundle is not None}
+
+
+def _bundle(cache: BundleCache, key: str) -> Bundle:
+    bundle = cache.lookup(key)
+    if bundle is None:
+        raise SystemExit(f"bundle {key} is gone")
+    return bundle
+
+
+def figures_same_programs(*, quick: bool) -> dict[str, float]:
+    """Return the share of the jobs whose programs are the same with both releases."""
+    from same_programs import figures_same_programs as figures
+
+    return figures(quick=quick)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a handful of jobs")
+    parser.add_argument("--minutes", type=float, default=20.0, help="how long random edits are tried")
+    arguments = parser.parse_args()
+    quick = arguments.quick
+    config = load_config()
+    result: dict[str, float] = {**figures_identity(config)}
+    jobs = chosen_jobs(config, quick=quick)
+    with tempfile.TemporaryDirectory(prefix="farm-bench-") as scratch:
+        # An empty cache of bundles; runners, SDKs and environments are made once a machine.
+        cache, state = Path(scratch, "cache"), Path(scratch, "state")
+        cache.mkdir()
+        for path in config.cache_dir.iterdir():
+            if path.name not in ("bundles", "builders", "traced", "sources"):
+                (cache / path.name).symlink_to(path)
+        env = {**os.environ, "FARM_CACHE_DIR": str(cache), "FARM_STATE_DIR": str(state)}
+        os.environ.update(env)
+        toolchain = copied_toolchain(Path(scratch, "executorch"))
+        result |= figures_trace(toolchain, env, jobs, quick=quick)
+        few = jobs if quick else jobs[:: max(1, len(jobs) // 24)]
+        result |= figures_edits(toolchain, few, rounds=1 if quick else 1000, seconds=60.0 * arguments.minutes)
+    os.environ["FARM_CACHE_DIR"] = str(config.cache_dir)
+    result |= figures_same_programs(quick=quick)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
