@@ -169,7 +169,9 @@ class WorktreeLab:
             pool.stop()
         return replies
 
-    def _built(self, tools: Toolchain, job: Job, found: FoundBundle, replies: Mapping[str, BuildReply]) -> CommitBuild:
+    def _built(
+        self, tools: Toolchain, tree: Path | None, job: Job, found: FoundBundle, replies: Mapping[str, BuildReply]
+    ) -> CommitBuild:
         bundle = self._cache.lookup(found.key)
         if bundle is not None:
             digest = hashlib.sha256(f"{program_of(bundle)} {data_hash(bundle.manifest)}".encode()).hexdigest()
