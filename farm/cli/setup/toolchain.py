@@ -41,7 +41,11 @@ def command() -> None:
 @command.command("list")
 @json_option()
 def list_command(config_file: Path | None, *, as_json: bool) -> None:
-    """List the default, those of farm.toml, and the environments that farm made."""
+    """List toolchains, and environments that farm made.
+
+    That is the environment farm runs in, the tables of farm.toml, and
+    environments of releases in the cache.
+    """
     from farm.toolchains.overview import environment_rows, toolchain_rows
 
     config = load_config(config_file)
@@ -51,6 +55,8 @@ def list_command(config_file: Path | None, *, as_json: bool) -> None:
 
 
 def _listed(rows: Sequence[ToolchainRow]) -> Iterator[str]:
+    from farm.toolchains.overview import NOT_MADE
+
     head = ("name", "kind", "executorch", "torch", "qnn", "commit")
     cells = [
         (
@@ -69,7 +75,8 @@ def _listed(rows: Sequence[ToolchainRow]) -> Iterator[str]:
         if row.kind not in ("version", "qnn"):
             yield f"  {row.place}"
         if row.problem:
-            yield from wrapped(f"  {row.problem}")
+            hint = f": farm toolchain make {row.place}, or the first command with it" if row.problem == NOT_MADE else ""
+            yield from wrapped(f"  {row.problem}{hint}")
 
 
 def _state(source: SourceState) -> str:
@@ -154,7 +161,7 @@ def _shown(facts: dict[str, object], tools: Toolchain) -> Iterator[str]:
 
 
 @command.command("check")
-@click.argument("name", metavar="NAME|PATH|VERSION", default="default")
+@click.argument("name", metavar="[NAME|PATH|VERSION]", default="default")
 @json_option()
 def check_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     """Compile two tiny jobs for real, and say what is missing.
@@ -206,9 +213,9 @@ def _tried(tools: Toolchain, trials: Sequence[Trial]) -> Iterator[str]:
 @click.argument("version")
 @config_option
 def make_command(version: str, config_file: Path | None) -> None:
-    """Make the environment of a release of ExecuTorch now, such as 1.5.0.
+    """Make the environment of a release of ExecuTorch.
 
-    farm does so by itself when --toolchain VERSION first asks for it. It needs
+    VERSION is one such as 1.5.0. farm does so by itself when --toolchain VERSION first asks for it. It needs
     the package index; packages of farm's own environment are linked.
     """
     from farm.toolchains.environments import made_environment
