@@ -1,7 +1,7 @@
 """What an edit of a toolchain costs: seen, told apart, and never missed.
 
     python bench/toolchains.py             quantized_ops for SM8650 on 2 virtual devices, half an hour and more
-    python bench/toolchains.py --quick     a handful of jobs, two minutes
+    python bench/toolchains.py --quick     a handful of jobs, some three minutes
     python bench/toolchains.py --minutes N how long random edits are tried, 20 unless it is said
 
 A copy of the installed ExecuTorch is the toolchain, and is edited in place. The last line is one JSON object:
@@ -15,6 +15,7 @@ A copy of the installed ExecuTorch is the toolchain, and is edited in place. The
   references are another when they are compiled with it. A dozen edits are made at a time, in functions that half of
   the jobs did not run: two of three of them take part in others.
 * same_programs: the share of jobs whose programs are the same with ExecuTorch 1.5.0 and 1.5.1 (bench/same_programs.py).
+* bisect_builds: of 24 commits those that `farm bisect --commits` compiled, at most (bench/bisect_commits.py).
 """
 
 from __future__ import annotations
@@ -279,6 +280,13 @@ def figures_same_programs(*, quick: bool) -> dict[str, float]:
     return figures(quick=quick)
 
 
+def figures_bisect(*, quick: bool) -> dict[str, int]:
+    """Return how many of 24 commits a search for the first bad one compiled."""
+    from bisect_commits import figures_bisect as figures
+
+    return figures(quick=quick)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a handful of jobs")
@@ -303,6 +311,7 @@ def main() -> None:
         result |= figures_edits(toolchain, few, rounds=1 if quick else 1000, seconds=60.0 * arguments.minutes)
     os.environ["FARM_CACHE_DIR"] = str(config.cache_dir)
     result |= figures_same_programs(quick=quick)
+    result |= figures_bisect(quick=quick)
     print(json.dumps(result))
 
 

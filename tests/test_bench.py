@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 # test_soak.py runs these, and looks at more than their keys.
 _SOAKS = ("soak.py", "soak.py --chaos")
-# Other programs start these: chaos_farm.py is a `farm` of soak.py, upstream_compile.py a part of compile.py, and
-# same_programs.py one of toolchains.py.
-_PARTS = ("chaos_farm.py", "same_programs.py", "upstream_compile.py")
+# Other programs start these: chaos_farm.py is a `farm` of soak.py, upstream_compile.py a part of compile.py;
+# bisect_commits.py and same_programs.py are parts of toolchains.py.
+_PARTS = ("bisect_commits.py", "chaos_farm.py", "same_programs.py", "upstream_compile.py")
 
 
 def test_every_program_is_documented() -> None:

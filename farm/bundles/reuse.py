@@ -50,7 +50,7 @@ _TRACED = "traced"
 _MOST_BUNDLES = 16
 
 
-class _Compiler(Protocol):
+class _WithDeveloped(Protocol):
     @property
     def developed(self) -> tuple[DevelopedRoot, ...]: ...
 
@@ -63,7 +63,7 @@ class Tools(Protocol):
         """What a bundle depends on besides its job."""
 
     @property
-    def compiler(self) -> _Compiler:
+    def compiler(self) -> _WithDeveloped:
         """Its developed folders."""
 
 
