@@ -110,7 +110,7 @@ def _measure(
 ) -> tuple[MeasuredMetric, ...]:
     figures = figures_of(*judged)
     # Outputs repeat: where none moved they are not brought again.
-    moved = {one.series.metric for one in figures if one.decides and one.gates > 1.0}
+    moved = {one.series.metric for one in figures if one.decides and abs(one.gates) > 1.0}
     qnn = [[side.bundle.manifest.versions.get(name) for name in ("qnn", "qnn_content")] for side in sides]
     times = times_of(*judged, virtual=bench.device.kind == "virtual", one_simulator=qnn[0] == qnn[1])
     inferences = inferences_of([one for attempt in judged for one in attempt.measurements])

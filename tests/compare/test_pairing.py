@@ -117,6 +117,10 @@ def test_worse_numerics_are_measured_in_every_turn_and_confirmed() -> None:
     assert (one.answer, one.a, one.b, one.pairs) == ("worse", 40.0, 37.0, MOST)
 
 
+def test_better_numerics_are_confirmed_as_well() -> None:
+    assert answers(run(BenchStub(attempt(), attempt(sqnr=45.0))))["sqnr_fp32[0]"] == "better"
+
+
 def test_a_figure_against_a_quantized_module_of_its_own_decides_nothing() -> None:
     metrics = {one.metric: one for one in paired({"job": run(BenchStub(attempt(), attempt()))})["job"]}
     assert {name: one.decides for name, one in metrics.items()} == {
