@@ -36,3 +36,9 @@ def test_a_new_version_says_all_of_it() -> None:
 def test_other_libraries_under_the_same_version_of_qnn_part_a_series() -> None:
     other = {**FACTS, "qnn_content": "b" * 16}
     assert history(FACTS, other, FACTS) == (3, ["libraries of QNN changed"] * 2)
+
+
+def test_a_runner_that_changes_with_the_sources_of_a_checkout_is_a_consequence_of_them() -> None:
+    was, now = {**FACTS, "native_runner": "1"}, {**FACTS, "native_runner": "2", "executorch_content": "b" * 16}
+    assert history(was, now) == (1, ["sources of executorch changed", "runner changed"])
+    assert history(was, {**was, "native_runner": "2"})[0] == 2
