@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farm.bundles.bundle import Bundle
+    from farm.bundles.changes import Body
     from farm.config.settings import Config
     from farm.suites.suite import Job
     from farm.toolchains.toolchain import Toolchain
@@ -194,12 +195,15 @@ def figures_edits(toolchain: Path, jobs: Sequence[Job], *, rounds: int, seconds:
 def functions_by_bundle(toolchain: Path, cache: BundleCache, keys: Sequence[str]) -> dict[tuple[Path, int], set[str]]:
     """Return the bundles that ran each function of the loaded files, by file and number."""
     ran: dict[tuple[Path, int], set[str]] = {}
+    bodies: dict[str, tuple[Body, ...]] = {}
     for key in keys:
         trace = read_trace(cache.folder(key))
         if trace is None:
             raise SystemExit(f"bundle {key} has no trace: its build.log says why")
         for name, one in trace.roots[0].items():
-            for number, body in enumerate(parts_of((toolchain / name).read_bytes()).bodies):
+            if name not in bodies:
+                bodies[name] = parts_of((toolchain / name).read_bytes()).bodies
+            for number, body in enumerate(bodies[name]):
                 users = ran.setdefault((toolchain / name, number), set())
                 if one.whole or body.always or one.ran(body.first, body.last):
                     users.add(key)
