@@ -31,7 +31,7 @@ _POINTS = 0.5
 # Least time of one side in a pair, and inferences that are taken for it: as `farm confirm` of a run, and fewer of what
 # takes long, as a moment cannot disturb those.
 _TURN_NS = 50e6
-_LEAST_INFERENCES, _MOST_INFERENCES = 2, 20
+_LEAST_INFERENCES, _MOST_INFERENCES = 1, 20
 
 
 class MeasuredMetric(msgspec.Struct, frozen=True, kw_only=True):
