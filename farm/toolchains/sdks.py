@@ -156,11 +156,12 @@ def _targets(root: Path) -> tuple[str, ...]:
     names = sorted(path.name for path in (root / "lib").glob("*") if path.is_dir())
     found = [short for name, short in _SHORT.items() if name in names]
     found += ["oe-linux"] if any(name.startswith("aarch64-oe-linux") for name in names) else []
-    for kind in ("hexagon", "lpai"):
-        versions = sorted(int(one[1]) for name in names if (one := re.fullmatch(rf"{kind}-v(\d{{1,4}})", name)))
-        if versions:
-            last = f"-v{versions[-1]}" if len(versions) > 1 else ""
-            found.append(f"{kind} v{versions[0]}{last}")
+    # `hexagon-v75`, and the same of other processors.
+    numbered = [one.groups() for name in names if (one := re.fullmatch(r"([a-z]+)-v(\d{1,4})", name))]
+    for kind in dict.fromkeys(kind for kind, _ in numbered):
+        versions = sorted(int(number) for one, number in numbered if one == kind)
+        last = f"-v{versions[-1]}" if len(versions) > 1 else ""
+        found.append(f"{kind} v{versions[0]}{last}")
     return tuple(found)
 
 
