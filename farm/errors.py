@@ -8,7 +8,7 @@ FarmError
 ├── NothingSelectedError       the selection is empty: exit 5
 ├── DelegationError            a backend that runs whole graphs only did not take all of one
 ├── ProgramError               a program that a test wanted did not compile, load or run
-├── BuildFailedError           the native parts of a commit cannot be built: it cannot be tried
+├── NativeBuildError           the native parts of a commit cannot be built: it cannot be tried
 └── InfraError                 the farm or a device, never the code under test: exit 4
     ├── MissingToolError       a library, compiler or tool; which, where it was looked for, how to get it: exit 2
     │   └── UntrustedError     somebody else could have written what would be executed: exit 2
@@ -121,7 +121,7 @@ class ProgramError(FarmError):
         super().__init__(f"{problem}\n{log}" if log.strip() else problem)
 
 
-class BuildFailedError(FarmError):
+class NativeBuildError(FarmError):
     """The native parts of a commit cannot be built, so that it cannot be tried."""
 
 

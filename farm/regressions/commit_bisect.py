@@ -21,7 +21,6 @@ from farm.regressions.commit_records import (
     CommitBuild,
     CommitRun,
     CommitsState,
-    CommitTrial,
     Question,
     QuestionKind,
 )
@@ -389,13 +388,3 @@ def _measured(metric: str, run: CommitRun) -> Measurement | None:
 
 def _series(job_id: str, one: Measurement) -> Series:
     return Series(job_id, one.metric, one.unit, one.direction, one.exact)
-
-
-def trial_words(trial: CommitTrial) -> str:
-    """Return how far a commit came, for people."""
-    if trial.build is None:
-        return "not looked at"
-    if trial.build.state is not BuildState.COMPILED:
-        return str(trial.build.state)
-    compiled = "from the cache" if trial.build.cached else "compiled"
-    return f"{compiled}, {trial.run.verdict}" if trial.run else compiled

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from farm.regressions.commit_bisect import trial_words
 from farm.regressions.commit_records import CommitBuild, QuestionKind
 from farm.system.text import one_line
 
@@ -88,7 +87,7 @@ def markdown(outcome: CommitsOutcome, commit_url: str = "") -> str:
         for index, trial in sorted(search.trials.items()):
             if trial.answer is not None:
                 why = _escaped(trial.reason[:_REASON_CHARS])
-                lines.append(f"| {link(state.commits[index])} | {trial.answer} | {trial_words(trial)} | {why} |")
+                lines.append(f"| {link(state.commits[index])} | {trial.answer} | {trial.words} | {why} |")
         lines.append("")
     if lines:
         request = state.request

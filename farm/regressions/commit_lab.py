@@ -12,7 +12,7 @@ from farm.bundles.reuse import find_bundles_for
 from farm.bundles.same import data_hash, program_of
 from farm.compile.pool import BuilderPool, MemoryLimits
 from farm.compile.protocol import BuildReply, BuildRequest
-from farm.errors import BuildFailedError, InfraError, MissingToolError, UntrustedError, UsageError
+from farm.errors import InfraError, MissingToolError, NativeBuildError, UntrustedError, UsageError
 from farm.pool.fleet import Choice
 from farm.regressions.commit_records import BuildState, CommitBuild, CommitRun
 from farm.regressions.interleaved_ab import InterleavedBench, Side
@@ -82,7 +82,7 @@ class WorktreeLab:
         self._stack.close()
 
     def tools(self, commit: Commit) -> tuple[Config, Toolchain]:
-        """Return the toolchain of a commit. Raises BuildFailedError, UsageError, MissingToolError, InfraError."""
+        """Return the toolchain of a commit. Raises NativeBuildError, UsageError, MissingToolError, InfraError."""
         if commit.sha not in self._tools:
             tree = worktree(self._config, self._checkout, commit, self._note)
             config = select(self._config, tree.toolchain, self._note)
@@ -105,7 +105,7 @@ class WorktreeLab:
             config, tools = self.tools(commit)
         except UntrustedError:
             raise
-        except (BuildFailedError, UsageError, MissingToolError) as error:
+        except (NativeBuildError, UsageError, MissingToolError) as error:
             failed = CommitBuild(state=BuildState.NOT_BUILT, reason=reason_line(str(error)), cached=True)
             return {job.id: failed for job in jobs}
         found = find_bundles_for(jobs, tools, self._cache)

@@ -147,6 +147,16 @@ class CommitTrial(msgspec.Struct, kw_only=True):
     reason: str = ""
     """Of the answer, one line."""
 
+    @property
+    def words(self) -> str:
+        """How far the commit came, for people."""
+        if self.build is None:
+            return "not looked at"
+        if self.build.state is not BuildState.COMPILED:
+            return str(self.build.state)
+        compiled = "from the cache" if self.build.cached else "compiled"
+        return f"{compiled}, {self.run.verdict}" if self.run else compiled
+
 
 class JobSearch(msgspec.Struct, kw_only=True):
     """One job's bisection."""

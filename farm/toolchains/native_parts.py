@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from farm.errors import BuildFailedError, UsageError
+from farm.errors import NativeBuildError, UsageError
 from farm.system.processes import Supervisor, ending
 from farm.toolchains.commits import Checkout, Commit, export
 
@@ -33,7 +33,7 @@ def build_native_parts(
 ) -> None:
     """Run the toolchain's build command in `tree`, with the commit's submodules in it; what it prints is in `log`.
 
-    Raises BuildFailedError, which names the log.
+    Raises NativeBuildError, which names the log.
     """
     fill_submodules(tree, repository, commit)
     note(f"building the native parts of {commit.short}: {' '.join(toolchain.build)} (log: {log})")
@@ -47,13 +47,13 @@ def build_native_parts(
             code = child.process.wait()
     if code:
         how = f"did not finish in {BUILD_SECONDS:g} s" if overdue.is_set() else f"ended with {ending(code)}"
-        raise BuildFailedError(f"{commit.short} does not build: {toolchain.build[0]} {how}: see {log}")
+        raise NativeBuildError(f"{commit.short} does not build: {toolchain.build[0]} {how}: see {log}")
 
 
 def fill_submodules(tree: Path, repository: Checkout, commit: Commit) -> None:
     """Fill the submodules that the user's checkout has, each with the commit that is wanted, and theirs.
 
-    Raises BuildFailedError where the checkout lacks one's commit.
+    Raises NativeBuildError where the checkout lacks one's commit.
     """
     for one in repository.submodules(commit):
         here = repository.folder / one.path
@@ -69,7 +69,7 @@ def fill_submodules(tree: Path, repository: Checkout, commit: Commit) -> None:
                 place.rmdir()
             export(place, inner, wanted)
         except UsageError as error:
-            raise BuildFailedError(
+            raise NativeBuildError(
                 f"{commit.short} does not build: it wants {one.sha[:10]} of the submodule {one.path}: {error}"
             ) from None
         fill_submodules(place, inner, wanted)

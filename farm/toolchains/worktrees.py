@@ -73,7 +73,7 @@ def worktree(
     Its toolchain is that of farm.toml (or of `config.toolchain`) whose checkout this is, else one with nothing more.
     Native parts are the checkout's where the commit has the same sources of them; otherwise they are built by the
     toolchain's `build`, or `warnings` says that they are not of this commit. Raises UsageError for what is no checkout
-    and no commit, BuildFailedError, MissingToolError, InfraError.
+    and no commit, NativeBuildError, MissingToolError, InfraError.
     """
     repository = checkout if isinstance(checkout, Checkout) else Checkout(checkout)
     commit = ref if isinstance(ref, Commit) else repository.commit(ref)

@@ -15,7 +15,7 @@ from executorch_checkout import commit, make_repository, run_git
 from farm.cli.main import cli
 from farm.config.settings import Config, load_config
 from farm.config.toolchains import ToolchainConfig
-from farm.errors import BuildFailedError, UsageError
+from farm.errors import NativeBuildError, UsageError
 from farm.toolchains.commits import Checkout, is_native
 from farm.toolchains.worktrees import prune_worktrees, worktree, worktrees
 
@@ -143,7 +143,7 @@ def test_other_native_sources_are_warned_of_or_built_once(checkout: Path, config
         assert library.read_text() == "built of int level = 2;\n"
     assert count.read_text() == "built "
     assert len(notes) == 1
-    with pytest.raises(BuildFailedError, match="does not build: .* see (.*)") as failure:
+    with pytest.raises(NativeBuildError, match="does not build: .* see (.*)") as failure:
         worktree(config, checkout, "main", notes.append)
     log = Path(str(failure.value).rpartition("see ")[2])
     assert "compiling" in log.read_text()
