@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ def edit_between(old: bytes, new: bytes) -> Edit:
 def parts_of(source: bytes) -> Parts:
     """Return a file in parts. Raises SyntaxError, ValueError, RecursionError."""
     tree = ast.parse(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # What parses need not compile: a `break` outside of a loop would end the import, whoever runs it.
+        compile(source, "<edit>", "exec", dont_inherit=True)
     bodies: list[Body] = []
     _take_bodies(tree, bodies)
     return Parts(_digest(ast.dump(tree)), tuple(bodies))
@@ -85,7 +90,9 @@ def _take_bodies(node: ast.AST, bodies: list[Body]) -> None:
         if isinstance(child, _Function):
             bodies.append(_body(child))
             # What calling it gives without running its body: a generator is one by what is in it.
-            child.body = [ast.Expr(ast.Constant(_kind(child)))]
+            # Its docstring may be read by others, and a class notices where a method wants to know it.
+            traits = (_kind(child), ast.get_docstring(child, clean=False), _wants_its_class(child))
+            child.body = [ast.Expr(ast.Constant(repr(traits)))]
         else:
             _take_bodies(child, bodies)
 
@@ -107,6 +114,8 @@ def _header(function: _Function) -> list[ast.AST]:
 
 
 def _is_silent(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.AnnAssign):
+        return statement.value is None
     return isinstance(statement, _SILENT) or (
         isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     )
@@ -114,6 +123,10 @@ def _is_silent(statement: ast.stmt) -> bool:
 
 def _kind(function: _Function) -> str:
     return "generator" if any(_yields(one) for one in function.body) else "function"
+
+
+def _wants_its_class(function: _Function) -> bool:
+    return any(isinstance(node, ast.Name) and node.id in {"__class__", "super"} for node in ast.walk(function))
 
 
 def _yields(node: ast.AST) -> bool:

@@ -36,6 +36,8 @@ _SPAWNS = {"subprocess.Popen": 0, "os.posix_spawn": 0, "os.spawn": 1}
 _INTERPRETERS = ("python", "pypy", "sh", "bash", "dash", "zsh", "env")
 # py-cpuinfo asks a process of its own for the processor, and loads nothing but the standard library there.
 _HARMLESS_SCRIPTS = ("cpuinfo/cpuinfo.py",)
+# They look at a file and run nothing: `platform` asks `file` what Python's own is.
+_READERS = ("file", "uname", "lscpu")
 _IMPORTS = "<frozen importlib._bootstrap_external>"
 # Who prints lines or names of functions that ran anyway: dynamo, for its log.
 _PRINTERS = ("/traceback.py", "/warnings.py", "/torch/_dynamo/funcname_cache.py")
@@ -73,6 +75,9 @@ class Tracer:
     def start(self) -> None:
         """Begin to watch. Once in a process."""
         self.problem = ""
+        loaded = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+        if early := [path for path in loaded if self._place(path) is not None]:
+            self.drop(f"{early[0]} was loaded as Python started")
         sys.addaudithook(self._hear)
         self._watch_inspect()
         self._coverage.start()
@@ -161,8 +166,11 @@ class Tracer:
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Note what an audit event tells of (PEP 578)."""
         if event == "open":
-            path = arguments[0]
-            if isinstance(path, str) and path.endswith(".py") and self._place(path) and not self.hears_own:
+            name = arguments[0]
+            if self.hears_own or not isinstance(name, str | bytes):
+                return
+            path = os.path.abspath(os.fsdecode(name))  # noqa: PTH100 - links stay, as module paths have them
+            if path.endswith(".py") and self._place(path) is not None:
                 self._opened(path, sys._getframe(1))  # noqa: SLF001 - who opens it, there is no other way
         elif self.hears_own:
             return
@@ -174,27 +182,40 @@ class Tracer:
                 self.drop("another trace function was set")
         elif event in _SPAWNS:
             program, command = arguments[_SPAWNS[event]], arguments[_SPAWNS[event] + 1]
-            if may_run_python(program, command):
-                self.drop(f"it started {program}")
+            if may_run_python(program, command) or any(self._names_file(word) for word in _words(command)):
+                self.drop(f"it started {program or command}")
+
+    def _names_file(self, word: str) -> bool:
+        """Return whether a word of a command is a Python file that is traced."""
+        path = os.path.abspath(word)  # noqa: PTH100 - as above
+        return path.endswith(".py") and self._place(path) is not None
 
     def _opened(self, path: str, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code.co_filename.endswith(("/tokenize.py", "/linecache.py")):
             frame = frame.f_back
         opener = frame.f_code.co_filename if frame is not None else ""
-        if opener != _IMPORTS and not opener.endswith(_PRINTERS):
+        if not _is_import(frame) and not opener.endswith(_PRINTERS):
             self._whole.add(os.path.realpath(path))
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Return whether a file is opened to be run, and not by `get_data` for somebody who wants its text."""
+    if frame is None or frame.f_code.co_filename != _IMPORTS:
+        return False
+    asker = frame.f_back
+    return frame.f_code.co_name != "get_data" or (asker is not None and asker.f_code.co_name == "get_code")
 
 
 def may_run_python(program: object, command: object) -> bool:
     """Return whether a child process may run Python code of the toolchain: an interpreter, a shell, a script."""
-    words = (
-        [command] if isinstance(command, str | bytes) else list(command) if isinstance(command, list | tuple) else []
-    )
-    texts = [os.fsdecode(word) for word in words if isinstance(word, str | bytes | os.PathLike)]
-    name = os.fsdecode(program) if isinstance(program, str | bytes | os.PathLike) else (texts[0] if texts else "")
-    if len(texts) > 1 and texts[1].endswith(_HARMLESS_SCRIPTS):
+    words = _words(command)
+    name = os.fsdecode(program) if isinstance(program, str | bytes | os.PathLike) else (words[0] if words else "")
+    if len(words) > 1 and words[1].endswith(_HARMLESS_SCRIPTS):
         return False
-    if Path(name).name.startswith(_INTERPRETERS) or not name:
+    if Path(name).name in _READERS:
+        return False
+    # `timeout 5 python` is a program that runs another.
+    if not name or any(_is_interpreter(word) for word in (name, *words)):
         return True
     import shutil
 
@@ -203,6 +224,15 @@ def may_run_python(program: object, command: object) -> bool:
         return False
     with Path(found).open("rb") as file:
         return file.read(4) != b"\x7fELF"
+
+
+def _is_interpreter(word: str) -> bool:
+    return Path(word).name.startswith(_INTERPRETERS) or word.endswith(".py")
+
+
+def _words(command: object) -> list[str]:
+    given = [command] if isinstance(command, str | bytes) else command if isinstance(command, list | tuple) else []
+    return [os.fsdecode(word) for word in given if isinstance(word, str | bytes | os.PathLike)]
 
 
 def _require_old(file: Path, as_of_ns: int) -> None:
