@@ -125,7 +125,8 @@ def _steady(
     cache_dir: Path, root: Path, without: frozenset[str], unread: frozenset[str], *, files_too: bool
 ) -> tuple[HashedTree, _Files]:
     unread |= _UNREAD_FOLDERS
-    name = "\0".join((os.fspath(root.absolute()), *sorted(without), "", *sorted(unread)))
+    # Not by `without`: what was read stays read when another name is left out.
+    name = "\0".join((os.fspath(root.absolute()), *sorted(unread)))
     memory = cache_dir / _FOLDER / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.json"
     problem: OSError | None = None
     for _ in range(_TRIES):

@@ -253,7 +253,7 @@ def test_a_damaged_memory_costs_nothing_but_time_and_its_number_is_bounded(
     assert environment.content() == before
     monkeypatch.setattr(hashes, "_MOST_MEMORIES", 6)
     for number in range(8):
-        hashes.hash_tree(environment.cache, environment.site, without=frozenset({str(number)}))
+        hashes.hash_tree(environment.cache, environment.site, unread=frozenset({str(number)}))
     assert len(list((environment.cache / "hashes").glob("*.json"))) == 6
     assert environment.content() == before
 
