@@ -19,6 +19,10 @@ What could be remembered or missed, and why it is not:
 * *Answers that a compiler keeps on the disk between processes*: none of ExecuTorch or torch's export does. What a
   toolchain reads outside of its folders (variables, a home folder) is no part of any key either.
 
+Not seen, and tried in tests/toolchains/test_trace_adversary.py: who reads `__code__` or the size of a file, or acts on
+the number of a line; Python in threads that a library starts by itself; a file that is read after a traceback has shown
+a line of it. ExecuTorch 1.5.1 does none of it in exir and in the backends that farm compiles for.
+
 Where anything is not known, such as a trace or a source that was pruned, the bundle is compiled.
 """
 
