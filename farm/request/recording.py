@@ -63,10 +63,11 @@ def recorded_toolchain(config: Config, store: Store, tools: Toolchain) -> RunToo
     """Return what a store keeps of a toolchain, with the commits since the newest run of its line."""
     source, folder = tools.source, config.toolchain.checkout
     since: tuple[RunCommit, ...] = ()
-    more = 0
-    if folder is not None and source.commit:
-        last = store.status.newest_commit(tools.line)
-        since, more = commits_between(folder, last, source.commit)
+    more, last = 0, ""
+    if source.commit:
+        last = store.status.newest_toolchain(tools.line).commit
+        if folder is not None:
+            since, more = commits_between(folder, last, source.commit)
     return RunToolchain(
         name=tools.name,
         line=tools.line,
@@ -76,6 +77,7 @@ def recorded_toolchain(config: Config, store: Store, tools: Toolchain) -> RunToo
         branch=source.branch,
         subject=source.subject,
         committed_ms=source.committed_ms,
+        before=last if last != source.commit else "",
         since=since,
         more=more,
         commit_url=config.toolchain.commit_url,

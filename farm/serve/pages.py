@@ -17,6 +17,7 @@ from farm.report.model.history import USUAL, tables
 from farm.report.model.status import TITLES, counts, reasons_of, unsure_lines
 from farm.report.model.status_query import history_answer, read_status, records_of, steps_of
 from farm.store.queries.browse import STATES, Progress, RunFilter
+from farm.store.toolchains import line_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,7 @@ class PageAnswer(msgspec.Struct, frozen=True):
 def status_page(store: Store, address: Address) -> PageAnswer:
     """How things stand, as `farm status`."""
     limit = address.number("limit", 20, 1, 1000)
-    status = read_status(store, address.text("run") or None)
+    status = read_status(store, address.text("run") or None, address.text("line") or None)
     groups = []
     for standing, title in TITLES.items():
         jobs = [job for job in status.run.jobs if status.jobs[job.job_id] is standing] if status.run else []
@@ -73,6 +74,8 @@ def status_page(store: Store, address: Address) -> PageAnswer:
         "progress": {one.run_id: one for one in store.browse.progress()},
         "progress_text": progress_text,
         "known": len(store.devices.all()),
+        "lines": list(map(line_text, store.status.lines())),
+        "line": line_text(status.line or ""),
     }
     return PageAnswer("status.html.j2", values, lambda: {"status": status})
 
@@ -85,6 +88,7 @@ def runs_page(store: Store, address: Address) -> PageAnswer:
         soc=address.text("soc"),
         suite=address.text("suite"),
         state=address.one_of("state", STATES),
+        line=address.text("line"),
     )
     limit = address.number("limit", 25, 1, 100)
     number = address.number("page", 1, 1, _MOST_PAGE)
@@ -94,6 +98,7 @@ def runs_page(store: Store, address: Address) -> PageAnswer:
         "total": total,
         "wanted": wanted,
         "known": store.browse.known(),
+        "lines": list(map(line_text, store.status.lines())),
         "states": STATES,
         "number": number,
         "pages": max(1, -(-total // limit)),
@@ -176,11 +181,15 @@ def history_page(store: Store, address: Address) -> PageAnswer:
     metrics = tuple(one.strip() for one in address.text("metric").split(",") if one.strip())
     limit = address.number("limit", 20, 1, 200)
     number = address.number("page", 1, 1, _MOST_PAGE)
+    line = store.status.line_to_show(address.text("line") or None)
     values: dict[str, Any] = {
         "pattern": pattern,
         "soc": soc,
         "metric": ", ".join(metrics),
         "limit": limit,
+        "line": line_text(line),
+        "lines": list(map(line_text, store.status.lines())),
+        "commit_url": store.status.newest_toolchain(line).commit_url,
         "number": number,
         "cases": store.browse.cases(_MOST_CASES),
         "socs": store.browse.known().socs,
@@ -199,14 +208,14 @@ def history_page(store: Store, address: Address) -> PageAnswer:
                 f"{len(names)} jobs match {pattern!r}, at most {_MOST_JOBS} are listed as JSON: name fewer"
             )
         asked: tuple[str | None, ...] = metrics or (None,)
-        points = [point for one in asked for point in store.history.points(pattern, one, soc or None, limit)]
-        return history_answer(points, records_of(store, points), steps_of(store, points, metrics))
+        points = [point for one in asked for point in store.history.points(pattern, one, soc or None, limit, line)]
+        return history_answer(points, records_of(store, points, line), steps_of(store, points, metrics, line), line)
 
-    found = [point for name in shown for point in store.history.points(name, None, None, limit)]
+    found = [point for name in shown for point in store.history.points(name, None, None, limit, line)]
     facts = store.history.fingerprints(point.fingerprint for point in found)
     values |= {"tables": tables(found, metrics or USUAL, facts), "jobs": len(names)}
-    values |= {"records": records_of(store, found), "record_text": fmt.record}
-    values |= {"steps": steps_of(store, found, metrics), "change_of": change_of, "word_of": word_of}
+    values |= {"records": records_of(store, found, line), "record_text": fmt.record}
+    values |= {"steps": steps_of(store, found, metrics, line), "change_of": change_of, "word_of": word_of}
     values["pages"] = max(1, -(-len(names) // _JOBS_A_PAGE))
     return PageAnswer("history.html.j2", values, answer)
 

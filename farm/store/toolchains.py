@@ -53,6 +53,7 @@ def bounded_toolchain(toolchain: RunToolchain) -> RunToolchain:
         commit=values.clean(toolchain.commit, values.SOC_LIMIT),
         branch=values.clean(toolchain.branch, values.NAME_LIMIT),
         subject=values.clean(toolchain.subject, values.NAME_LIMIT),
+        before=values.clean(toolchain.before, values.SOC_LIMIT),
         since=tuple(
             RunCommit(values.clean(one.hash, values.SOC_LIMIT), values.clean(one.subject, values.NAME_LIMIT))
             for one in kept

@@ -82,8 +82,10 @@ class RunToolchain(msgspec.Struct, frozen=True, omit_defaults=True):
     """First line of the commit's message."""
     committed_ms: int = 0
     """Epoch, milliseconds."""
+    before: str = ""
+    """The commit of the line's run before, where it is another one."""
     since: tuple[RunCommit, ...] = ()
-    """Commits after that of the line's run before, up to this one, newest first; not all, where there are many."""
+    """Commits after it up to this one, newest first; not all, where there are many, and none where git cannot tell."""
     more: int = 0
     """How many more there are."""
     commit_url: str = ""

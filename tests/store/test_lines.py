@@ -252,8 +252,8 @@ def test_what_a_run_compiled_with_is_kept_and_bounded(store: Store, make: type[M
     assert "\0" not in kept.since[0].subject
     assert len(kept.since[0].subject) <= 256
     assert view.jobs[0].program == "c" * 64
-    assert store.status.newest_commit("main") == "a" * 40
-    assert store.status.newest_commit("") == ""
+    assert store.status.newest_toolchain("main") == kept
+    assert store.status.newest_toolchain("") == RunToolchain()
 
 
 def test_where_only_named_lines_have_runs_the_newest_is_shown(store: Store, make: type[Make]) -> None:

@@ -56,6 +56,8 @@ def history_command(
         points = [point for metric in asked for point in store.history.points(job, metric, soc, limit, shown)]
         facts = store.history.fingerprints(point.fingerprint for point in points)
         records, steps = records_of(store, points, shown), steps_of(store, points, metrics, shown)
+        known = config.toolchains.get(shown)
+        url = (known.commit_url if known else "") or store.status.newest_toolchain(shown).commit_url
     if as_json:
         print_json(history_answer(points, records, steps, shown))
         return
@@ -64,7 +66,6 @@ def history_command(
     if not points:
         lacks = f"no attempt in line {shown}" if shown else "no attempt, or of 'farm debug' alone"
         notice(f"{job} has no history yet: {lacks}")
-    url = config.toolchains[shown].commit_url if shown in config.toolchains else ""
     for text in history_lines(tables(points, metrics or USUAL, facts), records, steps, url):
         echo(text)
 

@@ -20,6 +20,7 @@ from farm.report.html.triage import triage
 from farm.report.model import format as fmt
 from farm.report.model.alerts import alert_change, is_confirmed
 from farm.report.model.chart import distributions
+from farm.report.model.commits import commit_link, range_link, short, since_text, standing_text, toolchain_text
 from farm.report.model.cross_target import cross_targets
 from farm.report.model.profile_tables import SHOWN_JOBS, debugged, layer_table, operator_tables, profiled, row_limit
 from farm.report.model.status import exit_meaning
@@ -227,6 +228,8 @@ def _environment() -> jinja2.Environment:
         "words": lambda outcome: WORDS[outcome],
         "tone": lambda tone: _TONES[tone],
     }
+    for function in (commit_link, range_link, short, standing_text, since_text, toolchain_text):
+        environment.filters[function.__name__] = function
     environment.tests["whole_call"] = is_whole_call
     environment.globals |= {"Outcome": Outcome, "share": _share}
     return environment

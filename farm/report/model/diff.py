@@ -10,6 +10,7 @@ import msgspec
 
 from farm.analysis.facts import changed_facts, fact_row
 from farm.bundles.same import ProgramComparison, compare_hashes
+from farm.report.model.commits import range_link
 from farm.report.model.summary import JobSummary, Outcome, spread_of, summarize
 from farm.results.attempt import Direction
 
@@ -98,6 +99,8 @@ class RunDiff(msgspec.Struct, frozen=True):
     """All jobs of either run, in the order of the newer one; what is missing comes last."""
     programs: ProgramComparison = ProgramComparison()
     """Of jobs that were compiled in both runs, by farms that knew to tell programs apart."""
+    commits_url: str | msgspec.UnsetType = msgspec.UNSET
+    """Where the commits between them can be read; not there where that is not known."""
 
     @property
     def has_times(self) -> bool:
@@ -141,8 +144,13 @@ def diff_runs(before: RunView, after: RunView) -> RunDiff:
     jobs = [msgspec.structs.replace(job, same_program=True) if job.job_id in same else job for job in jobs]
     return RunDiff(
         before.id, after.id, before.started_ms, after.started_ms, _facts(before.fingerprint, after.fingerprint),
-        tuple(jobs), programs,
+        tuple(jobs), programs, _commits_url(before, after) or msgspec.UNSET,
     )  # fmt: skip
+
+
+def _commits_url(before: RunView, after: RunView) -> str:
+    was, now = before.toolchain, after.toolchain
+    return range_link(now.commit_url, was.commit, now.commit) if was and now else ""
 
 
 def _facts(was: Mapping[str, str], now: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:

@@ -53,7 +53,9 @@ def diff_lines(diff: RunDiff, limit: int, width: int = 80) -> list[str]:
     for part in parts(diff):
         lines += titled(part.title.upper(), part.rows, limit)
     lines += ["", *([about] if (about := about_programs(diff)) else []), in_all(diff)]
-    return [fitted(line, max(width, LEAST_WIDTH)) for line in lines]
+    # Not cut: somebody wants to open it.
+    link = [f"commits: {diff.commits_url}"] if diff.commits_url else []
+    return [*(fitted(line, max(width, LEAST_WIDTH)) for line in lines), *link]
 
 
 def about_programs(diff: RunDiff) -> str:

@@ -9,6 +9,7 @@ from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
 from farm.store.rows import now_ms
 from farm.store.statements import FEW, chunks, statement
 from farm.store.toolchains import toolchain_of
+from farm.store.view import RunToolchain
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -35,10 +36,11 @@ class StatusReader:
         with self._database.reading() as connection:
             return sorted(connection.scalars(statement("status.lines")))
 
-    def newest_commit(self, line: str) -> str:
-        """Return the commit of the newest run of a line that has one; empty where none has."""
+    def newest_toolchain(self, line: str) -> RunToolchain:
+        """Return the toolchain of the newest run of a line that has a commit; the default one where none has."""
         with self._database.reading() as connection:
-            return connection.scalar(statement("status.newest_commit"), {"line": line}) or ""
+            found = connection.execute(statement("status.newest_toolchain"), {"line": line}).first()
+        return (None if found is None else toolchain_of(found)) or RunToolchain()
 
     def line_to_show(self, asked: str | None) -> str:
         """Return the line that `asked` means; where nobody asks the default one, or of others alone the newest run's.

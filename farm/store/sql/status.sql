@@ -103,8 +103,8 @@ SELECT DISTINCT run_line FROM run WHERE NOT run_private;
 -- name: newest_line
 SELECT run_line FROM run WHERE NOT run_private AND run_kind <> 'debug' ORDER BY started_ms DESC, id DESC LIMIT 1;
 
--- name: newest_commit
-SELECT run_commit FROM run
+-- name: newest_toolchain
+SELECT run_toolchain, run_line, run_private, run_commit, run_dirty, run_source FROM run
 WHERE run_line = :line AND NOT run_private AND run_commit <> '' AND run_kind <> 'debug'
 ORDER BY started_ms DESC, id DESC LIMIT 1;
 

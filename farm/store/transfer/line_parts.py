@@ -93,6 +93,7 @@ class ToolchainLine(Row, frozen=True, omit_defaults=True):
     branch: Name = ""
     subject: Name = ""
     committed_ms: Time = 0
+    before: Word = ""
     since: Annotated[tuple[CommitLine, ...], Meta(max_length=COMMITS_LIMIT)] = ()
     more: Count = 0
     commit_url: Text = ""
@@ -100,7 +101,7 @@ class ToolchainLine(Row, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         texts = (one.subject for one in self.since)
         hashes = (one.hash for one in self.since)
-        require_printable(self.name, self.line, self.commit, self.branch, self.subject, *texts, *hashes)
+        require_printable(self.name, self.line, self.commit, self.branch, self.subject, self.before, *texts, *hashes)
 
     @property
     def toolchain(self) -> RunToolchain:
