@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from farm.report.model.compare import ComparedJob, CompareReport, PairedMetric
 
 _SHOWN_ROWS = 400
+_LEAST_BARS = 8
 _CHART_HEIGHT = 160.0
 _MOST_BAR, _LEAST_BAR = 24.0, 2.0
 # A chart's scale ends here, so that one job that takes ten times as long hides nothing.
@@ -77,9 +78,9 @@ def render_compare(report: CompareReport) -> str:
 
 
 def change_chart(report: CompareReport, metric: str) -> ChangeChart | None:
-    """Return the chart of a metric on a ratio scale; None for fewer than two jobs."""
+    """Return the chart of a metric on a ratio scale; None of few jobs, which the table shows better."""
     rows = [(job, one) for job, one in reversed(_rows(report, metric)) if math.isfinite(one.change)]
-    if len(rows) <= 1:
+    if len(rows) < _LEAST_BARS:
         return None
     greatest = max(abs(one.change) for _, one in rows)
     end = min(_MOST_CHANGE, max(_LEAST_CHANGE, greatest))
