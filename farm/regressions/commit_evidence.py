@@ -209,6 +209,6 @@ def _told(commit: Commit) -> str:
 def _escaped(text: str) -> str:
     """Return text of other people in one line of Markdown, in which it is nothing but text."""
     line = one_line(text)
-    for char in "\\`*_[]<>|#@":
+    for char in "\\`*[]<|#@":
         line = line.replace(char, f"\\{char}" if char not in "@#" else f"{char}\u200b")
     return line
