@@ -266,10 +266,11 @@ class TestWheels:
 
     @pytest.mark.whole
     @pytest.mark.parametrize("qnn", ["2.47", "2.49"])
-    def test_smoke_runs_on_the_simulator_of_another_qnn(self, home: FarmHome, qnn: str) -> None:
-        fetched = home.farm("sdk", "fetch", qnn, timeout_s=600)
+    def test_smoke_runs_on_the_simulator_of_another_qnn(self, home: FarmHome, tmp_path: Path, qnn: str) -> None:
+        fetched = FarmHome(tmp_path / "fetched", home.state, home.cwd).farm("sdk", "fetch", qnn, timeout_s=600)
         assert fetched.returncode == 0, fetched.stderr
-        (home.cwd / "farm.toml").write_text(f'[toolchain.other]\npython = "{sys.executable}"\nqnn = "{qnn}"\n')
+        root = fetched.stdout.strip()
+        (home.cwd / "farm.toml").write_text(f'[toolchain.other]\npython = "{sys.executable}"\nqnn = "{root}"\n')
         ran = home.farm("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "--toolchain", "other",
                         "--json", timeout_s=600)  # fmt: skip
         assert ran.returncode == 0, ran.stderr
