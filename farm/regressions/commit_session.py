@@ -179,7 +179,8 @@ def _require_same(state: CommitsState, jobs: Sequence[Job], identity: dict[str, 
     changed = [
         name for name in sorted(state.identity.keys() | identity) if state.identity.get(name) != identity.get(name)
     ]
-    changed += [job.id for job in jobs if state.searches[job.id].definition != _definition(job)]
+    others = [job.id for job in jobs if state.searches[job.id].definition != _definition(job)]
+    changed += [f"the case of {job_id}, or the way farm compiles it," for job_id in others]
     if changed:
         raise UsageError(
             f"bisection {state.id} cannot go on: {', '.join(changed)} changed since it began: --anew begins another"
