@@ -12,7 +12,7 @@ ExecuTorch writes the time beside it. `program_hash` leaves these out, and nothi
 Ids become their distance from the least that the context lists, so that what is connected with what still counts, as do
 weights, scales, attributes, names, their order, and every byte that is not named above.
 
-All of that is the layout of QNN 2.51 as 1,600 programs show it, compiled here for HTP V68 to V81 in 8a8w to fp16: it is
+All of that is the layout of QNN 2.50 and 2.51, as 1,600 programs for HTP V68 to V81 in 8a8w to fp16 show it: it is
 published nowhere. Each step is therefore checked against what the file says in another place (versions, sizes, the
 number of nodes, the graph that a name belongs to). What contradicts it, or has another version, is hashed as it is:
 then programs count as different that may be the same, never the other way round. So are programs without QNN, which
@@ -45,7 +45,8 @@ _CONTEXT_VERSION = (2, 3, 0, 1)
 _DESCRIPTION_AT = 40
 _DESCRIPTION_KIND = 3
 _HTP = 6  # QNN_BACKEND_ID_HTP
-_BLOB_VERSION = (4, 0, 6)
+# Of QNN 2.50 and 2.51; 2.47 to 2.49 have others, whose nodes are numbered in other ways.
+_BLOB_VERSIONS = ((4, 0, 5), (4, 0, 6))
 _BLOB_HEADER_BYTES = 32
 
 _ROOT = "ROOT"
@@ -221,7 +222,7 @@ def _entries(payload: bytes, blob: tuple[int, int]) -> list[_Entry]:
     start, end = blob
     head = payload[start : start + _BLOB_HEADER_BYTES]
     version = tuple(int.from_bytes(head[n : n + 8], "little") for n in (0, 8, 16))
-    _require(version == _BLOB_VERSION, f"has a blob of version {version}")
+    _require(version in _BLOB_VERSIONS, f"has a blob of version {version}")
     nbytes = int.from_bytes(head[24:32], "little")
     first = start + _BLOB_HEADER_BYTES
     _require(first + nbytes <= end, "has a table of contents that is longer than it can be")
