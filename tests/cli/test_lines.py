@@ -1,0 +1,89 @@
+"""What commands and pages answer where a store has two lines and a private run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from farm.devices.device import AdbAddress, Device
+from farm.report.html.page import render
+from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.serve.address import Address, link
+from farm.serve.pages import history_page, runs_page, status_page
+from farm.store.records import RunRecord
+from farm.store.rows import now_ms
+from farm.store.store import Store, open_store
+from farm.store.view import RunToolchain
+from farm.suites.suite import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from farm_home import FarmHome
+
+JOB = Job(Case("s", "c", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))
+PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
+URL = "https://git.example/executorch/commit/{commit}"
+OLD, NEW = "a" * 40, "b" * 40
+
+
+def record(store: Store, hours_ago: int, toolchain: RunToolchain, verdict: Verdict = Verdict.PASSED) -> str:
+    started_ms = now_ms() - hours_ago * 3_600_000
+    facts = {"executorch": "1.6.0", "qnn": "2.51", "device_kind": "hardware", "commit": toolchain.commit}
+    run_id = store.begin_run(RunRecord("farm run", "ada", "bench", facts, started_ms, toolchain=toolchain))
+    store.plan_jobs(run_id, [JOB])
+    latency = Measurement("latency", "ns", Direction.LOWER, (2e6,))
+    attempt = Attempt(
+        JOB.id, verdict, Stage.DONE, "", device=PHONE.serial, started_ms=started_ms, measurements=(latency,)
+    )
+    store.record_attempt(run_id, attempt, PHONE)
+    store.finish_run(run_id, 0)
+    return run_id
+
+
+def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome) -> None:
+    home.state.mkdir(exist_ok=True)
+    with open_store(home.state / "farm.db") as store:
+        before = record(store, 9, RunToolchain("main", "main", commit=OLD, commit_url=URL))
+        default = record(store, 8, RunToolchain())
+        main = record(store, 7, RunToolchain("main", "main", commit=NEW, before=OLD, commit_url=URL))
+        mine = record(
+            store, 1, RunToolchain("main", "main", private=True, commit=NEW, dirty=True), verdict=Verdict.FAILED
+        )
+        pages = {
+            "status": status_page(store, Address("/", {"line": "main"})),
+            "history": history_page(store, Address("/history", {"job": "s/c", "line": "main"})),
+            "runs": runs_page(store, Address("/runs", {})),
+        }
+        shown = {
+            name: render(page.template, None, address=Address("/", {}), link=link, **page.values)
+            for name, page in pages.items()
+        }
+        assert runs_page(store, Address("/runs", {"line": "main"})).answer()["total"] == 2
+    assert f'href="https://git.example/executorch/commit/{NEW}"' in shown["history"]
+    assert mine not in shown["history"]
+    assert main in shown["status"]
+    assert mine in shown["runs"]
+    assert "private" in shown["runs"]
+
+    done = home.farm("history", "s/c", "--line", "main")
+    assert (done.returncode, "farm: line main" in done.stderr) == (0, True), done.stderr
+    assert "commits aaaaaaaaaa..bbbbbbbbbb" in done.stdout
+    assert f"https://git.example/executorch/compare/{OLD}...{NEW}" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines() if "https" not in line) <= 80
+    answer = json.loads(home.farm("history", "s/c", "--line", "main", "--json").stdout)
+    assert answer["line"] == "main"
+    assert {(point["run_id"], point["commit"]) for point in answer["points"]} == {(before, OLD), (main, NEW)}
+    plain = json.loads(home.farm("history", "s/c", "--json").stdout)
+    assert "line" not in plain
+    assert {point["run_id"] for point in plain["points"]} == {default}
+
+    status = home.farm("status", "--line", "main").stdout
+    assert status.splitlines()[:2] == ["line main", status.splitlines()[1]]
+    assert status.splitlines()[1].startswith(main)
+    assert json.loads(home.farm("status", "--json").stdout)["status"]["run"]["run_id"] == default
+    own = home.farm("status", mine).stdout
+    assert "compared with line main, and no part of its history" in own
+    assert "NEW FAILURES" in own
+    unknown = home.farm("triage", "--line", "mian")
+    assert (unknown.returncode, "main" in unknown.stderr) == (2, True)
+    assert json.loads(home.farm("report", "latest@main", "--json").stdout)["id"] == main
+    assert json.loads(home.farm("report", "--json").stdout)["id"] == mine
