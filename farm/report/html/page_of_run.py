@@ -228,8 +228,8 @@ def _environment() -> jinja2.Environment:
         "words": lambda outcome: WORDS[outcome],
         "tone": lambda tone: _TONES[tone],
     }
-    for function in (commit_link, range_link, short, standing_text, since_text, toolchain_text):
-        environment.filters[function.__name__] = function
+    words = (commit_link, range_link, short, standing_text, since_text, toolchain_text)
+    environment.filters |= {word.__name__: word for word in words}
     environment.tests["whole_call"] = is_whole_call
     environment.globals |= {"Outcome": Outcome, "share": _share}
     return environment
