@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.backends.registry import cpu_backends
 from farm.errors import UsageError
 from farm.system.git import ask_git, git
 from farm.system.hashes import is_read
@@ -26,7 +27,7 @@ _NATIVE_NAMES = frozenset(("CMakeLists.txt", "CMakePresets.json", "setup.py", "b
 _GENERATORS = ("codegen/", "tools/cmake/")
 _YAML = frozenset((".yaml", ".yml"))
 # Of the folder of backends only these are in what farm compiles and runs with.
-_BACKENDS = frozenset(("qualcomm", "xnnpack"))
+_BACKENDS = frozenset(("qualcomm", *cpu_backends()))
 _UNUSED = frozenset(("test", "tests", "testing", "benchmark", "benchmarks", "docs", "examples", "android", "apple"))
 # What a checkout holds beside its commits and no compiler needs.
 _NO_OUTPUT = frozenset(

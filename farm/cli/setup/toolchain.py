@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.backends.registry import DEFAULT_BACKEND, cpu_backends
 from farm.cli.options import SuggestingGroup, config_option, json_option
 from farm.cli.output import echo, notice, show
 from farm.config.settings import load_config
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _FAILED = 1
 # A tiny job of each kind of flow: quantized on a Hexagon, and float on the CPU.
-_TRIED = ("htp", "xnnpack")
+_TRIED = (DEFAULT_BACKEND, *cpu_backends())
 _TRIED_SUITE, _TRIED_CASE, _TRIED_SOC = "quantized_ops", "add", "SM8650"
 _SHOWN_LOG_LINES = 15
 
