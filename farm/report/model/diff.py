@@ -80,7 +80,7 @@ class JobDiff(msgspec.Struct, frozen=True):
     changes: tuple[MetricChange, ...] = ()
     not_compared: str = ""
     """Why its numbers are not; empty when they are."""
-    same_program: bool = False
+    same_program: bool | msgspec.UnsetType = msgspec.UNSET
     """Both runs ran the same program: what differs comes from elsewhere."""
 
 
@@ -97,7 +97,7 @@ class RunDiff(msgspec.Struct, frozen=True):
     """What of the fingerprint differs: name, before, after; empty where a side has none."""
     jobs: tuple[JobDiff, ...]
     """All jobs of either run, in the order of the newer one; what is missing comes last."""
-    programs: ProgramComparison = ProgramComparison()
+    programs: ProgramComparison | msgspec.UnsetType = msgspec.UNSET
     """Of jobs that were compiled in both runs, by farms that knew to tell programs apart."""
     commits_url: str | msgspec.UnsetType = msgspec.UNSET
     """Where the commits between them can be read; not there where that is not known."""
@@ -144,7 +144,8 @@ def diff_runs(before: RunView, after: RunView) -> RunDiff:
     jobs = [msgspec.structs.replace(job, same_program=True) if job.job_id in same else job for job in jobs]
     return RunDiff(
         before.id, after.id, before.started_ms, after.started_ms, _facts(before.fingerprint, after.fingerprint),
-        tuple(jobs), programs, _commits_url(before, after) or msgspec.UNSET,
+        tuple(jobs), programs if programs.same or programs.changed else msgspec.UNSET,
+        _commits_url(before, after) or msgspec.UNSET,
     )  # fmt: skip
 
 

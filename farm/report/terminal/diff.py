@@ -60,7 +60,7 @@ def diff_lines(diff: RunDiff, limit: int, width: int = 80) -> list[str]:
 
 def about_programs(diff: RunDiff) -> str:
     """Return how many programs are the same; empty where nothing is known of it."""
-    return str(diff.programs) if diff.programs.same or diff.programs.changed else ""
+    return str(diff.programs) if diff.programs else ""
 
 
 def in_all(diff: RunDiff) -> str:
