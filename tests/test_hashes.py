@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farm.system import hashes
-from farm.system.hashes import hash_files
+from farm.system.hashes import hash_files, hash_tree
 
 
 def sha256(content: bytes) -> str:
@@ -73,3 +73,40 @@ def test_a_memory_that_others_could_have_written_is_not_believed(tmp_path: Path,
     reads.clear()
     assert hash_files(cache, [file]) == {file: sha256(b"one")}
     assert len(reads) == 1
+
+
+@pytest.mark.parametrize(
+    ("built_in", "edited"),
+    [
+        (".", "exir/passes.py"),
+        (".", "schema/program.fbs"),
+        ("backends", "backends/qualcomm/pass.py"),
+        ("exir", "exir/tables.json"),
+        ("schema", "schema/program.fbs"),
+        ("cmake-out", "cmake-out/generated/ops.py"),
+        ("cmake-out", "cmake-out/generated/ops.json"),
+        ("cmake-out", "cmake-out/lib/libops.so"),
+    ],
+)
+def test_what_can_be_imported_counts_wherever_cmake_builds(built_in: str, edited: str, tmp_path: Path) -> None:
+    tree = tmp_path / "executorch"
+    for name in (
+        "exir/passes.py", "exir/tables.json", "backends/qualcomm/pass.py", "schema/program.fbs",
+        "schema/CMakeLists.txt", "cmake-out/generated/ops.py", "cmake-out/generated/ops.json",
+        "cmake-out/lib/libops.so", f"{built_in}/CMakeCache.txt",
+    ):  # fmt: skip
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("one")
+    before = hash_tree(tmp_path / "cache", tree).digest
+    (tree / edited).write_text("another")
+    assert hash_tree(tmp_path / "cache", tree).digest != before
+
+
+def test_what_a_build_leaves_behind_does_not_count(tmp_path: Path) -> None:
+    tree = tmp_path / "executorch"
+    for name in ("exir/passes.py", "cmake-out/CMakeCache.txt", "cmake-out/x/flags.make"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("one")
+    before = hash_tree(tmp_path / "cache", tree).digest
+    (tree / "cmake-out" / "x" / "flags.make").write_text("another")
+    assert hash_tree(tmp_path / "cache", tree).digest == before

@@ -47,7 +47,9 @@ _UNREAD_FOLDERS = frozenset({"__pycache__", ".git", "third-party", "node_modules
 # Of what says that something is installed: its name, version and plugins, not who installed it and how.
 _INFO = (".dist-info", ".egg-info")
 _INFO_FILES = frozenset({"METADATA", "PKG-INFO", "entry_points.txt"})
-_BUILD_FOLDER = "CMakeCache.txt"
+_BUILD_FOLDER, _BUILT_FROM = "CMakeCache.txt", "CMakeLists.txt"
+# Goes into the names of what is remembered: a change of what counts decides anew.
+_RULE = "2"
 
 
 class HashedFile(msgspec.Struct, frozen=True, array_like=True):
@@ -107,8 +109,8 @@ def hash_tree(
 
     Links are followed: what counts is what is read by that name. Names in `without` are left out at the top, folders
     called as one of `unread` everywhere. Headers, sources of C++, type stubs, bytecode beside its source and foreign
-    folders do not count; of hidden folders, and of those that CMake builds in, shared libraries alone. Raises
-    UsageError for what cannot be read.
+    folders do not count; of hidden folders shared libraries alone, and of those that CMake builds in these and the
+    folders that hold Python. Raises UsageError for what cannot be read.
     """
     return _steady(cache_dir, root, without, unread, files_too=False)[0]
 
@@ -126,7 +128,7 @@ def _steady(
 ) -> tuple[HashedTree, _Files]:
     unread |= _UNREAD_FOLDERS
     # Not by `without`: what was read stays read when another name is left out.
-    name = "\0".join((os.fspath(root.absolute()), *sorted(unread)))
+    name = "\0".join((_RULE, os.fspath(root.absolute()), *sorted(unread)))
     memory = cache_dir / _FOLDER / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.json"
     problem: OSError | None = None
     for _ in range(_TRIES):
@@ -192,13 +194,13 @@ def _scan(
     """
     with os.scandir(folder) as entries:
         listed = list(entries)
-    begin = len(found)
+    names = [entry.name for entry in listed]
+    # Where CMake builds in the folder that its sources are in, that is a source tree all the same.
+    if binaries_only or (prefix and _BUILD_FOLDER in names and _BUILT_FROM not in names):
+        # What holds Python can be imported.
+        binaries_only = "/." in f"/{prefix}" or not any(name.endswith(".py") for name in names)
     for entry in listed:
         name = entry.name
-        if name == _BUILD_FOLDER and not binaries_only:
-            del found[begin:]
-            _scan(folder, prefix, without, unread, found, above, binaries_only=True)
-            return
         if entry.is_dir():
             if name in without:
                 continue

@@ -161,7 +161,7 @@ def test_what_no_compile_reads_changes_nothing(environment: Environment) -> None
         "executorch/__pycache__/x.cpython-311.pyc", "executorch/include/x.h", "executorch/runtime/x.h", "torch/x.pyi",
         "executorch/README.md", "executorch/backends/x.cpp", "sympy/tests/test_core.py", "executorch/.git/index",
         "numpy-2.4.dist-info/RECORD",
-        "executorch/cmake-out/CMakeCache.txt", "executorch/cmake-out/x/y.py", "pip/__init__.py",
+        "executorch/cmake-out/CMakeCache.txt", "executorch/cmake-out/x/y.json", "pip/__init__.py",
     ):  # fmt: skip
         environment.write(f"{SITE}/{name}", "new")
     assert environment.content() == before
