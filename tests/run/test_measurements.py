@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from farm_home import FarmHome
 
+from farm.runtime.simulator import package_libraries
+
 RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d and 8a8w", "--virtual", "1", "--json")
 
 
@@ -95,6 +97,10 @@ def test_a_timeline_of_the_sdk_is_kept_as_its_tools_wrote_it(home: FarmHome, tmp
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(stub, tmp_path / name)
+    for folder in package_libraries(None):
+        for library in folder.glob("*.so*"):
+            if not (link := tmp_path / "lib/x86_64-linux-clang" / library.name).exists():
+                link.symlink_to(library)
     done = home.farm(*RUN, "--profile", "optrace", env={"QNN_SDK_ROOT": str(tmp_path)}, timeout_s=300)
     assert done.returncode == 0, done.stderr[-4000:]
     [job] = json.loads(done.stdout)["jobs"]
