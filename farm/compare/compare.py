@@ -132,7 +132,7 @@ def _sides(
         raise NothingSelectedError("no job is selected on both sides")
     found = []
     for number, side in enumerate(request.sides):
-        own = config_of(config, side, note)
+        own = config_of(config, request, side, note)
         if request.execute:
             for soc in dict.fromkeys(request.socs):
                 require_backend(find_soc(soc), request.backend, own.sdk_root)

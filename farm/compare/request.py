@@ -101,8 +101,8 @@ def sides_of(
     return a, b
 
 
-def config_of(config: Config, side: SideRequest, note: Callable[[str], None]) -> Config:
-    """Return the configuration that a side works with.
+def config_of(config: Config, request: ComparisonRequest, side: SideRequest, note: Callable[[str], None]) -> Config:
+    """Return the configuration that a side works with; beside a commit of a checkout, the same but for its sources.
 
     Raises UnknownNameError, UsageError, MissingToolError for a toolchain or an SDK that cannot be had.
     """
@@ -113,6 +113,12 @@ def config_of(config: Config, side: SideRequest, note: Callable[[str], None]) ->
         from farm.toolchains.worktrees import worktree
 
         toolchain = worktree(config, Path(side.toolchain), side.base, note).toolchain
+    elif any(one.base for one in request.sides):
+        from farm.toolchains.worktrees import toolchain_at
+
+        # What farm.toml says of the checkout holds for its commit too: Python and QNN are no difference of theirs.
+        found = toolchain_at(config, Path(side.toolchain).resolve())
+        toolchain = msgspec.structs.replace(found, name=side.toolchain, named=False)
     elif side.toolchain not in ("", DEFAULT):
         toolchain = toolchain_of(config, side.toolchain)
     elif side.qnn:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from executorch_checkout import make_repository
 from farm_home import FarmHome
 
 from farm.compare.building import shares
-from farm.compare.request import ComparisonRequest, SideRequest, jobs_of_side, own_options, sides_of
-from farm.config.settings import load_config
+from farm.compare.request import ComparisonRequest, SideRequest, config_of, jobs_of_side, own_options, sides_of
+from farm.config.settings import Config, load_config
+from farm.config.toolchains import ToolchainConfig
 from farm.errors import UsageError
 
 
@@ -28,6 +31,38 @@ def test_one_side_may_have_no_options() -> None:
 def test_the_gate_of_a_pull_request_compares_a_commit_with_the_checkout_as_it_is() -> None:
     a, b = sides_of((), (), (), ".", "origin/main")
     assert (a.toolchain, a.base, b.toolchain, b.base) == (str(Path.cwd()), "origin/main", str(Path.cwd()), "")
+
+
+def test_a_checkout_and_its_commit_differ_in_nothing_but_their_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARM_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "executorch"
+    make_repository(folder, {"exir/__init__.py": "", "backends/x.py": ""})
+    (tmp_path / "link").symlink_to(folder)
+    (tmp_path / "farm.toml").write_text(
+        f'[toolchain.main]\ncheckout = "{folder}"\npython = "/opt/python"\nqnn = "2.49"\nbuild = ["make"]\n'
+        f'native = {{ android-arm64 = "{folder}/build" }}\n'
+    )
+    config = load_config(tmp_path / "farm.toml")
+    # Which of them is there is not asked here.
+    monkeypatch.setattr("farm.toolchains.select.select", lambda config, toolchain, _note: replace(config, toolchain))
+    for given in (folder, tmp_path / "link"):
+        sides = sides_of((), (), (), str(given), "HEAD")
+        asked = ComparisonRequest(sides=sides, socs=("SM8650",), suites=("smoke",))
+        a, b = (config_of(config, asked, side, lambda _: None).toolchain for side in sides)
+        assert (b.name, b.named, b.checkout, b.python, b.qnn) == (
+            str(given),
+            False,
+            folder,
+            Path("/opt/python"),
+            "2.49",
+        )
+        assert msgspec.structs.replace(a, name=b.name, checkout=b.checkout) == b
+
+
+def replace(config: Config, toolchain: ToolchainConfig) -> Config:
+    return msgspec.structs.replace(config, toolchain=toolchain)
 
 
 @pytest.mark.parametrize(
