@@ -68,11 +68,22 @@ def commits_request(config: Config, checkout: Path, span: str, **fields: object)
 
 
 def _selected(config: Config, checkout: Path | None, ref: str) -> Path:
-    toolchain = toolchain_of(config, ref) if ref else ToolchainConfig()
+    toolchain = _named(config, ref) if ref else ToolchainConfig()
     folder = checkout or toolchain.checkout
     if folder is None:
         raise UsageError("name the source tree of ExecuTorch with --checkout DIR")
     return folder
+
+
+def _named(config: Config, ref: str) -> ToolchainConfig:
+    """Return the toolchain that commits are to be compiled with. Raises UsageError for one that has no commits."""
+    toolchain = toolchain_of(config, ref)
+    if toolchain.version:
+        raise UsageError(
+            f"--toolchain {ref} is release {toolchain.version} of ExecuTorch, which is no commit: name one with "
+            "python, or leave it out"
+        )
+    return toolchain
 
 
 def bisect_commits(
@@ -95,7 +106,7 @@ def bisect_commits(
     known = None if anew else _unfinished(config, request)
     state_id = known.name if known is not None else new_run_id(time.time_ns() // 1_000_000)
     folder = config.state_dir / _FOLDER / state_id
-    config = _with_build(config, checkout, request)
+    config = with_toolchain(config, checkout, request)
     with InterruptHandler(), in_progress(folder):
         with WorktreeLab(config, store, checkout, good, request, folder, command, note) as lab:
             _, tools = lab.tools(good)
@@ -192,11 +203,23 @@ def _definition(job: Job) -> str:
     return hashlib.sha256(f"{bundle_key(job, {})} {judged_by(job)}".encode()).hexdigest()
 
 
-def _with_build(config: Config, checkout: Checkout, request: CommitsRequest) -> Config:
-    """Return `config` with the toolchain of the checkout as the selected one, and the request's build command."""
-    if request.toolchain:
-        config = msgspec.structs.replace(config, toolchain=toolchain_of(config, request.toolchain))
-    base = toolchain_at(config, checkout.folder)
+def with_toolchain(config: Config, checkout: Checkout, request: CommitsRequest) -> Config:
+    """Return `config` with what commits are compiled with as the selected one, and the request's build command.
+
+    That is the toolchain that was named, else the table of farm.toml whose checkout this is. Raises UsageError for one
+    that was named and is of something else.
+    """
+    if not request.toolchain:
+        base = toolchain_at(config, checkout.folder)
+    else:
+        base = _named(config, request.toolchain)
+        if base.checkout is None:
+            base = msgspec.structs.replace(base, named=False, checkout=checkout.folder)
+        elif base.checkout.resolve() != checkout.folder:
+            raise UsageError(
+                f"--toolchain {request.toolchain} is of {base.checkout}, not of {checkout.folder}: leave --checkout or "
+                "--toolchain out"
+            )
     if request.build:
         base = msgspec.structs.replace(base, build=request.build)
     return msgspec.structs.replace(config, toolchain=base)

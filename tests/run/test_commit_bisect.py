@@ -14,6 +14,7 @@ from executorch_checkout import commit, make_repository
 
 from farm.analysis.confirmation import Answer, Confirmation
 from farm.cli.main import cli
+from farm.config.settings import load_config
 from farm.errors import FarmError, InfraError, UnknownNameError
 from farm.regressions.commit_bisect import CommitBisection
 from farm.regressions.commit_evidence import markdown, text_lines
@@ -28,10 +29,11 @@ from farm.regressions.commit_records import (
     read_state,
     write_state,
 )
-from farm.regressions.commit_session import CommitsOutcome
+from farm.regressions.commit_session import CommitsOutcome, with_toolchain
 from farm.results.attempt import Direction, Measurement, Verdict
 from farm.suites.suite import Case, InputSpec, Job, Target
-from farm.toolchains.commits import Commit
+from farm.toolchains.commits import Checkout, Commit
+from farm.toolchains.worktrees import worktree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -329,6 +331,8 @@ def test_what_cannot_be_asked_is_one_line_and_exit_2(tmp_path: Path, monkeypatch
     checkout, job = tmp_path / "executorch", "smoke/add[SM8650-htp-8a8w]"
     make_repository(checkout, {"exir/__init__.py": "", "backends/x.py": ""})
     commit(checkout, "Two", {"exir/__init__.py": "pass\n"})
+    other = tmp_path / "other"
+    make_repository(other, {"exir/__init__.py": "", "backends/x.py": ""})
     here = ("--checkout", str(checkout))
     refusals = {
         ("--commits", "HEAD~1", *here, job): "expected GOOD..BAD",
@@ -341,6 +345,9 @@ def test_what_cannot_be_asked_is_one_line_and_exit_2(tmp_path: Path, monkeypatch
         ("--commits", "HEAD~1..HEAD", "--good", "x", *here, job): "--good is for runs",
         ("--commits", "HEAD~1..HEAD", "--build", "'", *here, job): "--build",
         ("--commits", "HEAD~1..HEAD", "--toolchain", "nope", *here, job): "unknown toolchain",
+        ("--commits", "HEAD~1..HEAD", "--toolchain", "1.5.0", *here, job): "1.5.0 is release 1.5.0",
+        ("--commits", "HEAD~1..HEAD", "--toolchain", "1.5.0", job): "1.5.0 is release 1.5.0",
+        ("--commits", "HEAD~1..HEAD", "--toolchain", str(other), *here, job): f"is of {other}, not of {checkout}",
         ("--resume",): "there is no bisection",
         ("--resume", "../../etc"): "there is no bisection",
         ("--resume", "latest", job): "leave jobs and everything else out",
@@ -350,6 +357,28 @@ def test_what_cannot_be_asked_is_one_line_and_exit_2(tmp_path: Path, monkeypatch
     for arguments, expected in refusals.items():
         code, said = farm(*arguments)
         assert (code, expected in said) == (2, True), f"{arguments}: {code}: {said}"
+
+
+def test_the_toolchain_that_is_named_compiles_the_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "executorch"
+    make_repository(folder, {"exir/__init__.py": "", "backends/x.py": ""})
+    main, other = (Path(f"/opt/{name}/bin/python") for name in ("main", "other"))
+    (tmp_path / "farm.toml").write_text(
+        f'[toolchain.main]\ncheckout = "{folder}"\npython = "{main}"\nqnn = "2.49"\n'
+        f'[toolchain.other]\npython = "{other}"\nqnn = "2.51"\n'
+    )
+    config = load_config(tmp_path / "farm.toml")
+    checkout, asked = Checkout(folder), state_of(JOB).request
+
+    def chosen(ref: str) -> tuple[Path | None, str]:
+        request = msgspec.structs.replace(asked, toolchain=ref)
+        tree = worktree(with_toolchain(config, checkout, request), checkout, "HEAD").toolchain
+        return tree.python, tree.qnn
+
+    assert [chosen(ref) for ref in ("", "main", "other", "default")] == [
+        (main, "2.49"), (main, "2.49"), (other, "2.51"), (None, ""),
+    ]  # fmt: skip
 
 
 def test_a_request_that_changed_is_refused_and_a_finished_one_is_shown(

@@ -56,6 +56,7 @@ def resume_over_commits(
 
 def _request(config: Config, jobs: tuple[str, ...], options: dict[str, Any]) -> tuple[CommitsRequest, list[Job]]:
     from farm.regressions.commit_session import commits_request
+    from farm.toolchains.select import absolute_ref
 
     if not jobs:
         raise UsageError("name one job at least: suite/case[SoC-htp-precision], or suite/case with --soc")
@@ -68,7 +69,8 @@ def _request(config: Config, jobs: tuple[str, ...], options: dict[str, Any]) -> 
         jobs=tuple(found),
         metric=options["metric"],
         build=_words(options["build"]),
-        toolchain=options["toolchain"],
+        # It may go on from another folder.
+        toolchain=absolute_ref(options["toolchain"]),
         virtual=options["virtual"],
         device=options["device"],
         pairs=options["pairs"],
