@@ -76,7 +76,7 @@ def _inherited_path() -> list[str]:
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     for entry in sys.path:
         if Path(entry).name in SITES:
-            named |= {entry, *_added_by(entry)}
+            named |= {entry, *added_by(entry)}
         elif entry in standard or os.path.dirname(entry) in standard or entry.endswith(".zip"):  # noqa: PTH120
             named.add(entry)
     # What is there twice this process has put in front: site-packages come behind the standard library.
@@ -87,7 +87,7 @@ def _inherited_path() -> list[str]:
     ]
 
 
-def _added_by(site: str) -> set[str]:
+def added_by(site: str) -> set[str]:
     """Return the folders that the `.pth` files of a folder of packages add to sys.path."""
     lines = set()
     for file in Path(site).glob("*.pth"):

@@ -316,6 +316,93 @@ def test_an_editable_dependency_counts(how: str, environment: Environment, tmp_p
     assert environment.content(*before) == clean
 
 
+@pytest.mark.parametrize("how", ["pth", "finder", "finder of a module"])
+def test_of_farms_own_interpreter_every_editable_package_counts(
+    how: str, environment: Environment, tmp_path: Path
+) -> None:
+    # Nothing requires it, and any package imports it where it is found.
+    environment.python = Path(sys.executable)
+    code = tmp_path / "vision" / ("letters.py" if how.endswith("module") else "letters/__init__.py")
+    code.parent.mkdir(parents=True)
+    code.write_text("one = 1\n")
+    if how == "pth":
+        environment.write(f"{SITE}/letters.pth", f"{tmp_path / 'vision'}\n")
+    else:
+        mapping = {"letters": str(tmp_path / "vision" / "letters")}
+        environment.write(f"{SITE}/__editable___letters_1_finder.py", f"MAPPING: dict[str, str] = {mapping!r}\n")
+    before = [tmp_path / "vision"] if how == "pth" else []
+    clean = environment.content(*before)
+    code.write_text("one = 2\n")
+    assert environment.content(*before)["packages_content"] != clean["packages_content"]
+    code.write_text("one = 1\n")
+    assert environment.content(*before) == clean
+
+
+@pytest.mark.parametrize("how", ["pth", "finder"])
+def test_farms_own_repository_installed_as_editable_does_not_count(
+    how: str, environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What of it makes programs is in the keys by itself.
+    environment.python = Path(sys.executable)
+    for name in ("farm", "bench"):
+        (tmp_path / "work" / name).mkdir(parents=True)
+        (tmp_path / "work" / name / "__init__.py").touch()
+    monkeypatch.setattr("farm.__file__", str(tmp_path / "work" / "farm" / "__init__.py"))
+    if how == "pth":
+        environment.write(f"{SITE}/farm.pth", f"{tmp_path / 'work'}\n")
+    else:
+        mapping = {name: str(tmp_path / "work" / name) for name in ("farm", "bench")}
+        environment.write(f"{SITE}/__editable___farm_1_finder.py", f"MAPPING: dict[str, str] = {mapping!r}\n")
+    before = [tmp_path / "work"] if how == "pth" else []
+    clean = environment.content(*before)
+    for name in ("farm", "bench"):
+        (tmp_path / "work" / name / "__init__.py").write_text("one = 2\n")
+    assert environment.content(*before) == clean
+
+
+@pytest.mark.parametrize("name", ["sitecustomize", "usercustomize"])
+def test_what_python_imports_at_its_start_counts_also_from_pythonpath(
+    name: str, environment: Environment, tmp_path: Path
+) -> None:
+    environment.python = Path(sys.executable)
+    code = tmp_path / "home" / f"{name}.py"
+    code.parent.mkdir()
+    code.write_text("import torch\n")
+    clean = environment.content(code.parent)
+    code.write_text("import numpy\n")
+    assert environment.content(code.parent)["packages_content"] != clean["packages_content"]
+
+
+def test_a_schema_compiler_that_the_user_names_counts_though_the_package_brings_one(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought = environment.content()
+    own = environment.site / "executorch" / "data" / "bin" / "flatc"
+    own.chmod(0o755)
+    monkeypatch.setenv("FLATC_EXECUTABLE", str(own))
+    assert environment.content() == brought
+    flatc = environment.write("bin/flatc", "\x7fELF another flatc")
+    flatc.chmod(0o755)
+    monkeypatch.setenv("FLATC_EXECUTABLE", str(flatc))
+    named = environment.content()
+    assert named["executorch_content"] != brought["executorch_content"]
+    flatc.write_text("\x7fELF another flatc, built again")
+    assert environment.content()["executorch_content"] not in (
+        named["executorch_content"],
+        brought["executorch_content"],
+    )
+    # ExecuTorch 1.3 takes that of PATH.
+    monkeypatch.delenv("FLATC_EXECUTABLE")
+    monkeypatch.setenv("PATH", str(flatc.parent))
+    facts = environment.facts()
+    older = msgspec.structs.replace(
+        facts, packages=facts.packages | {"executorch": PackageFacts("1.3.1", (environment.site / "executorch",))}
+    )
+    for found, counts in ((facts, False), (older, True)):
+        identity = identify(environment.cache, environment.python, found, {}, qnn=environment.sdk)
+        assert bool(identity.flatc) == counts
+
+
 def test_what_builders_load_counts(farm_cache: Path) -> None:
     # Of all that the flows import, nothing is left out but what carries requests.
     code = (

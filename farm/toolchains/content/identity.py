@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+import farm
 from farm.bundles.key import CONTENT
 from farm.runtime.native.targets import BRIDGE
 from farm.system.hashes import hash_files, hash_tree
 from farm.system.resources import data_folder
 from farm.toolchains.content.distributions import parts_of
-from farm.toolchains.interpreters import SITES
+from farm.toolchains.generations import generation_of, is_supported
+from farm.toolchains.interpreters import SITES, added_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -40,6 +42,8 @@ _UNUSED_STANDARD = frozenset(
 )
 # farm's own code for another interpreter: what of it decides anything is in the keys by itself.
 _HANDED_OVER = frozenset({"farm", "msgspec"})
+# Python imports them at its start, wherever they are.
+_AT_START = frozenset({"sitecustomize", "usercustomize"})
 _FLATC = "data/bin/flatc"
 
 
@@ -112,22 +116,34 @@ def _packages(cache_dir: Path, python: Path, facts: InterpreterFacts, edited: li
     without = frozenset({*MAIN_PACKAGES, *_QNN_WHEEL, *parts.without})
     for site in sites:
         digest.update(_content(cache_dir, Path(site), edited, without, _TESTS).encode())
-    # A folder on the path may be somebody's home: only what stands in front of what is installed, and what ExecuTorch
+    # A folder on PYTHONPATH may be somebody's home: only what stands in front of what is installed, and what ExecuTorch
     # requires. What a suite itself imports is in the keys of its own bundles, as far as this interpreter knows it.
+    # What is installed as editable counts as what is installed does: any package may import it where it is found.
     in_front = {name for entry in facts.path if entry in sites or _is_standard(entry) for name in _importable(entry)}
     is_own = python.absolute() == Path(sys.executable).absolute()
+    counted = in_front | parts.required | _AT_START
+    editable = {entry for site in sites for entry in added_by(site)}
     for entry in entries:
         if entry in sites:
             continue
-        wanted = {name for name in _importable(entry) if name in in_front or name in parts.required}
-        wanted |= set() if is_own else _regular(entry)
+        wanted = _importable(entry) & counted
+        if (not is_own or entry in editable) and not _is_of_farm(Path(entry)):
+            wanted |= _regular(entry)
         for name in sorted(wanted - without - _HANDED_OVER):
             for path in _places(Path(entry), name):
                 digest.update(f"{name}\0{_content(cache_dir, path, edited, unread=_TESTS)}\0".encode())
     for name, path in sorted(_mapped(sites)):
-        if name not in without and not (is_own and name not in parts.required and name not in in_front):
-            digest.update(f"{name}\0{_content(cache_dir, path, edited, unread=_TESTS)}\0".encode())
+        if name in without or (name not in counted and _is_of_farm(path.parent)):
+            continue
+        # Of a module the name has no suffix there.
+        for place in _places(path.parent, path.name) or [path]:
+            digest.update(f"{name}\0{_content(cache_dir, place, edited, unread=_TESTS)}\0".encode())
     return digest.hexdigest()
+
+
+def _is_of_farm(folder: Path) -> bool:
+    """Return whether a folder is farm's own repository: what of it decides anything is in the keys by itself."""
+    return (folder / "farm").resolve() == Path(farm.__file__).resolve().parent
 
 
 def _regular(entry: str) -> set[str]:
@@ -167,7 +183,7 @@ def _importable(folder: str) -> set[str]:
     return names
 
 
-def _places(folder: Path, name: str) -> Iterable[Path]:
+def _places(folder: Path, name: str) -> list[Path]:
     return sorted(path for path in folder.glob(f"{name}*") if path.name.partition(".")[0] == name)
 
 
@@ -201,13 +217,20 @@ def _libraries(cache_dir: Path, folder: Path) -> str:
 
 
 def _foreign_flatc(cache_dir: Path, facts: InterpreterFacts, env: Mapping[str, str]) -> str:
-    """Return the content of the schema compiler that is used where the package brings none."""
+    """Return the content of the schema compiler that is used in place of the package's own; "" for that one."""
     found = facts.packages.get("executorch")
-    if any((folder / _FLATC).is_file() for folder in (found.folders if found else ())):
-        return ""
+    brought = [folder / _FLATC for folder in (found.folders if found else ()) if (folder / _FLATC).is_file()]
     variables = {**os.environ, **env}
-    program = shutil.which(variables.get("FLATC_EXECUTABLE") or "flatc", path=variables.get("PATH"))
-    return hash_files(cache_dir, [Path(program)])[Path(program)] if program else "none"
+    named = variables.get("FLATC_EXECUTABLE")
+    version = facts.version_of("executorch")
+    looks_on_path = is_supported(version) and generation_of(version).needs_flatc
+    if brought and not named and not looks_on_path:
+        return ""
+    program = shutil.which(named or "flatc", path=variables.get("PATH"))
+    if program is None:
+        return "none"
+    path = Path(program).resolve()
+    return "" if path in [one.resolve() for one in brought] else hash_files(cache_dir, [path])[path]
 
 
 def _forget_bytecode(source: Path) -> None:
