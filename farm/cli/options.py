@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from farm.errors import UnknownNameError, UsageError
 from farm.system.durations import in_seconds
@@ -80,9 +81,23 @@ def soc_option(text: str) -> Decorator:
     return click.option("--soc", help=text)
 
 
+def named(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Return what names something; raises BadParameter for an empty text, as of a variable that is not set.
+
+    The callback of options and arguments: what nobody gave stays as it is.
+    """
+    given = value if isinstance(value, tuple) else (value,)
+    source = context.get_parameter_source(option.name or "")
+    if "" in given and source is not ParameterSource.DEFAULT:
+        raise click.BadParameter("is empty, and names nothing: is a variable not set?", context, option)
+    return value
+
+
 TOOLCHAIN_HELP = "What compiles: a [toolchain.NAME] of farm.toml, a path, or a version of ExecuTorch"
 
-toolchain_option = click.option("--toolchain", default="", metavar="NAME|PATH|VERSION", help=f"{TOOLCHAIN_HELP}.")
+toolchain_option = click.option(
+    "--toolchain", default="", callback=named, metavar="NAME|PATH|VERSION", help=f"{TOOLCHAIN_HELP}."
+)
 
 
 def line_option(text: str = "What belongs to it alone.") -> Decorator:

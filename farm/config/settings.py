@@ -22,7 +22,7 @@ from farm.config.devices import (
     LeaseConfig,
 )
 from farm.config.retention import RetentionConfig, age_ms
-from farm.config.toolchains import ToolchainConfig, ToolchainTable, read_toolchains
+from farm.config.toolchains import ToolchainConfig, read_toolchains
 from farm.errors import ConfigError, UsageError
 from farm.system.ids import is_run_id
 from farm.system.memory import usable_bytes
@@ -88,7 +88,7 @@ class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     health: HealthConfig = HealthConfig()
     leases: LeaseConfig = LeaseConfig()
     retention: RetentionConfig = RetentionConfig()
-    toolchain: dict[str, ToolchainTable] = {}
+    toolchain: dict[str, Any] = {}
 
 
 class Config(msgspec.Struct, frozen=True):

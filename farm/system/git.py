@@ -1,4 +1,7 @@
-"""git, asked without anything that a repository or its user has configured to run: no hook, filter, pager or signer."""
+"""git, asked without what a repository or its user has configured to run: no hook, file watcher, pager or signer.
+
+A look at whose files are edited runs their filters, as of git-lfs: without them each would look edited.
+"""
 
 from __future__ import annotations
 

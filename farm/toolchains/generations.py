@@ -80,11 +80,6 @@ def is_supported(version: str) -> bool:
     return (_numbers(version) or (0, 0, 0)) >= (_numbers(OLDEST) or ())
 
 
-def is_release(text: str) -> bool:
-    """Return whether `text` is written as a release of ExecuTorch is: `1.5.0`, `1.6.0rc1`."""
-    return re.fullmatch(r"\d{1,4}(\.\d{1,9}){1,3}([a-z.+]{1,5}\d{0,12})?", text) is not None
-
-
 def _numbers(version: str) -> tuple[int, int, int] | None:
     found = _NUMBERS.match(version)
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.config.toolchains import DEFAULT, ToolchainConfig
+from farm.config.toolchains import DEFAULT, ToolchainConfig, release_of
 from farm.errors import MissingToolError, UnknownNameError, UsageError
 from farm.system.trust import weakness
-from farm.toolchains.generations import generation_of, is_release
+from farm.toolchains.generations import generation_of
 from farm.toolchains.handover import checkout_link
 from farm.toolchains.interpreters import InterpreterFacts, inspect
 from farm.toolchains.sdks import native_fields, resolve_qnn
@@ -47,9 +47,9 @@ def toolchain_of(config: Config, ref: str) -> ToolchainConfig:
         return config.toolchains[ref]
     if _is_path(ref):
         return _at_path(ref)
-    if is_release(ref):
-        generation_of(ref)
-        return ToolchainConfig(name=ref, version=ref)
+    if release := release_of(ref):
+        generation_of(release)
+        return ToolchainConfig(name=release, version=release)
     hint = f"the folder is ./{ref}" if Path(ref).exists() else "a path and a version of ExecuTorch will do as well"
     raise UnknownNameError("toolchain", ref, [*config.toolchains, DEFAULT], f"({hint})")
 

@@ -124,6 +124,7 @@ class TestArchive:
             ({"out": "../../.."}, "the link 'out' in it leads out"),
             ({"out": "/etc"}, "the link 'out' in it leads out"),
             ({"lib/aarch64-android": "../bin"}, "lies behind a link"),
+            ({"deep/a/s": "../..", "t": "deep/a/s/../../../secret"}, "the link 't' in it leads through another one"),
         ],
     )
     def test_a_link_that_leads_out_or_is_written_through_is_refused(

@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from farm_home import FarmHome
 from made_environments import make_environment, make_source_tree
 
+from farm.cli.main import cli
 from farm.config.settings import Config, load_config
+from farm.config.toolchains import release_of
 from farm.errors import ConfigError, FarmError, MissingToolError, UnknownNameError, UsageError
-from farm.toolchains.generations import generation_of, is_release, newer_than_known, variables_of
+from farm.toolchains.generations import generation_of, newer_than_known, variables_of
 from farm.toolchains.interpreters import inspect, process_environment
 from farm.toolchains.prepare import is_private, line_of
 from farm.toolchains.select import import_environment, look_into, select, toolchain_of, use_toolchain
@@ -174,7 +177,14 @@ def test_qnn_of_a_toolchain_and_of_the_environment_must_be_one(tmp_path: Path, m
         ('[toolchain."1.5.0"]\nversion = "1.5.0"', "is no name of a toolchain"),
         ("[toolchain.a]\n", "says nothing"),
         ('[toolchain.a]\nversion = "1.5.0"\ncheckout = "x"', "more than one of"),
-        ('[toolchain.a]\nsource = "x"', "source"),
+        ('[toolchain.a]\nsource = "x"', r"toolchain\.a.*source.*its keys are checkout"),
+        ('[toolchain.a]\nversion = "1.5.0"\nbuild = "make"', r"toolchain\.a.*build"),
+        ('[toolchain]\ncheckout = "x"', r"each toolchain has a name, as in \[toolchain\.main\]"),
+        ('[toolchain.a]\nversion = "latest"', "no release of ExecuTorch"),
+        ('[toolchain.a]\nversion = "1.5.0 @ https://x/y.whl"', "no release of ExecuTorch"),
+        ('[toolchain.a]\nversion = "1.5.0"\ncommit_url = "javascript:alert({commit})"', "no address of a commit"),
+        ('[toolchain.a]\nversion = "1.5.0"\ncommit_url = "https://x/{commit}?a={b}"', "no address of a commit"),
+        ('[toolchain.a]\nversion = "1.5.0"\ncommit_url = "https://me:token@x/{commit}"', "without a password"),
     ],
 )
 def test_a_table_that_cannot_be_is_named(tmp_path: Path, table: str, problem: str) -> None:
@@ -183,13 +193,8 @@ def test_a_table_that_cannot_be_is_named(tmp_path: Path, table: str, problem: st
 
 
 def test_releases_are_told_from_names_and_know_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [is_release(text) for text in ("1.5.0", "1.6.0rc1", "main", "1", "v1.5")] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    written = ("1.5.0", "1.6.0rc1", "1.5", "v1.5.0", "main", "1", "1.*", "latest", "1.5.0 @ https://x/y.whl")
+    assert [release_of(text) for text in written] == ["1.5.0", "1.6.0rc1", "1.5.0", "1.5.0", *[""] * 5]
     assert generation_of("1.3.1").needs_flatc
     assert generation_of("1.6.0a0+abc") == generation_of("1.5.1") == generation_of("unknown")
     assert [newer_than_known(text) for text in ("1.5.9", "1.6.0a0", "")] == [False, True, False]
@@ -231,3 +236,19 @@ def test_listing_shows_what_can_be_used_and_why_something_cannot(home: FarmHome)
     assert "is not there" in rows[1]["problem"]
     assert rows[2]["problem"] == "not made"
     assert not os.path.exists(home.state)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "--toolchain", ""),
+        ("exec", "x.pte", "--toolchain", ""),
+        ("toolchain", "show", ""),
+        ("compare", "--suite", "smoke", "--toolchain", "1.5.0", "--toolchain", ""),
+        ("compare", "--suite", "smoke", "--checkout", ".", "--base", ""),
+    ],
+)
+def test_a_name_that_is_empty_is_no_default(arguments: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 2
+    assert "is empty, and names nothing: is a variable not set?" in " ".join(done.stderr.split())

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.cli.options import FILE, FOLDER, FOR_ATTACHED, interleaved_options, json_option, refuse_together, soc_option
+from farm.cli.options import (
+    FILE,
+    FOLDER,
+    FOR_ATTACHED,
+    interleaved_options,
+    json_option,
+    named,
+    refuse_together,
+    soc_option,
+)
 from farm.cli.output import echo, notice, opened, show
 from farm.cli.running.confirm import (
     REGRESSION,
@@ -41,6 +50,7 @@ _WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
 @click.option(
     "--toolchain",
     default="",
+    callback=named,
     metavar="NAME",
     help="Toolchain of farm.toml whose checkout it is; otherwise found by the checkout.",
 )

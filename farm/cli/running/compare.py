@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND
-from farm.cli.options import FILE, FOR_ATTACHED, devices_options, json_option, limit_option, refuse_together
+from farm.cli.options import FILE, FOR_ATTACHED, devices_options, json_option, limit_option, named, refuse_together
 from farm.cli.output import as_called, echo, notice, opened, print_json, width, write_file
 from farm.errors import UsageError
 
@@ -20,13 +20,16 @@ _EXECUTING = "{} is for what is run: leave it, or --programs-only, out"
 
 
 @click.command("compare")
-@click.option("--toolchain", "toolchains", multiple=True, metavar="NAME|PATH|VERSION",
+@click.option("--toolchain", "toolchains", multiple=True, callback=named, metavar="NAME|PATH|VERSION",
               help="Once for both sides, twice for A and B; otherwise the default.")  # fmt: skip
-@click.option("--qnn", multiple=True, metavar="VERSION|PATH", help="QNN SDK: once for both sides, twice for A and B.")
+@click.option("--qnn", multiple=True, callback=named, metavar="VERSION|PATH",
+              help="QNN SDK: once for both sides, twice for A and B.")  # fmt: skip
 @click.option("--options", "side_options", multiple=True, metavar="'NAME=VALUE ...'",
               help="Backend options of a side, may be empty: twice for A and B.")  # fmt: skip
-@click.option("--checkout", default="", metavar="DIR", help="B is this source tree of ExecuTorch as it is ...")
-@click.option("--base", default="", metavar="COMMIT", help="... and A this commit of it, in a worktree of farm's own.")
+@click.option("--checkout", default="", callback=named, metavar="DIR",
+              help="B is this source tree of ExecuTorch as it is ...")  # fmt: skip
+@click.option("--base", default="", callback=named, metavar="COMMIT",
+              help="... and A this commit of it, in a worktree of farm's own.")  # fmt: skip
 @click.option("--soc", "socs", multiple=True, help="SoC to compile for and run on; repeatable.  [default: SM8650]")
 @click.option("--suite", "suites", multiple=True, help="Suite, by name or path; repeatable.")
 @click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help=", ".join(BACKENDS))

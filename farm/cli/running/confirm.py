@@ -87,11 +87,12 @@ def confirm_command(
     if run_ref is not None or budget_s is not None:
         raise UsageError("--run and --budget are for all candidates: leave JOB out, or use --bad RUN")
     from farm.regressions.confirm_job import choose_results, confirm_job
-    from farm.toolchains.select import use_toolchain
+    from farm.request.resume import config_to_run_again
 
     with opened(config_file, existing=True) as (config, store):
         old, new = choose_results(store, job, good, bad)
-        outcome = confirm_job(use_toolchain(config, toolchain, notice), store, old, new, request, notice, metrics)
+        selected = config_to_run_again(config, new.run, toolchain, notice)
+        outcome = confirm_job(selected, store, old, new, request, notice, metrics)
     show(_confirm_data(outcome), _confirm_lines(outcome), as_json=as_json)
     return REGRESSION if outcome.confirmed else 0
 
@@ -115,17 +116,26 @@ def _confirm_run(
     as_json: bool,
 ) -> int:
     from farm.regressions.confirm_run import confirm_run
+    from farm.request.resume import config_of_run
     from farm.system.interrupts import InterruptHandler
     from farm.toolchains.prepare import line_of
-    from farm.toolchains.select import use_toolchain
+    from farm.toolchains.select import toolchain_of
 
     with opened(config_file, existing=True) as (config, store):
-        selected = use_toolchain(config, toolchain, notice)
-        line = line_of(selected.toolchain) if toolchain else store.status.line_to_show(None)
+        line = line_of(toolchain_of(config, toolchain)) if toolchain else store.status.line_to_show(None)
         run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show(line)
         if run_id is None:
             where = f"line {line}" if line else "the store"
             raise UsageError(f"{where} has no run yet: 'farm run' makes one")
+        try:
+            selected = config_of_run(config, store.runs.view(run_id), toolchain, notice)
+        except UsageError as error:
+            if toolchain:
+                raise
+            # What is measured is recorded as the run's: with which toolchain, has to be said.
+            raise UsageError(
+                f"run {run_id}: its toolchain cannot be used: {error}: name one with --toolchain"
+            ) from None
         with InterruptHandler():
             findings = confirm_run(selected, store, run_id, request, notice, budget_s=budget_s)
     show({"findings": findings}, _findings_lines(run_id, findings), as_json=as_json)

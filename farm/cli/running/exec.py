@@ -19,13 +19,12 @@ from farm.cli.options import (
     toolchain_option,
 )
 from farm.cli.output import as_called, echo, notice, opened, show, width
-from farm.errors import FarmError, UsageError
+from farm.errors import UsageError
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED, columns
 from farm.request.profiling import Profile
 
 if TYPE_CHECKING:
-    from farm.config.settings import Config
     from farm.replay.ready_program import OutputFigures, ReadyOutcome, ReadyProgram
     from farm.replay.repro import ReproOutcome
     from farm.results.attempt import Attempt, Comparison, Measurement
@@ -227,7 +226,7 @@ def repro_command(
     """
     from farm.replay.repro import repro
     from farm.replay.stored_result import find_stored_result
-    from farm.request.resume import toolchain_of_run
+    from farm.request.resume import config_to_run_again
 
     if virtual:
         refuse_together({"--device": device}, FOR_ATTACHED)
@@ -236,7 +235,7 @@ def repro_command(
     with opened(config_file, readonly=script is not None, existing=True) as (config, store):
         past = find_stored_result(store, job, ref)
         notice(past.description)
-        selected = _toolchain_of(config, toolchain, toolchain_of_run(config, past.run.id))
+        selected = config_to_run_again(config, past.run, toolchain, notice)
         if script is not None:
             from farm.replay.repro_script import write_script
 
@@ -247,20 +246,6 @@ def repro_command(
         )
     show(_repro_data(outcome), _repro_lines(outcome), as_json=as_json)
     return outcome.now.exit_code
-
-
-def _toolchain_of(config: Config, given: str, then: str) -> Config:
-    """Return `config` with the toolchain that was given, or that of the run; without it where that is gone."""
-    from farm.toolchains.select import use_toolchain
-
-    try:
-        return use_toolchain(config, given or then, notice)
-    except FarmError as error:
-        if given:
-            raise
-        # A bundle in the cache needs none, and one that has to be made again is refused with what is different.
-        notice(f"the toolchain of that run cannot be used: {error}")
-        return config
 
 
 def _repro_lines(outcome: ReproOutcome) -> list[str]:

@@ -15,6 +15,7 @@ from farm.cli.options import (
     devices_options,
     duration,
     json_option,
+    named,
     refuse_together,
     require_separator,
     timeout_option,
@@ -48,7 +49,7 @@ _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-firs
               help=f"{', '.join(BACKENDS)}; on {', '.join(cpu_backends())}, the CPU, any case runs.")  # fmt: skip
 @click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
 @devices_options
-@click.option("--toolchain", "toolchains", multiple=True, metavar="NAME|PATH|VERSION",
+@click.option("--toolchain", "toolchains", multiple=True, callback=named, metavar="NAME|PATH|VERSION",
               help=f"{TOOLCHAIN_HELP}; repeatable: one run after the other.")  # fmt: skip
 @click.option("--nightly", is_flag=True,
               help="Hand a device over, between two jobs, to a person who waits for it.")  # fmt: skip

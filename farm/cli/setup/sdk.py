@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from farm.cli.options import SuggestingGroup, config_option, json_option
+from farm.cli.options import SuggestingGroup, config_option, json_option, named
 from farm.cli.output import echo, notice, show
 from farm.config.settings import load_config
 from farm.errors import FarmError, UsageError
@@ -76,7 +76,9 @@ def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
 @command.command("fetch")
 @config_option
 @click.argument("version", required=False)
-@click.option("--toolchain", help="Whose ExecuTorch says where Qualcomm's SDK is.")
+@click.option(
+    "--toolchain", callback=named, metavar="NAME|PATH|VERSION", help="Whose ExecuTorch says where Qualcomm's SDK is."
+)
 @click.option("--accept-licence", is_flag=True, help="You have read and accept Qualcomm's licence.")
 @click.option("--sha256", default="", help="What the archive's hash must be.")
 def fetch(
@@ -131,9 +133,11 @@ def use(config_file: Path | None, sdk: str) -> None:
     config = load_config(config_file)
     root = resolve_qnn(config, default_path(sdk))
     wanted = [] if root is None else ["[qnn]", f'sdk_root = "{root}"']
+    if config.file is None and not wanted:
+        echo("there is no farm.toml: the wheel in farm's environment is used already")
+        return
     if config.file is None:
-        how = f"write one with these two lines: {wanted[0]} and {wanted[1]}" if wanted else "so it is the default"
-        raise UsageError(f"there is no farm.toml yet: {how}")
+        raise UsageError(f"there is no farm.toml yet: write one with these two lines: {wanted[0]} and {wanted[1]}")
     changed = set_sdk_root(config.file, root)
     what = f"sdk_root is {root}" if root is not None else "the wheel in farm's environment is used"
     echo(f"{config.file}: {what}{'' if changed else ' already'}")

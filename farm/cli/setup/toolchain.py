@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.backends.registry import DEFAULT_BACKEND, cpu_backends
-from farm.cli.options import SuggestingGroup, config_option, json_option
+from farm.cli.options import SuggestingGroup, config_option, json_option, named
 from farm.cli.output import echo, notice, show
 from farm.config.settings import load_config
+from farm.config.toolchains import release_of
 from farm.errors import UsageError
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns, wrapped
@@ -27,6 +28,8 @@ _FAILED = 1
 _TRIED = (DEFAULT_BACKEND, *cpu_backends())
 _TRIED_SUITE, _TRIED_CASE, _TRIED_SOC = "quantized_ops", "add", "SM8650"
 _SHOWN_LOG_LINES = 15
+# A column of a table of 80.
+_NAME_CHARS = 24
 
 
 @click.group("toolchain", cls=SuggestingGroup)
@@ -61,7 +64,7 @@ def _listed(rows: Sequence[ToolchainRow]) -> Iterator[str]:
     head = ("name", "kind", "executorch", "torch", "qnn", "commit")
     cells = [
         (
-            row.name,
+            row.name if len(row.name) <= _NAME_CHARS else f"{row.name[: _NAME_CHARS - 1]}…",
             row.kind,
             *(row.versions.get(name, "-") for name in ("executorch", "torch")),
             row.qnn,
@@ -101,7 +104,7 @@ def _environments(rows: Sequence[EnvironmentRow]) -> Iterator[str]:
 
 
 @command.command("show")
-@click.argument("name", metavar="NAME|PATH|VERSION")
+@click.argument("name", callback=named, metavar="NAME|PATH|VERSION")
 @json_option()
 def show_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     """Show all that is known of a toolchain, with what is worth a look.
@@ -162,7 +165,7 @@ def _shown(facts: dict[str, object], tools: Toolchain) -> Iterator[str]:
 
 
 @command.command("check")
-@click.argument("name", metavar="[NAME|PATH|VERSION]", default="default")
+@click.argument("name", callback=named, metavar="[NAME|PATH|VERSION]", default="default")
 @json_option()
 def check_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     """Compile two tiny jobs for real, and say what is missing.
@@ -220,13 +223,13 @@ def make_command(version: str, config_file: Path | None) -> None:
     the package index; packages of farm's own environment are linked.
     """
     from farm.toolchains.environments import made_environment
-    from farm.toolchains.generations import is_release
     from farm.toolchains.overview import environment_rows
 
-    if not is_release(version):
+    release = release_of(version)
+    if not release:
         raise UsageError(f"{version!r} is no release of ExecuTorch: expected one such as 1.5.0")
     config = load_config(config_file)
-    folder = made_environment(config.cache_dir, version, notice)
+    folder = made_environment(config.cache_dir, release, notice)
     for row in environment_rows(config.cache_dir):
         if row.folder == str(folder):
             echo(f"ExecuTorch {row.executorch}, torch {row.torch}, {size(row.nbytes)} on disk")

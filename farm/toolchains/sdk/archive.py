@@ -115,6 +115,9 @@ def _check_links(names: Iterable[PurePosixPath], links: dict[PurePosixPath, str]
     for name, target in links.items():
         place = list(name.parent.parts)
         for part in PurePosixPath(target).parts:
+            if PurePosixPath(*place) in links:
+                # Where `..` leads from there is not to be told from the text.
+                raise _refused(f"the link {one_line(str(name), 200)!r} in it leads through another one")
             if part == "/" or (part == ".." and not place):
                 raise _refused(f"the link {one_line(str(name), 200)!r} in it leads out of its folder")
             place = place[:-1] if part == ".." else [*place, part]
