@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
 import shutil
 import subprocess
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from executorch_checkout import make_checkout, run_git
+from executorch_checkout import commit, make_checkout, make_repository, run_git
 
 from farm.bundles.key import bundle_key
 from farm.config.settings import load_config
@@ -20,7 +22,7 @@ from farm.errors import UsageError
 from farm.suites.suite import Case, InputSpec, Job, Target
 from farm.system import hashes
 from farm.toolchains.content.distributions import parts_of
-from farm.toolchains.content.identity import ToolchainIdentity, identify
+from farm.toolchains.content.identity import PackageTree, ToolchainIdentity, identify
 from farm.toolchains.content.source_state import developed_roots, source_state
 from farm.toolchains.interpreters import InterpreterFacts, PackageFacts, inspect, own_facts
 from farm.toolchains.prepare import prepare
@@ -29,7 +31,7 @@ from farm.toolchains.select import select, toolchain_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.toolchains.toolchain import Toolchain
+    from farm.toolchains.toolchain import SourceState, Toolchain
 
 PASS = "executorch/backends/qualcomm/_passes/fold.py"
 FILES = {
@@ -485,6 +487,46 @@ def test_edited_wheels_are_dirty_and_developed(environment: Environment) -> None
     assert state.changed == ("torchao/_models/new.py", "torchao/utils.py")
     [root] = [one for one in developed_roots(environment.cache, found) if one.content == "torchao_content"]
     assert "utils.py" in root.files
+
+
+@pytest.mark.parametrize("around", ["a wheel", "a checkout", "the same checkout"])
+def test_an_edited_checkout_of_torchao_is_dirty(around: str, environment: Environment, tmp_path: Path) -> None:
+    code = "torchao/quantization.py"
+    home = tmp_path / "executorch" / "third-party" / "ao"
+    trees = environment.look().trees
+    make_repository(tmp_path / "ao", {code: "one = 1\n"})
+    if around == "a wheel":
+        hashes_of = {
+            name: hashlib.sha256(text.encode()).digest() for name, text in FILES.items() if "executorch/" in name
+        }
+        encoded = {name: base64.urlsafe_b64encode(digest).decode().rstrip("=") for name, digest in hashes_of.items()}
+        record = "".join(f"{name},sha256={digest},\n" for name, digest in encoded.items())
+        environment.write(f"{SITE}/executorch-1.dist-info/RECORD", record)
+        executorch, home = trees["executorch"], tmp_path / "ao"
+    else:
+        make_repository(tmp_path / "executorch", {"exir/passes.py": "one = 1\n"})
+        if around == "a checkout":
+            add = ("submodule", "--quiet", "add", str(tmp_path / "ao"), "third-party/ao")
+            run_git(tmp_path / "executorch", "-c", "protocol.file.allow=always", *add)
+        else:
+            (home / "torchao").mkdir(parents=True)
+            (home / code).write_text("one = 1\n")
+        commit(tmp_path / "executorch", "With torchao")
+        executorch = (PackageTree(tmp_path / "executorch", "-"),)
+
+    def state() -> SourceState:
+        torchao = (PackageTree(home / "torchao", "-"),)
+        return source_state(environment.cache, {"executorch": executorch, "torchao": torchao})
+
+    clean = state()
+    assert (clean.dirty, clean.changed) == (False, ())
+    assert bool(clean.commit) == (around != "a wheel"), "the commit is ExecuTorch's"
+    (home / code).write_text("one = 2\n")
+    assert state().dirty
+    prefix = "third-party/ao/" if around == "the same checkout" else "torchao: "
+    assert state().changed == (f"{prefix}{code}",)
+    (home / code).write_text("one = 1\n")
+    assert state() == clean
 
 
 def test_a_library_that_is_older_than_its_sources_is_told_of(environment: Environment) -> None:

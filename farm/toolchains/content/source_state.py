@@ -42,7 +42,8 @@ _NATIVE_SOURCES = frozenset({".cpp", ".cc", ".h", ".hpp", ".fbs"})
 def source_state(cache_dir: Path, trees: Mapping[str, tuple[PackageTree, ...]]) -> SourceState:
     """Return the state of the main packages, `trees` as `identify` found them.
 
-    Of ExecuTorch's source tree it is git's answer; of installed wheels, which of their files were edited.
+    Of ExecuTorch's source tree it is git's answer; of other source trees what git calls changed in them; of installed
+    wheels, which of their files were edited.
     """
     edited = [
         str(tree.folder.relative_to(tree.folder.parent) / name)
@@ -50,12 +51,25 @@ def source_state(cache_dir: Path, trees: Mapping[str, tuple[PackageTree, ...]]) 
         for tree in trees[name]
         for name in edited_files(cache_dir, tree)
     ]
-    checkouts = [tree.folder for tree in trees.get("executorch", ()) if not is_installed(tree.folder)]
-    if not checkouts:
-        return SourceState(dirty=bool(edited), changed=tuple(edited[:_MOST_CHANGED]))
-    state = _checkout_state(checkouts[0])
-    changed = (*state.changed, *edited)[:_MOST_CHANGED]
-    return msgspec.structs.replace(state, dirty=state.dirty or bool(edited), changed=changed)
+    checkouts = [
+        (name, tree.folder) for name in _DEVELOPED for tree in trees.get(name, ()) if not is_installed(tree.folder)
+    ]
+    state, asked = SourceState(), set[Path | None]()
+    if checkouts and checkouts[0][0] == "executorch":
+        _, folder = checkouts.pop(0)
+        state = _checkout_state(folder)
+        asked.add(_top_of(folder))
+    dirty, changed, warnings = state.dirty or bool(edited), [*state.changed, *edited], [*state.warnings]
+    for name, folder in checkouts:
+        # One that is a submodule has a state of its own, which that of the tree around it does not tell.
+        top = _top_of(folder)
+        if top is None or top not in asked:
+            asked.add(top)
+            found = _checkout_state(folder)
+            dirty |= found.dirty
+            changed += [f"{name}: {path}" for path in found.changed]
+            warnings += found.warnings
+    return msgspec.structs.replace(state, dirty=dirty, changed=tuple(changed[:_MOST_CHANGED]), warnings=tuple(warnings))
 
 
 def developed_roots(
@@ -124,7 +138,7 @@ def _recorded(record: Path, package: str) -> Iterator[tuple[str, str]]:
 
 def _checkout_state(folder: Path) -> SourceState:
     """Return the state of the source tree that has the package in `folder`."""
-    top = next((place for place in (folder, *folder.parents[:3]) if (place / ".git").exists()), None)
+    top = _top_of(folder)
     warnings = tuple(_older_libraries(folder))
     if top is None:
         return SourceState(warnings=(f"{folder} is no checkout of git: nobody can tell which commit it is", *warnings))
@@ -149,6 +163,11 @@ def _checkout_state(folder: Path) -> SourceState:
         submodules=dict(_submodules(staged)),
         warnings=warnings,
     )
+
+
+def _top_of(folder: Path) -> Path | None:
+    """Return the checkout that has the package in `folder`."""
+    return next((place for place in (folder, *folder.parents[:3]) if (place / ".git").exists()), None)
 
 
 def _changed(status: str) -> Iterator[str]:
