@@ -180,12 +180,13 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Whoever removes a folder of its own removes this file as well, and another may have been made meanwhile:
             # two processes must not hold locks on two files of one name.
-            if _is_at(path, file.fileno()):
+            if is_at(path, file.fileno()):
                 yield
                 return
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def is_at(path: Path, descriptor: int) -> bool:
+    """Return whether an open file is still the one of that name."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

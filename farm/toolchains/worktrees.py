@@ -6,6 +6,7 @@ git does not know and a compiler needs (libraries, generated schemas) is linked 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -18,9 +19,9 @@ import msgspec
 
 from farm.bundles.cache import folder_size
 from farm.config.toolchains import ToolchainConfig
-from farm.errors import FarmError, InfraError, UsageError
+from farm.errors import InfraError, UsageError
 from farm.system.git import git
-from farm.system.publish import make_folders, published, withdraw
+from farm.system.publish import is_at, make_folders, published, withdraw
 from farm.toolchains.commits import Checkout, Commit, export, outputs_of
 from farm.toolchains.native_parts import build_native_parts
 
@@ -94,7 +95,6 @@ def worktree(
     links |= {path.rstrip("/"): source / path.rstrip("/") for path in outputs}
     links |= {name: here for name in _VIRTUAL_ENVIRONMENTS if (here := repository.folder / name).is_dir()}
     folder = _made(config, repository, commit, links)
-    _use(folder)
     name = f"{base.name}@{commit.short}" if base.name else commit.short
     toolchain = msgspec.structs.replace(base, name=name, named=False, checkout=folder / PACKAGE)
     return Worktree(commit, toolchain, tuple(warnings))
@@ -122,12 +122,17 @@ def prune_worktrees(cache_dir: Path, *, older_than_s: float, dry_run: bool = Fal
     horizon_ms = (time.time() - older_than_s) * 1000
     removed = []
     for folder in _folders(cache_dir):
-        if (used_ms := _used_ms(folder)) > horizon_ms or _is_used(folder):
+        if folder in _held:
             continue
-        removed.append(WorktreeEntry(str(folder), *folder_size(folder), used_ms))
-        if not dry_run:
-            withdraw(folder)
-            _lock_file(folder).unlink(missing_ok=True)
+        with _alone(folder) as is_alone:
+            # Whoever came first to use it has said so; another command may have removed it.
+            used_ms = _used_ms(folder) if is_alone and (folder / _STAMP).is_file() else None
+            if used_ms is None or used_ms > horizon_ms:
+                continue
+            removed.append(WorktreeEntry(str(folder), *folder_size(folder), used_ms))
+            if not dry_run:
+                withdraw(folder)
+                _lock_file(folder).unlink(missing_ok=True)
     return removed
 
 
@@ -152,19 +157,36 @@ def _made(config: Config, repository: Checkout, commit: Commit, links: dict[str,
     if not folder.is_dir():
         prune_worktrees(config.cache_dir, older_than_s=STALE_S)
     try:
-        return published(folder, fill, is_whole=_is_whole)
+        # Before anything is looked at: what is in use is not removed.
+        _hold(folder)
+        published(folder, fill, is_whole=_is_whole)
+        _use(folder)
     except OSError as error:
         raise InfraError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    return folder
 
 
 def _is_whole(folder: Path) -> bool:
-    """Return whether a worktree is as its commit has it: nobody edited it."""
-    if not (folder / _STAMP).is_file():
-        return False
-    try:
-        return not git(folder / PACKAGE, "status", "--porcelain", "--ignore-submodules=all", "-uno", own=True)
-    except FarmError:
-        return False
+    """Return whether a worktree is as its commit has it, and may be made anew where it is not.
+
+    Raises UsageError where another process compiles with what was edited, InfraError where git takes too long.
+    """
+    problem = "is damaged"
+    if (folder / _STAMP).is_file():
+        try:
+            edited = git(folder / PACKAGE, "status", "--porcelain", "--ignore-submodules=all", "-uno", own=True)
+        except UsageError:
+            edited = ""
+        else:
+            if not edited:
+                return True
+            problem = f"was edited ({edited.splitlines()[0].strip()})"
+    if _is_used(folder):
+        raise UsageError(
+            f"{folder / PACKAGE} {problem}, and another process of farm works with it: wait until that has ended, "
+            "and it is made anew; edit the checkout, which this is a copy of"
+        )
+    return False
 
 
 def _submodules(repository: Checkout, commit: Commit, built: Path | None) -> tuple[list[str], dict[str, Path]]:
@@ -233,32 +255,63 @@ def _build(
         (folder / _STAMP).write_bytes(stamp)
         (partial / _STAMP).write_bytes(stamp)
 
+    _hold(folder)
     published(folder.with_name(f"{folder.name}-built"), fill, is_whole=lambda _: (folder / _STAMP).is_file())
     _use(folder)
     return folder / PACKAGE
 
 
 def _use(folder: Path) -> None:
-    """Remember that a worktree is used now, and keep it from being removed until this process ends."""
+    """Remember that a worktree is used now."""
     os.utime(folder / _STAMP)
-    if folder not in _held:
+
+
+def _hold(folder: Path) -> None:
+    """Keep a worktree, whether it is there or not yet, from being removed until this process ends."""
+    if folder in _held:
+        return
+    make_folders(folder.parent)
+    while True:
         number = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(number, fcntl.LOCK_SH)
-        _held[folder] = number
+        # Who removes a worktree removes this file as well, and another may have been made meanwhile.
+        if is_at(_lock_file(folder), number):
+            _held[folder] = number
+            return
+        os.close(number)
 
 
 def _is_used(folder: Path) -> bool:
+    """Return whether another process holds it."""
+    with _alone(folder) as is_alone:
+        return not is_alone
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Say whether no other process holds a worktree; if so, none comes to hold it while this lasts."""
+    mine = _held.get(folder)
     try:
-        number = os.open(_lock_file(folder), os.O_RDWR | os.O_CLOEXEC)
+        number = mine if mine is not None else os.open(_lock_file(folder), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False
+        yield True
+        return
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_alone = True
     except OSError:
-        return True
+        is_alone = False
+    try:
+        yield is_alone
     finally:
-        os.close(number)
-    return False
+        if mine is None:
+            os.close(number)
+        else:
+            # Asking for more gives up what one had.
+            fcntl.flock(number, fcntl.LOCK_SH)
+            if not is_at(_lock_file(folder), number):
+                os.close(_held.pop(folder))
+                _hold(folder)
 
 
 def _lock_file(folder: Path) -> Path:

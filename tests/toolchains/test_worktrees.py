@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -15,9 +18,13 @@ from executorch_checkout import commit, make_repository, run_git
 from farm.cli.main import cli
 from farm.config.settings import Config, load_config
 from farm.config.toolchains import ToolchainConfig
-from farm.errors import NativeBuildError, UsageError
+from farm.errors import InfraError, NativeBuildError, UsageError
+from farm.system.git import git
 from farm.toolchains.commits import Checkout, is_native
 from farm.toolchains.worktrees import prune_worktrees, worktree, worktrees
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FILES = {
     "exir/__init__.py": "LEVEL = 1\n",
@@ -241,6 +248,82 @@ def test_pruning_leaves_what_is_used(checkout: Path, config: Config) -> None:
     )
     assert not Path(entry.path).exists()
     assert worktrees(config.cache_dir) == []
+
+
+MADE = """
+import sys
+from pathlib import Path
+from farm.config.settings import load_config
+from farm.toolchains.worktrees import worktree
+worktree(load_config(Path(sys.argv[1])), Path(sys.argv[2]), "HEAD")
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(checkout: Path, config: Config) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which works with the tree of HEAD."""
+    command = [sys.executable, "-c", MADE, str(config.file), str(checkout)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline() == "made\n"
+        yield one
+        one.communicate("")
+
+
+def test_an_edited_worktree_stays_while_another_process_uses_it(
+    other: subprocess.Popen[str], checkout: Path, config: Config
+) -> None:
+    [entry] = worktrees(config.cache_dir)
+    file = Path(entry.path) / "executorch/exir/__init__.py"
+    file.write_text("LEVEL = 9\n")
+    with pytest.raises(UsageError, match=r"was edited \(M exir/__init__.py\), and another process .* wait until"):
+        worktree(config, checkout, "HEAD")
+    assert file.read_text() == "LEVEL = 9\n"
+    other.communicate("")
+    worktree(config, checkout, "HEAD")
+    assert file.read_text() == "LEVEL = 1\n"
+
+
+def test_a_worktree_stays_where_git_is_too_slow_to_say_what_it_is(
+    checkout: Path, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tree = worktree(config, checkout, "HEAD").toolchain.checkout
+    inode = tree.stat().st_ino
+    real = shutil.which("git")
+    slow = tmp_path / "bin" / "git"
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *status*) exec sleep 5;; esac\nexec {real} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr("farm.toolchains.worktrees.git", functools.partial(git, timeout_s=0.3))
+    with pytest.raises(InfraError, match="git status did not finish"):
+        worktree(config, checkout, "HEAD")
+    assert tree.stat().st_ino == inode
+
+
+def test_a_worktree_that_is_asked_for_is_not_pruned_before_it_is_used(
+    checkout: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-c", MADE, str(config.file), str(checkout)]
+    subprocess.run(command, input="", capture_output=True, text=True, check=True)
+    [entry] = worktrees(config.cache_dir)
+    os.utime(Path(entry.path) / "worktree.json", (1, 1))
+    prune = (
+        "import sys; from pathlib import Path; from farm.toolchains.worktrees import prune_worktrees;"
+        "print(len(prune_worktrees(Path(sys.argv[1]), older_than_s=60.0)))"
+    )
+    counts = list[str]()
+
+    def meanwhile(*arguments: Any, **options: Any) -> str:
+        command = [sys.executable, "-c", prune, str(config.cache_dir)]
+        counts.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        return git(*arguments, **options)
+
+    monkeypatch.setattr("farm.toolchains.worktrees.git", meanwhile)
+    assert (worktree(config, checkout, "HEAD").toolchain.checkout / "exir/__init__.py").is_file()
+    assert counts == ["0"]
 
 
 def test_a_killed_worktree_is_made_again(checkout: Path, config: Config) -> None:
