@@ -20,6 +20,7 @@ import msgspec
 
 from farm.bundles.cache import BundleCache, builder_folder, work_in
 from farm.bundles.trace import write_trace
+from farm.compile.loaded import LoadedFiles
 from farm.compile.protocol import BEGAN, BuildReply, BuildRequest, failure_of, reason_of, reply_pipe
 from farm.errors import FarmError
 from farm.system.memory import resident_bytes
@@ -83,6 +84,7 @@ class _Setup(NamedTuple):
 def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache, setup: _Setup) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
+    loaded = LoadedFiles(setup.as_of_ns, cache.root)
     tracer = _start_tracer(setup.folders) if setup.folders else None
     import torch
 
@@ -92,20 +94,25 @@ def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache
     decoder = msgspec.json.Decoder(BuildRequest)
     if tracer is not None:
         tracer.watch_dynamo()
-        _serve_in_forks(map(decoder.decode, requests), replies, cache, setup, tracer)
+        _serve_in_forks(map(decoder.decode, requests), replies, cache, setup, tracer, loaded)
         return
     settled = resident_bytes(os.getpid())
     for line in requests:
         request = decoder.decode(line)
         replies.write(BEGAN)
-        replies.write(msgspec.json.encode(_answer(request, cache)) + b"\n")
+        replies.write(msgspec.json.encode(_answer(request, cache, loaded)) + b"\n")
         if resident_bytes(os.getpid()) > settled + _LEFT_BYTES:
             gc.collect()
             settled = resident_bytes(os.getpid())
 
 
 def _serve_in_forks(
-    requests: Iterable[BuildRequest], replies: IO[bytes], cache: BundleCache, setup: _Setup, tracer: Tracer
+    requests: Iterable[BuildRequest],
+    replies: IO[bytes],
+    cache: BundleCache,
+    setup: _Setup,
+    tracer: Tracer,
+    loaded: LoadedFiles,
 ) -> None:
     from farm.compile.forking import is_single_threaded, run_in_fork, warm_up
 
@@ -117,6 +124,8 @@ def _serve_in_forks(
             if not warm:
                 warm_up()
             warm.add(backend)
+            # Here, so that forks look at what they load themselves and at nothing else.
+            loaded.look()
             gc.collect()
             gc.freeze()
         if not is_single_threaded():
@@ -131,7 +140,7 @@ def _serve_in_forks(
                     sys.stderr.write(f"farm: not known what took part: {tracer.problem}\n")
 
             tracer.hears_own = False
-            replies.write(msgspec.json.encode(_answer(request, cache, leave_trace)) + b"\n")
+            replies.write(msgspec.json.encode(_answer(request, cache, loaded, leave_trace)) + b"\n")
 
         replies.write(BEGAN)
         tracer.hears_own = True
@@ -139,9 +148,11 @@ def _serve_in_forks(
         tracer.hears_own = False
 
 
-def _answer(request: BuildRequest, cache: BundleCache, finish: Callable[[Path], None] | None = None) -> BuildReply:
+def _answer(
+    request: BuildRequest, cache: BundleCache, loaded: LoadedFiles, finish: Callable[[Path], None] | None = None
+) -> BuildReply:
     try:
-        return _serve(request, cache, finish)
+        return _serve(request, cache, loaded, finish)
     except OSError as error:  # its log cannot be written
         return _refusal(request, error)
 
@@ -159,7 +170,9 @@ def _load_flow(backend: str) -> None:
         flow_of(backend)
 
 
-def _serve(request: BuildRequest, cache: BundleCache, finish: Callable[[Path], None] | None) -> BuildReply:
+def _serve(
+    request: BuildRequest, cache: BundleCache, loaded: LoadedFiles, finish: Callable[[Path], None] | None
+) -> BuildReply:
     # Loaded outside the clock, so that the first job is as fast as the next.
     modules = len(sys.modules)
     _load_flow(request.job.target.backend)
@@ -169,9 +182,13 @@ def _serve(request: BuildRequest, cache: BundleCache, finish: Callable[[Path], N
 
     def fill(folder: Path) -> None:
         # Here, as it imports what somebody may have edited: what that raises is the verdict of the job.
-        from farm.compile.flows.compiler import compile_job
+        try:
+            from farm.compile.flows.compiler import compile_job
 
-        compile_job(request.job, request.key, request.versions, folder)
+            compile_job(request.job, request.key, request.versions, folder)
+        finally:
+            # What fails with a file that was saved meanwhile is no verdict of the job either.
+            loaded.require_old(request.job.case.folder)
         if finish is not None:
             finish(folder)
         sys.stdout.flush()

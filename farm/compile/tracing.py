@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.bundles.trace import FileTrace, Trace, keep_source, to_bits
+from farm.compile.loaded import CLOCK_STEP_NS, was_changed
 from farm.errors import InfraError
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ _READERS = ("file", "uname", "lscpu")
 _IMPORTS = "<frozen importlib._bootstrap_external>"
 # Who prints lines or names of functions that ran anyway: dynamo, for its log.
 _PRINTERS = ("/traceback.py", "/warnings.py", "/torch/_dynamo/funcname_cache.py")
-# A clock that files are stamped with goes in steps.
-_CLOCK_STEP_NS = 20_000_000
 
 
 def can_trace(folders: Sequence[str]) -> bool:
@@ -236,5 +235,5 @@ def _words(command: object) -> list[str]:
 
 
 def _require_old(file: Path, as_of_ns: int) -> None:
-    if as_of_ns and file.stat().st_ctime_ns >= as_of_ns - _CLOCK_STEP_NS:
-        raise InfraError(f"{file} was changed after the run had begun: run it again, to compile with what is there now")
+    if as_of_ns and file.stat().st_ctime_ns >= as_of_ns - CLOCK_STEP_NS:
+        raise InfraError(was_changed(file))

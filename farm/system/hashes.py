@@ -26,7 +26,7 @@ from farm.system.publish import make_folders
 from farm.system.trust import weakness
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _FOLDER = "hashes"
 _SINGLE_FILES = "files.json"
@@ -121,6 +121,12 @@ def tree_files(
     """Return the SHA-256 of each file that counts in `hash_tree`, by its relative path."""
     files = _steady(cache_dir, root, without, unread, files_too=True)[1]
     return {name: entry.sha256 for name, entry in files.items()}
+
+
+def remembered_files(cache_dir: Path) -> Iterator[tuple[str, HashedFile]]:
+    """Yield what is remembered of single files, by absolute path, and of those in folders, by relative path."""
+    for memory in (cache_dir / _FOLDER).glob("*.json"):
+        yield from _read_files(memory).items()
 
 
 def _steady(

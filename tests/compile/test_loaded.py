@@ -1,0 +1,135 @@
+"""A file of the toolchain that is saved after the keys were computed: real builders, real imports."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farm.bundles.cache import BundleCache
+from farm.bundles.key import bundle_key
+from farm.compile.loaded import LoadedFiles
+from farm.compile.pool import BuilderPool, MemoryLimits
+from farm.compile.protocol import BuildReply, BuildRequest
+from farm.errors import InfraError
+from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.system.hashes import hash_tree
+from farm.system.processes import Supervisor
+from farm.toolchains.toolchain import Toolchain
+
+OPS = """
+import torch
+class Uses(torch.nn.Module):
+    def forward(self, x):
+        from edited_pass import LEVEL
+        return x + LEVEL
+class Refuses(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        import edited_pass
+        raise ValueError("as the edit has it")
+class Without(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+"""
+NAMES = ("Without", "Uses", "Refuses")
+
+
+def build(tools: Toolchain, folder: Path) -> tuple[BundleCache, dict[str, BuildReply]]:
+    """Compile all with one builder, which imports `folder`/site; the toolchain was looked at before that was saved."""
+    suite, site = folder / "suite", folder / "site"
+    suite.mkdir()
+    site.mkdir()
+    compiler = msgspec.structs.replace(
+        tools.compiler, as_of_ns=time.time_ns(), env={**tools.compiler.env, "PYTHONPATH": str(site)}
+    )
+    time.sleep(0.05)
+    (site / "edited_pass.py").write_text("LEVEL = 9.0\n")
+    # Keys of suites are computed as late: what is in there is what they say.
+    (suite / "ops.py").write_text(OPS)
+    cache, replies = BundleCache(folder / "cache"), list[BuildReply]()
+    requests = {}
+    for name in NAMES:
+        case = Case("s", name, module=f".ops:{name}", inputs=(InputSpec((1, 8)),), folder=str(suite))
+        job = Job(case, Target("SM8650", "xnnpack", "fp32"))
+        key = bundle_key(job, tools.versions)
+        requests[key] = BuildRequest(job, key, tools.versions, str(folder / f"{name}.log"))
+    with Supervisor() as supervisor:
+        pool = BuilderPool(
+            requests.values(), width=1, limits=MemoryLimits(8192, 4096), cache_root=cache.root, compiler=compiler,
+            supervisor=supervisor, log_folder=folder, timeout_s=300.0,
+            on_start=lambda _key: None, on_done=replies.append,
+        )  # fmt: skip
+        pool.start()
+        pool.join()
+    return cache, {requests[reply.key].job.case.name: reply for reply in replies}
+
+
+def test_what_is_saved_while_an_untraced_toolchain_compiles_is_in_no_bundle(tools: Toolchain, tmp_path: Path) -> None:
+    cache, replies = build(tools, tmp_path)
+    without = replies.pop("Without")
+    assert without.ok, without.reason
+    assert cache.lookup(without.key) is not None
+    for reply in replies.values():
+        assert (reply.ok, reply.infra) == (False, True)
+        assert "edited_pass.py was changed after the run had begun" in reply.reason
+        assert cache.lookup(reply.key) is None
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a module and a library, looked at before."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "seen_module.py").write_text("LEVEL = 1\n")
+    library = Path(str(sys.modules["msgspec._core"].__file__))
+    (folder / "libQnnSeen.so").write_bytes(library.read_bytes())
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "seen_module", raising=False)
+    importlib.invalidate_caches()
+    return folder
+
+
+def is_loaded(site: Path) -> None:
+    importlib.import_module("seen_module")
+    importlib.import_module("ctypes").CDLL(str(site / "libQnnSeen.so"))
+
+
+def test_a_link_or_other_permissions_are_no_edit(site: Path, tmp_path: Path) -> None:
+    # A memory knows what had not just changed.
+    time.sleep(2.1)
+    hash_tree(tmp_path / "cache", site)
+    loaded = LoadedFiles(time.time_ns(), tmp_path / "cache")
+    time.sleep(0.05)
+    (tmp_path / "link").hardlink_to(site / "seen_module.py")
+    (site / "libQnnSeen.so").chmod(0o755)
+    is_loaded(site)
+    loaded.require_old("")
+
+
+@pytest.mark.parametrize("name", ["seen_module.py", "libQnnSeen.so"])
+def test_a_copy_with_an_old_time_is_an_edit(site: Path, tmp_path: Path, name: str) -> None:
+    hash_tree(tmp_path / "cache", site)
+    time.sleep(0.05)
+    loaded = LoadedFiles(time.time_ns(), tmp_path / "cache")
+    time.sleep(0.05)
+    kept = tmp_path / name
+    shutil.copy2(site / name, kept)
+    with kept.open("ab") as file:
+        file.write(b"\n")
+    os.utime(kept, (1, 1))
+    kept.replace(site / name)
+    is_loaded(site)
+    with pytest.raises(InfraError, match=f"{name} was changed after the run had begun"):
+        loaded.require_old("")
+    # What was loaded stays so: no later job is of its key.
+    with pytest.raises(InfraError, match=name):
+        loaded.require_old("")
