@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.errors import InfraError
+from farm.errors import FarmError, InfraError
 from farm.nightly.record import CellResult, Findings, JobNote
 from farm.nightly.state import write_whole
 from farm.report.formats import export_formats
@@ -81,10 +81,17 @@ def confirm_candidates(config: Config, run_id: str, note: Callable[[str], None],
     from farm.regressions.confirm_job import PairsRequest
     from farm.regressions.confirm_run import confirm_run
     from farm.report.model.alerts import change_of, word_of
+    from farm.request.resume import config_of_run
     from farm.store.records import AlertState
     from farm.store.store import open_store
 
     with open_store(config.store_url) as store:
+        try:
+            config = config_of_run(config, store.runs.view(run_id), "", note)
+        except FarmError as error:
+            # Another toolchain's answers would be recorded as those of this one: it is judged, and nothing is measured.
+            note(f"candidates of run {run_id} are not measured, its toolchain cannot be used: {error}")
+            budget_s = 0.0
         found = confirm_run(config, store, run_id, PairsRequest(command="farm nightly"), note, budget_s=budget_s)
     for line in found.left_out:
         note(line)

@@ -152,7 +152,9 @@ def _begin(
     if request.profile.flags(kind) != Profile.AUTO.flags(kind):
         facts["profile"] = str(request.profile)
     record = run_record(config, store, tools, command=request.command, facts=facts, again=request.toolchain)
-    run_id = store.begin_run(record, lambda run_id: leave_intent(config.run_folder(run_id), None, [job]))
+    run_id = store.begin_run(
+        record, lambda run_id: leave_intent(config.run_folder(run_id), None, [job], config.toolchain.name)
+    )
     store.plan_jobs(run_id, [job])
     store.record_device(run_id, acquired.device, acquired.runtime.versions)
     store.record_build(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.bundles.source import source_digest, source_place
-from farm.errors import UsageError
+from farm.errors import FarmError, UsageError
 from farm.results.attempt import Verdict
 from farm.suites.suite import Job
 from farm.system.atomic import write_atomically
@@ -18,7 +18,7 @@ from farm.system.publish import make_folders
 from farm.system.trust import weakness_of_open
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from farm.config.settings import Config
@@ -30,10 +30,14 @@ _FILE, _LOCK = "intent.json", "lock"
 _UNREADABLE = (msgspec.DecodeError, KeyError, ValueError, TypeError)
 
 
-def leave_intent(folder: Path, request: RunRequest | None, jobs: Sequence[Job]) -> None:
-    """Write down what a run is to do; without a request it is one of a command that nobody resumes."""
+def leave_intent(folder: Path, request: RunRequest | None, jobs: Sequence[Job], toolchain: str = "") -> None:
+    """Write down what a run is to do; without a request it is one of a command that nobody resumes.
+
+    `toolchain` is then what it is called that was selected.
+    """
     make_folders(folder)
-    intent = {"jobs": jobs, "sources": _sources(jobs), **({"request": request} if request is not None else {})}
+    own = {"request": request} if request is not None else {"toolchain": toolchain}
+    intent = {"jobs": jobs, "sources": _sources(jobs), **own}
     write_atomically(folder / _FILE, msgspec.json.encode(intent, enc_hook=str), mode=0o644)
 
 
@@ -82,9 +86,43 @@ def toolchain_of_run(config: Config, run_id: str) -> str:
 
     try:
         data = _read(config.run_folder(run_id))
-        return msgspec.json.decode(data["request"], type=RunRequest).toolchain
+        if "request" in data:
+            return msgspec.json.decode(data["request"], type=RunRequest).toolchain
+        return msgspec.json.decode(data["toolchain"], type=str)
     except (OSError, UsageError, *_UNREADABLE):
         return ""
+
+
+def config_of_run(config: Config, run: RunView, given: str, note: Callable[[str], None]) -> Config:
+    """Return `config` with the toolchain selected that was given, or else that of a run.
+
+    Raises UsageError, MissingToolError where it cannot be used, or is only another user's or machine's.
+    """
+    from farm.toolchains.select import use_toolchain
+
+    return use_toolchain(config, given or toolchain_of_run(config, run.id) or _recorded(run), note)
+
+
+def config_to_run_again(config: Config, run: RunView, given: str, note: Callable[[str], None]) -> Config:
+    """Return the same; where the toolchain of the run is gone `config` itself, which runs a bundle of the cache.
+
+    One that has to be made again is refused with what is different. Raises as `config_of_run` for what was given.
+    """
+    try:
+        return config_of_run(config, run, given, note)
+    except FarmError as error:
+        if given:
+            raise
+        note(f"the toolchain of run {run.id} cannot be used: {error}")
+        return config
+
+
+def _recorded(run: RunView) -> str:
+    """Return what the store calls the toolchain of a run. Raises UsageError for a path, which anybody may own."""
+    name = run.toolchain.name if run.toolchain else ""
+    if "/" in name or name.startswith((".", "~")):
+        raise UsageError(f"{name} is of another user or machine, whose programs are not started")
+    return name
 
 
 def changed_code(folder: Path, job: Job) -> list[str]:

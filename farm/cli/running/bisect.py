@@ -125,6 +125,7 @@ def _bisect_runs(jobs: tuple[str, ...], config_file: Path | None, options: dict[
     if len(jobs) != 1:
         raise UsageError("name one JOB: of runs one is searched at a time")
     from farm.regressions.bisect import bisect, find_ends
+    from farm.request.resume import config_to_run_again
 
     request = pairs_request({name: options[name] for name in ("pairs", "inferences", "device", "virtual")})
 
@@ -134,7 +135,8 @@ def _bisect_runs(jobs: tuple[str, ...], config_file: Path | None, options: dict[
 
     with opened(config_file, existing=True) as (config, store):
         old, new = find_ends(store, jobs[0], options["good"], options["bad"])
-        outcome = bisect(config, store, old, new, request, notice, options["metric"], show_probe)
+        selected = config_to_run_again(config, new.run, "", notice)
+        outcome = bisect(selected, store, old, new, request, notice, options["metric"], show_probe)
     show(_bisect_data(outcome), _bisect_lines(outcome), as_json=as_json)
     return REGRESSION if outcome.found else 0
 

@@ -17,7 +17,7 @@ from farm.cli.options import (
     toolchain_option,
 )
 from farm.cli.output import as_called, notice, opened, show
-from farm.errors import NoDeviceError, UsageError
+from farm.errors import MissingToolError, NoDeviceError, UsageError
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED, columns, wrapped
 from farm.system.text import one_line
@@ -129,13 +129,12 @@ def _confirm_run(
             raise UsageError(f"{where} has no run yet: 'farm run' makes one")
         try:
             selected = config_of_run(config, store.runs.view(run_id), toolchain, notice)
-        except UsageError as error:
+        except (UsageError, MissingToolError) as error:
             if toolchain:
                 raise
             # What is measured is recorded as the run's: with which toolchain, has to be said.
-            raise UsageError(
-                f"run {run_id}: its toolchain cannot be used: {error}: name one with --toolchain"
-            ) from None
+            problem = f"the toolchain of run {run_id} cannot be used: {error}"
+            raise UsageError(f"{problem}; --toolchain measures with another one") from None
         with InterruptHandler():
             findings = confirm_run(selected, store, run_id, request, notice, budget_s=budget_s)
     show({"findings": findings}, _findings_lines(run_id, findings), as_json=as_json)

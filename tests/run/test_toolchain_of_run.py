@@ -1,0 +1,173 @@
+"""What runs the bundles of a past run again: the toolchain of that run, whichever command it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from farm.cli.main import cli
+from farm.config.settings import Config, load_config
+from farm.errors import FarmError, UsageError
+from farm.nightly.collect_results import confirm_candidates
+from farm.regressions.confirm_run import RunFindings
+from farm.request.request import RunRequest
+from farm.request.resume import config_of_run, config_to_run_again, leave_intent
+from farm.store.records import RunRecord
+from farm.store.rows import now_ms
+from farm.store.store import open_store
+from farm.store.view import RunToolchain, RunView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAIN = RunToolchain("main", "main")
+FINDINGS = RunFindings(
+    run_id="", alerts=(), shifts=(), not_measured=0, problems=(), changed=0, changed_not_measured=0, insufficient=0
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("FARM_STORE", f"sqlite:///{tmp_path / 'farm.db'}")
+    monkeypatch.chdir(tmp_path)
+    sdk = tmp_path / "sdk"
+    (tmp_path / "farm.toml").write_text(f'[toolchain.main]\nqnn = "{sdk}"\n[toolchain.other]\nqnn = "{sdk}"\n')
+    # Which SDK it is is not asked here.
+    monkeypatch.setattr("farm.toolchains.select.resolve_qnn", lambda _config, qnn: Path(qnn))
+    return load_config(tmp_path / "farm.toml")
+
+
+@pytest.fixture
+def begin(config: Config) -> Callable[..., RunView]:
+    def begin(toolchain: RunToolchain = MAIN, request: RunRequest | None = None, ref: str | None = None) -> RunView:
+        with open_store(config.store_url) as store:
+            run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {}, now_ms(), toolchain=toolchain))
+            store.finish_run(run_id, 0)
+            if request is not None or ref is not None:
+                leave_intent(config.run_folder(run_id), request, (), ref or "")
+            return store.runs.view(run_id)
+
+    return begin
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float | None]]:
+    """Toolchain and budget of whatever measures the candidates of a run."""
+    found: list[tuple[str, float | None]] = []
+
+    def confirm_run(config: Config, *_: object, budget_s: float | None = None) -> RunFindings:
+        found.append((config.toolchain.name, budget_s))
+        return FINDINGS
+
+    monkeypatch.setattr("farm.regressions.confirm_run.confirm_run", confirm_run)
+    return found
+
+
+def asked(toolchain: str) -> RunRequest:
+    return RunRequest(socs=("SM8650",), suites=("smoke",), toolchain=toolchain)
+
+
+def selected(config: Config, run: RunView, given: str = "") -> str:
+    return config_of_run(config, run, given, lambda _: None).toolchain.name
+
+
+def test_a_past_run_is_run_again_with_its_toolchain(config: Config, begin: Callable[..., RunView]) -> None:
+    assert selected(config, begin(request=asked("main"))) == "main"
+    # A bundle of the run before, and an imported run.
+    assert selected(config, begin(ref="other")) == "other"
+    assert selected(config, begin()) == "main"
+    assert selected(config, begin(RunToolchain())) == ""
+    assert selected(config, begin(), "other") == "other"
+    assert selected(config, begin(), "default") == ""
+
+
+def test_a_toolchain_that_is_gone_is_said_and_nobody_elses_program_started(
+    config: Config, begin: Callable[..., RunView], tmp_path: Path
+) -> None:
+    theirs = tmp_path / "env" / "bin" / "python"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    theirs.chmod(0o755)
+    for run in (begin(RunToolchain("gone", "gone")), begin(RunToolchain(str(theirs), private=True))):
+        with pytest.raises(UsageError):
+            selected(config, run)
+        said: list[str] = []
+        assert config_to_run_again(config, run, "", said.append) is config
+        assert len(said) == 1
+        assert f"the toolchain of run {run.id} cannot be used" in said[0]
+        with pytest.raises(FarmError):
+            config_to_run_again(config, run, "nope", said.append)
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_night_measures_with_the_toolchain_of_its_run_or_not_at_all(
+    config: Config, begin: Callable[..., RunView], measured: list[tuple[str, float | None]]
+) -> None:
+    said: list[str] = []
+    confirm_candidates(config, begin(request=asked("main")).id, said.append, 60.0)
+    confirm_candidates(config, begin(RunToolchain(), request=asked("")).id, said.append, None)
+    assert (measured, said) == ([("main", 60.0), ("", None)], [])
+    run = begin(RunToolchain("gone", "gone"))
+    confirm_candidates(config, run.id, said.append, 60.0)
+    assert measured[2:] == [("", 0.0)]
+    assert len(said) == 1
+    assert f"candidates of run {run.id} are not measured" in said[0]
+
+
+def test_candidates_of_a_run_are_measured_with_its_toolchain_or_the_one_named(
+    config: Config, begin: Callable[..., RunView], measured: list[tuple[str, float | None]]
+) -> None:
+    del config
+
+    def farm(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(cli, ["confirm", "--json", *arguments])
+        error = result.exception
+        return (error.exit_code, str(error)) if isinstance(error, FarmError) else (result.exit_code, result.output)
+
+    begin(RunToolchain())
+    main, gone = begin(request=asked("main")), begin(RunToolchain("gone", "gone"))
+    assert farm("--run", main.id)[0] == 0
+    assert farm()[0] == 0
+    assert farm("--run", main.id, "--toolchain", "other")[0] == 0
+    assert farm("--toolchain", "main")[0] == 0
+    assert farm("--run", gone.id, "--toolchain", "default")[0] == 0
+    assert [name for name, _ in measured] == ["main", "", "other", "main", ""]
+    code, said = farm("--run", gone.id)
+    assert (code, f"the toolchain of run {gone.id} cannot be used: unknown toolchain" in said) == (2, True)
+    assert "--toolchain measures with another one" in said
+    assert len(measured) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "name"),
+    [
+        (("confirm", "s/c"), "farm.regressions.confirm_job", "confirm_job"),
+        (("bisect", "s/c", "--good", "a", "--bad", "b"), "farm.regressions.bisect", "bisect"),
+        (("repro", "s/c"), "farm.replay.repro", "repro"),
+    ],
+)
+def test_bundles_of_a_job_run_with_the_toolchain_of_the_newer_run(
+    begin: Callable[..., RunView], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], module: str, name: str
+) -> None:
+    class Past(msgspec.Struct):
+        run: RunView
+        description: str = ""
+
+    old, new = Past(begin(RunToolchain())), Past(begin())
+    monkeypatch.setattr("farm.regressions.confirm_job.choose_results", lambda *_: (old, new))
+    monkeypatch.setattr("farm.regressions.bisect.find_ends", lambda *_: (old, new))
+    monkeypatch.setattr("farm.replay.stored_result.find_stored_result", lambda *_: new)
+    used: list[str] = []
+
+    def work(config: Config, *_: Any, **_limits: Any) -> None:
+        used.append(config.toolchain.name)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(f"{module}.{name}", work)
+    CliRunner().invoke(cli, list(arguments))
+    assert used == ["main"]
