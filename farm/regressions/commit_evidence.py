@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING
 
+from farm.analysis.confirmation import INFERENCES, PAIRS
 from farm.regressions.commit_records import CommitBuild, QuestionKind
-from farm.system.text import one_line
+from farm.report.model.commits import commit_link
+from farm.system.text import one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
 _MOST_FILES = 20
 _REASON_CHARS = 160
+# What would end a link or a cell of a table.
+_IN_A_LINK = str.maketrans({char: f"%{ord(char):02X}" for char in "()<>|\\`"})
 
 
 def text_lines(outcome: CommitsOutcome) -> Iterator[str]:
@@ -56,11 +61,12 @@ def text_lines(outcome: CommitsOutcome) -> Iterator[str]:
 
 
 def markdown(outcome: CommitsOutcome, commit_url: str = "") -> str:
-    """Return the evidence to paste into an issue; `commit_url` has `{commit}` in it."""
+    """Return the evidence to paste into an issue; `commit_url` with `{commit}` in it makes commits links."""
     state, lines = outcome.state, list[str]()
 
     def link(commit: Commit) -> str:
-        return f"[`{commit.short}`]({commit_url.format(commit=commit.sha)})" if commit_url else f"`{commit.short}`"
+        address = commit_link(commit_url, commit.sha).translate(_IN_A_LINK)
+        return f"[`{commit.short}`]({address})" if address else f"`{commit.short}`"
 
     for job_id in outcome.found:
         search, span = state.searches[job_id], state.range_of(job_id)
@@ -82,7 +88,7 @@ def markdown(outcome: CommitsOutcome, commit_url: str = "") -> str:
         if changes := list(program_changes(*_builds(outcome, job_id))):
             lines += ["", "Its program, last good to first bad:", "", *(f"* {_escaped(one)}" for one in changes)]
         if files := list(_files(outcome, first)):
-            lines += ["", "What the commit changes:", "", "```", *files, "```"]
+            lines += ["", "What the commit changes:", "", *_block("\n".join(files))]
         lines += ["", "| commit | answer | program | why |", "| --- | --- | --- | --- |"]
         for index, trial in sorted(search.trials.items()):
             if trial.answer is not None:
@@ -98,13 +104,7 @@ def markdown(outcome: CommitsOutcome, commit_url: str = "") -> str:
             f"Looked at {len(state.commits) - 1} commits and compiled {len(state.compiled)} of them, with the ends "
             f"(along first parents; {facts}). Again:"
         )
-        lines += [
-            counts,
-            "",
-            "```",
-            _command(request),
-            "```",
-        ]
+        lines += [counts, "", *_block(_command(request))]
     for index, warnings in sorted(state.warnings.items()):
         lines += [f"* warning at {state.commits[index].short}: {_escaped(text)}" for text in warnings]
     return "\n".join(lines) + "\n" if lines else ""
@@ -188,7 +188,7 @@ def _builds(outcome: CommitsOutcome, job_id: str) -> tuple[CommitBuild | None, C
 
 def _files(outcome: CommitsOutcome, commit: Commit) -> Iterator[str]:
     files = outcome.changed_files.get(commit.sha, ())
-    yield from (one.replace("\t", " ") for one in files[:_MOST_FILES])
+    yield from (one_line(one) for one in files[:_MOST_FILES])
     if len(files) > _MOST_FILES:
         yield f"and {len(files) - _MOST_FILES} more files"
 
@@ -198,12 +198,23 @@ def _command(request: CommitsRequest) -> str:
     words = ["farm", "bisect", "--commits", f"{request.good}..{request.bad}", "--checkout", "."]
     words += [f"--metric={request.metric}"] if request.metric else []
     words += [f"--build={shlex.join(request.build)}"] if request.build else []
+    words += [f"--toolchain={request.toolchain}"] if request.toolchain else []
     words += ["--virtual"] if request.virtual else []
+    words += [f"--device={request.device}"] if request.device else []
+    words += [f"--pairs={request.pairs}"] if request.pairs != PAIRS else []
+    words += [f"--inferences={request.inferences}"] if request.inferences != INFERENCES else []
     return shlex.join([*words, *request.jobs])
 
 
 def _told(commit: Commit) -> str:
     return one_line(f"{commit.short} {commit.subject}")
+
+
+def _block(text: str) -> list[str]:
+    """Return lines of Markdown that show text of other people as it is: none of it ends them."""
+    text = visible(text)
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return [fence, text, fence]
 
 
 def _escaped(text: str) -> str:

@@ -42,6 +42,8 @@ def run_view() -> RunView:
         "https:///{commit}",
         "https://exa mple.org/{commit}",
         "https://[bad/{commit}",
+        "https://ada:secret@example.org/{commit}",
+        "https://example.org\\@evil.example/{commit}",
         "https://example.org/\u202e{commit}",
     ],
 )

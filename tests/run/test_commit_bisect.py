@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -316,6 +318,109 @@ def test_the_evidence_names_commit_author_program_and_what_was_looked_at() -> No
     assert any(line.startswith("  first bad: 000") for line in lines)
 
 
+def found_outcome(**request: object) -> CommitsOutcome:
+    """Return what is known after a search that found a commit which changes a file."""
+    state = state_of(JOB)
+    state.request = msgspec.structs.replace(state.request, **request)
+    search(state, StubLab(since(13, Truth("q", fails="wrong"))), JOB)
+    return CommitsOutcome(state, Path("/f"), {state.commits[13].sha: ("M\texir/emit.py",)})
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "https://x/{commit}?a={b}",
+        "https://x/{commit",
+        "{0}",
+        "javascript:alert('{commit}')",
+        "https://me:key@x/{commit}",
+    ],
+)
+def test_a_commit_url_of_any_kind_costs_no_evidence(template: str) -> None:
+    outcome = found_outcome()
+    text = markdown(outcome, template)
+    sha = outcome.first_bad(JOB.id).sha
+    assert f"is worse since [`{sha[:10]}`](https://x/{sha}?a={{b}})" in text if "?" in template else "](" not in text
+    for char, plain in (("(", "%28"), (")", "%29"), ("|", "%7C"), ("<", "%3C"), (">", "%3E")):
+        assert f"](https://x/{plain}/{sha})" in markdown(outcome, f"https://x/{char}/{{commit}}")
+
+
+def blocks(text: str) -> list[list[str]]:
+    """Return the lines of each fenced block, as CommonMark has it."""
+    found: list[list[str]] = []
+    fence = ""
+    for line in re.split(r"\r\n|\r|\n", text):
+        is_fence = len(line) >= 3 and not line.strip("`")
+        if fence and is_fence and len(line) >= len(fence):
+            fence = ""
+        elif fence:
+            found[-1].append(line)
+        elif is_fence:
+            fence = line
+            found.append([])
+    assert not fence
+    return found
+
+
+@pytest.mark.parametrize("name", ["a\n```\n# pwned", "a```b\n```", "````", "x\r```", "\u2028```", "\udce9"])
+def test_no_name_of_a_file_and_no_command_ends_its_block(name: str) -> None:
+    outcome = found_outcome(build=("sh", "-c", f"make\n```\n# {name}"))
+    outcome = msgspec.structs.replace(outcome, changed_files={outcome.first_bad(JOB.id).sha: (f"A\t{name}", "A\tend")})
+    text = markdown(outcome)
+    text.encode()
+    files, command = blocks(text)
+    assert (len(files), files[1]) == (2, "A end")
+    assert command[0].startswith("farm bisect --commits")
+    assert command[-1].endswith(f"'{JOB.id}'")
+
+
+def test_the_command_to_do_it_again_has_all_that_was_asked() -> None:
+    def command(**request: object) -> list[str]:
+        [line] = [line for line in markdown(found_outcome(**request)).splitlines() if line.startswith("farm bisect")]
+        return shlex.split(line)
+
+    plain = command()
+    assert not {"--toolchain", "--device", "--pairs", "--inferences"} & {word.partition("=")[0] for word in plain}
+    words = command(toolchain="nightly main", virtual=False, device="d1", pairs=20, inferences=7, metric="latency")
+    expected = ["--toolchain=nightly main", "--device=d1", "--pairs=20", "--inferences=7", "--metric=latency"]
+    assert set(expected) < set(words)
+    assert words[-1] == JOB.id
+
+
+def test_a_search_that_is_refused_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("FARM_STORE", f"sqlite:///{tmp_path / 'farm.db'}")
+    checkout = tmp_path / "executorch"
+    make_repository(checkout, {"exir/__init__.py": "", "backends/x.py": ""})
+    good = Truth()
+    does_not_compile = Truth(state=BuildState.NOT_COMPILED, reason="KeyError")
+    codes = []
+    for of_job, of_other in (
+        (does_not_compile, good),
+        (does_not_compile, None),
+        (good, good),
+    ):
+
+        def truth(index: int, job: str, one: Truth = of_job, other: Truth | None = of_other) -> Truth:
+            if job == JOB.id:
+                return one
+            return other or (Truth("q", fails="wrong") if index >= 9 else good)
+
+        state = state_of(JOB, OTHER)
+        state.request = msgspec.structs.replace(state.request, checkout=str(checkout))
+        search(state, StubLab(truth), JOB, OTHER)
+        # A commit of the repository, whose changes are shown.
+        sha = commit(checkout, "Next", {"exir/__init__.py": f"n = {len(codes)}\n"})
+        state.commits = tuple(msgspec.structs.replace(one, sha=sha) for one in state.commits)
+        folder = tmp_path / "state" / "bisects" / state.id
+        folder.mkdir(parents=True, exist_ok=True)
+        write_state(folder, state)
+        code, said = farm("--resume", state.id)
+        codes.append(code)
+        assert ("cannot be searched: the good commit" in said) is (of_job is does_not_compile)
+    assert codes == [2, 3, 0]
+
+
 def farm(*arguments: str) -> tuple[int, str]:
     """Return the exit code of `farm bisect`, and what it printed on one line."""
     result = CliRunner().invoke(cli, ["bisect", *arguments], standalone_mode=False)
@@ -330,7 +435,8 @@ def test_what_cannot_be_asked_is_one_line_and_exit_2(tmp_path: Path, monkeypatch
     monkeypatch.setenv("FARM_STORE", f"sqlite:///{tmp_path / 'farm.db'}")
     checkout, job = tmp_path / "executorch", "smoke/add[SM8650-htp-8a8w]"
     make_repository(checkout, {"exir/__init__.py": "", "backends/x.py": ""})
-    commit(checkout, "Two", {"exir/__init__.py": "pass\n"})
+    newer = commit(checkout, "Two", {"exir/__init__.py": "pass\n"})
+    older = commit_before(checkout, newer)
     other = tmp_path / "other"
     make_repository(other, {"exir/__init__.py": "", "backends/x.py": ""})
     here = ("--checkout", str(checkout))
@@ -339,7 +445,7 @@ def test_what_cannot_be_asked_is_one_line_and_exit_2(tmp_path: Path, monkeypatch
         ("--commits", "HEAD~1...HEAD", *here, job): "expected GOOD..BAD",
         ("--commits", "HEAD~1..HEAD", *here): "name one job",
         ("--commits", "HEAD~1..HEAD", job): "--checkout DIR",
-        ("--commits", "HEAD..HEAD~1", *here, job): "is no ancestor",
+        ("--commits", "HEAD..HEAD~1", *here, job): f"it is the other way round: try {older[:10]}..{newer[:10]}",
         ("--commits", "v9..HEAD", *here, job): "has no commit 'v9'",
         ("--commits", "HEAD~1..HEAD", *here, "smoke/ad[SM8650-htp-8a8w]"): "did you mean 'add'",
         ("--commits", "HEAD~1..HEAD", "--good", "x", *here, job): "--good is for runs",

@@ -97,6 +97,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _end(config: Config, outcome: CommitsOutcome, options: dict[str, Any], *, as_json: bool) -> int:
     from farm.regressions.commit_evidence import data, markdown, text_lines
+    from farm.regressions.commit_records import QuestionKind
     from farm.toolchains.worktrees import toolchain_at
 
     state = outcome.state
@@ -109,4 +110,8 @@ def _end(config: Config, outcome: CommitsOutcome, options: dict[str, Any], *, as
     if state.request.virtual and outcome.found:
         lines.append(SIMULATED)
     show(data(outcome), lines, as_json=as_json)
-    return REGRESSION if outcome.found else 0
+    if outcome.found:
+        return REGRESSION
+    questions = (search.question for search in state.searches.values())
+    is_refused = any(one is not None and one.kind is QuestionKind.REFUSED for one in questions)
+    return UsageError.exit_code if is_refused else 0

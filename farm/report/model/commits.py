@@ -27,7 +27,7 @@ def short(commit: str) -> str:
 def commit_link(template: str, commit: str) -> str:
     """Return the address of a commit; empty where `template` is no web address with a place for it.
 
-    Both may come from anybody: what is returned begins with http:// or https://.
+    Both may come from anybody: what is returned begins with http:// or https://, and nobody's password is in it.
     """
     if not _HASH.fullmatch(commit) or _PLACE not in template or not template.isprintable():
         return ""
@@ -36,7 +36,8 @@ def commit_link(template: str, commit: str) -> str:
         parts = urlsplit(address)
     except ValueError:
         return ""
-    return address if parts.scheme in {"http", "https"} and parts.netloc and " " not in address else ""
+    is_web = parts.scheme in {"http", "https"} and parts.netloc and "@" not in parts.netloc
+    return address if is_web and " " not in address else ""
 
 
 def range_link(template: str, good: str, bad: str) -> str:
