@@ -95,8 +95,9 @@ def bisect_command(jobs: tuple[str, ...], config_file: Path | None, *, as_json: 
 
     \b
     Exit codes: 0 no step is confirmed; 3 it got worse, and since when is
-    shown; 2 usage, or a bundle of the ends is gone; 4 no device or
-    infrastructure; 130 interrupted.
+    shown; 2 usage, a bundle of the ends is gone, or no commits could be
+    searched: the good end does not compile or pass (3 if another JOB got
+    worse); 4 no device or infrastructure; 130 interrupted.
     """
     if options["commits"] or options["resume"]:
         from farm.cli.running.commits import bisect_over_commits, resume_over_commits
