@@ -529,6 +529,23 @@ def test_an_edited_checkout_of_torchao_is_dirty(around: str, environment: Enviro
     assert state() == clean
 
 
+@pytest.mark.parametrize("hidden", ["untracked", "skip-worktree", "assume-unchanged"])
+def test_what_git_was_told_not_to_show_is_dirty_all_the_same(
+    hidden: str, environment: Environment, tmp_path: Path
+) -> None:
+    tree = tmp_path / "executorch"
+    make_repository(tree, {"exir/passes.py": "one = 1\n", "exir/other.py": "two = 2\n"})
+    if hidden == "untracked":
+        run_git(tree, "config", "status.showUntrackedFiles", "no")
+        edited = tree / "exir/new_pass.py"
+    else:
+        run_git(tree, "update-index", f"--{hidden}", "exir/passes.py")
+        edited = tree / "exir/passes.py"
+    edited.write_text("one = 2\n")
+    state = source_state(environment.cache, {"executorch": (PackageTree(tree, "-"),)})
+    assert (state.dirty, state.changed) == (True, (str(edited.relative_to(tree)),))
+
+
 def test_a_library_that_is_older_than_its_sources_is_told_of(environment: Environment) -> None:
     library = environment.write(f"{SITE}/executorch/backends/qualcomm/python/PyQnnManagerAdaptor.so", "\x7fELF")
     source = environment.write(f"{SITE}/executorch/backends/qualcomm/runtime/QnnManager.cpp", "int main;")

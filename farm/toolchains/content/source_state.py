@@ -145,14 +145,15 @@ def _checkout_state(folder: Path) -> SourceState:
     try:
         commit, seconds, subject = git(top, "log", "-1", "--format=%H%n%ct%n%s", timeout_s=_GIT_SECONDS).split("\n", 2)
         branch = git(top, "symbolic-ref", "-q", "--short", "HEAD", timeout_s=_GIT_SECONDS, okay=(0, 1)).strip()
-        asked = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=dirty")
+        asked = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=normal", "--ignore-submodules=dirty")
         status = git(top, *asked, timeout_s=_GIT_SECONDS)
         staged = git(top, "ls-files", "--stage", "-z", timeout_s=_GIT_SECONDS)
+        tags = git(top, "ls-files", "-v", "-z", timeout_s=_GIT_SECONDS)
     except FarmError as error:
         hint = f": git config --global --add safe.directory {top}" if "dubious ownership" in str(error) else ""
         # What it is compared with must not take it for a commit.
         return SourceState(dirty=True, warnings=(f"{error}{hint}", *warnings))
-    changed = tuple(sorted(_changed(status)))
+    changed = tuple(sorted({*_changed(status), *_unwatched(top, tags)}))
     return SourceState(
         commit=commit,
         branch=branch,
@@ -178,6 +179,14 @@ def _changed(status: str) -> Iterator[str]:
         if any(part.startswith(".") for part in parts) or path.endswith(_TEXT):
             continue
         if kind != "??" or path.endswith("/") or is_read(path):
+            yield path
+
+
+def _unwatched(top: Path, tags: str) -> Iterator[str]:
+    """Yield the files that git was told not to look at (skip-worktree, assume-unchanged), and that are there."""
+    for entry in filter(None, tags.split("\0")):
+        tag, _, path = entry.partition(" ")
+        if (tag == "S" or tag.islower()) and (top / path).exists():
             yield path
 
 
