@@ -202,6 +202,10 @@ def collect(config: Config, request: RunRequest, note: Callable[[str], None]) ->
 
     Raises UsageError for what cannot be, NothingSelectedError when nothing is left.
     """
+    if request.toolchain:
+        from farm.toolchains.select import toolchain_of
+
+        toolchain_of(config, request.toolchain)
     jobs = select(config, request, jobs_of(config, request))
     if request.asks_the_store:
         from farm.store.store import open_store

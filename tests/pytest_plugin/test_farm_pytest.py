@@ -259,6 +259,7 @@ def test_nothing_is_recorded_without_a_test(home: FarmHome, arguments: list[str]
         (["--soc", "SM8650", "--virtual", "2", "--", "--pdb"], "needs a terminal"),
         (["--soc", "SM8650", "--virtual", "2", "--device", "a"], "--device is for attached devices"),
         (["--virtual", "2"], "--soc must be given with --virtual"),
+        (["--toolchain", "1.5.0", "--", "--collect-only"], "leave --toolchain out"),
     ],
 )
 def test_refusals(home: FarmHome, arguments: list[str], said: str) -> None:

@@ -71,6 +71,7 @@ def command(
 
     require_separator(pytest_arguments)
     if is_listing(pytest_arguments):
+        refuse_together({"--toolchain": toolchain}, "tests are listed by farm's own Python: leave {} out")
         return list_tests(pytest_arguments)
     if asked["virtual"]:
         attached = {"--device": devices, "--label": labels, "--devices": asked["most_devices"]}

@@ -194,6 +194,7 @@ def _check(asked: SimpleNamespace, pytest_arguments: tuple[str, ...], outputs: d
         timed = {"--budget": asked.budget_s, "--nightly": asked.nightly, "a second --toolchain": asked.toolchains[1:]}
         refuse_together(given | narrowing | timed, "--watch goes on until Ctrl-C, with what changes: leave {} out")
     if len(asked.toolchains) > 1:
+        refuse_together({"a second --toolchain": asked.collect_only}, "the jobs of one run are listed: leave {} out")
         because = "{} is of one run, and every --toolchain is a run of its own: give one, or leave it out"
         refuse_together(outputs, because)
 
