@@ -110,9 +110,13 @@ def config_of(config: Config, request: ComparisonRequest, side: SideRequest, not
     from farm.toolchains.select import toolchain_of
 
     if side.base:
-        from farm.toolchains.worktrees import worktree
+        from farm.toolchains.commits import Checkout
+        from farm.toolchains.worktrees import require_built, worktree
 
-        toolchain = worktree(config, Path(side.toolchain), side.base, note).toolchain
+        checkout = Checkout(Path(side.toolchain))
+        commit = checkout.commit(side.base)
+        require_built(config, checkout, commit)
+        toolchain = worktree(config, checkout, commit, note).toolchain
     elif any(one.base for one in request.sides):
         from farm.toolchains.worktrees import toolchain_at
 

@@ -23,7 +23,7 @@ from farm.system.publish import make_folders
 from farm.system.text import reason_line
 from farm.toolchains.prepare import prepare
 from farm.toolchains.select import select
-from farm.toolchains.worktrees import worktree
+from farm.toolchains.worktrees import require_built, worktree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -84,6 +84,7 @@ class WorktreeLab:
     def tools(self, commit: Commit) -> tuple[Config, Toolchain]:
         """Return the toolchain of a commit. Raises NativeBuildError, UsageError, MissingToolError, InfraError."""
         if commit.sha not in self._tools:
+            require_built(self._config, self._checkout, commit)
             tree = worktree(self._config, self._checkout, commit, self._note)
             config = select(self._config, tree.toolchain, self._note)
             tools = prepare(config, self._note, virtual=self._request.virtual)

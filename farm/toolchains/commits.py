@@ -118,11 +118,14 @@ class Checkout:
         code, _ = ask_git(self.folder, "merge-base", "--is-ancestor", good.sha, bad.sha, okay=(0, 1))
         if code:
             code, text = ask_git(self.folder, "merge-base", good.sha, bad.sha, okay=(0, 1))
-            if text.strip() == bad.sha:
-                raise UsageError(f"{good.short} is newer: it is the other way round: try {bad.short}..{good.short}")
-            base = text.split()[0][:10] if text.split() else ""
-            hint = f": both come from {base}: try {base}..{bad.short}" if base else ": is the clone a shallow one?"
-            raise UsageError(f"{good.short} is no ancestor of {bad.short}{hint}")
+            base = text.split()[0] if text.split() else ""
+            if base == bad.sha:
+                hint = f"it is the other way round: try {bad.short}..{good.short}"
+            elif base:
+                hint = f"both come from {base[:10]}: try {base[:10]}..{bad.short}"
+            else:
+                hint = "is the clone a shallow one?"
+            raise UsageError(f"{good.short} is no ancestor of {bad.short}: {hint}")
         span = f"{good.sha}..{bad.sha}"
         text = git(self.folder, "log", "--first-parent", "--reverse", "-z", f"--format={_FIELDS}", span)
         return _commits(text)

@@ -93,7 +93,7 @@ def look_into(config: Config, toolchain: ToolchainConfig) -> InterpreterFacts:
     generation_of(facts.version_of("executorch"))
     if (folder := facts.folder("executorch")) is not None:
         _require_named(toolchain, folder)
-        _require_libraries(toolchain, folder)
+        require_libraries(toolchain, folder)
     return facts
 
 
@@ -119,6 +119,16 @@ def package_in(checkout: Path) -> Path:
 def is_package(folder: Path) -> bool:
     """Return whether `folder` holds what the `executorch` package does."""
     return all((folder / mark).exists() for mark in _MARKS)
+
+
+def require_libraries(toolchain: ToolchainConfig, folder: Path) -> None:
+    """Raise MissingToolError where a source tree has not been built: its Python code alone cannot compile."""
+    library = folder / "backends" / "qualcomm" / "python"
+    if toolchain.checkout is not None and not any(library.glob("PyQnnManagerAdaptor*.so")):
+        raise MissingToolError(
+            f"toolchain {toolchain.name}: {library} has no PyQnnManagerAdaptor*.so: build it with "
+            f"{folder / 'backends/qualcomm/scripts/build.sh'} --skip_linux_android, which copies it there"
+        )
 
 
 def _is_path(ref: str) -> bool:
@@ -197,14 +207,4 @@ def _require_named(toolchain: ToolchainConfig, folder: Path) -> None:
         raise MissingToolError(
             f"toolchain {toolchain.name}: its Python imports ExecuTorch from {folder}, not from {expected}: unset "
             f"PYTHONPATH ({os.environ.get('PYTHONPATH', '')})"
-        )
-
-
-def _require_libraries(toolchain: ToolchainConfig, folder: Path) -> None:
-    """Raise MissingToolError where a source tree has not been built: its Python code alone cannot compile."""
-    library = folder / "backends" / "qualcomm" / "python"
-    if toolchain.checkout is not None and not any(library.glob("PyQnnManagerAdaptor*.so")):
-        raise MissingToolError(
-            f"toolchain {toolchain.name}: {library} has no PyQnnManagerAdaptor*.so: build it with "
-            f"{folder / 'backends/qualcomm/scripts/build.sh'} --skip_linux_android, which copies it there"
         )

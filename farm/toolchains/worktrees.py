@@ -24,6 +24,7 @@ from farm.system.git import git
 from farm.system.publish import is_at, make_folders, published, withdraw
 from farm.toolchains.commits import Checkout, Commit, export, outputs_of
 from farm.toolchains.native_parts import build_native_parts
+from farm.toolchains.select import package_in, require_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,6 +99,16 @@ def worktree(
     name = f"{base.name}@{commit.short}" if base.name else commit.short
     toolchain = msgspec.structs.replace(base, name=name, named=False, checkout=folder / PACKAGE)
     return Worktree(commit, toolchain, tuple(warnings))
+
+
+def require_built(config: Config, repository: Checkout, commit: Commit) -> None:
+    """Raise MissingToolError where a commit would have the libraries of the checkout, which has none.
+
+    To be asked before `worktree`: what is said of that names a folder in the cache.
+    """
+    base, folder = toolchain_at(config, repository.folder), repository.folder
+    if not base.build or repository.native_key(commit) == repository.built_key:
+        require_libraries(msgspec.structs.replace(base, name=base.name or str(folder)), package_in(folder))
 
 
 def toolchain_at(config: Config, checkout: Path) -> ToolchainConfig:

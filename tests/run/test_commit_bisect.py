@@ -16,8 +16,10 @@ from executorch_checkout import commit, make_repository
 
 from farm.analysis.confirmation import Answer, Confirmation
 from farm.cli.main import cli
+from farm.compare.request import ComparisonRequest, SideRequest, config_of
 from farm.config.settings import load_config
-from farm.errors import FarmError, InfraError, UnknownNameError
+from farm.config.toolchains import ToolchainConfig
+from farm.errors import FarmError, InfraError, MissingToolError, UnknownNameError
 from farm.regressions.commit_bisect import CommitBisection
 from farm.regressions.commit_evidence import markdown, text_lines
 from farm.regressions.commit_records import (
@@ -35,7 +37,7 @@ from farm.regressions.commit_session import CommitsOutcome, with_toolchain
 from farm.results.attempt import Direction, Measurement, Verdict
 from farm.suites.suite import Case, InputSpec, Job, Target
 from farm.toolchains.commits import Checkout, Commit
-from farm.toolchains.worktrees import worktree
+from farm.toolchains.worktrees import require_built, worktree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -485,6 +487,33 @@ def test_the_toolchain_that_is_named_compiles_the_commits(tmp_path: Path, monkey
     assert [chosen(ref) for ref in ("", "main", "other", "default")] == [
         (main, "2.49"), (main, "2.49"), (other, "2.51"), (None, ""),
     ]  # fmt: skip
+
+
+def test_a_checkout_that_is_not_built_is_named_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("FARM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("FARM_STORE", f"sqlite:///{tmp_path / 'farm.db'}")
+    folder = tmp_path / "executorch"
+    make_repository(folder, {"exir/__init__.py": "", "backends/x.py": ""})
+    commit(folder, "Two", {"exir/__init__.py": "pass\n"})
+    code, said = farm("--commits", "HEAD~1..HEAD", "--checkout", str(folder), "--virtual", "smoke/add[SM8650-htp-8a8w]")
+    expected = f"{folder}/backends/qualcomm/python has no PyQnnManagerAdaptor*.so: build it with {folder}/backends/"
+    assert (code, expected in said) == (MissingToolError.exit_code, True), said
+
+    config, checkout = load_config(), Checkout(folder)
+    side = SideRequest(toolchain=str(folder), base="HEAD~1")
+    request = ComparisonRequest(sides=(side, SideRequest(toolchain=str(folder))), socs=("SM8650",), suites=("smoke",))
+    with pytest.raises(MissingToolError, match=re.escape(expected)):
+        config_of(config, request, side, lambda _: None)
+    assert not list((tmp_path / "cache").glob("toolchains/worktrees/*/*"))
+
+    # A build of a commit brings its own libraries; those of the checkout serve where the sources are the same.
+    built = msgspec.structs.replace(config, toolchain=ToolchainConfig(name="main", checkout=folder, build=("true",)))
+    commit(folder, "Three", {"backends/qualcomm/aot.cpp": "int level = 1;\n"})
+    checkout = Checkout(folder)
+    require_built(built, checkout, checkout.commit("HEAD~1"))
+    with pytest.raises(MissingToolError, match=f"toolchain main: {folder}"):
+        require_built(built, checkout, checkout.commit("HEAD"))
 
 
 def test_a_request_that_changed_is_refused_and_a_finished_one_is_shown(
