@@ -45,28 +45,28 @@ class LoadedFiles:
         self.problem = ""
         """Why nothing that this process compiles is of its key: one file, the first."""
 
-    def look(self) -> None:
-        """Look at what was loaded since the last time."""
+    def look(self, suite: str = "") -> None:
+        """Look at what was loaded since the last time, but for what is in the folder of a suite.
+
+        Keys have that as it was when each of them was computed.
+        """
         if not self._as_of_ns or self.problem:
             return
-        found = {path for path in _files_loaded() if path not in self._seen}
+        found = _files_loaded() - self._seen
         self._seen |= found
-        roots = (*self._path, *_main_folders())
+        main = _main_folders()
+        sites = (*(entry for entry in self._path if Path(entry).name in _SITES), *main)
+        roots = (*self._path, *main)
+        suites = _with_targets([suite]) if suite else ()
         for path in sorted(found):
+            if _is_below(path, suites) and not _is_below(path, sites):
+                continue
             if _is_below(path, roots) or Path(path).name.startswith(_QNN):
                 self._look_at(path)
 
     def require_old(self, suite: str) -> None:
-        """Raise InfraError where a file is younger than the keys; but for what is in the folder of a suite.
-
-        Keys have that as it was when each of them was computed.
-        """
-        sites = tuple(entry for entry in self._path if Path(entry).name in _SITES)
-        own = _with_targets([suite]) if suite else ()
-        for path in _files_loaded() - self._seen:
-            if _is_below(path, own) and not _is_below(path, (*sites, *_main_folders())):
-                self._seen.add(path)
-        self.look()
+        """Look as `look` does, and raise InfraError where a file is, or was before, younger than the keys."""
+        self.look(suite)
         if self.problem:
             raise InfraError(self.problem)
 
