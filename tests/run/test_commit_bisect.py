@@ -396,7 +396,7 @@ def test_a_search_that_is_refused_is_no_success(tmp_path: Path, monkeypatch: pyt
     make_repository(checkout, {"exir/__init__.py": "", "backends/x.py": ""})
     good = Truth()
     does_not_compile = Truth(state=BuildState.NOT_COMPILED, reason="KeyError")
-    codes = []
+    codes: list[int] = []
     for of_job, of_other in (
         (does_not_compile, good),
         (does_not_compile, None),
