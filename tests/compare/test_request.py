@@ -38,7 +38,9 @@ def test_a_checkout_and_its_commit_differ_in_nothing_but_their_sources(
 ) -> None:
     monkeypatch.setenv("FARM_CACHE_DIR", str(tmp_path / "cache"))
     folder = tmp_path / "executorch"
-    make_repository(folder, {"exir/__init__.py": "", "backends/x.py": ""})
+    make_repository(folder, {"exir/__init__.py": "", "backends/x.py": "", ".gitignore": "*.so\n"})
+    (folder / "backends/qualcomm/python").mkdir(parents=True)
+    (folder / "backends/qualcomm/python/PyQnnManagerAdaptor.so").touch()
     (tmp_path / "link").symlink_to(folder)
     (tmp_path / "farm.toml").write_text(
         f'[toolchain.main]\ncheckout = "{folder}"\npython = "/opt/python"\nqnn = "2.49"\nbuild = ["make"]\n'
