@@ -17,6 +17,7 @@ from farm.suites.figures import FIGURES
 from farm.suites.socs import PRECISIONS, READY, load_socs
 from farm.suites.suite import Case, Expectation, InputSpec, KnownIssue, Metric, Suite, Tolerance, cpu_precisions
 from farm.system.resources import data_folder
+from farm.system.toml_tables import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -85,9 +86,7 @@ def load_suite(manifest: Path, including: tuple[Path, ...] = ()) -> Suite:
     `including` are the manifests that brought us here.
     """
     try:
-        table = msgspec.toml.decode(manifest.read_bytes(), type=_SuiteManifest)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise ConfigError(manifest, "", str(error)) from None
+        table = read_table(manifest, _SuiteManifest)
     except OSError as error:
         raise ConfigError(manifest, "", error.strerror or str(error)) from None
     except RecursionError:

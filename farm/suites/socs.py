@@ -12,6 +12,7 @@ from farm.backends.descriptor import QUANTIZED_PRECISIONS
 from farm.backends.registry import BACKENDS, cpu_backends, find_backend
 from farm.errors import ConfigError, IllegalTargetError, UnknownNameError
 from farm.system.resources import data_folder
+from farm.system.toml_tables import read_table
 
 if TYPE_CHECKING:
     from farm.backends.descriptor import Backend
@@ -68,10 +69,7 @@ def load_socs(folder: Path | None = None) -> dict[str, Soc]:
     folder = folder or data_folder("device_profiles")
     socs: dict[str, Soc] = {}
     for path in sorted(folder.glob("*.toml")):
-        try:
-            soc = msgspec.toml.decode(path.read_bytes(), type=Soc)
-        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-            raise ConfigError(path, "", str(error)) from None
+        soc = read_table(path, Soc)
         if soc.name != path.stem:
             raise ConfigError(path, "name", f"is {soc.name!r}, expected {path.stem!r} as the file is called")
         for backend in soc.backends:
