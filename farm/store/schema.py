@@ -18,10 +18,11 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
+    true,
 )
 
 # The newest revision in migrations/versions: an up-to-date store is recognized without importing Alembic.
-REVISION = "0010"
+REVISION = "0011"
 # Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
 VERSION_TABLE = "farm_schema"
 
@@ -56,11 +57,10 @@ run = Table(
     Column("started_ms", BigInteger, nullable=False, index=True),
     Column("finished_ms", BigInteger),
     Column("exit_code", Integer),
-    # A default for the rows of older farms.
-    Column("priority", String(16), nullable=False, server_default="person"),
+    Column("priority", String(16), nullable=False, server_default="person"),  # the default is for older farms
     # One of `records.RunKind`. Names that no other table has: queries of people's own go on.
     Column("run_kind", String(16), nullable=False, server_default="suite"),
-    # `virtual` or `hardware`, as the run was asked for; NULL is not known, and like no other.
+    # `virtual`, `hardware` or `mixed`: as it was asked for, then as its devices are; NULL is like no other.
     Column("run_device_kind", String(16)),
     # As users call its toolchain; empty for the default. So are those of older farms.
     Column("run_toolchain", String(256), nullable=False, server_default=""),
@@ -71,6 +71,11 @@ run = Table(
     Column("run_dirty", Boolean, nullable=False, server_default=false()),
     # The rest of `view.RunToolchain`, which nobody asks for by itself; NULL where there is none of it.
     Column("run_source", JSON(none_as_null=True)),
+    # As its user calls it, or NIGHT/CELL, and the id of the night that it is a cell of; empty for none.
+    Column("run_name", String(256), nullable=False, server_default=""),
+    Column("run_night", String(64), nullable=False, server_default=""),
+    # False once it ended without an attempt, as without a device: no status, diff or history tells of it.
+    Column("run_began", Boolean, nullable=False, server_default=true()),
 )
 
 device = Table(
@@ -344,6 +349,7 @@ device_state = Table(
     Column("status", JSON(none_as_null=True)),
     Column("state", String(64), nullable=False),
     Column("last_seen_ms", BigInteger, nullable=False),
+    Column("forgotten_ms", BigInteger, nullable=False, server_default="0"),  # 0: nobody did, or it was seen since
 )
 
 health_event = Table(
