@@ -36,8 +36,10 @@ def upgrade() -> None:
         )
     """)
     # Neither way is better of what a fusion takes out, or of what the heap is before a program.
-    neutral = "exact AND metric IN ('delegated_ops', 'partitions', 'dsp_heap_before', 'dsp_heap_after')"
-    op.execute(f"UPDATE series SET direction = 'none' WHERE {neutral}")
+    op.execute("""
+        UPDATE series SET direction = 'none'
+        WHERE exact AND metric IN ('delegated_ops', 'partitions', 'dsp_heap_before', 'dsp_heap_after')
+    """)
     op.execute("""
         UPDATE alert SET finding = 'changed'
         WHERE finding IN ('regression', 'improvement')
