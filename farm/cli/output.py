@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from farm.errors import UsageError
+from farm.report.terminal.layout import UNBOUNDED
 from farm.system.atomic import replacing
 from farm.system.text import json_document, one_line, visible
 
@@ -63,8 +64,8 @@ def as_called() -> str:
 
 
 def width() -> int:
-    """Return the columns of the terminal, 80 without one."""
-    return shutil.get_terminal_size().columns
+    """Return the columns of the terminal, or $COLUMNS; what goes to a pipe or a file is as wide as its lines are."""
+    return shutil.get_terminal_size((UNBOUNDED, 24)).columns
 
 
 def show(answer: Mapping[str, object], lines: Iterable[str], *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.cli.output import echo, notice
 from farm.report.model.format import duration, plural
-from farm.system.text import one_line, visible
+from farm.system.text import REASON_LIMIT, one_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _MARKS = {"passed": "ok", "failed": "FAILED", "infra": "INFRA", "skipped": "skipped", "known issue": "known issue"}
 _STYLES = {"passed": "green", "failed": "bold red", "infra": "magenta", "skipped": "dim", "known issue": "yellow"}
-_REASON_CHARS = 300
 
 
 class Front:
@@ -76,7 +75,7 @@ class Front:
 
     def job_repeated(self, shown: dict[str, Any]) -> None:
         """An attempt was recorded, and another device is to try the job."""
-        self.note(f"{shown['job_id']} goes to another device: {shown['device']}: {shown['reason'][:_REASON_CHARS]}")
+        self.note(f"{shown['job_id']} goes to another device: {shown['device']}: {shown['reason'][:REASON_LIMIT]}")
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
         """Show how a job ended."""
@@ -106,7 +105,7 @@ class PlainFront(Front):
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:
         """Show how a job ended."""
-        reason = f": {one_line(shown['reason'], _REASON_CHARS)}" if shown["reason"] else ""
+        reason = f": {one_line(shown['reason'], REASON_LIMIT)}" if shown["reason"] else ""
         line = f"[{self.ended}/{self.total}] {_MARKS[kind]} {shown['job_id']} ({shown['seconds']:.2f} s){reason}"
         echo(line, err=True)
 
@@ -146,7 +145,7 @@ class LiveFront(Front):
         from rich.text import Text
 
         line = Text(f"{_MARKS[kind]} ", style=_STYLES[kind])
-        reason = one_line(shown["reason"], _REASON_CHARS)
+        reason = one_line(shown["reason"], REASON_LIMIT)
         line.append(one_line(shown["job_id"]), style="bold").append(f": {reason}", style="default")
         self._console.print(line)
 

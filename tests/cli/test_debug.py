@@ -107,7 +107,7 @@ def test_the_table_fits_80_columns_and_has_all_figures_of_every_step(*, device: 
     text = "\n".join(lines)
     assert ("device: none was asked for" in text) != device
     assert text.count("12345") == 0
-    broken = lines[next(n for n, line in enumerate(lines) if line.startswith("> ")) + device]
+    broken = lines[next(n for n, line in enumerate(lines) if line.startswith("> ")) + 1]
     assert broken.split()[-6 if device else -3 :][:3] == ["1.2e+04", "-3.2", "0.9999"]
     assert "equal" in text
     assert "  fused" not in text

@@ -66,7 +66,7 @@ def history_command(
     if not points:
         lacks = f"no attempt in line {shown}" if shown else "no attempt, or of 'farm debug' alone"
         notice(f"{job} has no history yet: {lacks}")
-    for text in history_lines(tables(points, metrics or USUAL, facts), records, steps, url):
+    for text in history_lines(tables(points, metrics or USUAL, facts), records, steps, url, width()):
         echo(text)
 
 

@@ -125,10 +125,10 @@ def _table(outcome: DebugOutcome, known: Sequence[LayerStep]) -> list[str]:
         mark = "> " if any((layer.name, step) in diverging for step in known) else "  "
         name = mark + layer.name
         figures = "".join(_figures(layer.gaps.get(step)) for step in known)
-        if wide:
+        if wide or len(name) >= indent:
             lines += [name, " " * indent + figures]
         else:
-            lines.append(f"{_cut(name, indent - 1):<{indent}}" + figures)
+            lines.append(f"{name:<{indent}}" + figures)
     return lines
 
 
@@ -144,10 +144,6 @@ def _figures(gap: Gap | None) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def _verdict(outcome: DebugOutcome) -> list[str]:

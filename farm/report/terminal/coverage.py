@@ -61,7 +61,8 @@ def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> li
     for (state, reason), items in table.reasons().items():
         places = f"{_places(items)}: {reason}" if reason else _places(items)
         mark = (f"{GLYPHS[state]} ", _STYLES[state])
-        lines.append(Text.assemble(mark, one_line(f"{WORDS[state]}, {places}", width - 2)))
+        first, *more = wrapped(f"{WORDS[state]}, {places}", width - 2, whole_words=False)
+        lines += [Text.assemble(mark, first), *(Text(f"  {line}") for line in more)]
     uncovered = _uncovered(table)
     if uncovered:
         lines.append(Text(f"without a case, {len(table.uncovered)} of {len(table.rows)} builders:", "bold"))

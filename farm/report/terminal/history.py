@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from farm.report.model import format as fmt
 from farm.report.model.alerts import change_of, word_of
 from farm.report.model.commits import commit_link, range_link, short
-from farm.report.terminal.layout import WIDTH, columns, fitted, wrapped
+from farm.report.terminal.layout import LEAST_WIDTH, columns, fitted, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,12 +27,15 @@ def history_lines(
     records: Mapping[tuple[str, str], Record],
     alerts: Sequence[AlertRecord],
     commit_url: str = "",
+    width: int = 80,
 ) -> list[str]:
     """Return the tables of histories; `records` are by job id and kind of device, `alerts` their known steps.
 
-    `commit_url` is the address of a commit, with `{commit}` in it: the newest change of commits is linked.
+    `commit_url` is the address of a commit, with `{commit}` in it: the newest change of commits is linked. What changed
+    is cut to `width`.
     """
     lines: list[str] = []
+    width = max(width, LEAST_WIDTH)
     for table in tables:
         job = (table.job_id, table.kind)
         lines.append(f"{table.job_id}  {f'{table.kind} device' if table.kind else 'no device'}")
@@ -49,17 +52,19 @@ def history_lines(
         changes = ["", "", *(row.change for row in table.rows)]
         first = 3 + len(named)
         aligned = columns(rows, right=range(first, first + len(table.metrics)), indent="  ")
-        lines += [shown for line, what in zip(aligned, changes, strict=True) for shown in _with_change(line, what)]
+        lines += [
+            shown for line, what in zip(aligned, changes, strict=True) for shown in _with_change(line, what, width)
+        ]
         if job in records:
             lines.append(f"  {fmt.record(records[job])}")
         if link := _newest_change(commits, commit_url):
             # Not cut: somebody wants to open it.
             lines.append(f"  {link}")
-        lines += _plots(table)
+        lines += _plots(table, width)
         for one in alerts:
             if (one.job_id, one.device_kind) == job:
                 step = f"{one.metric} {word_of(one)} since {one.first_bad}: {change_of(one)}, {one.state}"
-                lines += wrapped(f"  #{one.id} {step}")
+                lines += wrapped(f"  #{one.id} {step}", width)
     return lines
 
 
@@ -94,7 +99,7 @@ def _block(value: float | None, least: float, most: float) -> str:
     return _BLOCKS[min(len(_BLOCKS) - 1, int(share * len(_BLOCKS)))]
 
 
-def _plots(table: HistoryTable) -> list[str]:
+def _plots(table: HistoryTable, columns_shown: int) -> list[str]:
     """Return a line for every metric that moved: oldest to newest, with its least and greatest."""
     lines = []
     width = max(map(len, table.metrics), default=0)
@@ -103,18 +108,18 @@ def _plots(table: HistoryTable) -> list[str]:
         known = sorted((point for point in found if point.p50 is not None), key=lambda point: point.p50 or 0.0)
         if known and known[0].p50 != known[-1].p50:
             # The newest are the ones that somebody asks for.
-            line = sparkline([point.p50 for point in found][-(WIDTH - width - _LEAST_ROOM - 4) :])
+            line = sparkline([point.p50 for point in found][-max(1, columns_shown - width - _LEAST_ROOM - 4) :])
             lines.append(f"  {metric.ljust(width)}  {line}  {_figure(known[0])} to {_figure(known[-1])}")
     return lines
 
 
-def _with_change(line: str, what: str) -> list[str]:
+def _with_change(line: str, what: str, width: int) -> list[str]:
     if not what:
         return [line]
-    room = WIDTH - len(line) - 2
+    room = width - len(line) - 2
     # Figures are not cut, and half a word says nothing.
     if len(what) > room and room < _LEAST_ROOM:
-        return [fitted(f"  from here: {what}", WIDTH), line]
+        return [fitted(f"  from here: {what}", width), line]
     return [f"{line}  {fitted(what, room)}"]
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
 WIDTH, LEAST_WIDTH = 80, 40
+UNBOUNDED = 100_000
+"""Columns of what is no terminal: more than a line has."""
 SIMULATED = "VIRTUAL: times and cycles are of a simulator, not comparable with hardware"
 
 
