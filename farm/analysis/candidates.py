@@ -107,7 +107,7 @@ def may_hide_regression(series: Series, judgement: Judgement) -> bool:
 
     With too few runs every number may be. Worth a confirmation where the program is known to have changed.
     """
-    if series.direction is None or judgement.finding not in (Finding.UNCHANGED, Finding.INSUFFICIENT_DATA):
+    if series.direction is Direction.NONE or judgement.finding not in (Finding.UNCHANGED, Finding.INSUFFICIENT_DATA):
         return False
     if judgement.finding is Finding.INSUFFICIENT_DATA:
         return True
@@ -115,7 +115,7 @@ def may_hide_regression(series: Series, judgement: Judgement) -> bool:
     return worse + _LUCK_SIGMAS * judgement.sigma > GATES[series.scale].change
 
 
-def way(direction: Direction | None, change: float) -> Finding:
+def way(direction: Direction, change: float) -> Finding:
     """Return what a change, positive where the value rose, is for a metric whose better values lie in `direction`."""
     if direction is Direction.LOWER:
         return Finding.REGRESSION if change > 0 else Finding.IMPROVEMENT

@@ -64,8 +64,7 @@ class Series(msgspec.Struct, frozen=True):
     """Whatever tells it from others."""
     metric: str
     unit: str
-    direction: Direction | None
-    """None: neither way is better."""
+    direction: Direction
     exact: bool = False
     """Repeats exactly: any change is one."""
 

@@ -112,7 +112,13 @@ def _measure(
     # Outputs repeat: where none moved they are not brought again.
     moved = {one.series.metric for one in figures if one.decides and abs(one.gates) > 1.0}
     qnn = [[side.bundle.manifest.versions.get(name) for name in ("qnn", "qnn_content")] for side in sides]
-    times = times_of(*judged, virtual=bench.device.kind == "virtual", one_simulator=qnn[0] == qnn[1])
+    left = [side.bundle.manifest.fallback_ops for side in sides]
+    times = times_of(
+        *judged,
+        virtual=bench.device.kind == "virtual",
+        one_simulator=qnn[0] == qnn[1],
+        same_share=left[0] == left[1],
+    )
     inferences = inferences_of([one for attempt in judged for one in attempt.measurements])
     pairs: dict[str, list[Pair]] = {}
     metrics: tuple[MeasuredMetric, ...] = figures
@@ -143,15 +149,21 @@ def judged_metric(series: Series, pairs: Sequence[Pair], *, decides: bool) -> Me
 
 
 def times_of(
-    first: Attempt, second: Attempt, *, virtual: bool, one_simulator: bool = True
+    first: Attempt, second: Attempt, *, virtual: bool, one_simulator: bool = True, same_share: bool = True
 ) -> list[tuple[Series, bool]]:
     """Return the times that both have, and whether each decides.
 
     On a simulator `latency` is its host's clock, and `htp_cycles` of two simulators are those of their own speed.
+    Where the sides do not leave the `same_share` to the CPU, the one that delegates more has more cycles, and is no
+    worse for it.
     """
     known = {one.metric: one for one in first.measurements}
     both = [one for one in second.measurements if one.metric in TIMES and one.metric in known]
-    return [(_series(one), not virtual or (one_simulator and one.metric != "latency")) for one in both]
+
+    def decides(metric: str) -> bool:
+        return (metric == "latency" or same_share) and (not virtual or (one_simulator and metric != "latency"))
+
+    return [(_series(one), decides(one.metric)) for one in both]
 
 
 def figures_of(first: Attempt, second: Attempt) -> tuple[MeasuredMetric, ...]:

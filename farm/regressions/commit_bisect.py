@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from farm.toolchains.commits import Commit
 
 # Whether a graph is delegated as it was says more than a time, and needs no device.
-_STRUCTURE = ("partitions", "fallback_ops")
+_FALLBACK = "fallback_ops"
 _SIZE = "pte_size"
 
 
@@ -155,9 +155,9 @@ class CommitBisection:
             return _of_build(bad)
         if good.program == bad.program and good.runner == bad.runner:
             return _none("both ends have the same program")
-        numbers = _worse(good.measurements, bad.measurements)
+        numbers = _worse(good.measurements, bad.measurements, self.state.request.metric)
         if self.state.request.metric in {one.metric for one in bad.measurements}:
-            return numbers.get(self.state.request.metric) or _none(f"{self.state.request.metric} did not get worse")
+            return numbers.get(self.state.request.metric) or _none(_not_worse(bad, self.state.request.metric))
         return self._ask_the_device(job_id, numbers)
 
     def _ask_the_device(self, job_id: str, numbers: dict[str, Question]) -> Question:
@@ -168,7 +168,7 @@ class CommitBisection:
         if now.verdict is not Verdict.PASSED:
             reason = f"{now.stage}: {now.reason}"
             return Question(kind=QuestionKind.VERDICT, reason=reason, error=now.stage)
-        numbers |= _worse(was.measurements, now.measurements)
+        numbers |= _worse(was.measurements, now.measurements, self.state.request.metric)
         if metric := self.state.request.metric:
             return self._of_metric(job_id, metric, numbers, was, now)
         return self._of_worst(job_id, numbers, was, now)
@@ -183,12 +183,12 @@ class CommitBisection:
             known |= {one.metric for one in built.measurements} if built else set()
             raise UnknownNameError("metric", metric, known, f"of {job_id}")
         if one.exact:
-            return numbers.get(metric) or _none(f"{metric} did not get worse")
+            return numbers.get(metric) or _none(_not_worse(now, metric))
         return self._of_pairs(job_id, one) or _none(self._pairs_reason(job_id, metric))
 
     def _of_worst(self, job_id: str, numbers: dict[str, Question], was: CommitRun, now: CommitRun) -> Question:
         """Return the question of what says most: what is delegated, the time, then outputs and size."""
-        found = [numbers.pop(name) for name in _STRUCTURE if name in numbers]
+        found = [numbers.pop(_FALLBACK)] if _FALLBACK in numbers else []
         time_of = next((name for name in TIMES if _measured(name, was) and _measured(name, now)), "")
         if not found and time_of and (measured := _measured(time_of, was)):
             question = self._of_pairs(job_id, measured)
@@ -345,8 +345,16 @@ def _error_of(reason: str) -> str:
     return reason.partition(":")[0]
 
 
-def _worse(was: Sequence[Measurement], now: Sequence[Measurement]) -> dict[str, Question]:
-    """Return the questions of exact numbers that are worse by more than what matters, by metric."""
+def _not_worse(bad: CommitBuild | CommitRun, metric: str) -> str:
+    directions = {one.metric: one.direction for one in bad.measurements}
+    return f"{metric} did not {'change' if directions[metric] is Direction.NONE else 'get worse'}"
+
+
+def _worse(was: Sequence[Measurement], now: Sequence[Measurement], asked: str) -> dict[str, Question]:
+    """Return the questions of exact numbers that are worse by more than what matters, by metric.
+
+    Of a number of which neither way is better any change is one, where it is the one that was `asked` for.
+    """
     before = {one.metric: one for one in was if one.exact}
     found = {}
     for new in now:
@@ -355,9 +363,9 @@ def _worse(was: Sequence[Measurement], now: Sequence[Measurement]) -> dict[str, 
             continue
         series = _series("", new)
         good, bad = statistics.median(old.samples), statistics.median(new.samples)
-        sign = -1.0 if new.direction is Direction.HIGHER else 1.0
-        if good == bad:
+        if good == bad or (new.direction is Direction.NONE and new.metric != asked):
             continue
+        sign = {Direction.HIGHER: -1.0, Direction.LOWER: 1.0}.get(new.direction, math.copysign(1.0, bad - good))
         with_scale = scaled(series.scale, (good, bad))
         change = float(with_scale[1] - with_scale[0])
         # A count is worse by any difference.

@@ -16,6 +16,7 @@ import msgspec
 
 from farm.execution.raw import HEAP_FILE, HEAP_LIMIT
 from farm.results.attempt import Direction, Measurement
+from farm.results.measurements import counted
 from farm.system.text import one_line, reason_line
 
 if TYPE_CHECKING:
@@ -104,11 +105,7 @@ def heap_measurements(raw: RawResult, report: RunnerReport | None) -> tuple[tupl
         return (Measurement("host_peak_memory", "bytes", Direction.LOWER, (float(peak),)),), (note,)
     heap = read_heap(raw.folder)
     values = {"before": heap.before, "after": heap.after, "difference": heap.difference}
-    measured = tuple(
-        Measurement(f"dsp_heap_{name}", "bytes", Direction.LOWER, (float(value),), exact=True)
-        for name, value in values.items()
-        if value is not None
-    )
+    measured = tuple(counted(f"dsp_heap_{name}", value) for name, value in values.items() if value is not None)
     return measured, (reason_line(f"DSP heap: {heap.state}{f': {heap.problem}' if heap.problem else ''}"),)
 
 

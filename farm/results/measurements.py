@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from farm.results.attempt import Measurement
-from farm.suites.figures import COMPARED, FIGURES, Direction
+from farm.suites.figures import COMPARED, COUNTERS, FIGURES, Direction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,17 +24,19 @@ if TYPE_CHECKING:
 
 def bundle_measurements(manifest: Manifest) -> tuple[Measurement, ...]:
     """Return what is known from compiling alone; repeats exactly."""
-    rows = (
-        ("pte_size", "bytes", Direction.LOWER, manifest.pte_bytes),
-        ("partitions", "count", Direction.LOWER, manifest.partitions),
-        ("delegated_ops", "count", Direction.HIGHER, manifest.delegated_ops),
-        ("fallback_ops", "count", Direction.LOWER, sum(manifest.fallback_ops.values())),
-    )
-    return tuple(
-        Measurement(name, unit, way, (float(value),), exact=True)
-        for name, unit, way, value in rows
-        if value is not None
-    )
+    values = {
+        "pte_size": manifest.pte_bytes,
+        "partitions": manifest.partitions,
+        "delegated_ops": manifest.delegated_ops,
+        "fallback_ops": sum(manifest.fallback_ops.values()),
+    }
+    return tuple(counted(metric, value) for metric, value in values.items() if value is not None)
+
+
+def counted(metric: str, value: int) -> Measurement:
+    """Return a counter's value as a measurement."""
+    counter = COUNTERS[metric]
+    return Measurement(metric, counter.unit, counter.direction, (float(value),), exact=True)
 
 
 def time_measurements(report: RunnerReport) -> tuple[Measurement, ...]:

@@ -1,7 +1,7 @@
-"""The figures, or metrics, that outputs are compared by: unit, direction and limit of each, declared once.
+"""The figures, or metrics, that outputs are compared by, and counters: unit and direction of each, declared once.
 
-From a declaration follow its limit in a manifest, its text when the limit is broken, its measurement in the store and
-how its history is compared. Adding one: docs/results.md.
+From the declaration of a figure follow its limit in a manifest, its text when the limit is broken, its measurement in
+the store and how its history is compared. Adding one: docs/results.md.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class Direction(StrEnum):
 
     LOWER = "lower"
     HIGHER = "higher"
+    NONE = "none"
+    """Neither way is better: it differs, and that is all."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -143,6 +145,28 @@ FIGURES = {
 COMPARED = tuple(figure for figure in FIGURES.values() if not figure.on_request)
 """Those of every output against every reference."""
 COLUMNS = tuple(figure.name for figure in COMPARED if figure.has_column)
+
+
+class Counter(msgspec.Struct, frozen=True):
+    """What is counted of a program, and repeats exactly."""
+
+    unit: str
+    direction: Direction
+
+
+COUNTERS = {
+    "pte_size": Counter("bytes", _LOWER),
+    # A fusion takes nodes out of delegates, and an operator that is newly delegated may be a partition of its own. What
+    # is lost to the CPU shows as fallback.
+    "partitions": Counter("count", Direction.NONE),
+    "delegated_ops": Counter("count", Direction.NONE),
+    "fallback_ops": Counter("count", _LOWER),
+    # Whatever else is on the DSP is in both: what the program kept is the difference.
+    "dsp_heap_before": Counter("bytes", Direction.NONE),
+    "dsp_heap_after": Counter("bytes", Direction.NONE),
+    "dsp_heap_difference": Counter("bytes", _LOWER),
+}
+"""By metric."""
 
 
 def figure_of(metric: str) -> Figure | None:

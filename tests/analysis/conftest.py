@@ -23,7 +23,7 @@ SQNR = Series("smoke/conv2d sqnr", "sqnr_fp32[0]", "dB", Direction.HIGHER)
 COSINE = Series("smoke/conv2d cosine", "cosine_fp32[0]", "1", Direction.HIGHER)
 TOP1 = Series("models/vit top1", "top1_agreement[0]", "1", Direction.HIGHER)
 FALLBACK = Series("smoke/conv2d fallback", "fallback_ops", "count", Direction.LOWER, exact=True)
-DELEGATED = Series("smoke/conv2d delegated", "delegated_ops", "count", Direction.HIGHER, exact=True)
+DELEGATED = Series("smoke/conv2d delegated", "delegated_ops", "count", Direction.NONE, exact=True)
 
 
 def noisy(count: int, level: float = 1e6, noise: float = 0.02, seed: int = 0) -> list[float]:

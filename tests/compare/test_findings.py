@@ -10,6 +10,7 @@ from farm.report.model.compare import ComparedJob, CompareGroup
 from farm.report.model.compare_totals import compile_cost, overview, sentence
 
 FAILED = {"verdict": "failed", "reason": "output 0: sqnr 12 dB < 20 dB"}
+MUL_ADD = {"aten.mul.Tensor": 1, "aten.add.Tensor": 1}
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,11 @@ FAILED = {"verdict": "failed", "reason": "output 0: sqnr 12 dB < 20 dB"}
         (job(passed("p"), passed("q"), moved(), moved(answer="better")), CompareGroup.WORSE),
         (job(side("p"), side("q", fallback_ops={"aten.add.Tensor": 1})), CompareGroup.WORSE),
         (job(side("p", fallback_ops={"aten.add.Tensor": 2}), side("q")), CompareGroup.BETTER),
+        # A fusion: less in delegates, or two operators on the CPU that became one. Neither is worse.
+        (job(side("p", delegated_ops=72, partitions=2), side("q", delegated_ops=60)), CompareGroup.DIFFERENT),
+        (job(side("p", delegated_ops=60), side("q", delegated_ops=72, partitions=2)), CompareGroup.DIFFERENT),
+        (job(side("p", fallback_ops=MUL_ADD), side("q", fallback_ops={"aten.addmm": 1})), CompareGroup.DIFFERENT),
+        (job(side("p", fallback_ops={"aten.addmm": 1}), side("q", fallback_ops=MUL_ADD)), CompareGroup.WORSE),
         # The farm's trouble, and what nobody came to, count against nobody.
         (job(side("p"), side("q", "infra", "the device is gone")), CompareGroup.NOT_COMPARED),
         (job(side(None, "infra", "no builder"), broken()), CompareGroup.NOT_COMPARED),
@@ -65,6 +71,12 @@ def test_why_a_job_is_worse_names_numbers_and_operators() -> None:
     assert one.text == (
         "htp_cycles 1,000 -> 1,100 cycles, +10.0 % (+4.9 % to +21.0 %); aten.add.Tensor 0 -> 2 on the CPU"
     )
+
+
+def test_operators_on_the_cpu_that_became_others_are_named() -> None:
+    one = job(side("p", fallback_ops=MUL_ADD), side("q", fallback_ops={"aten.addmm": 1}))
+    texts = (f"aten.{name} on the CPU" for name in ("add.Tensor 1 -> 0", "addmm 0 -> 1", "mul.Tensor 1 -> 0"))
+    assert one.text == "; ".join(texts)
 
 
 def test_a_newly_failing_job_tells_stage_and_reason() -> None:

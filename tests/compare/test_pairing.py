@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 MOST = 12
 
 
-def side(name: str, qnn: str = "2.51") -> Side:
+def side(name: str, qnn: str = "2.51", fallback_ops: dict[str, int] | None = None) -> Side:
     job = SimpleNamespace(id=name)
-    return Side(
-        cast("Any", job), cast("Any", SimpleNamespace(manifest=SimpleNamespace(key=name, versions={"qnn": qnn})))
-    )
+    manifest = SimpleNamespace(key=name, versions={"qnn": qnn}, fallback_ops=fallback_ops or {})
+    return Side(cast("Any", job), cast("Any", SimpleNamespace(manifest=manifest)))
 
 
 def attempt(
@@ -76,8 +75,10 @@ class BenchStub:
         return list(level * (1 + noise * self._random.standard_normal(inferences)))
 
 
-def run(bench: BenchStub, *, a: bool = True, b: bool = True, qnn: str = "2.51") -> JobOutcome:
-    sides = [made if there else None for made, there in ((side("a"), a), (side("b", qnn), b))]
+def run(
+    bench: BenchStub, *, a: bool = True, b: bool = True, qnn: str = "2.51", left_by_a: dict[str, int] | None = None
+) -> JobOutcome:
+    sides = [made if there else None for made, there in ((side("a", "2.51", left_by_a), a), (side("b", qnn), b))]
     return run_job(cast("InterleavedBench", bench), *sides, MOST, threading.Event())
 
 
@@ -140,6 +141,13 @@ def test_cycles_of_two_simulators_decide_nothing_and_those_of_hardware_do() -> N
         metrics = {one.metric: one for one in paired({"job": outcome})["job"]}
         assert metrics["htp_cycles"].decides is decides
         assert metrics["sqnr_fp32[0]"].decides
+
+
+def test_cycles_of_a_program_that_delegates_more_are_no_worse() -> None:
+    for kind in ("virtual", "hardware"):
+        bench = BenchStub(attempt(), attempt(cycles=1.3e6), noise=0.001, kind=kind)
+        found = {one.series.metric: one.decides for one in run(bench, left_by_a={"aten.sort.default": 1}).metrics}
+        assert (found["htp_cycles"], found["latency"]) == (False, kind == "hardware")
 
 
 def test_a_side_that_fails_has_no_pairs() -> None:

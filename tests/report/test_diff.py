@@ -10,6 +10,7 @@ from farm.report.html.page import render_diff
 from farm.report.model.diff import DiffGroup, JobDiff, RunDiff, diff_runs
 from farm.report.terminal.diff import diff_lines
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.results.measurements import counted
 from farm.store.view import DeviceView, JobView, RunView, Stale
 
 DEVICE = "virtual-SM8650-0"
@@ -19,8 +20,8 @@ def latency(*ms: float) -> Measurement:
     return Measurement("latency", "ns", Direction.LOWER, tuple(one * 1e6 for one in ms))
 
 
-def exact(metric: str, value: float, direction: Direction = Direction.LOWER) -> Measurement:
-    return Measurement(metric, "count", direction, (value,), exact=True)
+def exact(metric: str, value: int) -> Measurement:
+    return counted(metric, value)
 
 
 def sqnr(value: float) -> Measurement:
@@ -49,7 +50,7 @@ def diff(before: RunView, after: RunView) -> RunDiff:
     return diff_runs(before, after)
 
 
-def changes(before: Measurement, after: Measurement) -> list[tuple[str, bool]]:
+def changes(before: Measurement, after: Measurement) -> list[tuple[str, bool | None]]:
     found = diff(run(job("a", attempt(Verdict.PASSED, before))), run(job("a", attempt(Verdict.PASSED, after))))
     return [(change.metric, change.worse) for change in found.jobs[0].changes]
 
@@ -114,10 +115,23 @@ def test_less_than_two_per_cent_is_not_worth_a_look() -> None:
     assert changes(latency(1, 1.001, 1.002), latency(1.010, 1.011, 1.012)) == []
 
 
-def test_a_counter_that_differs_at_all_is_a_change_with_a_direction() -> None:
-    assert changes(exact("partitions", 1), exact("partitions", 2)) == [("partitions", True)]
-    higher = Direction.HIGHER
-    assert changes(exact("delegated_ops", 3, higher), exact("delegated_ops", 4, higher)) == [("delegated_ops", False)]
+def test_a_counter_that_differs_at_all_is_a_change() -> None:
+    assert changes(exact("fallback_ops", 1), exact("fallback_ops", 2)) == [("fallback_ops", True)]
+    assert changes(exact("pte_size", 1001), exact("pte_size", 1000)) == [("pte_size", False)]
+
+
+def test_a_fusion_is_no_regression() -> None:
+    """It takes operators out of delegates: what was lost to the CPU would be fallback."""
+    before = attempt(Verdict.PASSED, exact("delegated_ops", 72), exact("partitions", 2), exact("fallback_ops", 0))
+    after = attempt(Verdict.PASSED, exact("delegated_ops", 60), exact("partitions", 1), exact("fallback_ops", 0))
+    there, back = diff(run(job("a", before)), run(job("a", after))), diff(run(job("a", after)), run(job("a", before)))
+    for found in (there, back):
+        assert not found.changed(time=False, worse=True)
+        assert not found.changed(time=False, worse=False)
+    lines = "\n".join(diff_lines(there, 10))
+    assert "WORSE" not in lines
+    assert "CHANGED" in lines
+    assert "delegated_ops: 72 -> 60" in lines
 
 
 def test_a_drop_of_the_sqnr_is_a_change_for_the_worse_also_from_infinity() -> None:

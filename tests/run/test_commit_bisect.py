@@ -35,6 +35,7 @@ from farm.regressions.commit_records import (
 )
 from farm.regressions.commit_session import CommitsOutcome, with_toolchain
 from farm.results.attempt import Direction, Measurement, Verdict
+from farm.results.measurements import counted
 from farm.suites.suite import Case, InputSpec, Job, Target
 from farm.toolchains.commits import Checkout, Commit
 from farm.toolchains.worktrees import require_built, worktree
@@ -86,13 +87,13 @@ class StubLab:
             if truth.state is not BuildState.COMPILED:
                 found[job.id] = CommitBuild(state=truth.state, reason=truth.reason)
                 continue
-            numbers = (("fallback_ops", "count", truth.fallback), ("pte_size", "bytes", truth.size))
+            numbers = {"fallback_ops": truth.fallback, "pte_size": truth.size, "delegated_ops": 9 - truth.fallback}
             found[job.id] = CommitBuild(
                 state=BuildState.COMPILED,
                 bundle=f"{commit.sha}",
                 program=f"{job.id} {truth.program}",
                 operators={"aten.relu.default": 1 + truth.fallback},
-                measurements=tuple(Measurement(n, unit, Direction.LOWER, (float(v),), True) for n, unit, v in numbers),
+                measurements=tuple(counted(metric, value) for metric, value in numbers.items()),
             )
         return found
 
@@ -261,11 +262,12 @@ def test_a_metric_that_is_named_is_what_decides() -> None:
         return Truth(str(index), cycles=1500.0 if index >= 20 else 1000.0, fallback=int(index >= 4))
 
     found = {}
-    for metric in ("htp_cycles", "fallback_ops", ""):
+    for metric in ("htp_cycles", "fallback_ops", "delegated_ops", ""):
         state, lab = state_of(JOB, metric=metric), StubLab(truth)
         search(state, lab, JOB)
         found[metric] = state.range_of(JOB.id).bad
-    assert found == {"htp_cycles": 20, "fallback_ops": 4, "": 4}
+    # Neither more nor fewer nodes in delegates are worse, but somebody may want to know since when.
+    assert found == {"htp_cycles": 20, "fallback_ops": 4, "delegated_ops": 4, "": 4}
     with pytest.raises(UnknownNameError, match="did you mean 'htp_cycles'"):
         search(state_of(JOB, metric="htp_cycle"), StubLab(truth), JOB)
 

@@ -20,6 +20,7 @@ from farm.results.attempt import (
     Stage,
     Verdict,
 )
+from farm.results.measurements import counted
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import open_store
 from farm.store.transfer.line_files import LineFile, import_runs, runs_in
@@ -406,6 +407,21 @@ def test_the_longest_texts_that_a_store_keeps_can_be_imported(
     other.record_attempt(run_id, attempt)
     imported(store, tmp_path, exported(other))
     assert said(store, run_id) == said(other, run_id)
+
+
+def test_a_counter_that_an_older_farm_took_for_better_one_way_goes_on_in_its_series(
+    sqlite_store: Store, other: Store, make: type[Make], tmp_path: Path
+) -> None:
+    job = make.job()
+    for store in (sqlite_store, other):
+        run_id = make.begin(store, job)
+        store.record_attempt(run_id, make.attempt(job, measurements=(counted("delegated_ops", 72),)))
+    data = exported(other)
+    older = data.replace(b'"direction":"none"', b'"direction":"higher"')
+    assert older != data
+    imported(sqlite_store, tmp_path, older)
+    [now, before] = [point.direction for point in sqlite_store.history.points(job.id, "delegated_ops")]
+    assert (now, before) == ("none", "none")
 
 
 def test_numbers_may_be_written_in_other_ways(

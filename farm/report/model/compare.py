@@ -216,22 +216,26 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
         return {name: (was, now) for name, (was, now) in self.fallback.items() if now > was}
 
     @property
+    def less_fallback(self) -> dict[str, tuple[int, int]]:
+        """The same of A and B."""
+        return {name: (was, now) for name, (was, now) in self.fallback.items() if now < was}
+
+    @property
+    def leaves_more(self) -> bool:
+        """Whether B leaves more operators to the CPU in all: two that became one other are not more."""
+        return sum(now - was for was, now in self.fallback.values()) > 0
+
+    @property
     def worse(self) -> tuple[str, ...]:
         """What is confirmed to be worse of a job that both sides can run, a line each; the first says most."""
         moved = [one for one in self.metrics if one.decides and one.answer == "worse"]
-        fell = [f"{name} {_times(was)} -> {_times(now)} on the CPU" for name, (was, now) in self.more_fallback.items()]
-        return (*(_moved(one) for one in moved), *fell)
+        return (*(_moved(one) for one in moved), *(_on_cpu(self.more_fallback) if self.leaves_more else ()))
 
     @property
     def better(self) -> tuple[str, ...]:
-        """The same of what is better."""
+        """The same of what is better: of operators on the CPU where none took the place of those that are not."""
         moved = [one for one in self.metrics if one.decides and one.answer == "better"]
-        rose = [
-            f"{name} {_times(was)} -> {_times(now)} on the CPU"
-            for name, (was, now) in self.fallback.items()
-            if now < was
-        ]
-        return (*(_moved(one) for one in moved), *rose)
+        return (*(_moved(one) for one in moved), *(() if self.more_fallback else _on_cpu(self.less_fallback)))
 
     @property
     def group(self) -> CompareGroup:
@@ -263,6 +267,7 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
             CompareGroup.WORSE: "; ".join((*self.worse, *([self.left_out] if self.left_out else []))),
             CompareGroup.BETTER: "; ".join(self.better),
             CompareGroup.NOT_COMPARED: "; ".join(infra) or self.left_out or "not compiled",
+            CompareGroup.DIFFERENT: "; ".join(_on_cpu(self.fallback)),
         }
         return texts.get(self.group, "")
 
@@ -352,5 +357,5 @@ def _moved(one: PairedMetric) -> str:
     return f"{one.metric} {one.values_text}, {one.change_text}"
 
 
-def _times(count: int) -> str:
-    return fmt.count(count)
+def _on_cpu(operators: dict[str, tuple[int, int]]) -> tuple[str, ...]:
+    return tuple(f"{name} {fmt.count(was)} -> {fmt.count(now)} on the CPU" for name, (was, now) in operators.items())

@@ -54,7 +54,8 @@ class MetricChange(msgspec.Struct, frozen=True):
     before: float
     after: float
     exact: bool
-    worse: bool
+    worse: bool | None
+    """None where neither way is better."""
 
     @property
     def ratio(self) -> float | None:
@@ -111,7 +112,7 @@ class RunDiff(msgspec.Struct, frozen=True):
         """Return the jobs of one group."""
         return tuple(job for job in self.jobs if job.group is group)
 
-    def changed(self, *, time: bool, worse: bool) -> tuple[tuple[JobDiff, MetricChange], ...]:
+    def changed(self, *, time: bool, worse: bool | None) -> tuple[tuple[JobDiff, MetricChange], ...]:
         """Return changes of times, or of everything else, with their jobs, the greatest ratio of a time first."""
         found = [
             (job, change)
@@ -218,7 +219,7 @@ def _change(before: tuple[Measurement, Spread], after: tuple[Measurement, Spread
     (row, old), (newer, new) = before, after
     if row.unit != newer.unit or old.p50 == new.p50:
         return None
-    worse = (new.p50 > old.p50) is (row.direction is Direction.LOWER)
+    worse = None if newer.direction is Direction.NONE else (new.p50 > old.p50) is (newer.direction is Direction.LOWER)
     change = MetricChange(row.metric, row.unit, old.p50, new.p50, row.exact, worse)
     if change.exact:
         return change

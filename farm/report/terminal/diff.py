@@ -18,7 +18,13 @@ _GROUPS = {
     DiffGroup.FIXED: "Fixed",
     DiffGroup.ADDED: "Added",
 }
-_CHANGES = (("Slower", True, True), ("Faster", True, False), ("Worse", False, True), ("Better", False, False))
+_CHANGES = (
+    ("Slower", True, True),
+    ("Faster", True, False),
+    ("Worse", False, True),
+    ("Better", False, False),
+    ("Changed", False, None),
+)
 
 
 class DiffPart(NamedTuple):

@@ -83,9 +83,7 @@ def _medians(connection: Connection, attempt_ids: Sequence[int]) -> dict[int, li
 
 def _series(connection: Connection, job_ids: Sequence[int]) -> dict[int, Series]:
     return {
-        row.id: Series(
-            str(row.id), row.metric, row.unit, Direction(row.direction) if row.direction else None, exact=row.exact
-        )
+        row.id: Series(str(row.id), row.metric, row.unit, Direction(row.direction), exact=row.exact)
         for row in connection.execute(statement("history.series"), {"jobs": job_ids})
     }
 

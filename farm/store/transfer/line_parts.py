@@ -13,6 +13,7 @@ from farm.results.attempt import Direction, Measurement
 from farm.store import values
 from farm.store.toolchains import COMMITS_LIMIT
 from farm.store.view import RunToolchain
+from farm.suites.figures import COUNTERS
 from farm.system.ids import RUN_ID
 
 if TYPE_CHECKING:
@@ -157,7 +158,10 @@ class MeasurementLine(Row, frozen=True):
         samples = tuple(number(sample) for sample in self.samples)
         integers = values.as_integers(samples) if self.exact else None
         kept = tuple(map(float, samples)) if integers is None else tuple(integers)
-        return Measurement(self.metric, self.unit, self.direction, kept, self.exact)
+        # An older farm may have taken a counter for better one way: here it goes on in one series.
+        counter = COUNTERS.get(self.metric) if self.exact else None
+        direction = counter.direction if counter is not None else self.direction
+        return Measurement(self.metric, self.unit, direction, kept, self.exact)
 
 
 class OperatorLine(Row, frozen=True):
