@@ -79,7 +79,7 @@ class World:
         self._level = level[:, None] * np.where(
             np.arange(nights) >= self.step_night[:, None], 1.0 + self.step_size[:, None], 1.0
         )
-        night = 1.0 + BETWEEN_NIGHTS * truth.standard_normal((series, nights))
+        night = self._nights(truth)
         outliers = truth.random((series, nights)) < OUTLIERS
         night *= np.where(outliers, 1.0 + truth.uniform(*OUTLIER, size=(series, nights)), 1.0)
         self.hot = {
@@ -89,8 +89,35 @@ class World:
         }
         for device, one in sorted(self.hot):
             night[self.device == device, one] *= 1.0 + truth.uniform(*HOT)
-        within = 1.0 + WITHIN_RUN * truth.standard_normal((series, nights, VALUES))
-        self.measured = np.median(self._level[:, :, None] * night[:, :, None] * within, axis=2)
+        self.measured = self._runs(truth, night)
+
+    def _nights(self, truth: np.random.Generator) -> np.ndarray:
+        """Return what each night does to each series, as a factor."""
+        return 1.0 + BETWEEN_NIGHTS * truth.standard_normal((self.series, self.nights))
+
+    def _runs(self, truth: np.random.Generator, night: np.ndarray) -> np.ndarray:
+        """Return what each run measured: the median of its samples."""
+        within = 1.0 + WITHIN_RUN * truth.standard_normal((self.series, self.nights, VALUES))
+        return np.median(self._level[:, :, None] * night[:, :, None] * within, axis=2)
+
+    def past(self, series: int, night: int) -> np.ndarray:
+        """Return the nights before that can be compared with this one, oldest first."""
+        return np.flatnonzero(~np.isnan(self.measured[series, self.begins(series, night) : night])) + self.begins(
+            series, night
+        )
+
+    def begins(self, series: int, night: int) -> int:
+        """Return the first night that can be compared with this one."""
+        del series, night
+        return 0
+
+    def device_of(self, series: int, night: int) -> int:
+        """Return the device that ran a series in a night."""
+        del night
+        return int(self.device[series])
+
+    def new_session(self) -> None:
+        """Begin new processes on every device."""
 
     def _plant(self, truth: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Return the size of each series' step, 0 for two thirds, and its night: one that can be judged at all."""
@@ -106,8 +133,9 @@ class World:
         self._level[self.device == device] *= slower
         self.measured[self.device == device] *= slower
 
-    def pair(self, series: int, good: int, new: int) -> Pair:
-        """Run the bundles of two nights one after the other on one device, tonight."""
+    def pair(self, series: int, good: int, new: int, number: int = 0) -> Pair:
+        """Run the bundles of two nights one after the other on one device, tonight; `number` says which begins."""
+        del number
         tonight = 1.0 + DRIFT * self._draw.standard_normal()
         sides = []
         for night in (good, new):
@@ -138,17 +166,20 @@ class Farm:
 
     def run(self) -> None:
         for night in range(self.world.nights):
+            self.world.new_session()
             found = self._night(night)
             self.alerts[night] = [alert for group in found for alert in group.alerts]
 
     def _night(self, night: int) -> Sequence[AlertGroup]:
-        observations = [self._observation(series, night) for series in range(self.world.series)]
+        # Of each observation its series: not every one has a number every night.
+        self._seen = [one for one in range(self.world.series) if not np.isnan(self.world.measured[one, night])]
+        observations = [self._observation(series, night) for series in self._seen]
         usual = GATES[Scale.RATIO]
         gates = {**GATES, Scale.RATIO: Gates(usual.change, self.sigmas, usual.confirmed)}
         seen = judge_night(observations, gates=gates)
         programs = set()
         for shift in seen.shifts:
-            answers = [self._compare(one, night, up=shift.change > 0) for one in shift.representatives]
+            answers = [self._compare(self._seen[one], night, up=shift.change > 0) for one in shift.representatives]
             programs |= {(shift.device, shift.metric)} if programs_are_cause(answers) else set()
             truly = (int(shift.device), night) in self.world.hot
             self.spent["hot nights told" if truly else "hot nights told wrongly"] += 1
@@ -164,6 +195,7 @@ class Farm:
         self.spent["others"] += len(others)
         pairs = pairs_needed(len(candidates))
         ups = [seen.judgements[one].change > 0 for one in candidates]
+        candidates = tuple(self._seen[one] for one in candidates)
         answers = [self._compare(one, night, up=up, first=pairs) for one, up in zip(candidates, ups, strict=True)]
         pairs = pairs_needed(len(others))
         more = [self._compare(one, night, up=True, first=pairs, level=P_UNSUSPECTED) for one in others]
@@ -177,20 +209,38 @@ class Farm:
 
     def _others(self, seen: NightJudgement) -> list[int]:
         return [
-            one for one, judgement in enumerate(seen.judgements) if may_hide_regression(self.series[one], judgement)
+            one
+            for one, judgement in zip(self._seen, seen.judgements, strict=True)
+            if may_hide_regression(self.series[one], judgement)
         ]
 
     def _observation(self, series: int, night: int) -> Observation:
-        values = levelled(Scale.RATIO, self.world.measured[series, :night].tolist(), self.steps[series])
-        return Observation(
-            self.series[series], str(self.world.device[series]), values, float(self.world.measured[series, night])
-        )
+        past = self.world.past(series, night)
+        values = levelled(Scale.RATIO, self.world.measured[series, past].tolist(), self._steps(series, past))
+        device = str(self.world.device_of(series, night))
+        return Observation(self.series[series], device, values, float(self.world.measured[series, night]))
+
+    def _steps(self, series: int, past: np.ndarray) -> dict[int, float]:
+        """Return the known steps by their place among the nights `past`."""
+        found: dict[int, float] = {}
+        for night, change in self.steps[series].items():
+            place = int(np.searchsorted(past, night))
+            if place:
+                found[place] = found.get(place, 0.0) + change
+        return found
 
     def _compare(
         self, series: int, night: int, *, up: bool, first: int = PAIRS, level: float = P_CONFIRMED
     ) -> Confirmation:
-        good = reference(night, self.steps[series])
-        return self._measure(series, good, night, up=up, first=first, level=level)
+        return self._measure(series, self._good(series, night), night, up=up, first=first, level=level)
+
+    def _good(self, series: int, night: int) -> int:
+        """Return the night that tonight is confirmed against."""
+        past = self.world.past(series, night)
+        if not len(past):
+            return night - 1
+        place = reference(len(past), [one for one in self._steps(series, past) if one < len(past)])
+        return int(past[place])
 
     def _measure(
         self,
@@ -206,7 +256,7 @@ class Farm:
         """Measure pairs, and once more as many where they do not tell."""
         pairs: list[Pair] = []
         for most in (first, max(first, MOST_PAIRS)):
-            pairs += [self.world.pair(series, good, new) for _ in range(most - len(pairs))]
+            pairs += [self.world.pair(series, good, new, number) for number in range(most - len(pairs))]
             answer = confirm(Scale.RATIO, pairs, up=up, gate=gate, level=level)
             if answer.answer is not Answer.UNKNOWN:
                 break
@@ -215,19 +265,21 @@ class Farm:
 
     def _attribute(self, series: int, night: int, seen: Confirmation) -> Alert:
         """Run old bundles again until the first bad one is known."""
-        good = reference(night, self.steps[series])
-        values = self.world.measured[series, : night + 1].tolist()
-        bracket = Bracket(good, night)
+        runs = [*self.world.past(series, night).tolist(), night]
+        values = self.world.measured[series, runs].tolist()
+        bracket = Bracket(runs.index(self._good(series, night)), len(runs) - 1)
+        good = runs[bracket.good]
         weights = suspicion(Scale.RATIO, values, bracket, seen.change)
         for _ in range(MOST_PROBES):
             probe = next_probe(bracket, weights)
             if probe is None:
                 break
             self.spent["probes"] += 1
-            answer = self._measure(series, good, probe, up=seen.change > 0, gate=abs(seen.change) / 2.0)
+            answer = self._measure(series, good, runs[probe], up=seen.change > 0, gate=abs(seen.change) / 2.0)
             bracket = narrowed(bracket, probe, answer.answer)
-        self.steps[series][bracket.bad] = seen.change
-        range_ = RunRange(bracket.bad * DAY_MS, bracket.good * DAY_MS, str(bracket.bad), str(bracket.good))
+        first_bad, last_good = runs[bracket.bad], runs[bracket.good]
+        self.steps[series][first_bad] = self.steps[series].get(first_bad, 0.0) + seen.change
+        range_ = RunRange(first_bad * DAY_MS, last_good * DAY_MS, str(first_bad), str(last_good))
         finding = way(Direction.LOWER, seen.change)
         return Alert(
             str(series), finding, range_, seen.change, seen.low, seen.high, seen.p_value, f"{seen.reason}; run {night}"
@@ -263,15 +315,16 @@ class Score:
                 self.alerts += 1
                 one = int(alert.series)
                 size, begun = float(world.step_size[one]), int(world.step_night[one])
+                having = np.flatnonzero(~np.isnan(world.measured[one, begun:]))[:2] + begun
                 # A second alert about one step is about nothing, as is one about its end.
                 if not size or night < begun or one in seen or alert.change < 0:
                     self.false += 1
                     continue
                 seen.add(one)
                 self.found[size] += 1
-                self.in_one[size] += night == begun
-                self.in_two[size] += night <= begun + 1
-                self.exact += alert.range.first_bad == str(begun)
+                self.in_one[size] += night == having[0]
+                self.in_two[size] += night in having
+                self.exact += alert.range.first_bad == str(having[0])
         for one in range(world.series):
             self._look_back(world, one)
 
