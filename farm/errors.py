@@ -24,6 +24,7 @@ FarmError
     └── StoreError             the database refuses: newer schema, read-only, full disk
         ├── RowRefusedError    what is to be written, and nothing else: others may go on
         └── StoreLostError     deleted, replaced, damaged or dropped: waiting does not help
+            └── NoStoreError   there is none yet, or none can be where one is named: exit 2
 """
 
 from __future__ import annotations
@@ -214,3 +215,9 @@ class RowRefusedError(StoreError):
 
 class StoreLostError(StoreError):
     """The store is deleted, replaced, damaged or dropped: waiting does not help, and what was recorded may be gone."""
+
+
+class NoStoreError(StoreLostError):
+    """There is no store yet, or none can be where one is named: nothing of a device is at fault."""
+
+    exit_code = 2

@@ -23,9 +23,11 @@ from farm.config.devices import (
 )
 from farm.config.retention import RetentionConfig, age_ms
 from farm.config.toolchains import ToolchainConfig, read_toolchains
+from farm.config.variables import QNN_PATHS, require_folder, require_known_variables
 from farm.errors import ConfigError, UsageError
 from farm.system.ids import is_run_id
 from farm.system.memory import usable_bytes
+from farm.system.toml_tables import read_table
 from farm.system.trust import weakness
 
 FILE_NAME = "farm.toml"
@@ -55,21 +57,8 @@ class _BuildTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace: bool | None = None
 
 
-# Paths of the [qnn] table, and the variable that overrides each.
-_QNN_PATHS = {
-    "sdk_root": "QNN_SDK_ROOT",
-    "android_runner": "",
-    "android_backend_library": "",
-    "android_ndk_root": "ANDROID_NDK_ROOT",
-    "android_executorch": "FARM_ANDROID_EXECUTORCH",
-    "executorch_build": "FARM_EXECUTORCH_BUILD",
-    "executorch_linux_build": "FARM_EXECUTORCH_LINUX_BUILD",
-    "executorch_direct_build": "FARM_EXECUTORCH_DIRECT_BUILD",
-    "hexagon_sdk_root": "HEXAGON_SDK_ROOT",
-    "hexagon_tools_root": "HEXAGON_TOOLS_ROOT",
-}
 _QnnFields: Any = msgspec.defstruct(
-    "_QnnFields", [(name, str | None, None) for name in _QNN_PATHS], frozen=True, forbid_unknown_fields=True
+    "_QnnFields", [(name, str | None, None) for name in QNN_PATHS], frozen=True, forbid_unknown_fields=True
 )
 
 
@@ -159,8 +148,9 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     have written (`farm.system.trust`); others are named on standard error and ignored. $FARM_CACHE_DIR,
     $FARM_STATE_DIR, $FARM_STORE, $QNN_SDK_ROOT, $ANDROID_NDK_ROOT, $FARM_ANDROID_EXECUTORCH, $FARM_EXECUTORCH_BUILD,
     $FARM_EXECUTORCH_LINUX_BUILD, $FARM_EXECUTORCH_DIRECT_BUILD, $HEXAGON_SDK_ROOT and $HEXAGON_TOOLS_ROOT override it.
-    Raises ConfigError, naming file and key.
+    Raises ConfigError, naming file and key, and UsageError, naming the variable.
     """
+    require_known_variables()
     path = file or _from_environment("FARM_CONFIG") or _nearest(folder or Path.cwd())
     table = _read(path) if path else _FarmToml()
     base = path.parent.resolve() if path else Path.cwd()
@@ -178,18 +168,19 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     attached = DeviceTables(path or Path(FILE_NAME), lambda value: _beside(base, value))
     qnn_paths: dict[str, Any] = {
         name: (_from_environment(variable) if variable else None) or _beside(base, getattr(table.qnn, name))
-        for name, variable in _QNN_PATHS.items()
+        for name, variable in QNN_PATHS.items()
     }
     cache_dir = _from_environment("FARM_CACHE_DIR") or _beside(base, table.paths.cache)
     state_dir = _from_environment("FARM_STATE_DIR") or _beside(base, table.paths.state)
-    state_dir = state_dir or platformdirs.user_state_path("farm")
+    cache_dir = (cache_dir or platformdirs.user_cache_path("farm")).absolute()
+    state_dir = (state_dir or platformdirs.user_state_path("farm")).absolute()
+    for place, variable, key in ((cache_dir, "FARM_CACHE_DIR", "cache"), (state_dir, "FARM_STATE_DIR", "state")):
+        require_folder(place, variable if os.environ.get(variable) else f"{path or FILE_NAME}: paths.{key}")
     return Config(
-        cache_dir=(cache_dir or platformdirs.user_cache_path("farm")).absolute(),
-        state_dir=state_dir.absolute(),
+        cache_dir=cache_dir,
+        state_dir=state_dir,
         suite_folders=tuple(path for name in table.suites if (path := _beside(base, name)) is not None),
-        store_url=os.environ.get("FARM_STORE")
-        or _store_url(base, table.store)
-        or f"sqlite:///{state_dir.absolute() / 'farm.db'}",
+        store_url=_store_of_environment() or _store_url(base, table.store) or f"sqlite:///{state_dir / 'farm.db'}",
         builders=builders,
         build_timeout_s=table.build.timeout_s,
         build_memory_mb=memory_mb,
@@ -243,6 +234,17 @@ def _store_url(base: Path, value: str | None) -> str | None:
     return f"{prefix}{base / value.removeprefix(prefix)}"
 
 
+def _store_of_environment() -> str:
+    """Return $FARM_STORE: an address, or the path of a file. Raises UsageError for what is neither."""
+    value = os.environ.get("FARM_STORE", "")
+    is_path = "://" not in value and ("/" in value or bool(Path(value).suffix))
+    if value and not is_path and not _STORE.fullmatch(value):
+        # Not shown: it may hold a password.
+        expected = "a path such as ./farm.db, 'sqlite:///FILE' or 'postgresql://user@host/database'"
+        raise UsageError(f"FARM_STORE is no address of a store: expected {expected}")
+    return value
+
+
 def _from_environment(name: str) -> Path | None:
     value = os.environ.get(name)
     return _beside(Path.cwd(), value) if value else None
@@ -279,9 +281,7 @@ def _warn(text: str) -> None:
 
 def _read(path: Path) -> _FarmToml:
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=_FarmToml)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise ConfigError(path, "", str(error)) from None
+        return read_table(path, _FarmToml)
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
     except OSError as error:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from farm.errors import ConfigError
+from farm.system.toml_tables import convert_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -116,10 +117,7 @@ def _table(file: Path, name: str, content: object) -> ToolchainTable:
     if not isinstance(content, dict):
         problem = f"is no table: each toolchain has a name, as in [toolchain.main], and its keys are {keys}"
         raise ConfigError(file, f"toolchain.{name}", problem)
-    try:
-        return msgspec.convert(content, ToolchainTable)
-    except msgspec.ValidationError as error:
-        raise ConfigError(file, f"toolchain.{name}", f"{error} (its keys are {keys})") from None
+    return convert_table(file, content, ToolchainTable, f"toolchain.{name}")
 
 
 def _require_commit_url(file: Path, name: str, template: str) -> None:

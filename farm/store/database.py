@@ -16,7 +16,7 @@ from sqlalchemy import Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, ProgrammingError
 
-from farm.errors import MissingToolError, StoreError, StoreLostError, UsageError
+from farm.errors import MissingToolError, NoStoreError, StoreError, UsageError
 from farm.store.problems import ELSEWHERE, is_busy, is_contention, store_error
 from farm.store.schema import REVISION, VERSION_TABLE
 from farm.store.store_file import StoreFile, identity
@@ -154,17 +154,17 @@ class Database:
     def _check_file(self, *, existing: bool) -> None:
         path = Path(self.name)
         if existing and not path.is_file():
-            raise StoreLostError(f"{path}: {_NO_STORE}")
+            raise NoStoreError(f"{path.absolute()}: {_NO_STORE}")
         if self.readonly:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"{path.parent}: cannot be made: {error.strerror}: {ELSEWHERE}") from None
+            raise NoStoreError(f"{path.parent}: cannot be made: {error.strerror}: {ELSEWHERE}") from None
         # The write-ahead log lies beside the file: the folder has to be writable, too.
         for place in (path.parent, path) if path.exists() else (path.parent,):
             if not os.access(place, os.W_OK):
-                raise StoreError(f"{place}: cannot be written by this user: {ELSEWHERE}")
+                raise NoStoreError(f"{place}: cannot be written by this user: {ELSEWHERE}")
 
     def _create_engine(self) -> Engine:
         if not self.is_sqlite:
@@ -211,7 +211,7 @@ class Database:
         if self.readonly:
             if revision is None:
                 # Also where a process was killed before it had made the tables.
-                raise StoreError(f"{self.name}: {_NO_STORE}")
+                raise NoStoreError(f"{self.name}: {_NO_STORE}")
             self._refuse_newer(revision)
             raise StoreError(f"{self.name}: the store is of an older farm: 'farm run' brings it up to date")
         self._patiently(self._migrate)

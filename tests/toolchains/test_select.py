@@ -177,7 +177,7 @@ def test_qnn_of_a_toolchain_and_of_the_environment_must_be_one(tmp_path: Path, m
         ('[toolchain."1.5.0"]\nversion = "1.5.0"', "is no name of a toolchain"),
         ("[toolchain.a]\n", "says nothing"),
         ('[toolchain.a]\nversion = "1.5.0"\ncheckout = "x"', "more than one of"),
-        ('[toolchain.a]\nsource = "x"', r"toolchain\.a.*source.*its keys are checkout"),
+        ('[toolchain.a]\nsource = "x"', r"toolchain\.a: unknown key 'source'.*checkout"),
         ('[toolchain.a]\nversion = "1.5.0"\nbuild = "make"', r"toolchain\.a.*build"),
         ('[toolchain]\ncheckout = "x"', r"each toolchain has a name, as in \[toolchain\.main\]"),
         ('[toolchain.a]\nversion = "latest"', "no release of ExecuTorch"),

@@ -1,0 +1,69 @@
+"""Environment variables of farm, and whether what they and farm.toml name is there."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from farm.config.settings import Config
+
+QNN_PATHS = {
+    "sdk_root": "QNN_SDK_ROOT",
+    "android_runner": "",
+    "android_backend_library": "",
+    "android_ndk_root": "ANDROID_NDK_ROOT",
+    "android_executorch": "FARM_ANDROID_EXECUTORCH",
+    "executorch_build": "FARM_EXECUTORCH_BUILD",
+    "executorch_linux_build": "FARM_EXECUTORCH_LINUX_BUILD",
+    "executorch_direct_build": "FARM_EXECUTORCH_DIRECT_BUILD",
+    "hexagon_sdk_root": "HEXAGON_SDK_ROOT",
+    "hexagon_tools_root": "HEXAGON_TOOLS_ROOT",
+}
+"""Paths of the [qnn] table, and the variable that overrides each; empty where there is none."""
+
+_OTHERS = ("FARM_CONFIG", "FARM_STORE", "FARM_CACHE_DIR", "FARM_STATE_DIR", "FARM_SERVE_TOKEN", "FARM_VENV")
+# As near as a slip of the finger, and not as another program's variable could be.
+_NEAR = 0.85
+
+
+def require_known_variables() -> None:
+    """Raise UsageError for a variable that is called nearly as one of farm's: it would be ignored in silence."""
+    known = [*_OTHERS, *(name for name in QNN_PATHS.values() if name.startswith("FARM_"))]
+    for name in os.environ:
+        if not name.startswith("FARM_") or name.startswith(tuple(known)):
+            continue
+        import difflib
+
+        if near := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR):
+            raise UsageError(f"{name} is no variable of farm: did you mean {near[0]}? Set that one, and unset {name}")
+
+
+def require_folder(path: Path, named: str) -> None:
+    """Raise UsageError where a folder, which somebody `named` so, cannot be: it is a file, or lies below one."""
+    there = next((place for place in (path, *path.parents) if place.exists()), path)
+    if not there.is_dir():
+        raise UsageError(f"{named}: {there} is no folder: name another place")
+
+
+def require_there(config: Config, keys: Iterable[str]) -> None:
+    """Raise UsageError for a path of the [qnn] table, or of its variable, that is named and not there."""
+    for key in keys:
+        path: Path | None = getattr(config, key)
+        if path is not None and not path.exists():
+            raise UsageError(f"{_named(config, key)}: there is no {path}: correct it, or leave it out")
+
+
+def _named(config: Config, key: str) -> str:
+    """Return how somebody named a path: by its variable, or in which file."""
+    variable = QNN_PATHS[key]
+    if value := os.environ.get(variable):
+        return f"{variable}={value}"
+    if config.toolchain.native:
+        return f"toolchain {config.toolchain.name}"
+    return f"{config.file}: qnn.{key}"
