@@ -21,6 +21,7 @@ from farm.config.devices import (
     HostTable,
     LeaseConfig,
 )
+from farm.config.notify import NotifyConfig, read_notify
 from farm.config.retention import RetentionConfig, age_ms
 from farm.config.toolchains import ToolchainConfig, read_toolchains
 from farm.config.variables import QNN_PATHS, require_folder, require_known_variables
@@ -77,6 +78,7 @@ class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     health: HealthConfig = HealthConfig()
     leases: LeaseConfig = LeaseConfig()
     retention: RetentionConfig = RetentionConfig()
+    notify: NotifyConfig = NotifyConfig()
     toolchain: dict[str, Any] = {}
 
 
@@ -124,6 +126,7 @@ class Config(msgspec.Struct, frozen=True):
     health: HealthConfig = HealthConfig()
     leases: LeaseConfig = LeaseConfig()
     retention: RetentionConfig = RetentionConfig()
+    notify: NotifyConfig = NotifyConfig()
     toolchains: dict[str, ToolchainConfig] = {}
     """Those of farm.toml, by name."""
     toolchain: ToolchainConfig = ToolchainConfig()
@@ -192,6 +195,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         health=attached.health(table.health),
         leases=attached.leases(table.leases),
         retention=_retention(path or FILE_NAME, table.retention),
+        notify=read_notify(path or Path(FILE_NAME), table.notify, lambda value: _beside(base, value)),
         toolchains=read_toolchains(path or Path(FILE_NAME), table.toolchain, lambda value: _beside(base, value)),
         trace=table.build.trace,
     )

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.config.settings import Config
-    from farm.nightly.notify import Secrets
     from farm.nightly.plan import Plan, PlannedCell
+    from farm.notify.credentials import Credentials
     from farm.request.request import RunOutcome, RunRequest
     from farm.run.progress import ProgressListener
 
@@ -70,7 +70,7 @@ class CellWork:
 def run_night(
     config: Config,
     plan: Plan,
-    secrets: Secrets,
+    credentials: Credentials,
     fronts: Callable[[], AbstractContextManager[ProgressListener]],
     note: Callable[[str], None],
     *,
@@ -98,7 +98,7 @@ def run_night(
         before = next((one for one in reversed(known) if one.started_ms < night.started_ms and one.is_done), None)
         write_pages(night, known, reports)
         # The exit code is known, and does not wait for a network.
-        night = msgspec.structs.replace(night, deliveries=notify(plan, secrets, night, before))
+        night = msgspec.structs.replace(night, deliveries=notify(plan, credentials, night, before))
         for delivery in night.undelivered:
             note(f"NOT NOTIFIED: {delivery.to}: {delivery.problem}")
         nights.save(night)

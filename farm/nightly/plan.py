@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from farm.backends.registry import DEFAULT_BACKEND, find_backend
+from farm.config.notify import mail_problems, webhook_problems
 from farm.errors import FarmError, UnknownNameError, UsageError
 from farm.nightly.tables import MailTable, NightlyTable, RunTable, Tables, WebhookTable, read_tables
 from farm.nightly.templates import BUILT_IN, check_template
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MAILBOX = re.compile(r"[^\s@<>(),;:\"\\]+@[^\s@<>(),;:\"\\]+")
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*|[0-9A-Fa-f:.]+")
 # As farm run has it.
 _TIMEOUT_S = 300.0
 
@@ -259,8 +257,7 @@ def _jobs(cell: PlannedCell, config: Config, problems: list[str]) -> tuple[Job, 
 def _notify(tables: Tables, base: Path, problems: list[str]) -> tuple[MailTable | None, tuple[WebhookTable, ...]]:
     webhooks = []
     for place, hook in tables.webhooks:
-        _one_of(hook, place, ("url_env", "url_file"), problems, needed=True)
-        _one_of(hook, place, ("token_env", "token_file"), problems)
+        problems += [f"{place}: {why}" for why in webhook_problems(hook)]
         template = hook.template if hook.template in BUILT_IN else _beside(base, hook.template)
         problems += [f"{place}: template: {why}" for why in check_template(template, "json")]
         webhooks.append(msgspec.structs.replace(
@@ -268,7 +265,7 @@ def _notify(tables: Tables, base: Path, problems: list[str]) -> tuple[MailTable 
         ))  # fmt: skip
     mail = tables.mail
     if mail is not None:
-        _check_mail(mail, problems)
+        problems += [f"[notify.mail]: {why}" for why in mail_problems(mail)]
         mail = msgspec.structs.replace(
             mail,
             template=_beside(base, mail.template),
@@ -278,36 +275,6 @@ def _notify(tables: Tables, base: Path, problems: list[str]) -> tuple[MailTable 
         for key, form in (("template", "text"), ("html_template", "html")):
             problems += [f"[notify.mail]: {key}: {why}" for why in check_template(getattr(mail, key), form)]
     return mail, tuple(webhooks)
-
-
-def _check_mail(mail: MailTable, problems: list[str]) -> None:
-    _one_of(mail, "[notify.mail]", ("password_env", "password_file"), problems)
-    _one_of(mail, "[notify.mail]", ("user_env",), problems)
-    password = mail.password_env or mail.password_file
-    if bool(mail.user_env) != bool(password):
-        problems.append("[notify.mail]: user_env and a password (password_env or password_file) go together")
-    if password and not mail.starttls:
-        problems.append("[notify.mail]: a password without starttls would be sent in the clear: leave starttls true")
-    if not _HOST.fullmatch(mail.host):
-        problems.append(f"[notify.mail]: host {mail.host!r} is no name or address of a machine")
-    for key, address in (("from", mail.sender), *(("to", one) for one in mail.to)):
-        if not _MAILBOX.fullmatch(address):
-            problems.append(f"[notify.mail]: {key}: {address!r} is no address: expected name@host")
-
-
-def _one_of(
-    table: msgspec.Struct, place: str, keys: tuple[str, ...], problems: list[str], *, needed: bool = False
-) -> None:
-    """Check where a secret is told to be; what it is is asked for when it is needed."""
-    given = [key for key in keys if getattr(table, key)]
-    if len(given) > 1 or (needed and not given):
-        problems.append(f"{place}: expected {' or '.join(keys)}, one of them")
-    # The value is not shown: somebody may have written the secret itself.
-    problems += [
-        f"{place}: {key} is no name of an environment variable; the secret itself has no place here"
-        for key in given
-        if key.endswith("_env") and not _VARIABLE.fullmatch(getattr(table, key))
-    ]
 
 
 def _beside(base: Path, name: str) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.notify.delivery import Delivery
 from farm.system.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -75,15 +76,6 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.code is None:
             return "not begun" if not self.run_id else "unfinished"
         return _word(self.code)
-
-
-class Delivery(msgspec.Struct, frozen=True):
-    """A notification that was tried."""
-
-    to: str
-    """Where to, without anything secret."""
-    ok: bool
-    problem: str = msgspec.field(default="", name="said")
 
 
 class Night(msgspec.Struct, frozen=True, kw_only=True):

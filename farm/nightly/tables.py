@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from farm.backends.registry import DEFAULT_BACKEND
+from farm.config.notify import Mail, Webhook
 from farm.errors import ConfigError, UnknownNameError, UsageError
 from farm.request.profiling import Profile
 
@@ -66,28 +67,16 @@ class ExportTable(msgspec.Struct, frozen=True, kw_only=True):
     formats: _Names
 
 
-class WebhookTable(msgspec.Struct, frozen=True, kw_only=True):
+class WebhookTable(Webhook, frozen=True, kw_only=True):
     """`[[notify.webhook]]`."""
 
-    url_env: str = ""
-    url_file: str = ""
-    token_env: str = ""
-    token_file: str = ""
     template: str = "json"
     when: When = "change"
 
 
-class MailTable(msgspec.Struct, frozen=True, kw_only=True):
+class MailTable(Mail, frozen=True, kw_only=True):
     """`[notify.mail]`."""
 
-    host: str
-    sender: str = msgspec.field(name="from")
-    to: _Names
-    port: Annotated[int, Meta(ge=1, le=65535)] = 587
-    starttls: bool = True
-    user_env: str = ""
-    password_env: str = ""
-    password_file: str = ""
     template: str = ""
     html_template: str = ""
     when: When = "change"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 from receivers import LOOPBACK, mail_server, make_certificate, trickling_server, web_server
 
-from farm.nightly import mail as mail_module
-from farm.nightly import webhook
-from farm.nightly.mail import message, send
 from farm.nightly.tables import MailTable
 from farm.nightly.templates import SAMPLE, render
-from farm.nightly.webhook import NotifyError, origin, post
+from farm.notify import mail as mail_module
+from farm.notify import webhook
+from farm.notify.mail import message, send
+from farm.notify.webhook import NotifyError, origin, post
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,9 @@ from receivers import web_server
 from farm.config.settings import Config, load_config
 from farm.errors import InfraError, MissingToolError, NoDeviceError
 from farm.nightly.night import CANDIDATES_SHARE, CellWork, run_night
-from farm.nightly.notify import Secrets
 from farm.nightly.plan import read_plan
 from farm.nightly.record import CellResult, Findings, JobNote, Night
+from farm.notify.credentials import Credentials
 from farm.request.request import RunOutcome, RunRequest
 from farm.store.view import RunView
 
@@ -65,7 +65,8 @@ class Stage(CellWork):
         self.file.write_text(FILE + more)
         plan, _ = read_plan(self.file, self.config)
         front: Callable[[], Any] = contextlib.nullcontext
-        return run_night(self.config, plan, Secrets(plan), front, self.said.append, resume=resume, work=self)
+        credentials = Credentials(plan.webhooks, plan.mail)
+        return run_night(self.config, plan, credentials, front, self.said.append, resume=resume, work=self)
 
     def run(self, request: RunRequest, _front: object, interrupts: Any, begun: Any) -> RunOutcome:
         self.asked.append(request)

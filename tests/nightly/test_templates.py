@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from farm.errors import UsageError
-from farm.nightly.mail import message
 from farm.nightly.record import JobNote
 from farm.nightly.render import render_night
 from farm.nightly.tables import MailTable
 from farm.nightly.templates import SAMPLE, check_template, context, render, subject
+from farm.notify.mail import message
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -39,15 +39,15 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
     infrastructure; 5 nothing was run; 0 otherwise.
     """
     from farm.nightly.check import matrix, matrix_lines
-    from farm.nightly.notify import Secrets
     from farm.nightly.plan import read_plan
+    from farm.notify.credentials import Credentials
 
     if check and resume:
         raise UsageError("--check runs nothing, so that there is nothing to resume: leave one of them out")
     config = load_config(config_file)
     plan, jobs = read_plan(file, config)
-    secrets = Secrets(plan)
-    for lacking in secrets.missing():
+    credentials = Credentials(plan.webhooks, plan.mail)
+    for lacking in credentials.missing():
         notice(f"a notification cannot be sent: {lacking}")
     if check:
         rows = matrix(config, plan, jobs)
@@ -59,7 +59,7 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
 
     from farm.nightly.night import run_night
 
-    night = run_night(config, plan, secrets, _front, notice, resume=resume)
+    night = run_night(config, plan, credentials, _front, notice, resume=resume)
     _tell(night, as_json=as_json)
     assert night.code is not None  # noqa: S101 - it has ended
     return night.code

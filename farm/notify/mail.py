@@ -1,4 +1,4 @@
-"""A notification by mail: text and HTML, over STARTTLS with the certificate checked."""
+"""A notification by mail: text, and HTML where there is some, over STARTTLS with the certificate checked."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from typing import TYPE_CHECKING
 
-from farm.nightly.webhook import NotifyError, within
+from farm.notify.webhook import NotifyError, within
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from farm.nightly.tables import MailTable
+    from farm.config.notify import Mail
 
 # For one answer of the server, and for all of them.
 _TIMEOUT_SECONDS = 30.0
 _DEADLINE_SECONDS = 120.0
 
 
-def message(mail: MailTable, subject: str, text: str, html: str) -> EmailMessage:
+def message(mail: Mail, subject: str, text: str, html: str) -> EmailMessage:
     """Return the mail; a subject with a line end in it would be refused, and none has one."""
     made = EmailMessage()
     made["Subject"] = " ".join(subject.split())
@@ -30,11 +30,12 @@ def message(mail: MailTable, subject: str, text: str, html: str) -> EmailMessage
     made["Message-ID"] = make_msgid(domain=mail.sender.rpartition("@")[2])
     made["Auto-Submitted"] = "auto-generated"
     made.set_content(text)
-    made.add_alternative(html, subtype="html")
+    if html:
+        made.add_alternative(html, subtype="html")
     return made
 
 
-def send(mail: MailTable, made: EmailMessage, user: str = "", password: str = "") -> None:
+def send(mail: Mail, made: EmailMessage, user: str = "", password: str = "") -> None:
     """Hand the mail to the server. Raises NotifyError."""
     server = f"{mail.host}:{mail.port}"
     try:
@@ -61,7 +62,7 @@ def send(mail: MailTable, made: EmailMessage, user: str = "", password: str = ""
         raise NotifyError(f"{server}: takes no mail for {', '.join(refused)}; the others have it")
 
 
-def _hand_over(mail: MailTable, made: EmailMessage, user: str, password: str) -> Collection[str]:
+def _hand_over(mail: Mail, made: EmailMessage, user: str, password: str) -> Collection[str]:
     """Return the addresses that the server does not take mail for."""
     with smtplib.SMTP(mail.host, mail.port, timeout=_TIMEOUT_SECONDS) as smtp:
         if mail.starttls:

@@ -49,13 +49,16 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{host}{port}" if parts.hostname else "an address that is none"
 
 
-def post(url: str, body: str, token: str = "", wait: Callable[[float], None] = time.sleep) -> None:
+def post(
+    url: str, body: str, token: str = "", wait: Callable[[float], None] = time.sleep, *, secret: bool = True
+) -> None:
     """Send `body`, JSON, to `url`, with `token` as a bearer token where there is one.
 
+    Plain http goes to other machines only where the address is not `secret` and there is no token.
     Server errors (5xx, 429) and connections that fail are tried four times in all, 1, 2 and 4 seconds apart. A redirect
     is not followed. $https_proxy counts, but for this machine and what $no_proxy names. Raises NotifyError.
     """
-    request = _request(url, body, token)
+    request = _request(url, body, token, secret=secret)
     opener = _opener(direct=_is_loopback(urlsplit(url)))
     for seconds in (*_WAITS_S, None):
         # A proxy changes a request: of one that is sent again, what is secret would go to it in plain text.
@@ -93,7 +96,7 @@ def within(seconds: float, action: Callable[[], _T]) -> _T:
     return results[0]
 
 
-def _request(url: str, body: str, token: str) -> urllib.request.Request:
+def _request(url: str, body: str, token: str, *, secret: bool) -> urllib.request.Request:
     try:
         parts = urlsplit(url)
         fine = bool(parts.hostname) and url.isascii() and url.isprintable() and " " not in url
@@ -103,8 +106,9 @@ def _request(url: str, body: str, token: str) -> urllib.request.Request:
         raise NotifyError("the address of the webhook is none: expected https://HOST/PATH")
     if parts.username is not None:
         raise NotifyError(f"{origin(url)}: the address has a user in it, which is not sent: use token_env")
-    if parts.scheme == "http" and not _is_loopback(parts):
-        raise NotifyError(f"{origin(url)}: the address itself is a secret, which http shows to everybody: use https")
+    if parts.scheme == "http" and (secret or token) and not _is_loopback(parts):
+        what = "the address itself" if secret else "the token"
+        raise NotifyError(f"{origin(url)}: {what} is a secret, which http shows to everybody: use https")
     if not (token.isascii() and token.isprintable()):
         raise NotifyError(f"{origin(url)}: the token has characters that no header may have")
     headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": f"farm/{__version__}"}

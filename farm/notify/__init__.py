@@ -1,0 +1,1 @@
+"""Messages to people: webhooks, mail and the secrets that they need."""
