@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING
 
 import farm
 from farm.errors import InfraError
-from farm.system.hashes import remembered_files, sha256_of
+from farm.system.hashes import CLOCK_STEP_NS, remembered_files, sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from farm.system.hashes import HashedFile
-
-CLOCK_STEP_NS = 20_000_000
-"""A clock that files are stamped with goes in steps."""
 
 _MAIN_PACKAGES = ("executorch", "torch", "torchao")
 _SITES = ("site-packages", "dist-packages")

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.bundles.trace import FileTrace, Trace, keep_source, to_bits
-from farm.compile.loaded import CLOCK_STEP_NS, was_changed
+from farm.compile.loaded import was_changed
 from farm.errors import InfraError
+from farm.system.hashes import CLOCK_STEP_NS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

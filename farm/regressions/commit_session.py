@@ -15,6 +15,7 @@ from farm.errors import UsageError
 from farm.regressions.commit_bisect import CommitBisection
 from farm.regressions.commit_lab import WorktreeLab
 from farm.regressions.commit_records import STATE_FILE, CommitsRequest, CommitsState, JobSearch, read_state, write_state
+from farm.request.pruning import BISECTS
 from farm.request.resume import in_progress
 from farm.store.rows import new_run_id
 from farm.store.values import judged_by
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.suites.suite import Job
     from farm.toolchains.commits import Commit
-
-_FOLDER = "bisects"
 
 
 class CommitsOutcome(msgspec.Struct, frozen=True):
@@ -105,7 +104,7 @@ def bisect_commits(
     good = checkout.commit(request.good)
     known = None if anew else _unfinished(config, request)
     state_id = known.name if known is not None else new_run_id(time.time_ns() // 1_000_000)
-    folder = config.state_dir / _FOLDER / state_id
+    folder = config.state_dir / BISECTS / state_id
     config = with_toolchain(config, checkout, request)
     with InterruptHandler(), in_progress(folder):
         with WorktreeLab(config, store, checkout, good, request, folder, command, note) as lab:
@@ -141,7 +140,7 @@ def outcome_of(checkout: Checkout, folder: Path, state: CommitsState) -> Commits
 
 def find_bisection(config: Config, ref: str) -> Path:
     """Return the folder of a bisection: its id, or `latest`. Raises UsageError."""
-    folder = config.state_dir / _FOLDER
+    folder = config.state_dir / BISECTS
     if ref == "latest":
         known = sorted(_bisections(config))
         if not known:
@@ -153,7 +152,7 @@ def find_bisection(config: Config, ref: str) -> Path:
 
 
 def _bisections(config: Config) -> Iterator[Path]:
-    for file in (config.state_dir / _FOLDER).glob(f"*/{STATE_FILE}"):
+    for file in (config.state_dir / BISECTS).glob(f"*/{STATE_FILE}"):
         if is_run_id(file.parent.name):
             yield file.parent
 

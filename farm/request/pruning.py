@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from farm.config.settings import Config
     from farm.store.pruning import Pruning
 
+BISECTS, COMPARES = "bisects", "compares"
+"""Folders of a state directory: what searches among commits, and comparisons, found out."""
+
 
 class Freed(msgspec.Struct):
     """What is gone, or would be."""
@@ -44,8 +47,7 @@ class Remains:
         for run_id in run_ids:
             folder = self._folder(run_id)
             if folder is not None:
-                freed.folders += 1
-                freed.folder_bytes += _size(folder)
+                self.measure_folders([folder], freed)
         for sha256 in artifacts:
             size = self._artifacts.size(sha256)
             if size is not None:
@@ -90,6 +92,30 @@ class Remains:
             with suppress(UsageError), in_progress(folder):
                 self._remove_folder(folder, freed)
 
+    def evidence(self, keep_ms: int | None) -> list[Path]:
+        """Return the folders of comparisons and of searches among commits that are older than `keep_ms`."""
+        if keep_ms is None:
+            return []
+        old = time.time() - keep_ms / 1000
+        folders = (one for name in (BISECTS, COMPARES) for one in (self._config.state_dir / name).glob("*"))
+        return sorted(
+            one
+            for one in folders
+            if is_run_id(one.name) and one.is_dir() and not one.is_symlink() and _newest(one) < old
+        )
+
+    def measure_folders(self, folders: Iterable[Path], freed: Freed) -> None:
+        """Add what `remove_evidence` would free."""
+        for folder in folders:
+            freed.folders += 1
+            freed.folder_bytes += _size(folder)
+
+    def remove_evidence(self, folders: Iterable[Path], freed: Freed) -> None:
+        """Remove folders of `evidence` that nobody works at."""
+        for folder in folders:
+            with suppress(UsageError), in_progress(folder):
+                self._remove_folder(folder, freed)
+
     def _folder(self, run_id: str) -> Path | None:
         """Return the folder of a run that is here; None also where its id, or a link, leads somewhere else."""
         if not is_run_id(run_id):
@@ -113,6 +139,11 @@ class Remains:
         if not folder.exists():
             freed.folders += 1
             freed.folder_bytes += size
+
+
+def _newest(folder: Path) -> float:
+    """Return when a folder, or what is directly in it, was written last, in seconds."""
+    return max([folder.lstat().st_mtime, *(one.lstat().st_mtime for one in folder.iterdir())])
 
 
 def _size(folder: Path) -> int:

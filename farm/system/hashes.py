@@ -28,6 +28,9 @@ from farm.system.trust import weakness
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+CLOCK_STEP_NS = 20_000_000
+"""A clock that files are stamped with goes in steps."""
+
 _FOLDER = "hashes"
 _SINGLE_FILES = "files.json"
 _YOUNG_S = 2.0

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.bundles.key import LPAI_TARGET, forget_sources, toolchain_versions
-from farm.compile.loaded import CLOCK_STEP_NS
 from farm.runtime.native.build import build_native
 from farm.runtime.native.executorch import runner_executorch
 from farm.runtime.simulator import LIBRARY, host_sdk
+from farm.system.hashes import CLOCK_STEP_NS
 from farm.toolchains.content.identity import identify
 from farm.toolchains.content.source_state import developed_roots, source_state
 from farm.toolchains.generations import NEWEST, newer_than_known, variables_of

@@ -151,7 +151,7 @@ class TestWhatAUserCannotDo:
         assert done.returncode == 0, done.stderr
         # Ids sort by time, and so this one is that of the newest result.
         assert world.runs() == {new, "notes.txt"}
-        assert "run folders  1 on this machine" in done.stdout
+        assert "folders      1 on this machine" in done.stdout
         assert (precious / "thesis.txt").read_text() == "years of work"
         assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
         assert [path.name for path in own.iterdir()] == ["notes.txt"]

@@ -70,7 +70,7 @@ def _age(context: click.Context, option: click.Parameter, value: str | None) -> 
 @click.option("--yes", is_flag=True, help="Delete; otherwise say what would go, and change nothing.")
 @json_option()
 def command(config_file: Path | None, *, orphans: bool, yes: bool, as_json: bool, **given: str | int | None) -> None:
-    """Delete old runs: their rows, files that no other run has, their folders.
+    """Delete old runs: their rows, files that no other run has, their folders; comparisons and searches of that age.
 
     A run stays for any one reason: its age, its place among the newest, one of the 30 newest results of a job, that
     it is going on, that an alert names it. What is not given comes from [retention] in farm.toml. Without --yes
@@ -115,6 +115,8 @@ def _plan(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -
     freed.runs = len(answer.old)
     if orphans:
         remains.measure(*remains.orphans(), freed)
+    if rules:
+        remains.measure_folders(remains.evidence(rules.keep_ms), freed)
     return answer
 
 
@@ -128,6 +130,8 @@ def _delete(config: Config, store: Store, rules: Rules | None, *, orphans: bool)
         for run_id in reversed(answer.old):
             remains.remove(run_id, freed)
         store.pruning.sweep()
+        if rules:
+            remains.remove_evidence(remains.evidence(rules.keep_ms), freed)
         if orphans:
             folders, artifacts = remains.orphans()
             remains.remove_folders(folders, freed)
@@ -151,7 +155,7 @@ def _lines(answer: PruneAnswer, again: str) -> list[str]:
         lines.append(f"  rows         {answer.rows:,}, about {size(answer.database_bytes)} of the database")
     lines += [
         f"  artifacts    {freed.artifacts:,} on this machine, {size(freed.artifact_bytes)}",
-        f"  run folders  {freed.folders:,} on this machine, {size(freed.folder_bytes)}",
+        f"  folders      {freed.folders:,} on this machine, {size(freed.folder_bytes)}",
     ]
     for why, count in Counter(why for why in answer.runs.values() if why is not None).items():
         lines.append(f"kept {count}: {_WHY[why]}")
