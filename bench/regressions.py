@@ -88,7 +88,7 @@ class World:
             for one in truth.choice(np.arange(nights), size=min(HOT_NIGHTS, nights), replace=False)
         }
         for device, one in sorted(self.hot):
-            night[self.device == device, one] *= 1.0 + truth.uniform(*HOT)
+            night[self._ran_on(device, one), one] *= 1.0 + truth.uniform(*HOT)
         self.measured = self._runs(truth, night)
 
     def _nights(self, truth: np.random.Generator) -> np.ndarray:
@@ -110,6 +110,16 @@ class World:
         """Return the first night that can be compared with this one."""
         del series, night
         return 0
+
+    def _ran_on(self, device: int, night: int) -> np.ndarray:
+        """Return for each series whether a device ran it in a night."""
+        del night
+        return np.asarray(self.device == device)
+
+    def is_true(self, series: int, alert: Alert) -> bool:
+        """Return whether an alert that is not the first of a planted step is about something all the same."""
+        del series, alert
+        return False
 
     def device_of(self, series: int, night: int) -> int:
         """Return the device that ran a series in a night."""
@@ -133,15 +143,18 @@ class World:
         self._level[self.device == device] *= slower
         self.measured[self.device == device] *= slower
 
+    def begin(self, night: int) -> None:
+        """Let a night begin."""
+
     def pair(self, series: int, good: int, new: int, number: int = 0) -> Pair:
-        """Run the bundles of two nights one after the other on one device, tonight; `number` says which begins."""
+        """Run the bundles of two nights one after the other on one device, tonight; the good one begins even ones."""
         del number
+        return self._noisy(series, good, new, WITHIN_RUN)
+
+    def _noisy(self, series: int, good: int, new: int, within: float) -> tuple[np.ndarray, np.ndarray]:
         tonight = 1.0 + DRIFT * self._draw.standard_normal()
-        sides = []
-        for night in (good, new):
-            noise = 1.0 + WITHIN_RUN * self._draw.standard_normal(INFERENCES)
-            sides.append(self._level[series, night] * tonight * noise)
-        return sides[0], sides[1]
+        noise = np.maximum(1.0 + within * self._draw.standard_normal((2, INFERENCES)), 0.2)
+        return self._level[series, good] * tonight * noise[0], self._level[series, new] * tonight * noise[1]
 
 
 @dataclass
@@ -166,6 +179,7 @@ class Farm:
 
     def run(self) -> None:
         for night in range(self.world.nights):
+            self.world.begin(night)
             self.world.new_session()
             found = self._night(night)
             self.alerts[night] = [alert for group in found for alert in group.alerts]
@@ -318,7 +332,7 @@ class Score:
                 having = np.flatnonzero(~np.isnan(world.measured[one, begun:]))[:2] + begun
                 # A second alert about one step is about nothing, as is one about its end.
                 if not size or night < begun or one in seen or alert.change < 0:
-                    self.false += 1
+                    self.false += not world.is_true(one, alert)
                     continue
                 seen.add(one)
                 self.found[size] += 1
@@ -408,8 +422,16 @@ def main() -> None:
     parser.add_argument("--sigmas", type=float, default=GATES[Scale.RATIO].sigmas, help="the candidates' sigma gate")
     parser.add_argument("--screen", type=float, help="false discovery rate among candidates, before they are confirmed")
     parser.add_argument("--changed", action="store_true", help="measure also new programs that do not stand out")
-    parser.add_argument("--quick", action="store_true", help="one seed")
+    parser.add_argument("--quick", action="store_true", help="one seed; of worlds, also fewer series and nights")
+    parser.add_argument("--worlds", nargs="*", metavar="NAME", help="other worlds, a line for each; all without names")
     options = parser.parse_args()
+    if options.worlds is not None:
+        from worlds import run_worlds
+
+        size = (90, 40) if options.quick else (options.series, options.nights)
+        seeds = range(options.first_seed, options.first_seed + (1 if options.quick else options.seeds))
+        run_worlds(options.worlds, seeds, *size, changed=options.changed)
+        return
     total = Score()
     for seed in range(options.first_seed, options.first_seed + (1 if options.quick else options.seeds)):
         began = time.perf_counter()
