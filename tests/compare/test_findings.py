@@ -131,6 +131,13 @@ def test_overview_has_sizes_partitions_and_the_median_of_changes() -> None:
     assert rows["HTP cycles"].over == "3 jobs run in turns, -9.5 % to +35.0 %"
 
 
+def test_builders_that_recorded_what_they_ran_on_one_side_only_are_said_to_have_taken_longer_for_it() -> None:
+    rows = {row.what: row for row in overview(report(job(side("p"), side("q", traced=True))))}
+    assert "B's builders also recorded what they ran" in rows["compile time"].over
+    rows = {row.what: row for row in overview(report(job(side("p", traced=True), side("q", traced=True))))}
+    assert "recorded" not in rows["compile time"].over
+
+
 @pytest.mark.parametrize(
     ("worse", "better", "word"),
     [

@@ -11,6 +11,7 @@ import msgspec
 from farm.analysis.confirmation import Answer
 from farm.analysis.scale import Scale, change_text, scale_of
 from farm.bundles.same import data_hash, program_of
+from farm.bundles.trace import has_trace
 from farm.report.model import format as fmt
 from farm.suites.figures import figure_of
 
@@ -77,6 +78,8 @@ class CompiledFacts(msgspec.Struct, frozen=True, kw_only=True):
     """By step, and `total`."""
     peak_bytes: int
     """Peak resident memory of the builder meanwhile, 0 where it is not known."""
+    traced: bool
+    """The builder also recorded what of the toolchain ran, which takes longer."""
     pte_bytes: int
     partitions: int
     delegated_ops: int | None
@@ -341,6 +344,7 @@ def compiled_facts(bundle: Bundle, *, cached: bool) -> CompiledFacts:
         data=data_hash(manifest),
         seconds=manifest.seconds,
         peak_bytes=manifest.peak_bytes,
+        traced=has_trace(bundle.folder),
         pte_bytes=manifest.pte_bytes,
         partitions=manifest.partitions,
         delegated_ops=manifest.delegated_ops,

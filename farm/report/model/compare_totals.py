@@ -33,6 +33,8 @@ class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
     """The greatest peak of a builder; 0 where it is not known."""
     steps: tuple[tuple[str, float, float], ...]
     """Seconds by step, those that take longest first."""
+    traced: tuple[int, int]
+    """Programs whose builder also recorded what of the toolchain ran, which takes longer, A and B."""
 
 
 def compile_cost(jobs: Iterable[ComparedJob]) -> CompileCost | None:
@@ -55,6 +57,7 @@ def compile_cost(jobs: Iterable[ComparedJob]) -> CompileCost | None:
         seconds=(_seconds(a, "total"), _seconds(b, "total")),
         peak_bytes=(max(one.peak_bytes for one in a), max(one.peak_bytes for one in b)),
         steps=tuple(sorted(steps, key=lambda step: -max(step[1:]))),
+        traced=(sum(one.traced for one in a), sum(one.traced for one in b)),
     )
 
 
@@ -95,6 +98,9 @@ def overview(report: CompareReport) -> tuple[OverviewRow, ...]:
     if cost := compile_cost(report.jobs):
         how = "compiled side by side now" if cost.fresh else "from the cache, each compiled at its own time"
         over = f"{fmt.plural(cost.jobs, 'program')} {how}"
+        if cost.traced[0] != cost.traced[1]:
+            side = "A" if cost.traced[0] > cost.traced[1] else "B"
+            over += f"; {side}'s builders also recorded what they ran, which takes longer"
         a, b = (fmt.duration(seconds) for seconds in cost.seconds)
         rows.append(OverviewRow(what="compile time", a=a, b=b, change=_ratio_text(*cost.seconds), over=over))
         if all(cost.peak_bytes):
