@@ -20,7 +20,8 @@ from farm.report.model.compare import (
 def compiled(program: str = "p", **more: Any) -> CompiledFacts:
     fields: dict[str, Any] = {
         "key": f"key of {program}", "cached": False, "program": program, "data": "d", "seconds": {"total": 2.0},
-        "peak_bytes": 900_000_000, "traced": False, "pte_bytes": 1000, "partitions": 1, "delegated_ops": 3, "fallback_ops": {},
+        "peak_bytes": 900_000_000, "traced": False, "pte_bytes": 1000, "partitions": 1, "delegated_ops": 3,
+        "fallback_ops": {},
     }  # fmt: skip
     return CompiledFacts(**{**fields, **more})
 
