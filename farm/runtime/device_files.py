@@ -12,6 +12,7 @@ import msgspec
 
 from farm.backends.lpai import BACKEND as LPAI
 from farm.backends.registry import BACKENDS, find_backend
+from farm.config.variables import require_there
 from farm.errors import IllegalTargetError, MissingToolError
 from farm.runtime.native.build import planned_native
 from farm.runtime.native.cross_compilers import AndroidKit
@@ -78,6 +79,21 @@ def android_kit(config: Config) -> AndroidKit:
 def device_places(config: Config, target: BuildTarget) -> Places:
     """Return where the files for the devices of `target` are."""
     return _linux_places(config) if target.name == OE_LINUX else android_places(config)
+
+
+def require_named(config: Config, backend: str, target: BuildTarget, mode: Mode) -> None:
+    """Raise UsageError for a path that somebody named for the files of `backend` on `target`, and that is not there.
+
+    Others are not taken in its place.
+    """
+    qnn = () if find_backend(backend).on_cpu else ("sdk_root",)
+    if target.name == OE_LINUX:
+        require_there(config, (*qnn, "executorch_linux_build"))
+    elif mode == "direct":
+        require_there(config, (*qnn, "executorch_build", "executorch_direct_build", "hexagon_tools_root"))
+    else:
+        ours = ("android_runner", "android_backend_library", "android_executorch", "executorch_build")
+        require_there(config, (*qnn, *ours))
 
 
 def android_places(config: Config) -> Places:

@@ -86,15 +86,15 @@ def android_files(sdk_root: Path | None) -> QnnFiles:
 
 
 def linux_files(sdk_root: Path | None, cache_dir: Path) -> QnnFiles:
-    """Return QNN's files for Arm Linux: the newest the SDK has, else those of the wheel, fetched or not.
+    """Return QNN's files for Arm Linux: the newest that the SDK has; without an SDK those of the wheel, fetched or not.
 
-    Where the SDK was made from a wheel, it is the same release of it.
+    An SDK that was made from a wheel has those of the same release of it.
     """
-    folder = newest_linux_folder(sdk_root)
-    if folder is not None:
+    release = wheel_release(sdk_root)
+    if sdk_root is not None and not release:
+        folder = newest_linux_folder(sdk_root) or sdk_root / "lib" / LINUX_FOLDER
         return QnnFiles(f"{GET_SDK} with {LINUX_FOLDER} libraries", sdk_root, folder, sdk_version(sdk_root))
     try:
-        release = wheel_release(sdk_root)
         libraries = wheel_folder(cache_dir, WHEEL, "aarch64", _WHEEL_EXTRA, release) / "onnxruntime_qnn"
         require_own(libraries.parent)
     except MissingToolError as error:
@@ -104,8 +104,15 @@ def linux_files(sdk_root: Path | None, cache_dir: Path) -> QnnFiles:
 
 
 def fetch_linux_files(cache_dir: Path, sdk_root: Path | None = None, log: Callable[[str], None] | None = None) -> Path:
-    """Fetch the aarch64 wheel of onnxruntime-qnn and return the folder of its libraries. Raises MissingToolError."""
+    """Return the folder with QNN's libraries for Arm Linux: the SDK's, else those of the wheel, which is fetched.
+
+    Raises MissingToolError, also for an SDK that has none.
+    """
     keep, release = ("onnxruntime_qnn/lib",), wheel_release(sdk_root)
+    if sdk_root is not None and not release:
+        if (folder := newest_linux_folder(sdk_root)) is not None:
+            return folder
+        raise MissingToolError(f"the QNN SDK {sdk_root} has no lib/{LINUX_FOLDER}: name one that has, or none")
     fetched = fetch_wheel(cache_dir, WHEEL, "aarch64", _WHEEL_EXTRA, keep, version=release, log=log)
     return fetched / "onnxruntime_qnn"
 

@@ -11,7 +11,14 @@ import msgspec
 
 from farm.backends.registry import DEFAULT_BACKEND, find_backend
 from farm.errors import ConfigError, IllegalTargetError, MissingToolError, UsageError
-from farm.runtime.device_files import Places, device_parts, device_places, signed_skel, takes_sessions
+from farm.runtime.device_files import (
+    Places,
+    device_parts,
+    device_places,
+    require_named,
+    signed_skel,
+    takes_sessions,
+)
 from farm.runtime.native.build import build_native
 from farm.runtime.native.cross_compilers import aarch64_executorch
 from farm.runtime.native.elf import X86_64
@@ -172,6 +179,7 @@ def staged_runtime(config: Config, soc: Soc, backend: str, target: BuildTarget, 
 
     Jobs run with farm's own runner alone, and so not in direct mode and not with QNN on Arm Linux.
     """
+    require_named(config, backend, target, mode)
     return device_runtime(soc, backend, device_places(config, target), target.kind, config.cache_dir, mode)
 
 

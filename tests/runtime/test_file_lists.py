@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from farm.config.settings import Config
-from farm.errors import ConfigError, FarmError, IllegalTargetError, MissingToolError
+from farm.errors import ConfigError, FarmError, IllegalTargetError, MissingToolError, UsageError
 from farm.runtime import parts
 from farm.runtime.device_files import device_parts, device_places
 from farm.runtime.inventory import inspect
@@ -229,22 +229,47 @@ def test_without_an_sdk_arm_linux_gets_qnn_from_the_wheel_and_never_from_both(
     shutil.copytree(qnn_wheel.parent.parent, fetched, copy_function=lambda a, b: Path(b).symlink_to(a))
     for folder in (sdk / "lib").glob("aarch64-oe-linux-*"):
         shutil.rmtree(folder)
-    runtime = staged_runtime(config, find_soc("SM8650"), "htp", linux)
+    # An SDK that is named is used or refused.
+    with pytest.raises(MissingToolError, match=r"libQnnHtp\.so.*set QNN_SDK_ROOT .*aarch64-oe-linux"):
+        staged_runtime(config, find_soc("SM8650"), "htp", linux)
+    without = msgspec.structs.replace(config, sdk_root=None)
+    runtime = staged_runtime(without, find_soc("SM8650"), "htp", linux)
     assert set(runtime.files) == set(LISTS["SM8650", "htp", "traditional"])
     qnn = {path.parent.name for name, path in runtime.files.items() if name.startswith("libQnn")}
     assert qnn == {"onnxruntime_qnn"}
     assert runtime.versions["qnn"].startswith("onnxruntime-qnn 2.")
-    gpu = staged_runtime(config, find_soc("SM8650"), "gpu", linux)
+    gpu = staged_runtime(without, find_soc("SM8650"), "gpu", linux)
     assert gpu.files["libQnnGpu.so"].is_file()
     # It has nothing of an LPAI, and its libraries are not those of Android.
     with pytest.raises(MissingToolError, match=r"libQnnLpai\.so.*set QNN_SDK_ROOT .*aarch64-oe-linux"):
-        staged_runtime(config, find_soc("SM8850"), "lpai", linux)
-    without = msgspec.structs.replace(config, sdk_root=None)
+        staged_runtime(without, find_soc("SM8850"), "lpai", linux)
     with pytest.raises(MissingToolError, match=r"libQnnHtp\.so.*set QNN_SDK_ROOT .*aarch64-android"):
         staged_runtime(without, find_soc("SM8650"), "htp", TARGETS["android-arm64"])
     shutil.rmtree(fetched)
     with pytest.raises(MissingToolError, match="farm runtime build --target oe-linux-aarch64"):
         staged_runtime(without, find_soc("SM8650"), "htp", linux)
+
+
+@pytest.mark.parametrize(("key", "target", "mode"), [
+    ("sdk_root", "android-arm64", "traditional"),
+    ("sdk_root", "oe-linux-aarch64", "traditional"),
+    ("android_runner", "android-arm64", "traditional"),
+    ("android_backend_library", "android-arm64", "traditional"),
+    ("android_executorch", "android-arm64", "traditional"),
+    ("executorch_build", "android-arm64", "traditional"),
+    ("executorch_build", "android-arm64", "direct"),
+    ("executorch_linux_build", "oe-linux-aarch64", "traditional"),
+    ("executorch_direct_build", "android-arm64", "direct"),
+    ("hexagon_tools_root", "android-arm64", "direct"),
+])  # fmt: skip
+def test_a_path_that_is_named_and_not_there_is_refused_whatever_else_there_is(
+    config: Config, tmp_path: Path, key: str, target: str, mode: Mode
+) -> None:
+    # Where the build folder is gone, its prefix would do, and the other way round.
+    config = msgspec.structs.replace(config, android_executorch=config.executorch_build)
+    config = msgspec.structs.replace(config, file=tmp_path / "farm.toml", **{key: tmp_path / "nope"})
+    with pytest.raises(UsageError, match=rf"farm\.toml: qnn\.{key}: there is no .*/nope: correct it, or leave it out"):
+        staged_runtime(config, find_soc("SM8650"), "htp", TARGETS[target], mode)
 
 
 def test_an_sdk_that_is_too_old_for_an_lpai_is_refused(config: Config, sdk: Path) -> None:
