@@ -143,6 +143,48 @@ def test_a_broken_file_names_itself_and_the_key(tmp_path: Path, text: str, says:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("FARM_CACHEDIR", "x", "FARM_CACHEDIR is no variable of farm: did you mean FARM_CACHE_DIR"),
+        ("FARM_STROE", "x", "FARM_STROE is no variable of farm: did you mean FARM_STORE"),
+        ("FARM_EXECUTORCH_BULID", "x", "did you mean FARM_EXECUTORCH_BUILD"),
+        ("FARM_CONFIG", "/nope/farm.toml", "/nope/farm.toml: no such file"),
+        ("FARM_STORE", "garbage", "FARM_STORE is no address of a store: expected a path such as ./farm.db"),
+        ("FARM_STORE", "mysql://me:secret@host/farm", "FARM_STORE is no address of a store"),
+        ("FARM_CACHE_DIR", "{file}", "FARM_CACHE_DIR: .*/file is no folder: name another place"),
+        ("FARM_STATE_DIR", "{file}/below", "FARM_STATE_DIR: .*/file is no folder: name another place"),
+    ],
+)
+def test_a_variable_is_used_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(variable, value.format(file=tmp_path / "file"))
+    with pytest.raises(UsageError, match=says) as caught:
+        load_config(folder=tmp_path)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("variable", ["FARM_WEBHOOK_URL", "FARM_STORE_2", "FARM_HOME", "FARM_SESSION", "FARMS_STORE"])
+def test_the_variables_of_others_are_none_of_farms_business(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "theirs")
+    assert load_config(folder=tmp_path)
+
+
+@pytest.mark.parametrize("key", ["cache", "state"])
+def test_a_folder_that_is_a_file_is_refused_by_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.delenv("FARM_CACHE_DIR")
+    monkeypatch.delenv("FARM_STATE_DIR")
+    (tmp_path / "farm.toml").write_text(f'[paths]\n{key} = "farm.toml"\n')
+    with pytest.raises(UsageError, match=rf"farm\.toml: paths\.{key}: .*farm\.toml is no folder"):
+        load_config(folder=tmp_path)
+
+
 def test_a_device_may_be_named_as_its_own_serial_and_its_soc_in_any_case(tmp_path: Path) -> None:
     path = tmp_path / "farm.toml"
     path.write_text("[[device]]\nserial = 'left'\nname = 'left'\nsoc = 'sm8650'\n")
