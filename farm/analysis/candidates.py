@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -60,6 +61,8 @@ class Judgement(msgspec.Struct, frozen=True):
     """What the history varies by, on the scale of the series; NaN where too little is known."""
     p_value: float = 1.0
     """Of the change by chance alone, either way."""
+    flips: int = 0
+    """Of an exact metric that is another than before, as it was once already: how often it was that."""
 
 
 def judge(
@@ -163,8 +166,18 @@ def _judge_exact(series: Series, history: Sequence[float], value: float) -> Judg
     reason = f"{last:.15g} -> {value:.15g}{'' if series.unit == '1' else f' {series.unit}'}"
     was, now = scaled(series.scale, [last, value])
     change = difference(float(now), float(was))
+    if (last, value) in pairwise(before):
+        often = f"as in {before.count(value)} of {count} runs before: not deterministic"
+        flips = _repeated_changes([*before, value])
+        return Judgement(Finding.UNCHANGED, f"{reason}, {often}", count, last, change, sigma=0.0, flips=flips)
     sigmas = math.copysign(math.inf, value - last)
     return Judgement(way(series.direction, value - last), reason, count, last, change, sigmas, 0.0, 0.0)
+
+
+def _repeated_changes(values: Sequence[float]) -> int:
+    """Return how many changes, from one value to another, were there before."""
+    changes = [change for change in pairwise(values) if change[0] != change[1]]
+    return len(changes) - len(set(changes))
 
 
 def _reason(scale: Scale, change: float, sigmas: float, count: int) -> str:

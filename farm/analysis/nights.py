@@ -60,6 +60,8 @@ class NightJudgement(msgspec.Struct, frozen=True):
     """To be confirmed, the least probable first."""
     exact: tuple[int, ...]
     """Exact metrics that changed: they need no confirmation."""
+    flipping: tuple[int, ...] = ()
+    """Exact metrics that turn out not to be deterministic tonight: for the first time one changed as it did before."""
 
 
 def judge_night(
@@ -92,7 +94,8 @@ def judge_night(
     exact = tuple(index for index in found if observations[index].series.exact)
     noisy = [index for index in found if not observations[index].series.exact]
     noisy.sort(key=lambda index: (judgements[index].p_value, observations[index].series.id))
-    return NightJudgement(tuple(judgements), tuple(shifts), tuple(noisy), exact)
+    flipping = tuple(index for index, judgement in enumerate(judgements) if judgement.flips == 1)
+    return NightJudgement(tuple(judgements), tuple(shifts), tuple(noisy), exact, flipping)
 
 
 def programs_are_cause(confirmations: Iterable[Confirmation]) -> bool:

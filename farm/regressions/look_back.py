@@ -22,6 +22,10 @@ TIMES = ("htp_cycles", "latency")
 """Metrics of how long a program takes, the one that says most first."""
 
 
+# Numbers that are named in one line.
+_NAMED = 3
+
+
 class ComparedSeries(msgspec.Struct, frozen=True):
     """One number of the run, and the runs that it is compared with."""
 
@@ -67,9 +71,13 @@ class LookBack(msgspec.Struct, frozen=True):
         lines = [shift.reason for shift in self.night.shifts]
         exact, looks = len(self.night.exact), len(self.night.candidates)
         if exact:
-            what = "number that repeats" if exact == 1 else "numbers that repeat"
+            what = "deterministic metric" if exact == 1 else "deterministic metrics"
             where = f"farm report {self.private}" if self.private else "farm triage"
             lines.append(f"{exact} {what} changed: '{where}' {'shows' if self.private else 'lists'} what got worse")
+        if flipping := [self.compared[index] for index in self.night.flipping]:
+            names = ", ".join(f"{one.series.series.metric} of {one.past.job_id}" for one in flipping[:_NAMED])
+            more = f" and {len(flipping) - _NAMED} more" if len(flipping) > _NAMED else ""
+            lines.append(f"not deterministic, so that what changes as it did before is no news: {names}{more}")
         if looks:
             what = "number looks" if looks == 1 else "numbers look"
             again = f"farm confirm --run {self.private}" if self.private else "farm confirm"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from farm.analysis.candidates import Finding, judge, may_hide_regression
+from farm.analysis.candidates import CANDIDATES, Finding, judge, may_hide_regression
 from farm.analysis.scale import Scale, Series, change_text, scale_of, scaled, unscaled
 from farm.results.attempt import Direction
 
@@ -220,3 +220,11 @@ def test_figures_know_how_they_are_compared() -> None:
     assert scale_of("top1_agreement[0]", "1") is Scale.SHARE
     # A factor of 4 in the distance from 1 is 6 dB, as it is of an SQNR.
     assert np.diff(scaled(Scale.COSINE, [0.96, 0.99]))[0] == pytest.approx(6.02, abs=0.01)
+
+
+def test_a_value_that_flips_back_and_forth_is_news_twice_and_then_not_deterministic() -> None:
+    values = [4.0, 4.0, 5.0, 4.0, 5.0, 5.0, 4.0, 6.0]
+    judged = [judge(FALLBACK, values[:night], values[night]) for night in range(len(values))]
+    assert [night for night, one in enumerate(judged) if one.finding in CANDIDATES] == [2, 3, 7]
+    assert judged[4].reason == "4 -> 5 count, as in 1 of 4 runs before: not deterministic"
+    assert [one.flips for one in judged] == [0, 0, 0, 0, 1, 0, 2, 0], "a third value is news"

@@ -402,3 +402,15 @@ def test_a_program_that_cannot_be_measured_is_not_said_to_wait_for_a_device(stor
     found = world.confirm(slow, said.append)
     assert (found.changed, found.changed_not_measured) == (0, 0)
     assert said[-1] == "programs that changed and cannot be measured: 1: its suite is not here"
+
+
+def test_a_counter_that_flips_is_said_once_not_to_be_deterministic(store: Store) -> None:
+    world = World(store, jobs=1)
+    told = [record_look_back(store, world.night(sizes={0: size})) for size in (4, 4, 5, 4, 5, 4, 5, 4)]
+    assert sum(len(one.night.exact) for one in told) == 2
+    said = [
+        (night, line) for night, one in enumerate(told) for line in one.summary_lines() if "deterministic, so" in line
+    ]
+    assert [night for night, _ in said] == [4]
+    assert said[0][1].endswith(f": pte_size of {world.jobs[0].id}")
+    assert store.alerts.open() == []
