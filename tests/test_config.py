@@ -6,6 +6,7 @@ import pytest
 
 from farm.config.devices import Endpoint, SshLogin
 from farm.config.settings import DeviceConfig, HostConfig, load_config
+from farm.devices.connect import require_named
 from farm.errors import ConfigError, UsageError
 from farm.system.memory import usable_bytes
 
@@ -271,3 +272,30 @@ def test_only_the_id_of_a_run_becomes_a_folder(tmp_path: Path, run_id: str) -> N
     assert config.run_folder("20261121-014501-4f7a12") == config.state_dir / "runs" / "20261121-014501-4f7a12"
     with pytest.raises(UsageError, match="is not the id of a run"):
         config.run_folder(run_id)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "[[device]]\nssh = 'me@board'\nkey_file = 'nope'\n",
+            r"device\[0\]\.key_file: there is no file .*/nope",
+        ),
+        ("[[device]]\nssh = 'me@board'\nknown_hosts = 'nope'\n", r"device\[0\]\.known_hosts: there is no file .*/nope"),
+        ("[[host]]\nname = 'a'\nssh = 'me@b'\nkey_file = 'nope'\n", r"host\[0\]\.key_file: there is no file .*/nope"),
+        ("[[device]]\naddress = {type = 'stubb'}\n", r"device\[0\]\.address: there is no transport 'stubb': known are"),
+        ("[[device]]\naddress = {type = 'stub', foldr = 'x'}\n", r"device\[0\]\.address: Object missing.*`folder`"),
+        (
+            "[[device]]\naddress = {type = 'stub', folder = 'x', fodler = 'y'}\n",
+            r"device\[0\]\.address: unknown key 'fodler': did you mean 'folder'",
+        ),
+    ],
+)
+def test_what_a_device_is_reached_with_is_there_before_devices_are_used(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "farm.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        require_named(load_config(path))
+    path.write_text(text.replace("[[device]]", "[[device]]\nin_service = false"))
+    if "[[host]]" not in text:
+        require_named(load_config(path))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from farm.devices.device import AdbAddress, DeviceAddress, LocalAddress, SshAddress
 from farm.devices.stub.transport import StubAddress, StubTransport
-from farm.errors import ConfigError, InfraError
+from farm.errors import ConfigError, InfraError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from farm.config.devices import SshLogin
+    from farm.config.settings import Config
     from farm.devices.device import Device
     from farm.devices.transport import Transport
 
@@ -54,6 +57,41 @@ KINDS = {
 def open_transport(device: Device) -> Transport:
     """Return a transport to `device`; nothing is connected before it is used. Close it."""
     return transport_to(device.serial, device.address)
+
+
+def require_named(config: Config) -> None:
+    """Raise ConfigError for a file or an address that a host or device of farm.toml names and that cannot be used.
+
+    What is out of service is not looked at.
+    """
+    file = config.file or Path("farm.toml")
+    for number, host in enumerate(config.hosts):
+        _require_files(file, f"host[{number}]", host.ssh)
+    for number, device in enumerate(config.devices):
+        if device.in_service:
+            _require_files(file, f"device[{number}]", device.ssh)
+            _require_address(file, f"device[{number}].address", device.address)
+
+
+def _require_files(file: Path, place: str, login: SshLogin | None) -> None:
+    for key in ("key_file", "known_hosts"):
+        name = getattr(login, key, "")
+        if name and not Path(name).is_file():
+            raise ConfigError(file, f"{place}.{key}", f"there is no file {name}: correct it, or leave it out")
+
+
+def _require_address(file: Path, place: str, address: dict[str, Any]) -> None:
+    if not address:
+        return
+    try:
+        known = type(from_plain(DeviceAddress, address)).__struct_fields__
+    except ConfigError as error:
+        raise ConfigError(file, place, error.problem) from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(file, place, str(error)) from None
+    for name in address:
+        if name not in ("type", *known):
+            raise ConfigError(file, place, str(UnknownNameError("key", name, known)))
 
 
 def transport_to(serial: str, address: DeviceAddress) -> Transport:

@@ -82,10 +82,12 @@ def attached_fleet(
     Raises NoDeviceError for an SoC without one, with the reasons, or, `partly`, when none has one; MissingToolError for
     a runtime that cannot be had.
     """
+    from farm.devices.connect import require_named
     from farm.devices.discovery import scan_all
     from farm.devices.hosts import revive_tunnels
     from farm.store.leases.registry import Seen
 
+    require_named(config)
     scan = scan_all(config, supervisor)
     store.devices.see([Seen(device, "device", None) for device in scan.devices])
     registered = {one.id: one for one in store.devices.all()}
