@@ -184,8 +184,11 @@ def test_jobs_are_found_by_case_suite_id_and_wildcard(store: Store, make: type[M
         store.history.points("quantized_ops/relu[SM8650-htp-8a8]")
     with pytest.raises(UnknownNameError, match="did you mean 'latency'"):
         store.history.points("quantized_ops/relu", "latencies")
-    with pytest.raises(UnknownNameError, match="unknown SoC 'SM8850'"):
-        store.history.points("quantized_ops/relu", soc="SM8850")
+    # An SoC that farm knows is not unknown because nothing ran there.
+    with pytest.raises(UsageError, match="quantized_ops/relu has no result on SM8850 yet: there are results on SM8"):
+        store.history.points("quantized_ops/relu", soc="sm8850")
+    with pytest.raises(UnknownNameError, match="unknown SoC 'SM8851': did you mean 'SM8850'"):
+        store.history.points("quantized_ops/relu", soc="SM8851")
     for hostile in ("\0", "\udcff", "*" * 10_000, "[", "(", "%"):
         try:
             store.history.points(hostile)

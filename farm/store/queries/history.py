@@ -14,6 +14,7 @@ from farm.store.queries.runs import find_run
 from farm.store.records import HistoryPoint
 from farm.store.statements import chunks, statement
 from farm.store.toolchains import of_line
+from farm.suites.socs import find_soc
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -158,7 +159,9 @@ def matching_jobs(
     if soc is not None:
         of_soc = [row for row in found if row.soc.casefold() == soc.casefold()]
         if not of_soc:
-            raise UnknownNameError("SoC", soc, {row.soc for row in found}, f"in the history of {pattern}")
+            # One that farm does not know is refused by its name; of one that it knows there is nothing here yet.
+            name, there = find_soc(soc).name, ", ".join(sorted({row.soc for row in found}))
+            raise UsageError(f"{pattern} has no result on {name} yet: there are results on {there}")
         found = of_soc
     if run_id is not None:
         of_run = set(connection.scalars(statement("history.jobs_of_run"), {"run": run_id}))
