@@ -40,6 +40,24 @@ def test_a_failed_attempt_leaves_nothing_and_the_next_one_makes_it(tmp_path: Pat
     assert published(tmp_path / "key", lambda folder: (folder / "whole").touch()) == tmp_path / "key"
 
 
+def test_what_is_made_anew_takes_the_place_of_the_old_when_it_is_whole_and_not_before(tmp_path: Path) -> None:
+    def fill(folder: Path, content: str = "old") -> None:
+        (folder / "file").write_text(content)
+
+    def fail(folder: Path) -> None:
+        fill(folder, "new")
+        assert (tmp_path / "key" / "file").read_text() == "old"
+        raise ValueError("no")
+
+    published(tmp_path / "key", fill)
+    with pytest.raises(ValueError, match="no"):
+        published(tmp_path / "key", fail, anew=True)
+    assert (tmp_path / "key" / "file").read_text() == "old"
+    published(tmp_path / "key", lambda folder: fill(folder, "new"), anew=True)
+    assert (tmp_path / "key" / "file").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "key.lock"]
+
+
 def test_what_a_killed_process_left_is_removed_and_made_anew(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"

@@ -65,16 +65,18 @@ class BundleCache:
             os.utime(folder / MANIFEST)
         return _whole(folder)
 
-    def build(self, key: str, fill: Callable[[Path], None]) -> Bundle:
-        """Return the bundle of `key`, made by `fill` in an empty folder unless it is there whole.
+    def build(self, key: str, fill: Callable[[Path], None], *, anew: bool = False) -> Bundle:
+        """Return the bundle of `key`, made by `fill` in an empty folder unless it is there whole, or `anew`.
 
-        Another process that builds the same waits. What `fill` raises is passed on, and nothing is left behind.
+        Another process that builds the same waits. What `fill` raises is passed on, and nothing is left behind: what
+        was there before stays.
         Raises InfraError when the cache cannot be written, UntrustedError where another user could write it.
         """
         folder = self.folder(key)
         if folder.is_dir() and not self._is_inside(folder):
             raise BundleError(f"{folder}: is reached by a link out of the cache {self.root}: remove the link")
-        return self.lookup(key) or load_bundle(published(folder, fill, is_whole=lambda one: _whole(one) is not None))
+        found = None if anew else self.lookup(key)
+        return found or load_bundle(published(folder, fill, lambda one: _whole(one) is not None, anew=anew))
 
     def remove_half_made(self, key: str) -> None:
         """Remove the unfinished folders of a bundle that no process is making."""

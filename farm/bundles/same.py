@@ -81,6 +81,30 @@ def is_same_job(first: Bundle, second: Bundle) -> bool:
     return data_hash(first.manifest) == data_hash(second.manifest) and program_of(first) == program_of(second)
 
 
+def differences(first: Manifest, first_program: str, second: Bundle) -> tuple[str, ...]:
+    """Return what is not the same in a bundle that has taken the place of another, for people; none where all is.
+
+    Of the first there are its manifest and the hash of its program. Raises OSError.
+    """
+    found = []
+    if first_program != program_of(second):
+        facts = (
+            (name, getattr(first, field), getattr(second.manifest, field))
+            for name, field in (("bytes", "pte_bytes"), ("partitions", "partitions"), ("operators", "delegated_ops"))
+        )
+        changed = ", ".join(
+            f"{name} {was:,} -> {now:,}" for name, was, now in facts if None not in (was, now) and was != now
+        )
+        found.append(f"another program ({changed})" if changed else "another program")
+    then, now = first.files, second.manifest.files
+    data = {name for name in (*then, *now) if name.startswith(_DATA)}
+    if changed_data := sum(then.get(name) != now.get(name) for name in data):
+        found.append(f"other inputs or references ({changed_data} of {len(data)} files)")
+    elif data_hash(first) != data_hash(second.manifest):
+        found.append("what its outputs are")
+    return tuple(found)
+
+
 def compare_programs(first: Mapping[str, Bundle | None], second: Mapping[str, Bundle | None]) -> ProgramComparison:
     """Return which jobs have the same program on both sides; None is a job that was not compiled. Raises OSError."""
     return compare_hashes(_hashes(first), _hashes(second))

@@ -189,6 +189,7 @@ def _serve(
         finally:
             # What fails with a file that was saved meanwhile is no verdict of the job either.
             loaded.require_old(request.job.case.folder)
+            loaded.require_suite_old(request.job.case, request.suite_as_of_ns)
         if finish is not None:
             finish(folder)
         sys.stdout.flush()
@@ -196,7 +197,7 @@ def _serve(
         shutil.copyfile(request.log, folder / "build.log")
 
     with _printing_to(Path(request.log)):
-        reason, infra = failure_of(lambda: cache.build(request.key, fill))
+        reason, infra = failure_of(lambda: cache.build(request.key, fill, anew=request.anew))
     return BuildReply(request.key, ok=not reason, seconds=time.perf_counter() - started, reason=reason, infra=infra)
 
 

@@ -33,6 +33,10 @@ class BuildRequest(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     log: str
     """File that takes what the compiler prints."""
+    anew: bool = False
+    """Compile it although it is in the cache, and put it in the place of what is there."""
+    suite_as_of_ns: int = 0
+    """When the files of its suite were read for `key`; 0 where that does not matter."""
 
 
 class BuildReply(msgspec.Struct, frozen=True):

@@ -53,6 +53,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How long the run may take; what does not fit is stale."""
     toolchain: str = ""
     """What compiles, as `--toolchain` takes it; empty for the environment that farm runs in."""
+    rebuild: bool = False
+    """Compile all of it, also what is cached."""
     confirm: bool = False
     """Whoever asks measures again, afterwards, what stands out."""
     wait_s: float | None = None

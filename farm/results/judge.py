@@ -47,7 +47,7 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, 
         )
     else:
         ending = report
-    if ending.verdict is Verdict.PASSED and (problem := _delegation_problem(job, bundle)):
+    if ending.verdict is Verdict.PASSED and (problem := delegation_problem(job, bundle)):
         ending = ending.ended_as(failed(Stage.BUILD, problem, Cause.COMPILE))
     measured = ending.measurements
     if raw.heap:
@@ -127,7 +127,7 @@ def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerRepor
     return msgspec.structs.replace(ending, measurements=measured, notes=notes, operators=profile.operators)
 
 
-def _delegation_problem(job: Job, bundle: Bundle) -> str:
+def delegation_problem(job: Job, bundle: Bundle) -> str:
     """Return how what the backend took differs from what the case expects; "" where it does not."""
     manifest, backend = bundle.manifest, job.target.backend
     if not manifest.partitions and not runs_on_cpu(backend):

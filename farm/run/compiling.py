@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from farm.config.settings import Config
     from farm.request.plan import RunPlan
     from farm.run.progress import ProgressListener
+    from farm.run.rebuild import Rebuild
     from farm.store.store import Store
     from farm.system.processes import Supervisor
     from farm.toolchains.toolchain import Toolchain
@@ -27,7 +28,13 @@ _ROOM_SECONDS = 0.5
 
 @contextmanager
 def builders(
-    config: Config, plan: RunPlan, tools: Toolchain, supervisor: Supervisor, listener: ProgressListener, store: Store
+    config: Config,
+    plan: RunPlan,
+    tools: Toolchain,
+    supervisor: Supervisor,
+    listener: ProgressListener,
+    store: Store,
+    rebuild: Rebuild | None = None,
 ) -> Iterator[int]:
     """Compile what the plan lacks while the body runs; yield how many bundles of jobs that is.
 
@@ -37,12 +44,14 @@ def builders(
     from farm.bundles.cache import BundleCache
     from farm.compile.pool import BuilderPool, MemoryLimits
 
-    builds = _Builds(plan, listener, store, BundleCache(config.cache_dir))
+    builds = _Builds(plan, listener, store, BundleCache(config.cache_dir), rebuild)
+    anew = rebuild.keys if rebuild else frozenset()
     requests: dict[str, BuildRequest] = {}
     for planned in (*plan.canaries, *plan.jobs):
         if not planned.cached and planned.key not in requests:
             log = builds_folder(plan.folder) / f"{planned.key}.log"
-            requests[planned.key] = BuildRequest(planned.job, planned.key, dict(tools.versions), str(log))
+            versions, is_anew = dict(tools.versions), planned.key in anew
+            requests[planned.key] = BuildRequest(planned.job, planned.key, versions, str(log), anew=is_anew)
     builds.record_cached(requests.keys())
     pool = BuilderPool(
         requests.values(),
@@ -67,8 +76,16 @@ def builders(
 class _Builds:
     """What becomes of the replies."""
 
-    def __init__(self, plan: RunPlan, listener: ProgressListener, store: Store, cache: BundleCache) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        listener: ProgressListener,
+        store: Store,
+        cache: BundleCache,
+        rebuild: Rebuild | None = None,
+    ) -> None:
         self._plan, self._listener, self._store, self._cache = plan, listener, store, cache
+        self._rebuild = rebuild
         self.over = threading.Event()
         """Nobody waits for replies any more."""
         self.jobs_of: dict[str, list[str]] = {}
@@ -101,6 +118,8 @@ class _Builds:
             self._leave(reply)
         if jobs:
             self._listener.build_ended(jobs[0], reply)
+            if self._rebuild is not None:
+                self._rebuild.ended(reply)
 
     def _leave(self, reply: BuildReply) -> None:
         """Let the workers know, as soon as there is room on the disk."""

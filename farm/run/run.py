@@ -9,6 +9,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.bundles.cache import BundleCache
+from farm.bundles.reuse import find_bundles_for
 from farm.errors import FarmError, InfraError
 from farm.pool.waiting import Wait
 from farm.request.budget import Budget
@@ -18,6 +20,7 @@ from farm.request.profiling import Profile
 from farm.request.request import RunOutcome, RunRequest
 from farm.run.compiling import builders
 from farm.run.fork_server import forking
+from farm.run.rebuild import Rebuild
 from farm.suites.options import runtime_flags
 from farm.suites.socs import find_soc
 from farm.suites.suite import Job
@@ -147,6 +150,7 @@ class _Run:
         """What is known of the jobs."""
         self._first: set[str] = set()
         """Jobs that are to be first."""
+        self._rebuild = Rebuild(BundleCache(config.cache_dir), listener.note) if request.rebuild else None
         self._given_up: frozenset[str] = frozenset()
         """SoCs of which no device came in time."""
 
@@ -236,7 +240,7 @@ class _Run:
         wait = Wait(self._request.wait_s, self._listener.note)
         with ThreadPoolExecutor(1) as aside:
             allocation = aside.submit(self._fleet, jobs, storage, supervisor)
-            planned = self._order(jobs, tools)
+            planned = self._order(jobs, tools, self._rebuild)
             # A program that stays loaded would be in every number of the heap.
             canaries = [] if self._request.heap else self._order(canary_jobs(tuple(jobs)), tools)
             fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
@@ -252,7 +256,9 @@ class _Run:
                 return _PYTEST_OK
             run_plan = self._plan(run_id, folder, planned, fleet, canaries)
             run_plan.prepare_folder()
-            with builders(self._config, run_plan, tools, supervisor, self._listener, self._store) as to_build:
+            with builders(
+                self._config, run_plan, tools, supervisor, self._listener, self._store, self._rebuild
+            ) as to_build:
                 self._listener.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
                 pool.begin(folder)
                 controller = Controller(run_plan, self._listener, self._store, pool, self._forks)
@@ -276,14 +282,13 @@ class _Run:
             return virtual_fleet(config, socs, request.virtual, request.backend, supervisor, storage)
         return attached_fleet(config, socs, request.backend, request.choice, supervisor, self._store, partly=partly)
 
-    def _order(self, jobs: Sequence[Job], tools: Toolchain) -> list[PlannedJob]:
+    def _order(self, jobs: Sequence[Job], tools: Toolchain, rebuild: Rebuild | None = None) -> list[PlannedJob]:
         """Return jobs in the order in which they are built and handed out, with the keys of their bundles."""
-        from farm.bundles.cache import BundleCache
-        from farm.bundles.reuse import find_bundles_for
         from farm.request.plan import PlannedJob
         from farm.run.scheduler import dispatch_order
 
-        found = find_bundles_for(jobs, tools, BundleCache(self._config.cache_dir))
+        cache = BundleCache(self._config.cache_dir)
+        found = rebuild.find(jobs, tools) if rebuild else find_bundles_for(jobs, tools, cache)
         by_id = {job.id: job for job in jobs}
         order = dispatch_order(
             list(by_id),

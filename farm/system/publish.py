@@ -27,15 +27,22 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def published(folder: Path, fill: Callable[[Path], None], *, is_whole: Callable[[Path], bool] = lambda _: True) -> Path:
+def published(
+    folder: Path,
+    fill: Callable[[Path], None],
+    is_whole: Callable[[Path], bool] = lambda _: True,
+    *,
+    anew: bool = False,
+) -> Path:
     """Return `folder`, made by `fill` (which gets an empty folder on the same file system) unless it is there.
 
-    One that is there and not whole is made anew. Other processes wait while one makes it. What `fill` raises is passed
-    on and leaves nothing behind; what a killed one left is removed by the next. Raises UntrustedError where somebody
-    else could have written it, InfraError when the cache cannot be written.
+    One that is there and not whole is made anew; with `anew` a whole one as well, which stays until the new one is
+    there. Other processes wait while one makes it. What `fill` raises is passed on and leaves nothing behind; what a
+    killed one left is removed by the next. Raises UntrustedError where somebody else could have written it, InfraError
+    when the cache cannot be written.
     """
     require_own(folder)
-    if folder.is_dir() and is_whole(folder):
+    if not anew and folder.is_dir() and is_whole(folder):
         return folder
     with contextlib.ExitStack() as stack:
         with _unwritable(folder):
@@ -43,9 +50,10 @@ def published(folder: Path, fill: Callable[[Path], None], *, is_whole: Callable[
             stack.enter_context(_locked(folder.with_name(folder.name + _LOCK)))
             if folder.is_dir():
                 require_own(folder)
-                if is_whole(folder):
+                if not anew and is_whole(folder):
                     return folder
-                withdraw(folder)
+                if not anew:
+                    withdraw(folder)
             for left in folder.parent.glob(f"{folder.name}.*{_PARTIAL}"):
                 shutil.rmtree(left, ignore_errors=True)
             partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=_PARTIAL, dir=folder.parent))
@@ -56,6 +64,8 @@ def published(folder: Path, fill: Callable[[Path], None], *, is_whole: Callable[
                 _close_to_others(partial)
                 # mkdtemp lets nobody else in; others may read a cache.
                 partial.chmod(0o755)
+                if anew:
+                    withdraw(folder)
                 partial.rename(folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)

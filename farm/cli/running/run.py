@@ -78,6 +78,10 @@ _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-firs
 @click.option("--watch", is_flag=True,
               help="Then wait, and run again what an edit of toolchain or suite touches, until Ctrl-C.")  # fmt: skip
 @click.option("--collect-only", is_flag=True, help="List the jobs and stop.")
+@click.option("--compile-only", is_flag=True,
+              help="Compile and stop: no device is needed, and no run is recorded.")  # fmt: skip
+@click.option("--rebuild", is_flag=True,
+              help="Compile what is cached as well, and say where the new program differs.")  # fmt: skip
 @click.option("--iterations", type=click.IntRange(1, 100_000), show_default="3",
               help="Timed inferences of every sample.")  # fmt: skip
 @click.option("--warm-up", type=click.IntRange(0, 100_000), show_default="1",
@@ -107,6 +111,9 @@ def command(
     one run again; of a source tree, only those in which the edit took part
     are compiled. Ctrl-C while it waits ends it, with the last run's exit code.
 
+    --compile-only leaves the bundles in the cache, and its exit code says
+    whether all jobs compiled; farm bundle --compiled copies one out.
+
     -k, --changed-since, --shard and --lf narrow the jobs, in this order;
     --budget then puts them in order and leaves out what does not fit.
 
@@ -116,6 +123,7 @@ def command(
     with --confirm a number got worse; 4 no device or infrastructure; 5
     nothing selected, or all stale; 130 interrupted.
     """
+    from farm.cli.running.compile_only import check_compile_only, compile_and_show
     from farm.request.choose import collect
     from farm.run.run import run
 
@@ -124,6 +132,8 @@ def command(
         outcome = _resumed(asked.resume, asked.budget_s, config_file)
         return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
     _check(asked, pytest_arguments, {"--html": html, "--junitxml": junitxml, "--json": as_json})
+    if asked.compile_only:
+        check_compile_only(asked, {"--html": html, "--junitxml": junitxml}, pytest_arguments)
     requests = _requests(asked, pytest_arguments)
     config = load_config(config_file)
     if asked.collect_only:
@@ -144,9 +154,12 @@ def command(
     for request in requests:
         if len(requests) > 1:
             notice(f"toolchain {request.toolchain}")
-        with make_front() as front:
-            outcome = run(config, request, front)
-        codes.append(_deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json))
+        if asked.compile_only:
+            codes.append(compile_and_show(config, request, as_json=as_json))
+        else:
+            with make_front() as front:
+                outcome = run(config, request, front)
+            codes.append(_deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json))
         if codes[-1] == INTERRUPTED:
             break
     return max(codes, key=_WORST.index)
@@ -188,6 +201,9 @@ def _check(asked: SimpleNamespace, pytest_arguments: tuple[str, ...], outputs: d
         refuse_together({"--heap": asked.heap, "--collect-only": asked.collect_only}, because)
     if asked.collect_only and asked.budget_s is not None:
         raise UsageError("what fits into a budget depends on the devices: leave --budget out to list the jobs")
+    if asked.rebuild:
+        because = "--rebuild compiles everything once: leave {} out"
+        refuse_together({"--watch": asked.watch, "--collect-only": asked.collect_only}, because)
     if asked.watch:
         given = {"--json": outputs["--json"], "--collect-only": asked.collect_only, "--confirm": asked.confirm}
         narrowing = {"--shard": asked.shard, "--changed-since": asked.changed_since, "--lf": asked.last_failed}

@@ -1,0 +1,69 @@
+"""`farm run --compile-only`: what goes with it, and what it shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from farm.cli.options import refuse_together
+from farm.cli.output import show
+from farm.cli.progress import make_front
+from farm.report.model import format as fmt
+from farm.report.terminal.layout import columns
+from farm.run.compile_only import CompileOutcome, compile_only
+
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from farm.config.settings import Config
+    from farm.request.request import RunRequest
+    from farm.run.compile_only import Compilation, CompiledJob
+
+
+def check_compile_only(asked: SimpleNamespace, outputs: dict[str, Any], pytest_arguments: tuple[str, ...]) -> None:
+    """Raise UsageError for options that say how to run: nothing is."""
+    devices = {"--device": asked.devices, "--label": asked.labels, "--devices": asked.most_devices}
+    running = {
+        "--nightly": asked.nightly,
+        "--budget": asked.budget_s is not None,
+        "--heap": asked.heap,
+        "--confirm": asked.confirm,
+        "--watch": asked.watch,
+        "--iterations": asked.iterations is not None,
+        "--warm-up": asked.warm_up is not None,
+        "--exitfirst": asked.exitfirst,
+        "--maxfail": asked.maxfail,
+        "--failed-first": asked.failed_first,
+        "--collect-only": asked.collect_only,
+        "what stands behind --": pytest_arguments,
+    }
+    refuse_together({**devices, **running, **outputs}, "--compile-only runs nothing on a device: leave {} out")
+
+
+def compile_and_show(config: Config, request: RunRequest, *, as_json: bool) -> int:
+    """Compile the jobs, print what became of each, and return the exit code."""
+    with make_front() as front:
+        compilation = compile_only(config, request, front)
+    answer = {"exit_code": compilation.exit_code, "interrupted": compilation.interrupted, "jobs": compilation.jobs}
+    show(answer, _lines(compilation), as_json=as_json)
+    return compilation.exit_code
+
+
+def _lines(compilation: Compilation) -> list[str]:
+    rows = [["job", "", "took", "size", "partitions", "left to the CPU"], *map(_row, compilation.jobs)]
+    counts = Counter(job.outcome for job in compilation.jobs)
+    failures = [job for job in compilation.jobs if job.reason]
+    lines = columns(rows, right=(2, 3, 4))
+    for job in failures:
+        lines += ["", f"{job.job}: {job.reason}"]
+        lines += [f"  what the compiler printed: {job.log}"] if job.log else []
+    total = ", ".join(f"{counts[outcome]} {outcome}" for outcome in CompileOutcome if counts[outcome])
+    return [*lines, "", f"{total}; nothing was run, and nothing is recorded"]
+
+
+def _row(job: CompiledJob) -> list[str]:
+    took = f"{job.seconds:.1f} s" if job.seconds else ""
+    if not job.folder:
+        return [job.job, job.outcome, took, "", "", ""]
+    left = ", ".join(f"{name} x{count}" for name, count in sorted(job.fallback_ops.items()))
+    return [job.job, job.outcome, took, fmt.size(job.pte_bytes), str(job.partitions), left or fmt.NOTHING]

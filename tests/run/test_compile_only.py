@@ -1,0 +1,121 @@
+"""`farm run --compile-only` and `--rebuild`, as a user calls them: no device, no run, and what differs is told."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm_home import FarmHome
+
+_JOB = "mine/scaled[SM8650-xnnpack-fp32]"
+
+_LAYERS = """
+from pathlib import Path
+
+import torch
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, path):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(float(Path(path).read_text())))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+class Broken(torch.nn.Module):
+    def forward(self, x):
+        raise RuntimeError("this module is broken")
+"""
+
+
+def _write_suite(folder: Path, scale: Path) -> None:
+    folder.mkdir()
+    (folder / "layers.py").write_text(_LAYERS)
+    (folder / "suite.toml").write_text(f"""
+[suite]
+name = "mine"
+description = "one that compiles, one that does not"
+
+[case.scaled]
+module = ".layers:Scaled"
+args = ["{scale}"]   # the file is no part of what farm knows of the module
+inputs = [{{ shape = [4, 8] }}]
+
+[case.broken]
+module = ".layers:Broken"
+inputs = [{{ shape = [4, 8] }}]
+""")
+
+
+def _asked(home: FarmHome, *more: str) -> tuple[int, list[dict[str, Any]], str]:
+    done = home.farm("run", "--soc", "SM8650", "--suite", "./mine", "--backend", "xnnpack", "--json", *more)
+    return done.returncode, json.loads(done.stdout)["jobs"], done.stderr
+
+
+def test_it_compiles_and_stops_and_what_is_compiled_anew_is_told_from_what_was_cached(
+    home: FarmHome, tmp_path: Path
+) -> None:
+    scale = tmp_path / "scale.txt"
+    scale.write_text("2.0")
+    _write_suite(home.cwd / "mine", scale)
+    code, jobs, _ = _asked(home, "--compile-only")
+    assert code == 1
+    assert [(job["job"], job["outcome"]) for job in jobs] == [
+        (_JOB, "compiled"),
+        ("mine/broken[SM8650-xnnpack-fp32]", "failed"),
+    ]
+    assert "this module is broken" in jobs[1]["reason"]
+    with open(jobs[1]["log"]) as log:
+        assert "RuntimeError: this module is broken" in log.read()
+    # A night's screen and a history have nothing to show of it.
+    assert not home.state.exists()
+
+    scale.write_text("3.0")
+    code, [job], notes = _asked(home, "--compile-only", "--rebuild", "-k", "scaled")
+    assert (code, job["outcome"]) == (0, "compiled")
+    assert job["folder"] == jobs[0]["folder"]
+    assert "differs from what was cached: another program; other inputs or references (1 of 2 files)" in job["reason"]
+    assert f"{_JOB}: compiled anew, it differs" in notes
+    assert "1 bundle, 1 of them cached before: 0 the same, 1 different" in notes
+
+
+@pytest.mark.whole
+def test_a_run_with_rebuild_runs_what_it_compiled_and_says_what_differs(home: FarmHome, tmp_path: Path) -> None:
+    scale = tmp_path / "scale.txt"
+    scale.write_text("2.0")
+    _write_suite(home.cwd / "mine", scale)
+    code, [job], _ = _asked(home, "--compile-only", "-k", "scaled")
+    assert (code, job["outcome"]) == (0, "compiled")
+    for value, told in (("2.0", "1 the same, 0 different"), ("3.0", "0 the same, 1 different")):
+        scale.write_text(value)
+        code, [job], notes = _asked(home, "--virtual", "1", "--rebuild", "-k", "scaled")
+        assert code == 0, notes
+        assert job["attempts"][-1]["verdict"] == "passed"
+        assert told in notes
+    # A compile that fails leaves what was cached, and says so.
+    scale.write_text("three")
+    code, [job], notes = _asked(home, "--virtual", "1", "--rebuild", "-k", "scaled")
+    assert (code, job["attempts"][-1]["stage"]) == (1, "build")
+    assert "did not compile anew; what was cached before stays in the cache" in notes
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        (("--device", "pixel"), "--device"),
+        (("--budget", "30m"), "--budget"),
+        (("--html", "out.html"), "--html"),
+        (("--collect-only",), "--collect-only"),
+    ],
+)
+def test_what_only_a_device_could_do_is_refused(home: FarmHome, given: tuple[str, ...], refused: str) -> None:
+    done = home.farm("run", "--soc", "SM8650", "--suite", "smoke", "--compile-only", *given)
+    assert done.returncode == 2
+    assert done.stderr == f"farm: --compile-only runs nothing on a device: leave {refused} out\n"
