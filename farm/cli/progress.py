@@ -45,7 +45,8 @@ class Front:
             self.total, self.to_build = jobs, to_build
             self.running = dict.fromkeys(devices, "")
         cached = f"{to_build} to compile" if to_build else "all compiled already"
-        self.note(f"{plural(jobs, 'job')}, {cached}, {plural(len(devices), 'device')}: {', '.join(devices)}")
+        used = f", {plural(len(devices), 'device')}: {', '.join(devices)}" if devices else ""
+        self.note(f"{plural(jobs, 'job')}, {cached}{used}")
 
     def build_started(self, job_id: str) -> None:
         """A builder took a job."""
@@ -168,9 +169,11 @@ class LiveFront(Front):
                 if count:
                     counts.append(f"{count} {kind}  ", style=_STYLES[kind])
             counts.append(left, style="dim")
-            bars.add_row(
-                "run", ProgressBar(self.total or 1, self.ended, width=24), f"{self.ended}/{self.total}", counts
-            )
+            # Without devices the jobs are only compiled.
+            if self.running:
+                bars.add_row(
+                    "run", ProgressBar(self.total or 1, self.ended, width=24), f"{self.ended}/{self.total}", counts
+                )
             devices = Table.grid(padding=(0, 1))
             for serial, job in self.running.items():
                 waits = job in self.building
