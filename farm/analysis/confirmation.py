@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from farm.analysis.robust import difference, discoveries, middle_of_pairs, signed_rank_p
+from farm.analysis.robust import NORMAL, difference, discoveries, median, median_and_mad, middle_of_pairs, signed_rank_p
 from farm.analysis.scale import GATES, Scale, change_text, scaled
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PAIRS = 10
 """Pairs of a confirmation; as many again when they leave it unknown."""
@@ -54,20 +52,36 @@ class Confirmation(msgspec.Struct, frozen=True):
     """One-sided: of a change this way by chance alone."""
 
 
-Pair = tuple["Sequence[float]", "Sequence[float]"]
-"""Samples of the good bundle and of the new one, measured one after the other; each side counts by its median."""
+Pair = tuple[Sequence[float], Sequence[float]]
+"""Samples of the good bundle and of the new one, measured one after the other; each side counts by its median.
+
+Of a list of pairs the good one began those with an even index; a pair that is missing has sides without samples.
+"""
+
+# Fewest differences from which on it is seen that whoever runs second is at a disadvantage, and how many standard
+# errors that has to be: below, taking it out would cost more than it gives.
+_LEAST_ORDERED = 6
+_ORDER_SIGMAS = 2.5
 
 
 def confirm(
-    scale: Scale, pairs: Sequence[Pair], *, up: bool, gate: float | None = None, level: float = P_CONFIRMED
+    scale: Scale,
+    pairs: Sequence[Pair],
+    *,
+    up: bool,
+    gate: float | None = None,
+    level: float = P_CONFIRMED,
+    looks: int = 1,
 ) -> Confirmation:
     """Return whether the new bundle's values are higher (`up`), or lower, than the good one's by more than `gate`.
 
     `gate` is on `scale`. Confirmed: Wilcoxon's signed-rank test of the pairs' differences has p < `level`, and
     the estimate is beyond the gate. Refuted: the whole interval is short of the gate. Everything else is unknown.
+    `looks`: how often the pairs were looked at to confirm, this time included: p is that of any of them.
     """
     gate = GATES[scale].confirmed if gate is None else gate
-    differences = _differences(scale, pairs)
+    differences = _without_order(_differences(scale, pairs))
+    differences = differences[~np.isnan(differences)]
     count = len(differences)
     if not count:
         return Confirmation(Answer.UNKNOWN, "no pair could be compared", 0, math.nan, -math.inf, math.inf, 1.0)
@@ -75,7 +89,7 @@ def confirm(
     claimed = sign * differences
     # Signed towards the claim, so that both directions are judged alike to the last digit.
     change, low, high = middle_of_pairs(claimed, CONFIDENCE)
-    p_value = signed_rank_p(claimed)
+    p_value = min(1.0, looks * signed_rank_p(claimed))
     answer = Answer.UNKNOWN
     if p_value < level and change > gate:
         answer = Answer.CONFIRMED
@@ -112,11 +126,37 @@ def pairs_needed(candidates: int, rate: float = FALSE_ALERTS) -> int:
     return max(PAIRS, math.ceil(math.log2(max(1, candidates) / rate)) + 1)
 
 
-def _differences(scale: Scale, pairs: Sequence[Pair]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _differences(scale: Scale, pairs: Sequence[Pair]) -> NDArray[np.float64]:
+    """Return what each pair differs by; NaN where it cannot be compared."""
     found = []
     for good, new in pairs:
         if len(good) and len(new):
-            was, now = (float(np.median(scaled(scale, samples))) for samples in (good, new))
+            was, now = (_middle(scaled(scale, samples)) for samples in (good, new))
             found.append(difference(now, was))
-    array = np.array(found, np.float64)
-    return array[~np.isnan(array)]
+        else:
+            found.append(math.nan)
+    return np.array(found, np.float64)
+
+
+def _middle(numbers: NDArray[np.float64]) -> float:
+    return math.nan if np.isnan(numbers).any() else median(numbers)
+
+
+def _without_order(differences: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the differences of pairs without what it costs to run after the other program, where that is seen.
+
+    In turns good new, new good the second of a pair is the one that the device is switched to: it is late in every
+    pair, the new one in even pairs and the good one in odd ones.
+    """
+    even, odd = (side[~np.isnan(side)] for side in (differences[::2], differences[1::2]))
+    if len(even) + len(odd) < _LEAST_ORDERED or min(len(even), len(odd)) < 2:
+        return differences
+    if not (np.isfinite(even).all() and np.isfinite(odd).all()):
+        return differences
+    with np.errstate(over="ignore"):
+        cost = median(np.subtract.outer(even, odd).ravel()) / 2.0
+        without = differences - np.where(np.arange(len(differences)) % 2 == 0, cost, -cost)
+        rest = without[~np.isnan(without)]
+        _, mad = median_and_mad(rest)
+    error = NORMAL * mad / math.sqrt(len(rest))
+    return without if math.isfinite(cost) and abs(cost) > _ORDER_SIGMAS * error else differences

@@ -37,7 +37,8 @@ def median(values: NDArray[np.float64]) -> float:
     # np.median takes ten times as long for the few values that there are, and it is asked for every series.
     ordered = np.sort(values)
     low, high = float(ordered[(len(ordered) - 1) // 2]), float(ordered[len(ordered) // 2])
-    return low if low == high else (low + high) / 2.0
+    # Halves, as the sum of two great numbers may be infinite.
+    return low if low == high else low / 2.0 + high / 2.0
 
 
 def difference(new: float, old: float) -> float:
@@ -105,32 +106,37 @@ def _fraction(x: float, a: float, b: float) -> float:
 
 
 def signed_rank_p(differences: NDArray[np.float64]) -> float:
-    """Return the p-value of Wilcoxon's signed-rank test that `differences` lie above zero; zeros are left out.
+    """Return the p-value of Wilcoxon's signed-rank test that `differences` lie above zero.
 
-    One-sided and exact, ties share their ranks; 1 where all are zero.
+    One-sided and exact without ties. A zero, and a tie of two signs, count against it, so that a greater difference
+    never has a greater p-value: the sum of ranks is the number of Walsh averages above zero (Tukey).
     """
-    nonzero = differences[differences != 0]
-    if not len(nonzero):
+    if not len(differences):
         return 1.0
-    _, which, counts = np.unique(np.abs(nonzero), return_inverse=True, return_counts=True)
-    # Twice the ranks, as a rank that two share ends in a half.
-    ranks = (2 * np.cumsum(counts) - counts + 1)[which]
-    ways = _ways(ranks)
-    return float(ways[int(ranks[nonzero > 0].sum()) :].sum() / ways.sum())
+    ways = _ways(np.arange(1, len(differences) + 1))
+    return float(ways[int(np.count_nonzero(_walsh(differences) > 0.0)) :].sum() / ways.sum())
 
 
 def middle_of_pairs(differences: NDArray[np.float64], confidence: float) -> tuple[float, float, float]:
     """Return the Hodges-Lehmann estimate of the middle of `differences`, and its interval, low and high.
 
     It is the median of all Walsh averages, (a + b) / 2; the interval is that of the signed-rank test, exact without
-    ties. Too few differences for `confidence` have an infinite one. At least one difference.
+    ties. A third of infinite differences would make most averages infinite: with any, it is the median of the
+    differences, and the interval that of the sign test. Too few differences for `confidence` have an infinite one. At
+    least one difference.
     """
-    walsh = _walsh(differences)
-    estimate = float(np.median(walsh))
-    outside = _signed_rank_cut(len(differences), (1.0 - confidence) / 2.0)
+    tail = (1.0 - confidence) / 2.0
+    if np.isfinite(differences).all():
+        ordered, ways = _walsh(differences), _ways(np.arange(1, len(differences) + 1))
+    else:
+        ordered, ways = np.sort(differences), _ways(np.ones(len(differences), np.int64))
+    outside = int(np.searchsorted(np.cumsum(ways) / ways.sum(), tail, side="right"))
+    middle = median(ordered)
+    # Infinities of both signs leave nothing in the middle.
+    estimate = 0.0 if math.isnan(middle) else middle
     if not outside:
         return estimate, -math.inf, math.inf
-    return estimate, float(walsh[outside - 1]), float(walsh[-outside])
+    return estimate, float(ordered[outside - 1]), float(ordered[-outside])
 
 
 def discoveries(p_values: Sequence[float], rate: float) -> tuple[bool, ...]:
@@ -151,15 +157,9 @@ def _walsh(differences: NDArray[np.float64]) -> NDArray[np.float64]:
     first, second = np.triu_indices(len(differences))
     with np.errstate(invalid="ignore"):
         averages = differences[first] / 2.0 + differences[second] / 2.0
-    # Opposite infinities say nothing together.
+    # Opposite infinities are neither above zero nor below.
     averages[np.isnan(averages)] = 0.0
     return np.sort(averages)
-
-
-def _signed_rank_cut(count: int, tail: float) -> int:
-    """Return how many Walsh averages of each side lie outside of an interval with `tail` beyond each end."""
-    ways = _ways(np.arange(1, count + 1))
-    return int(np.searchsorted(np.cumsum(ways) / ways.sum(), tail, side="right"))
 
 
 def _ways(ranks: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, confirm, control, pairs_needed
 from farm.analysis.scale import Scale
 
 from .conftest import PATIENT, in_turns
+
+if TYPE_CHECKING:
+    from farm.analysis.confirmation import Pair
 
 SAMPLES = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=3)
 
@@ -100,6 +104,7 @@ def test_a_pair_that_cannot_be_compared_is_left_out() -> None:
 
 
 @PATIENT
+@example(Scale.DECIBEL, [([1.7e308, 1.6e308], [-1.7e308]), ([-1.7e308], [1.7e308])] * 4, True)
 @given(st.sampled_from(list(Scale)), st.lists(st.tuples(SAMPLES, SAMPLES), max_size=12), st.booleans())
 def test_no_samples_break_it(scale: Scale, pairs: list[tuple[list[float], list[float]]], up: bool) -> None:
     with warnings.catch_warnings():
@@ -115,6 +120,43 @@ def test_changes_that_are_none_are_rarely_confirmed_and_real_ones_nearly_always(
     assert none.count(Answer.CONFIRMED) <= 3
     assert none.count(Answer.REFUTED) > 150
     assert real.count(Answer.CONFIRMED) >= 98
+
+
+def switching(ratio: float, cost: float, count: int = 10, seed: int = 0) -> list[Pair]:
+    """Return pairs as of a device where whoever runs second takes so much longer."""
+    pairs = in_turns(ratio, count, seed=seed)
+    late = 1.0 + cost
+    return [
+        (good, [late * one for one in new]) if number % 2 == 0 else ([late * one for one in good], new)
+        for number, (good, new) in enumerate(pairs)
+    ]
+
+
+@pytest.mark.parametrize("cost", [0.05, 0.1])
+def test_what_it_costs_to_run_second_hides_nothing_and_confirms_nothing(cost: float) -> None:
+    real = [confirm(Scale.RATIO, switching(1.08, cost, seed=seed), up=True) for seed in range(60)]
+    none = [confirm(Scale.RATIO, switching(1.0, cost, seed=seed), up=True) for seed in range(60)]
+    assert sum(one.answer is Answer.CONFIRMED for one in real) >= 58
+    assert sum(one.answer is Answer.CONFIRMED for one in none) <= 1
+    assert np.mean([one.change for one in real]) == pytest.approx(math.log(1.08), abs=0.005)
+    # Of a pair that is missing it is still known who began.
+    pairs = switching(1.08, cost)
+    assert confirm(Scale.RATIO, [*pairs[:3], ((), ()), *pairs[4:]], up=True).answer is Answer.CONFIRMED
+
+
+def test_the_second_look_costs_its_price() -> None:
+    pairs = [([1.0], [1.1 + number / 100]) for number in range(8)]
+    once, twice = (confirm(Scale.RATIO, pairs, up=True, looks=looks) for looks in (1, 2))
+    assert (once.p_value, twice.p_value) == (1 / 256, 2 / 256)
+    assert confirm(Scale.RATIO, pairs[:7], up=True).answer is Answer.CONFIRMED
+    assert confirm(Scale.RATIO, pairs[:7], up=True, looks=2).answer is Answer.UNKNOWN
+
+
+def test_four_pairs_of_ten_that_are_infinite_confirm_nothing() -> None:
+    lost = [([math.inf], [140.0])] * 4 + [([41.0], [41.0 - one / 100]) for one in (1, 2, -1, 3, 2, 4)]
+    said = confirm(Scale.DECIBEL, lost, up=False)
+    assert said.answer is not Answer.CONFIRMED
+    assert math.isfinite(said.change)
 
 
 def said(p_value: float, answer: Answer = Answer.CONFIRMED) -> Confirmation:

@@ -29,20 +29,28 @@ FIGURES = st.floats(-1e6, 1e6)
 
 
 def all_signs(differences: list[float]) -> float:
-    """The share of all ways to choose signs with a sum of positive ranks at least as great, ranks shared by ties."""
-    sizes = [abs(one) for one in differences]
-    ranks = [sum(other < one for other in sizes) + (sizes.count(one) + 1) / 2 for one in sizes]
-    seen = sum(rank for rank, one in zip(ranks, differences, strict=True) if one > 0)
-    sums = [sum(chosen) for chosen in itertools.product(*((0.0, rank) for rank in ranks))]
-    return sum(one >= seen - 1e-9 for one in sums) / len(sums)
+    """The share of all ways to choose signs with a sum of positive ranks at least as great."""
+    # Of a tie the negative one has the greater rank, and zero is a negative one.
+    ordered = sorted(differences, key=lambda one: (abs(one), one <= 0))
+    seen = sum(rank for rank, one in enumerate(ordered, 1) if one > 0)
+    sums = [sum(chosen) for chosen in itertools.product(*((0, rank) for rank in range(1, len(differences) + 1)))]
+    return sum(one >= seen for one in sums) / len(sums)
 
 
 @PATIENT
-@given(st.lists(st.integers(-6, 6).filter(bool), min_size=1, max_size=9))
+@given(st.lists(st.integers(-6, 6), min_size=1, max_size=9))
 def test_the_signed_rank_test_counts_signs_also_with_ties(differences: list[int]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert signed_rank_p(np.array(differences, float)) == pytest.approx(all_signs([float(d) for d in differences]))
+
+
+@PATIENT
+@given(st.lists(st.integers(-6, 6), min_size=1, max_size=12), st.integers(0, 11), st.integers(1, 12))
+def test_a_greater_difference_never_has_a_greater_p_value(differences: list[int], place: int, more: int) -> None:
+    greater = list(differences)
+    greater[place % len(greater)] += more
+    assert signed_rank_p(np.array(greater, float)) <= signed_rank_p(np.array(differences, float))
 
 
 def test_the_signed_rank_test_is_the_one_of_scipy() -> None:
@@ -72,6 +80,21 @@ def test_the_middle_of_pairs_is_the_median_of_their_walsh_averages(differences: 
     assert low <= middle + 1e-9
     assert middle <= high + 1e-9
     assert math.isinf(low) == (len(differences) < 6), "five pairs cannot say anything with 95 %"
+
+
+def test_four_infinite_differences_of_ten_have_a_finite_middle() -> None:
+    few = np.array([math.inf] * 4 + [0.001, 0.002, -0.001, 0.003, -0.002, 0.004])
+    middle, low, high = middle_of_pairs(few, 0.95)
+    assert middle == pytest.approx(0.0035)
+    assert (low, high) == (-0.001, math.inf)
+    assert middle_of_pairs(np.array([math.inf] * 10), 0.95) == (math.inf, math.inf, math.inf)
+
+
+def test_the_greatest_numbers_have_a_middle() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert median_and_mad(np.array([1.7e308, 1.6e308]))[0] == pytest.approx(1.65e308)
+        assert middle_of_pairs(np.full(10, 1.7e308), 0.95)[0] == 1.7e308
 
 
 @PATIENT
