@@ -27,6 +27,7 @@ _COMMANDS = {
     "shell": ("devices.shell", "Open a shell on a device."),
     "virtual": ("devices.virtual", "Start virtual devices that stay, and let them misbehave."),
     "report": ("looking.report", "Write and show the report of a run."),
+    "show": ("looking.show", "Show all there is of a job: attempts, logs, numbers, how to run it again."),
     "coverage": ("looking.coverage", "Show every operator in every precision, and how its cases do."),
     "status": ("looking.status", "Show the status: newly red, regressions, infra trouble."),
     "serve": ("looking.report", "Show the same in a browser: status, runs, devices, history, live."),
@@ -51,6 +52,7 @@ _COMMANDS = {
     "sign": ("setup.sign", "Sign the skels that LPAI and direct mode need, with the Hexagon SDK."),
     "sdk": ("setup.sdk", "Show, fetch and choose QNN SDKs."),
     "runtime": ("setup.runtime", "Show, build and check what devices need: runner, libraries, skels."),
+    "notify": ("setup.notify", "Show who hears of a quarantined device, or try it."),
     "prune": ("setup.prune", "Delete old runs: a dry run first."),
     "cache": ("setup.cache", "Show or prune compiled bundles."),
 }

@@ -72,23 +72,36 @@ def find_stored_result(store: Store, pattern: str, ref: str | None) -> StoredRes
     The newest is of whatever line, and of a private run as well: it is what somebody has just seen.
     Raises UnknownNameError, UsageError where several jobs match or none was executed.
     """
-    newest = sorted(store.history.points(pattern, None, None, 1, None), key=lambda point: (point.time_ms, point.run_id))
-    names = list(dict.fromkeys(point.job_id for point in newest))
-    if ref is not None:
+    run, view = find_recorded_job(store, pattern, ref, "run again", debug=False)
+    if "debug" in run.fingerprint:
+        raise UsageError(f"run {run.id} was of 'farm debug', whose program is not kept: give its command again")
+    return _result(store, run, view.id)
+
+
+def find_recorded_job(
+    store: Store, pattern: str, ref: str | None, what_for: str, *, debug: bool = True
+) -> tuple[RunView, JobView]:
+    """Return the run `ref`, or the newest that has an attempt of the job that `pattern` means, and the job in it.
+
+    Without `debug` the newest is none of `farm debug`; `what_for` is what an error says is done with one job.
+    Raises UnknownNameError, UsageError where several jobs match or none was tried.
+    """
+    newest = store.history.newest_runs(pattern, debug=debug)
+    if ref is None:
+        names = list(newest)
+        run = store.runs.view(newest[names[-1]]) if names else None
+    else:
         run = store.runs.view(store.runs.resolve(ref))
-        names = [view.id for view in run.jobs if view.id in names]
+        known = set(store.history.job_names(pattern))
+        names = [view.id for view in run.jobs if view.id in known]
         if not names:
             raise UsageError(f"run {run.id} has no result of {pattern}: 'farm history {pattern}' shows which runs have")
-        if "debug" in run.fingerprint:
-            raise UsageError(f"run {run.id} was of 'farm debug', whose program is not kept: give its command again")
     if len(names) > 1:
         shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-        raise UsageError(f"{pattern} means {len(names)} jobs, one is run again: {shown}")
-    if not names:
-        raise UsageError(f"{pattern} has no result yet: no attempt, or of 'farm debug' alone")
-    if ref is None:
-        run = store.runs.view(newest[-1].run_id)
-    return _result(store, run, names[0])
+        raise UsageError(f"{pattern} means {len(names)} jobs, one is {what_for}: {shown}")
+    if run is None:
+        raise UsageError(f"{pattern} has no result yet: no attempt{'' if debug else ', or of farm debug alone'}")
+    return run, next(view for view in run.jobs if view.id == names[0])
 
 
 def results_before(store: Store, stored: StoredResult) -> Iterator[StoredResult]:
@@ -123,7 +136,7 @@ class Results:
 
 
 def _result(store: Store, run: RunView, job_id: str) -> StoredResult:
-    [view] = [view for view in run.jobs if view.id == job_id]
+    view = next(view for view in run.jobs if view.id == job_id)
     kinds = {device.serial: device.kind for device in run.devices}
     for number, attempt in reversed(list(enumerate(view.attempts, start=1))):
         if attempt.bundle_key and attempt.device in kinds:

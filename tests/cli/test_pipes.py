@@ -15,6 +15,7 @@ from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
@@ -30,7 +31,7 @@ def red(home: FarmHome) -> FarmHome:
     with open_store(home.state / "farm.db") as store:
         for age, verdict in ((2, Verdict.PASSED), (1, Verdict.FAILED)):
             began = time.time_ns() // 1_000_000 - age * 3_600_000
-            run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {"executorch": "1.5.1"}, began))
+            run_id = store.begin_run(RunRecord("farm run", user_name(), "bench", {"executorch": "1.5.1"}, began))
             store.plan_jobs(run_id, [JOB])
             failed = verdict is Verdict.FAILED
             stage = Stage.NUMERICS if failed else Stage.DONE

@@ -112,7 +112,7 @@ def test_the_end_of_a_run_has_a_line_under_each_failure_and_a_shorter_one_for_kn
     below = lines[lines.index(f"FAILED {job_id('SM8450')}") + 1 :]
     assert below[0] == "  numerics: output 0: sqnr 12 dB < 30 dB"
     assert below[1].startswith("  elsewhere: passed on SM8550")
-    assert max(map(len, lines[:-1])) <= 80
+    assert max(len(line) for line in lines if ": farm " not in line) <= 80
 
     known = render_summary(run(elsewhere("SM8550", PASSED), known="the scale is wrong")).splitlines()
     place = known.index("known issue, 1x: the scale is wrong")

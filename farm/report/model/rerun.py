@@ -8,7 +8,8 @@ import shlex
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from farm.backends.registry import DEFAULT_BACKEND
+from farm.backends.registry import BACKENDS, DEFAULT_BACKEND
+from farm.results.attempt import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +20,20 @@ if TYPE_CHECKING:
 _NOT_K_IDENTIFIER = re.compile(r"[^\w:+\-.\[\]\\/]+")
 
 _ONE_JOB = (["debug"], ["exec"], ["repro"])
+
+
+def ways_again(job: JobView, rerun: str, run_id: str) -> list[tuple[str, str]]:
+    """Return what can be done with a job of a run, each as a title and a command, quoted for a shell; `rerun` first."""
+    ways = [("Run it again", rerun)]
+    attempt, backend = job.decisive, BACKENDS.get(job.backend)
+    if attempt is None or not attempt.device:
+        return ways
+    if attempt.bundle_key:
+        repro = shlex.join(["farm", "repro", job.id, "--run", run_id])
+        ways += [("Its exact bundle", repro), ("With adb alone", f"{repro} --script repro")]
+    if attempt.cause == Cause.NUMERICS and backend is not None and backend.has_layers:
+        ways.append(("Layer by layer", shlex.join(["farm", "debug", job.id])))
+    return [*ways, ("Run by run", shlex.join(["farm", "history", job.id]))]
 
 
 def rerun_command(job: JobView, *, virtual: bool, run_command: str = "", toolchain: str = "") -> str:

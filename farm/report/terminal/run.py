@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import time
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,7 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     failed = summary.having(Outcome.FAILED, Outcome.INFRA)
     if failed:
         lines.append(Text(f"again: {visible(failed[0].rerun)}", style="dim"))
+        lines.append(Text(f"in full: farm show {visible(shlex.quote(failed[0].job.id))}", style="dim"))
     return lines
 
 

@@ -86,6 +86,16 @@ class HistoryReader:
         with self._database.reading() as connection:
             return sorted(matching_jobs(connection, job_pattern, soc).values())
 
+    def newest_runs(self, job_pattern: str, *, debug: bool = False) -> dict[str, str]:
+        """Return the newest run that has an attempt of each job, whichever its line, by the job's id; the newest last.
+
+        With `debug` it may be one of `farm debug`.
+        """
+        with self._database.reading() as connection:
+            jobs = matching_jobs(connection, job_pattern)
+            of = {"jobs": list(jobs), "debug": int(debug)}
+            return {row.name: row.run_id for row in connection.execute(statement("history.newest_runs"), of)}
+
     def pasts_of_run(self, run_id: str) -> list[JobPast]:
         """Return what the jobs that a run judged measured, then and in the line's runs before, by kind of device.
 

@@ -10,6 +10,19 @@ SELECT id, name, suite, soc FROM job ORDER BY name;
 -- name: jobs_of_run
 SELECT job.id, job.name FROM run_job JOIN job ON job.id = run_job.job_id WHERE run_job.run_id = :run;
 
+-- The newest run that has an attempt of each job, the job of the newest run last; of `farm debug` as well where
+-- `debug` is 1.
+-- name: newest_runs
+SELECT name, run_id FROM (
+    SELECT job.name, run.id AS run_id, run.started_ms,
+           row_number() OVER (PARTITION BY run_job.job_id ORDER BY run.started_ms DESC, run.id DESC) AS age
+    FROM run_job JOIN run ON run.id = run_job.run_id JOIN job ON job.id = run_job.job_id
+    WHERE run_job.job_id IN :jobs AND run_job.decisive_attempt_id IS NOT NULL
+      AND (:debug = 1 OR run.run_kind <> 'debug')
+) AS ranked
+WHERE age = 1
+ORDER BY started_ms, run_id;
+
 -- name: fingerprints
 SELECT hash, facts FROM fingerprint WHERE hash IN :hashes;
 
@@ -68,7 +81,7 @@ FROM (
     SELECT run_job.job_id, run_job.run_id, run_job.case_id, run_job.decisive_attempt_id, run_job.decisive_verdict,
            row_number() OVER (PARTITION BY run_job.job_id ORDER BY run_job.run_id DESC) AS age
     FROM run_job JOIN run ON run.id = run_job.run_id
-    WHERE run_job.job_id IN :jobs AND run_job.run_id <= :until
+    WHERE run_job.job_id IN :jobs AND run_job.run_id <= :until AND run.run_began
       AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :until)
 ) AS ranked
 JOIN attempt ON attempt.id = ranked.decisive_attempt_id
@@ -95,7 +108,7 @@ SELECT job.id, job.name,
                  FROM run_job JOIN run ON run.id = run_job.run_id
                  WHERE run_job.job_id = job.id AND run_job.run_id <= :until
                    AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-                   AND run.run_line = :line AND NOT run.run_private
+                   AND run.run_line = :line AND NOT run.run_private AND run.run_began
                  ORDER BY run_job.run_id DESC LIMIT 1 OFFSET :older), '') AS since
 FROM job WHERE job.name IN :names;
 
@@ -107,7 +120,7 @@ SELECT looked_at.id, looked_at.name, looked_at.since FROM (
                      FROM run_job JOIN run ON run.id = run_job.run_id
                      WHERE run_job.job_id = job.id AND run_job.run_id <= :until
                        AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-                       AND run.run_line = :line AND NOT run.run_private
+                       AND run.run_line = :line AND NOT run.run_private AND run.run_began
                      ORDER BY run_job.run_id DESC LIMIT 1 OFFSET :older), '') AS since
     FROM job WHERE job.name IN :names
 ) AS looked_at
@@ -137,7 +150,7 @@ FROM (
                      FROM run_job AS before JOIN run ON run.id = before.run_id
                      WHERE before.job_id = now.job_id AND before.run_id <= :run
                        AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-                       AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :run)
+                       AND ((run.run_line = :line AND NOT run.run_private AND run.run_began) OR run.id = :run)
                      ORDER BY before.run_id DESC LIMIT 1 OFFSET :older), '') AS first
     FROM run_job AS now WHERE now.run_id = :run
 ) AS starts
@@ -158,7 +171,7 @@ FROM (
                      FROM run_job AS before JOIN run ON run.id = before.run_id
                      WHERE before.job_id = now.job_id AND before.run_id <= :run
                        AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-                       AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :run)
+                       AND ((run.run_line = :line AND NOT run.run_private AND run.run_began) OR run.id = :run)
                      ORDER BY before.run_id DESC LIMIT 1 OFFSET :older), '') AS first
     FROM run_job AS now WHERE now.run_id = :run
 ) AS starts

@@ -1,0 +1,51 @@
+"""`farm show`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import json_option
+from farm.cli.output import opened, show
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@click.command("show")
+@click.argument("job")
+@click.option("--run", "ref", metavar="RUN", help="In this run, instead of the newest: latest, latest~1 or an id.")
+@json_option("Print all of it as JSON.")
+def command(job: str, ref: str | None, config_file: Path | None, *, as_json: bool) -> None:
+    """Show all there is of JOB: attempts, logs with their tracebacks, numbers, files, how to run it again.
+
+    JOB is suite/case, a whole job id, or a pattern with * and ? that only one
+    job matches. Nothing is cut.
+    """
+    import msgspec
+
+    from farm.replay.stored_result import find_recorded_job
+    from farm.report.model.rerun import ways_again
+    from farm.report.model.summary import summarize
+    from farm.report.terminal.job import job_lines
+    from farm.store.artifacts import ArtifactStore
+    from farm.store.values import jsonable
+
+    with opened(config_file, readonly=True) as (config, store):
+        view, found = find_recorded_job(store, job, ref, "shown")
+        files = store.runs.artifacts(view.id, found.id)
+    summary = summarize(view)
+    item = next(one for one in summary.jobs if one.job is found)
+    kept = ArtifactStore(config.state_dir / "artifacts")
+    places = {one.sha256: path for one in files if (path := kept.find(one.sha256))}
+    run = {name: value for name, value in jsonable(msgspec.to_builtins(view)).items() if name not in ("jobs", "schema")}
+    answer = {
+        "job": jsonable(msgspec.to_builtins(found)),
+        "outcome": item.outcome,
+        "reason": item.reason,
+        "run": run,
+        "files": [{**msgspec.structs.asdict(one), "path": str(places.get(one.sha256, ""))} for one in files],
+        "again": dict(ways_again(found, item.rerun, view.id)),
+    }
+    show(answer, job_lines(summary, item, files, places), as_json=as_json)

@@ -1,0 +1,117 @@
+"""One job of a run -> all that there is of it, for a terminal. Pure."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from farm.report.model import format as fmt
+from farm.report.model.commits import standing_text, toolchain_text
+from farm.report.model.cross_target import cross_targets, elsewhere_line
+from farm.report.model.rerun import ways_again
+from farm.report.model.summary import WORDS, beyond_comparisons, spread_of
+from farm.report.terminal.layout import SIMULATED, columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from farm.report.model.summary import JobSummary, RunSummary
+    from farm.results.attempt import Attempt
+    from farm.store.records import ArtifactRecord
+
+
+def job_lines(
+    summary: RunSummary, item: JobSummary, files: Sequence[ArtifactRecord], places: Mapping[str, Path]
+) -> list[str]:
+    """Return every attempt of a job with its reason, figures and log, what was kept, and how it is run again.
+
+    Nothing is cut. `places` is where the files are that are on this machine, by hash.
+    """
+    view, job = summary.view, item.job
+    ended = "unfinished" if view.exit_code is None else f"exit code {view.exit_code}"
+    lines = [f"{job.id}: {WORDS[item.outcome]}", f"  run {view.id}, {fmt.clock(view.started_ms)}, {ended}"]
+    lines += [f"  by {view.user} on {view.host}: {view.command}"]
+    lines += [f"  {text}" for text in (toolchain_text(view.toolchain), standing_text(view.toolchain)) if text]
+    lines += [f"  {_build(item)}"]
+    lines += [f"  left to the CPU: {name} x{count}" for name, count in job.fallback_ops.items() if not item.on_cpu]
+    if elsewhere := _elsewhere(summary, item):
+        lines.append(f"  elsewhere: {elsewhere}")
+    if not job.attempts:
+        lines += ["", item.reason]
+    for number, (attempt, kind) in enumerate(zip(job.attempts, item.kinds, strict=True), start=1):
+        decides = len(job.attempts) > 1 and attempt is item.attempt
+        lines += ["", *_attempt(attempt, kind, f"attempt {number} of {len(job.attempts)}", decides=decides)]
+    if item.virtual:
+        lines += ["", SIMULATED]
+    if files:
+        kept = [(one.kind, f"{one.size:,} bytes", str(places.get(one.sha256, "not on this machine"))) for one in files]
+        lines += ["", "kept:", *columns(kept, right=(1,), indent="  ")]
+    return [*lines, "", *_ways(item, view.id)]
+
+
+def _build(item: JobSummary) -> str:
+    job, bundle = item.job, item.attempt.bundle_key[:12] if item.attempt else ""
+    build = "from the cache" if job.cached else f"in {fmt.duration(job.build_seconds)}"
+    parts = [f"module {job.case_module}" if job.case_module else "", f"bundle {bundle}, {build}" if bundle else ""]
+    return ", ".join(filter(None, parts)) or "not compiled"
+
+
+def _elsewhere(summary: RunSummary, item: JobSummary) -> str:
+    found = cross_targets(summary).get(item.index)
+    return elsewhere_line(found, time.time_ns() // 1_000_000) if found else ""
+
+
+def _attempt(attempt: Attempt, kind: str, title: str, *, decides: bool) -> Iterable[str]:
+    cause = f", cause {attempt.cause}" if attempt.cause else ""
+    yield f"{title}: {attempt.verdict} at {attempt.stage}{cause}{', decides' if decides else ''}"
+    where = f"on {kind} device {attempt.device}, {fmt.duration(attempt.seconds)}" if attempt.device else "no device"
+    yield f"  {where}, {fmt.clock(attempt.started_ms)}" if attempt.started_ms else f"  {where}"
+    if attempt.reason:
+        yield f"  {attempt.reason}"
+    if attempt.known_issue:
+        yield f"  known issue: {attempt.known_issue}"
+    yield from (f"  note: {note}" for note in attempt.notes)
+    if attempt.comparisons:
+        yield ""
+        yield from _comparisons(attempt)
+    if measured := beyond_comparisons(attempt, samples=True):
+        rows: list[tuple[str, ...]] = [("metric", "p50", "least", "p90", "most", "n")]
+        for one in measured:
+            spread = spread_of(one)
+            figures = (spread.p50, spread.least, spread.p90, spread.most) if spread else ()
+            shown = [fmt.quantity(value, one.unit) for value in (figures[:1] if len(one.samples) == 1 else figures)]
+            rows.append((one.metric, *[*shown, "", "", "", ""][:4], str(len(one.samples))))
+        yield ""
+        yield from columns(rows, right=range(1, 6), indent="  ")
+    for what, count, command in (("profile", len(attempt.operators), "profile"), ("layers", len(attempt.layers), "")):
+        if count:
+            yield f"  {what}: {fmt.plural(count, 'row')}{f', see farm {command}' if command else ', see --json'}"
+    if attempt.log:
+        yield f"  log, {fmt.plural(len(attempt.log), 'character')}:"
+        # A log is read and searched as it was written.
+        yield from (f"    {line}".rstrip() for line in attempt.log.rstrip("\n").split("\n"))
+
+
+def _comparisons(attempt: Attempt) -> list[str]:
+    exact = any(one.mismatch is not None for one in attempt.comparisons)
+    rows: list[tuple[str, ...]] = [
+        ("output", "against", "SQNR dB", "cosine", "max abs", "steps", *(["mismatch"] if exact else []))
+    ]
+    for one in attempt.comparisons:
+        figures = (fmt.decibel(one.sqnr_db), fmt.cosine(one.cosine), fmt.small(one.max_abs), fmt.small(one.steps))
+        rows.append((str(one.output), one.reference, *figures, *([fmt.percent(one.mismatch)] if exact else [])))
+    broken = [
+        f"  output {one.output} against {one.reference} violates: {limit}"
+        for one in attempt.comparisons
+        for limit in one.violations
+    ]
+    return [*columns(rows, right=range(2, len(rows[0])), indent="  "), *broken]
+
+
+def _ways(item: JobSummary, run_id: str) -> list[str]:
+    return [
+        line
+        for title, command in ways_again(item.job, item.rerun, run_id)
+        for line in (f"{title.lower()}:", f"  {command}")
+    ]
