@@ -13,6 +13,7 @@ from farm.compare.building import BuildingSide, BuiltJob, build_sides
 from farm.compare.measuring import JobToRun, MeasuringPool
 from farm.compare.pairing import JobOutcome, paired
 from farm.compare.request import SIDES, ComparisonRequest, config_of, jobs_of_side, own_options
+from farm.devices.device import common_kind
 from farm.errors import NoDeviceError, NothingSelectedError
 from farm.regressions.interleaved_ab import Side
 from farm.report.model.compare import (
@@ -192,13 +193,15 @@ class _KnownJobs:
         open_ = {one.name for one in self.to_run()} - outcomes.keys() if self._request.execute else set()
         left_out = dict(pool.left_out) if pool else {}
         why = "interrupted" if interrupted else "no device was left"
+        devices = list(pool.devices.values()) if pool else []
+        asked = "virtual" if self._request.virtual else "hardware"
         return CompareReport(
             id=self.id,
             command=self._request.command,
             started_ms=self._started_ms,
             seconds=time.monotonic() - self._began_s,
-            kind=("virtual" if self._request.virtual else "hardware") if self._request.execute else "",
-            devices=tuple(sorted(pool.devices.values())) if pool else (),
+            kind=common_kind(device.kind for device in devices) or asked if self._request.execute else "",
+            devices=tuple(sorted(device.serial for device in devices)),
             sides=self._side_facts,
             jobs=tuple(
                 self._job(
@@ -279,8 +282,7 @@ class _KnownJobs:
 def _side(sides: Sequence[BuildingSide], request: ComparisonRequest, number: int) -> CompareSide:
     side, asked = sides[number], request.sides[number]
     tools: Toolchain = side.tools
-    known = tools.fingerprint(virtual=request.virtual > 0)
-    facts = {key: value for key, value in known.items() if key != "device_kind"}
+    facts = {key: value for key, value in tools.fingerprint("").items() if key != "device_kind"}
     source = tools.source
     named = {"branch": source.branch, "subject": source.subject, "changed": ", ".join(source.changed)}
     facts |= {key: value for key, value in named.items() if value}

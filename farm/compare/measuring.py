@@ -62,7 +62,7 @@ class MeasuringPool:
         self._lock = threading.Lock()
         self._retried: set[str] = set()
         self._most_pairs = 0
-        self.devices: dict[str, str] = {}
+        self.devices: dict[str, Device] = {}
         """Serials by the name of the thread that uses it."""
         self.outcomes: dict[str, JobOutcome] = {}
         """By the name of the job."""
@@ -132,7 +132,7 @@ class MeasuringPool:
     def _serve_on(self, bench: InterleavedBench, queue: deque[JobToRun]) -> None:
         """Raises InfraError, with its job put back once."""
         with self._lock:
-            self.devices[threading.current_thread().name] = bench.device.serial
+            self.devices[threading.current_thread().name] = bench.device
         runtime = other_runtime(self._configs[0], bench.device, self._request.backend, bench.runtime)
         while not self._stop.is_set():
             try:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 LOOPBACK = "127.0.0.1"
+MIXED = "mixed"
+"""Kind of a run that had devices of both: it is compared with its like."""
 
 
 class DeviceAddress:
@@ -108,3 +113,9 @@ class Unusable(msgspec.Struct, frozen=True):
     """Why, and what to do about it."""
     host: str = ""
     """Name of the machine that it hangs on."""
+
+
+def common_kind(kinds: Iterable[str]) -> str:
+    """Return the kind that devices have in common, MIXED for several; empty where none is known."""
+    known = {kind for kind in kinds if kind in ("virtual", "hardware")}
+    return known.pop() if len(known) == 1 else MIXED if known else ""

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.config.toolchains import DEFAULT
+from farm.devices.device import common_kind
 from farm.errors import MissingToolError, NothingSelectedError, StoreError
 from farm.nightly.render import LEAST_WIDTH
 from farm.report.model import format as fmt
 from farm.request.choose import narrow
 from farm.request.selection import total_seconds
+from farm.suites.socs import find_soc
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
@@ -82,13 +84,13 @@ def _forecast(config: Config, cell: PlannedCell, jobs: tuple[Job, ...], store: S
     line = line_of(toolchain_of(config, request.toolchain or DEFAULT))
     if store is not None and request.last_failed and jobs:
         try:
-            jobs = narrow(request, jobs, store, None, lambda _: None, line)
+            jobs = narrow(request, jobs, store, None, lambda _: None, line, kind=_kind_of(cell, store))
         except NothingSelectedError:
             jobs = ()
     expected = None
     if store is not None:
         ids = [job.id for job in jobs]
-        past = store.selection.expected(ids, request.device_kind, line)
+        past = store.selection.expected(ids, _kind_of(cell, store), line)
         if past:
             seconds = total_seconds(ids, past)
             per_soc: dict[str, float] = {}
@@ -107,6 +109,15 @@ def _forecast(config: Config, cell: PlannedCell, jobs: tuple[Job, ...], store: S
         command=request.command,
         problem=_lacks(config, cell),
     )
+
+
+def _kind_of(cell: PlannedCell, store: Store) -> str:
+    """Return the kind of a cell's devices as far as the store knows: looking for them could start an adb server."""
+    if cell.request.virtual:
+        return "virtual"
+    socs = {find_soc(name).name for name in cell.request.socs}
+    kind = common_kind(known.kind for known in store.devices.all() if known.soc in socs and known.last_seen_ms)
+    return kind if kind == "virtual" else "hardware"
 
 
 def _lacks(config: Config, cell: PlannedCell) -> str:

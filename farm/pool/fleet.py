@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.devices.device import Device
+from farm.devices.device import Device, common_kind
 from farm.errors import DeviceError, NoDeviceError, UnknownNameError
 from farm.runtime.runtime import Runtime
 
@@ -100,6 +100,15 @@ def attached_fleet(
     revive = partial(revive_tunnels, supervisor)
     fleet = Fleet(devices, _runtimes(config, socs, backend, devices), leased=True, revive=revive)
     return _with_root(fleet, names, refused)
+
+
+def attached_kind(config: Config, socs: Sequence[str], choice: Choice, supervisor: Supervisor, store: Store) -> str:
+    """Return the kind of the attached devices that a run may use now; empty where there is none."""
+    from farm.devices.discovery import scan_all
+
+    registered = {one.id: one for one in store.devices.all()}
+    devices, _ = choose(scan_all(config, supervisor), registered, socs, choice)
+    return common_kind(device.kind for device in devices)
 
 
 def _require_known(scan: Scan, registered: Mapping[str, Registered], choice: Choice) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from farm.backends.registry import DEFAULT_BACKEND
 from farm.compile.pool import MemoryLimits
+from farm.devices.device import common_kind
 from farm.errors import InfraError, MissingToolError, NoDeviceError, NothingSelectedError, UsageError
 from farm.pool.fleet import Choice
 from farm.pytest_plugin.plan import PLAN_VARIABLE, SuitePlan, devices_left
@@ -213,7 +214,7 @@ class _Launch:
     def _plan(self, token: str, folder: Path, fleet: Fleet, chosen: tuple[int, ...], tools: Toolchain) -> SuitePlan:
         from farm.request.recording import run_record
 
-        virtual = self._request.virtual > 0
+        kind = common_kind(fleet.devices[number].kind for number in chosen)
         return SuitePlan(
             token=token,
             folder=folder,
@@ -228,7 +229,7 @@ class _Launch:
                 self._store,
                 tools,
                 command=self._request.command,
-                facts=tools.fingerprint(virtual=virtual),
+                facts=tools.fingerprint(kind),
             ),
             cache_root=self._config.cache_dir,
             suite_folders=self._config.suite_folders,

@@ -154,7 +154,8 @@ class _Debug:
         from farm.request.recording import run_record
 
         # What keeps all its intermediate outputs is no measurement of the job: it is in no series with others.
-        facts = tools.fingerprint(virtual=self._request.virtual) | {"debug": "intermediate outputs"}
+        asked = "virtual" if self._request.virtual else "hardware"
+        facts = tools.fingerprint(asked) | {"debug": "intermediate outputs"}
         run_id = self._store.begin_run(
             run_record(self._config, self._store, tools, command=self._request.command, facts=facts)
         )

@@ -147,7 +147,7 @@ def _begin(
 
     kind, manifest, job = acquired.device.kind, bundle.manifest, request.job
     # What compiled the bundle, which may be older than what is installed.
-    here = {name: fact for name, fact in tools.fingerprint(virtual=request.virtual).items() if name not in CONTENTS}
+    here = {name: fact for name, fact in tools.fingerprint(kind).items() if name not in CONTENTS}
     facts = here | facts_of(manifest.versions) | request.facts
     if request.profile.flags(kind) != Profile.AUTO.flags(kind):
         facts["profile"] = str(request.profile)

@@ -88,7 +88,8 @@ def repro(
         now=now,
         rows=tuple(rows(stored.attempt, now.attempt)) if now.attempt else (),
         outputs=compare_outputs(stored.outputs, now.outputs),
-        differences=differences(stored.run.fingerprint, facts),
+        # Runs of older farms say what was asked for.
+        differences=differences(stored.run.fingerprint | {"device_kind": stored.kind}, facts),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.backends.registry import BACKENDS, find_backend
+from farm.devices.device import MIXED
 from farm.errors import IllegalTargetError, NothingSelectedError, UsageError
 from farm.request.profiling import Profile
 from farm.request.recording import is_private_run
@@ -109,17 +110,19 @@ def narrow(
     note: Callable[[str], None],
     line: str = "",
     *,
+    kind: str,
     cache_dir: Path | None = None,
 ) -> tuple[Job, ...]:
     """Return those of `jobs` that are left by what the store knows: --changed-since, then --shard, then --lf.
 
-    `tools` is the toolchain, of the line `line`; None, which is not for --changed-since, where it is not to be looked
-    at, nor at the bundles in `cache_dir`. What failed is asked last: it changes while other shards run, and what a
-    shard has must not. Raises UsageError for a run that cannot be compared, NothingSelectedError.
+    `kind` is that of the devices, as `device_kind_of` returns it. `tools` is the toolchain, of the line `line`; None,
+    which is not for --changed-since, where it is not to be looked at, nor at the bundles in `cache_dir`. What failed is
+    asked last: it changes while other shards run, and what a shard has must not.
+
+    Raises UsageError for a run that cannot be compared, NothingSelectedError.
     """
-    kind = request.device_kind
     if request.changed_since is not None:
-        jobs = _changed_since(request.changed_since, request, jobs, store, _keys_of(jobs, tools, cache_dir))
+        jobs = _changed_since(request.changed_since, request, jobs, store, _keys_of(jobs, tools, cache_dir), kind)
     if request.shard is not None:
         ids = [job.id for job in jobs]
         seconds = store.selection.agree_on_seconds(total_seconds(ids, store.selection.expected(ids, kind, line)), kind)
@@ -159,18 +162,18 @@ def _keys_of(
 
 
 def _changed_since(
-    ref: str, request: RunRequest, jobs: tuple[Job, ...], store: Store, keys: Callable[[], dict[str, str]]
+    ref: str, request: RunRequest, jobs: tuple[Job, ...], store: Store, keys: Callable[[], dict[str, str]], kind: str
 ) -> tuple[Job, ...]:
     from farm.store.values import judged_by
 
     if request.shard is not None and _RELATIVE.fullmatch(ref):
         raise UsageError(f"--changed-since {ref} is another run for every shard: with --shard, name it by its id")
     view = store.runs.view(store.runs.resolve(ref))
-    then_kind = view.fingerprint.get("device_kind", request.device_kind)
-    if then_kind != request.device_kind:
+    then_kind = view.fingerprint.get("device_kind", kind)
+    if then_kind != kind:
         raise UsageError(
             f"--changed-since {ref}: run {view.id} was on {_DEVICES.get(then_kind, then_kind)}, this one "
-            f"is for {_DEVICES[request.device_kind]}: a verdict of one holds for the other no more than its numbers do"
+            f"is for {_DEVICES.get(kind, kind)}: a verdict of one holds for the other no more than its numbers do"
         )
     then = {(job.suite, job.soc, job.backend) for job in view.jobs}
     here = {(job.case.suite, job.target.soc, job.target.backend) for job in jobs}
@@ -186,7 +189,22 @@ def _changed_since(
     return tuple(job for job in jobs if job.id in chosen)
 
 
-_DEVICES = {"virtual": "virtual devices", "hardware": "hardware"}
+_DEVICES = {"virtual": "virtual devices", "hardware": "hardware", MIXED: "devices of both kinds"}
+
+
+def device_kind_of(config: Config, request: RunRequest, store: Store, default: str = "hardware") -> str:
+    """Return the kind of the devices that `request` would use now, `default` where none is attached.
+
+    Verdicts and times on another kind are no past of it.
+    """
+    from farm.pool.fleet import attached_kind
+    from farm.system.processes import Supervisor
+
+    if request.virtual:
+        return "virtual"
+    with Supervisor() as supervisor:
+        socs = [find_soc(name).name for name in request.socs]
+        return attached_kind(config, socs, request.choice, supervisor, store) or default
 
 
 def _told(targets: Collection[tuple[str, str, str]]) -> str:
@@ -216,7 +234,8 @@ def collect(config: Config, request: RunRequest, note: Callable[[str], None]) ->
         with open_store(config.store_url) as store:
             tools = cache(partial(prepare, config, note, virtual=request.virtual > 0))
             line = line_of(config.toolchain)
-            jobs = narrow(request, jobs, store, tools, note, line, cache_dir=config.cache_dir)
+            kind = device_kind_of(config, request, store)
+            jobs = narrow(request, jobs, store, tools, note, line, kind=kind, cache_dir=config.cache_dir)
     return [job.id for job in jobs]
 
 

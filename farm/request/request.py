@@ -62,11 +62,6 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     ones as long as the run may take, and for absent ones not at all."""
 
     @property
-    def device_kind(self) -> str:
-        """What is compared with: verdicts and times on `virtual` devices, or on `hardware`."""
-        return "virtual" if self.virtual else "hardware"
-
-    @property
     def asks_the_store(self) -> bool:
         """Whether its jobs depend on what was run before."""
         return self.changed_since is not None or self.shard is not None or self.last_failed

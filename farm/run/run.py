@@ -14,7 +14,7 @@ from farm.bundles.reuse import find_bundles_for
 from farm.errors import FarmError, InfraError
 from farm.pool.waiting import Wait
 from farm.request.budget import Budget
-from farm.request.choose import check_machine, check_ready, jobs_of, narrow, optrace_tools, select
+from farm.request.choose import check_machine, check_ready, device_kind_of, jobs_of, narrow, optrace_tools, select
 from farm.request.ending import exit_code_of, write_report
 from farm.request.profiling import Profile
 from farm.request.request import RunOutcome, RunRequest
@@ -77,7 +77,8 @@ def run(
         if request.asks_the_store:
             tools = cache(partial(prepare, config, listener.note, virtual=request.virtual > 0))
             line = line_of(config.toolchain)
-            jobs = narrow(request, jobs, store, tools, listener.note, line, cache_dir=config.cache_dir)
+            kind = device_kind_of(config, request, store)
+            jobs = narrow(request, jobs, store, tools, listener.note, line, kind=kind, cache_dir=config.cache_dir)
         return _Run(config, request, listener, store, handler, budget, forks).execute(jobs, begun=begun)
 
 
@@ -163,16 +164,21 @@ class _Run:
         from farm.system.publish import own_folder
         from farm.toolchains.prepare import prepare
 
-        tools = prepare(self._config, self._listener.note, virtual=self._request.virtual > 0)
-        fingerprint = tools.fingerprint(virtual=self._request.virtual > 0) | self._profile_fact()
+        then = self._store.runs.view(run_id).fingerprint if run_id else {}
+        with ThreadPoolExecutor(1) as aside:
+            known = then.get("device_kind", "hardware")
+            kind_now = aside.submit(device_kind_of, self._config, self._request, self._store, known)
+            tools = prepare(self._config, self._listener.note, virtual=self._request.virtual > 0)
+            kind = kind_now.result()
+        fingerprint = tools.fingerprint(kind) | self._profile_fact(kind)
         if run_id:
-            require_same(self._store.runs.view(run_id).fingerprint, fingerprint, run_id)
+            require_same(then, fingerprint, run_id)
         else:
             run_id = self._begin(jobs, tools, fingerprint)
             begun(run_id)
         # Also of a run that was killed before it had done so.
         self._store.plan_jobs(run_id, jobs)
-        self._look_back(jobs, tools)
+        self._look_back(jobs, tools, kind)
         folder = self._config.run_folder(run_id)
         exit_code = InfraError.exit_code
         with in_progress(folder) as before:
@@ -193,11 +199,11 @@ class _Run:
         report = write_report(view, folder / "report.html", self._store, self._config.state_dir)
         return RunOutcome(exit_code, view, report, self._request.confirm, self._request.toolchain)
 
-    def _profile_fact(self) -> dict[str, str]:
+    def _profile_fact(self, kind: str) -> dict[str, str]:
         """Return what the numbers depend on where more, or less, is looked at than usual."""
         if self._request.heap:
             return {"heap": "measured"}
-        profile, kind = self._request.profile, "virtual" if self._request.virtual else "hardware"
+        profile = self._request.profile
         usual = profile.flags(kind) == Profile.AUTO.flags(kind) and profile is not Profile.OPTRACE
         return {} if usual else {"profile": str(profile)}
 
@@ -219,11 +225,11 @@ class _Run:
             record, lambda run_id: leave_intent(self._config.run_folder(run_id), self._request, jobs)
         )
 
-    def _look_back(self, jobs: Sequence[Job], tools: Toolchain) -> None:
+    def _look_back(self, jobs: Sequence[Job], tools: Toolchain, kind: str) -> None:
         """Learn what is known of the jobs, and which are to be first."""
         from farm.request.recording import is_private_run
 
-        ids, kind, private = [job.id for job in jobs], self._request.device_kind, is_private_run(tools)
+        ids, private = [job.id for job in jobs], is_private_run(tools)
         self._past = self._store.selection.expected(ids, kind, tools.line)
         if self._request.failed_first:
             self._first = self._store.selection.failed_last(ids, kind, user_name(), tools.line, private=private)

@@ -9,8 +9,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import select, update
 
+from farm.devices.device import common_kind
 from farm.errors import StoreLostError
 from farm.store import schema, values
 from farm.store.details import ATTEMPT_COLUMNS, bounded_details, layer_rows, operator_rows
@@ -149,7 +150,25 @@ def insert_device(connection: Connection, run_id: str, device: Device, runtime: 
         "build": values.clean(device.build, values.NAME_LIMIT),
     }
     facts = runtime and {values.clean(name): values.clean(value) for name, value in runtime.items()}
-    return insert_device_row(connection, run_id, row, facts or None)
+    device_id = insert_device_row(connection, run_id, row, facts or None)
+    _settle_device_kind(connection, run_id)
+    return device_id
+
+
+def _settle_device_kind(connection: Connection, run_id: str) -> None:
+    """Let a run that was asked for on one kind of device say that of its devices, MIXED where they differ."""
+    run, device, had = schema.run, schema.device, schema.run_device
+    asked = select(run.c.run_device_kind, schema.fingerprint.c.facts).join(schema.fingerprint)
+    asked_kind, facts = connection.execute(asked.where(run.c.id == run_id)).one()
+    kinds = select(device.c.kind).join(had).where(had.c.run_id == run_id).distinct()
+    kind = common_kind(connection.scalars(kinds))
+    if asked_kind is None or kind in ("", asked_kind):
+        return
+    facts = {**facts, "device_kind": kind}
+    key = values.fingerprint_hash(facts)
+    insert_missing(connection, schema.fingerprint, [{"hash": key, "facts": facts}])
+    settled = update(run).where(run.c.id == run_id).values(fingerprint_hash=key, run_device_kind=kind)
+    connection.execute(settled)
 
 
 def insert_device_row(

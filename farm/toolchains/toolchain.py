@@ -60,11 +60,10 @@ class Toolchain(msgspec.Struct, frozen=True):
     """Its runs are compared with the line and never belong to it: a dirty or private checkout."""
     source: SourceState = SourceState()
 
-    def fingerprint(self, *, virtual: bool) -> dict[str, str]:
-        """Return what the numbers of a run depend on, as far as this machine knows it."""
+    def fingerprint(self, kind: str) -> dict[str, str]:
+        """Return what the numbers of a run on devices of a `kind` depend on, as far as this machine knows it."""
         from farm import __version__
 
-        kind = "virtual" if virtual else "hardware"
         facts = {"farm": __version__, **facts_of(self.versions), "native_runner": self.runner[:16], "device_kind": kind}
         if self.runner_of:
             facts["native_runner_of"] = self.runner_of

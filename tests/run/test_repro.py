@@ -90,7 +90,7 @@ def test_a_result_is_run_again_from_its_bundle_and_both_are_recorded(done: FarmH
     assert figures["sqnr_fp32[0]"]["then"] == figures["sqnr_fp32[0]"]["now"] > 20
     assert {"latency", "htp_cycles", "pte_size"} <= figures.keys()
     assert told["outputs"] == "none of then was kept: the figures tell"
-    assert not {"executorch", "qnn", "native_runner"} & told["differences"].keys()
+    assert not {"executorch", "qnn", "native_runner", "device_kind"} & told["differences"].keys()
     then, now = store.runs.view(told["then"]["run"]), store.runs.view(told["now"]["run"])
     assert now.fingerprint["repro"] == then.id
     assert now.command.startswith("farm repro")

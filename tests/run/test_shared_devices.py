@@ -77,6 +77,8 @@ def test_attached_virtual_devices_run_jobs_and_are_given_back(pair: Attached) ->
     view = json.loads(done.stdout)
     assert {job["attempts"][-1]["verdict"] for job in view["jobs"]} == {"passed"}
     assert {device["kind"] for device in view["devices"]} == {"virtual"}
+    assert view["fingerprint"]["device_kind"] == "virtual"
+    assert "on virtual devices" in pair.farm("status").stdout
     assert set(leases(pair).values()) == {""}
     shown = pair.farm("device", "show", "virtual-SM8650-0")
     assert re.search(r"canary_ok +healthy +\d+\.\d{3} ms", shown.stdout), shown.stdout

@@ -46,7 +46,7 @@ def plant(store: Store, spec: dict[str, Any]) -> str:
     facts = {"device_kind": kind, "executorch": "1.5.1"}
     if key == "right":
         tools = prepare(load_config(), lambda _: None, virtual=True)
-        key, facts = bundle_key(job, tools.versions), tools.fingerprint(virtual=True)
+        key, facts = bundle_key(job, tools.versions), tools.fingerprint("virtual")
     if "intent" in spec:
         leave_intent(Path(spec["intent"]), None, [job])
     run_id = store.begin_run(RunRecord("farm run", "somebody", "bench", facts, started_ms))

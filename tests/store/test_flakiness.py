@@ -29,7 +29,7 @@ def run(store: Store, make: type[Make], hours_ago: int, *verdicts: tuple[Job, st
     bundle_key = facts.pop("bundle_key", "b" * 64)
     run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {"device_kind": kind, **facts}, started_ms))
     store.plan_jobs(run_id, [job for job, _ in verdicts])
-    store.record_device(run_id, make.device())
+    store.record_device(run_id, make.device(kind=kind))
     for job, letters in verdicts:
         for number, letter in enumerate(letters):
             attempt = make.attempt(

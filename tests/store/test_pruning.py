@@ -43,7 +43,7 @@ def run(store: Store, make: type[Make], days: float, *jobs: Job, **changes: str)
     facts = {"device_kind": kind, **changes}
     run_id = store.begin_run(RunRecord("farm run", "ada", "bench", facts, started_ms, priority))
     store.plan_jobs(run_id, jobs)
-    store.record_device(run_id, make.device())
+    store.record_device(run_id, make.device(kind=kind))
     for job in jobs:
         attempt = make.attempt(
             job, verdict=verdict, started_ms=started_ms, comparisons=(make.comparison(),),

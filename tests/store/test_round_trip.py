@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def test_every_field_of_a_run_comes_back(store: Store, make: type[Make]) -> None:
     first, second = make.job(), make.job("conv2d", "16a16w")
-    fingerprint = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "virtual"}
+    fingerprint = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "mixed"}
     run_id = store.begin_run(RunRecord("farm run --soc SM8650", "ada", "bench", fingerprint, 1_790_000_000_001))
     store.plan_jobs(run_id, [second, first])
     store.record_device(run_id, make.device())

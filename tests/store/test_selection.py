@@ -34,7 +34,7 @@ def run(store: Store, make: type[Make], job: Job, *verdicts: Verdict, seconds: f
     run_id = begin(store, job, **more)
     for number, verdict in enumerate(verdicts):
         attempt = make.attempt(job, verdict=verdict, seconds=seconds, started_ms=1 + number)
-        store.record_attempt(run_id, attempt, make.device())
+        store.record_attempt(run_id, attempt, make.device(kind=more.get("kind", "virtual")))
     return run_id
 
 

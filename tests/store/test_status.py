@@ -26,7 +26,7 @@ def run(store: Store, make: Make, hours_ago: int, *verdicts: tuple[Job, Verdict 
     record = RunRecord("farm run", "ada", "bench", {"device_kind": kind, **facts}, started_ms, priority)
     run_id = store.begin_run(record)
     store.plan_jobs(run_id, [job for job, _ in verdicts])
-    store.record_device(run_id, make.device())
+    store.record_device(run_id, make.device(kind=kind))
     for job, verdict in verdicts:
         if verdict is not None:
             reason = "" if verdict is Verdict.PASSED else f"{verdict} in {run_id}"
@@ -60,6 +60,19 @@ def test_verdicts_on_another_kind_of_device_and_of_the_debugger_are_none(store: 
     run(store, make, 9, (a, Verdict.FAILED), kind="hardware")
     run(store, make, 8, (a, Verdict.FAILED), debug="intermediate outputs")
     assert by_case(store, run(store, make, 7, (a, Verdict.FAILED)))["a"].before is None
+
+
+def test_the_kind_of_a_run_is_that_of_its_devices(store: Store, make: Make) -> None:
+    facts = {"device_kind": "hardware", "executorch": "1.5.1"}
+    kinds, known = [], []
+    for devices in ((make.device(),), (make.device(), make.device("phone-1", "hardware")), ()):
+        run_id = store.begin_run(RunRecord("farm run --soc SM8650", "ada", "bench", facts))
+        for device in devices:
+            store.record_device(run_id, device)
+        kinds.append(store.status.of_run(run_id).device_kind)
+        known.append(store.runs.view(run_id).fingerprint)
+    assert kinds == ["virtual", "mixed", "hardware"]
+    assert known == [{**facts, "device_kind": kind} for kind in kinds]
 
 
 def test_trouble_takes_no_verdict_back(store: Store, make: Make) -> None:

@@ -27,7 +27,7 @@ def run(store: Store, make: Make, hours_ago: int, *found: tuple[Job, Verdict, fl
     record = RunRecord("farm run", "ada", "bench", {"device_kind": "virtual", **facts}, started_ms)
     run_id = store.begin_run(record)
     store.plan_jobs(run_id, [job for job, _, _ in found])
-    store.record_device(run_id, make.device())
+    store.record_device(run_id, make.device(kind=facts.get("device_kind", "virtual")))
     for place, (job, verdict, latency) in enumerate(found):
         measured = (
             make.latency(latency - 1, latency, latency + 1),

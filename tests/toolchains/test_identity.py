@@ -573,7 +573,7 @@ def test_a_checkout_that_git_does_not_trust_is_told_of_and_no_commit(environment
 
 def test_facts_are_short_and_of_words(tmp_path: Path) -> None:
     tools = prepare(load_config(folder=tmp_path), lambda _: None, virtual=True)
-    facts = tools.fingerprint(virtual=True)
+    facts = tools.fingerprint("virtual")
     assert {len(facts[name]) for name in facts if name.endswith("_content")} == {16}
     assert not tools.source.dirty
     assert not tools.private

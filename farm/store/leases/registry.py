@@ -8,11 +8,13 @@ import msgspec
 from sqlalchemy import func, or_, select, update
 
 from farm.devices.device import Device
+from farm.devices.health import Event, Health
 from farm.devices.status import DeviceStatus
 from farm.devices.text import clean_text
-from farm.errors import UnknownNameError, UsageError
+from farm.errors import LeaseLostError, UnknownNameError, UsageError
 from farm.store import rows, schema, values
 from farm.store.clock import clock_ms
+from farm.store.leases.rows import lease_row, lock
 from farm.suites.socs import is_soc
 from farm.system.ids import NAME
 
@@ -26,6 +28,15 @@ if TYPE_CHECKING:
 
 _HEALTHY = ("healthy", "")
 _LABELS_LIMIT = 32
+# What people, runs and the device itself have said of one of which nobody has said anything.
+_AS_NEW: dict[str, Any] = {
+    **dict.fromkeys(("name", "service_note", "service_user"), ""),
+    "labels": [],
+    "in_service": True,
+    "health": "healthy",
+    "health_reason": "",
+    "status": None,
+}
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -63,6 +74,8 @@ class Registered(msgspec.Struct, frozen=True):
     state: str
     last_seen_ms: int
     """On the database's clock; 0 for one that was never seen."""
+    forgotten_ms: int
+    """When somebody said that it is gone, on the same clock; 0 for one that was seen since."""
 
 
 class HealthEvent(msgspec.Struct, frozen=True):
@@ -100,11 +113,29 @@ class Registry:
         if seen:
             self._database.write(upsert)
 
-    def all(self) -> list[Registered]:
-        """Return every device that is known, by id."""
+    def all(self, *, forgotten: bool = False) -> list[Registered]:
+        """Return every device that is known, by id; those that were forgotten only where asked for."""
+        row = schema.device_state.c
+        query = select(schema.device_state).where(or_(row.forgotten_ms == 0, forgotten)).order_by(row.id)
         with self._database.reading() as connection:
-            query = select(schema.device_state).order_by(schema.device_state.c.id)
-            return [_registered(row) for row in connection.execute(query)]
+            return [_registered(found) for found in connection.execute(query)]
+
+    def forget(self, device: str) -> None:
+        """Leave a device that is gone out of every list until it is seen again: then it is as one that is new.
+
+        What it ran and what happened to it stays. Raises UnknownNameError, LeaseLostError for one that is somebody's.
+        """
+        key = _key(device)
+
+        def change(connection: Connection) -> None:
+            lock(connection)
+            now_ms = self._clock(connection)
+            lease = lease_row(connection, key)
+            if owner := lease.reserved_by(now_ms) or (lease.user if lease.is_held(now_ms) else ""):
+                raise LeaseLostError(f"{key} is {_shown(owner)}'s: 'farm release {key}' gives it back first")
+            _change_row(connection, key, {**_AS_NEW, "forgotten_ms": now_ms})
+
+        self._database.write(change)
 
     def set_service(self, device: str, in_service: bool, note: str, user: str) -> None:
         """Put a device in or out of service; none gets a new lease while it is out. Raises UnknownNameError."""
@@ -136,7 +167,10 @@ class Registry:
         self._change_known(device, facts, name or "")
 
     def record_health(self, event: HealthEvent) -> None:
-        """Record what happened to a device, and its health from then on; it need not be known yet."""
+        """Record what happened to a device, and its health from then on; it need not be known yet.
+
+        One in quarantine stays there until a person releases it, whatever others find out about it.
+        """
         key = _key(event.device)
         row = {
             "device": key,
@@ -148,7 +182,11 @@ class Registry:
         }
 
         def insert(connection: Connection) -> None:
-            _change(connection, key, {"health": row["state"], "health_reason": row["reason"]})
+            before = connection.scalar(select(schema.device_state.c.health).where(schema.device_state.c.id == key))
+            if before == Health.QUARANTINED and event.event != Event.RELEASED:
+                row["state"] = before
+            else:
+                _change(connection, key, {"health": row["state"], "health_reason": row["reason"]})
             time_ms = event.time_ms or self._clock(connection)
             connection.execute(schema.health_event.insert(), {**row, "time_ms": time_ms})
 
@@ -191,11 +229,7 @@ class Registry:
                     raise UsageError(f"{other} is called {name!r} already: choose another name")
                 if connection.scalar(select(row.id).where(func.lower(row.soc) == name.lower())) is not None:
                     raise UsageError(f"{name!r} is an SoC: choose another name")
-            changed = update(schema.device_state).where(row.id == _key(device)).values(facts)
-            if not connection.execute(changed).rowcount:
-                raise UnknownNameError(
-                    "device", device, connection.scalars(select(row.id)), "(farm devices lists them)"
-                )
+            _change_row(connection, _key(device), facts)
 
         self._database.write(change)
 
@@ -241,6 +275,7 @@ def _seen_row(seen: Seen, now_ms: int) -> dict[str, Any]:
         "product": values.clean(device.product, values.NAME_LIMIT),
         "state": values.clean(seen.state, values.SOC_LIMIT),
         "last_seen_ms": now_ms,
+        "forgotten_ms": 0,
     }
     if device.name:
         row["name"] = values.clean(device.name, values.NAME_LIMIT)
@@ -254,11 +289,16 @@ def _seen_row(seen: Seen, now_ms: int) -> dict[str, Any]:
 def _change(connection: Connection, device: str, facts: Mapping[str, Any]) -> None:
     """Change the row of a device, which is made when it has none."""
     key = _key(device)
-    texts = ("serial", "host", "soc", "kind", "os", "product", "name", "service_note", "service_user", "state")
-    health, reason = _HEALTHY
-    new = dict.fromkeys((*texts, "health_reason"), reason) | {"id": key, "labels": [], "in_service": True}
-    rows.insert_missing(connection, schema.device_state, [{**new, "health": health, "status": None, "last_seen_ms": 0}])
+    texts = dict.fromkeys(("serial", "host", "soc", "kind", "os", "product", "state"), "")
+    rows.insert_missing(connection, schema.device_state, [{**texts, **_AS_NEW, "id": key, "last_seen_ms": 0}])
     connection.execute(update(schema.device_state).where(schema.device_state.c.id == key).values(dict(facts)))
+
+
+def _change_row(connection: Connection, key: str, facts: Mapping[str, Any]) -> None:
+    """Change the row of a device. Raises UnknownNameError."""
+    row = schema.device_state.c
+    if not connection.execute(update(schema.device_state).where(row.id == key).values(dict(facts))).rowcount:
+        raise UnknownNameError("device", key, connection.scalars(select(row.id)), "(farm devices lists them)")
 
 
 def _registered(row: Row[Any]) -> Registered:
