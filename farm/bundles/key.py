@@ -6,16 +6,18 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from farm.backends.registry import BACKENDS, find_backend
-from farm.bundles.source import package_state, source_digest, source_place
+from farm.bundles.source import package_state, source_digest, source_place, suite_files
 from farm.errors import MissingToolError
 from farm.suites.options import compile_numbers
 from farm.suites.socs import find_soc
+from farm.system.hashes import let_the_clock_pass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,18 +112,31 @@ def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
 
 
-_digests: dict[tuple[str, ...], str] = {}
+class _Looked(NamedTuple):
+    digest: str
+    as_of_ns: int
+
+
+_looked: dict[tuple[str, ...], _Looked] = {}
 
 
 def forget_sources() -> None:
     """Look at the code of suites anew from here on: a process that stays sees the edits of its user."""
-    _digests.clear()
+    _looked.clear()
     package_state.cache_clear()
+
+
+def source_as_of_ns(job: Job) -> int:
+    """Return when the code of the suite of `job` was read for its key, in epoch nanoseconds; 0 where it was not."""
+    looked = _looked.get(source_place(job.case))
+    return looked.as_of_ns if looked else 0
 
 
 def _source_digest_of(job: Job) -> str:
     # Once per process and module: a suite has a hundred jobs over one file.
     where = source_place(job.case)
-    if where not in _digests:
-        _digests[where] = source_digest(job.case)
-    return _digests[where]
+    if where not in _looked:
+        let_the_clock_pass(suite_files(job.case))
+        as_of_ns = time.time_ns()
+        _looked[where] = _Looked(source_digest(job.case), as_of_ns)
+    return _looked[where].digest

@@ -30,6 +30,22 @@ def source_place(case: Case) -> tuple[str, ...]:
     return (case.folder, case.module.partition(":")[0], *case.files)
 
 
+def suite_files(case: Case) -> list[Path]:
+    """Return the files below the folder of a suite that `source_digest` reads; none for an installed module's code."""
+    found = [Path(case.folder, file) for file in case.files]
+    name = case.module.partition(":")[0]
+    return [*found, *_python_files(_module_folder(case, name))] if name.startswith(".") else found
+
+
+def _module_folder(case: Case, name: str) -> Path:
+    folder = Path(case.folder)
+    return folder.parent / name[2:].split(".", maxsplit=1)[0] if name.startswith("..") else folder
+
+
+def _python_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
 def source_digest(case: Case) -> str:
     """Return a hash of the code that makes the module of `case`, and of the files that it names.
 
@@ -43,10 +59,8 @@ def source_digest(case: Case) -> str:
         digest.update(sha256_of(Path(case.folder, file)).encode())
     name = case.module.partition(":")[0]
     if name.startswith("."):
-        folder = Path(case.folder)
-        if name.startswith(".."):
-            folder = folder.parent / name[2:].split(".")[0]
-        for path in sorted(folder.rglob("*.py")):
+        folder = _module_folder(case, name)
+        for path in _python_files(folder):
             digest.update(str(path.relative_to(folder)).encode() + b"\0")
             code = path.read_bytes()
             digest.update(hashlib.sha256(code).digest())

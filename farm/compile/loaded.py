@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import farm
+from farm.bundles.source import suite_files
 from farm.errors import InfraError
 from farm.system.hashes import CLOCK_STEP_NS, remembered_files, sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from farm.suites.suite import Case
     from farm.system.hashes import HashedFile
 
 _MAIN_PACKAGES = ("executorch", "torch", "torchao")
@@ -66,6 +68,20 @@ class LoadedFiles:
         self.look(suite)
         if self.problem:
             raise InfraError(self.problem)
+
+    def require_suite_old(self, case: Case, as_of_ns: int) -> None:
+        """Raise InfraError where a file that the key of `case` has was changed, or is gone, since its key has it."""
+        if not as_of_ns:
+            return
+        folders = _with_targets([case.folder])
+        gone = (Path(path) for path in self._seen if _is_below(path, folders) and not Path(path).exists())
+        for path in (*suite_files(case), *gone):
+            try:
+                is_old = path.stat().st_ctime_ns < as_of_ns - CLOCK_STEP_NS
+            except FileNotFoundError:
+                is_old = False
+            if not is_old:
+                raise InfraError(was_changed(path))
 
     def _look_at(self, path: str) -> None:
         # The builder's folder: what a compiler makes for itself.

@@ -9,7 +9,10 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from farm.bundles.cache import BundleCache, remove_leftovers
+from farm.bundles.key import source_as_of_ns
 from farm.bundles.reuse import base_key, forget_pruned, remember_traced
 from farm.bundles.trace import has_trace
 from farm.compile.compiler_process import BuilderProcess
@@ -63,7 +66,9 @@ class BuilderPool:
         on_start: Callable[[str], None],
         on_done: Callable[[BuildReply], None],
     ) -> None:
-        self._queue = deque(requests)
+        self._queue = deque(
+            msgspec.structs.replace(request, suite_as_of_ns=source_as_of_ns(request.job)) for request in requests
+        )
         self._cache, self._supervisor, self._log_folder = BundleCache(cache_root), supervisor, log_folder
         self._timeout_s, self._limits = timeout_s, limits
         self._compiler = compiler

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from farm.bundles.cache import BundleCache
-from farm.bundles.key import bundle_key
+from farm.bundles.key import bundle_key, source_as_of_ns
 from farm.compile.loaded import LoadedFiles
 from farm.compile.pool import BuilderPool, MemoryLimits
 from farm.compile.protocol import BuildReply, BuildRequest
@@ -38,7 +38,7 @@ class Without(torch.nn.Module):
     def forward(self, x):
         return x + 1
 """
-NAMES = ("Without", "Uses", "Refuses")
+NAMES = ("Without", "Saved", "Uses", "Refuses")
 
 
 def build(tools: Toolchain, folder: Path) -> tuple[BundleCache, dict[str, BuildReply]]:
@@ -53,13 +53,19 @@ def build(tools: Toolchain, folder: Path) -> tuple[BundleCache, dict[str, BuildR
     (site / "edited_pass.py").write_text("LEVEL = 9.0\n")
     # Keys of suites are computed as late: what is in there is what they say.
     (suite / "ops.py").write_text(OPS)
+    saved = folder / "saved"
+    saved.mkdir()
+    (saved / "ops.py").write_text(f"{OPS}# another key\n")
     cache, replies = BundleCache(folder / "cache"), list[BuildReply]()
     requests = {}
     for name in NAMES:
-        case = Case("s", name, module=f".ops:{name}", inputs=(InputSpec((1, 8)),), folder=str(suite))
+        module, of = (".ops:Without", saved) if name == "Saved" else (f".ops:{name}", suite)
+        case = Case("s", name, module=module, inputs=(InputSpec((1, 8)),), folder=str(of))
         job = Job(case, Target("SM8650", "xnnpack", "fp32"))
         key = bundle_key(job, tools.versions)
         requests[key] = BuildRequest(job, key, tools.versions, str(folder / f"{name}.log"))
+    time.sleep(0.05)
+    (saved / "ops.py").write_text(OPS)
     with Supervisor() as supervisor:
         pool = BuilderPool(
             requests.values(), width=1, limits=MemoryLimits(8192, 4096), cache_root=cache.root, compiler=compiler,
@@ -71,14 +77,33 @@ def build(tools: Toolchain, folder: Path) -> tuple[BundleCache, dict[str, BuildR
     return cache, {requests[reply.key].job.case.name: reply for reply in replies}
 
 
+@pytest.mark.parametrize("act", ["saved", "removed"])
+def test_a_file_of_a_suite_that_is_saved_or_removed_after_its_key_is_in_no_bundle(tmp_path: Path, act: str) -> None:
+    (tmp_path / "ops.py").write_text(OPS)
+    (tmp_path / "other.py").write_text("LEVEL = 1\n")
+    case = Case("s", "c", module=".ops:Without", inputs=(InputSpec((1, 8)),), folder=str(tmp_path))
+    job = Job(case, Target("SM8650", "xnnpack", "fp32"))
+    bundle_key(job, {})
+    as_of_ns = source_as_of_ns(job)
+    loaded = LoadedFiles(as_of_ns, tmp_path / "cache")
+    loaded._seen.add(str(tmp_path / "other.py"))
+    # What was written just before its key is in it.
+    loaded.require_suite_old(job.case, as_of_ns)
+    time.sleep(0.05)
+    (tmp_path / "other.py").unlink() if act == "removed" else (tmp_path / "other.py").write_text("LEVEL = 2\n")
+    with pytest.raises(InfraError, match="other.py was changed after the run had begun"):
+        loaded.require_suite_old(job.case, as_of_ns)
+
+
 def test_what_is_saved_while_an_untraced_toolchain_compiles_is_in_no_bundle(tools: Toolchain, tmp_path: Path) -> None:
     cache, replies = build(tools, tmp_path)
     without = replies.pop("Without")
     assert without.ok, without.reason
     assert cache.lookup(without.key) is not None
-    for reply in replies.values():
+    for name, reply in replies.items():
         assert (reply.ok, reply.infra) == (False, True)
-        assert "edited_pass.py was changed after the run had begun" in reply.reason
+        file = "saved/ops.py" if name == "Saved" else "edited_pass.py"
+        assert f"{file} was changed after the run had begun" in reply.reason
         assert cache.lookup(reply.key) is None
 
 
