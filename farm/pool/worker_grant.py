@@ -29,6 +29,8 @@ class WorkerGrant(msgspec.Struct, frozen=True):
     """How many jobs that failed on it have passed on another device of this run."""
     others: tuple[str, ...] = ()
     """Serials of other devices of its SoC that are ours and may try a job that failed here."""
+    wanted: bool = False
+    """Somebody with a better right waits for it: it is to be let go of."""
 
     @property
     def is_over(self) -> bool:

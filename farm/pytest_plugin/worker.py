@@ -169,7 +169,7 @@ class SuiteWorker:
             if self._grant is not None and grant.fence and grant.fence == self._grant.fence and not grant.is_over:
                 self._leave()
                 self._is_handed_over = True
-                self._give_up("it is given to somebody who waits for it")
+                self._give_up("it is given to somebody who waits for it" if grant.wanted else "the session stops")
                 return
             if time.monotonic() > deadline:
                 raise LeaseLostError(f"{self.info.serial} may not be used any more: its lease was lost")

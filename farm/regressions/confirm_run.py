@@ -1,4 +1,4 @@
-"""The candidates of a run, confirmed by interleaved A/B, with the first bad run and the attributed cause of each."""
+"""The candidates of a run, confirmed by interleaved A/B, with the first bad run and the likely cause of each."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ class _ConfirmRun:
                 high=confirmation.high,
                 p_value=confirmation.p_value,
                 reason=confirmation.reason,
-                guilt=reason_line(result.cause),
+                likely_cause=reason_line(result.cause),
             ),
             device=result.device,
             pairs=[(_median(good), _median(new)) for good, new in result.pairs],

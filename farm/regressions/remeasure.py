@@ -126,7 +126,7 @@ class Remeasurement:
         return max(self._request.inferences, min(short, _MOST_INFERENCES))
 
     def _attribute(self, number: ComparedSeries, bench: InterleavedBench, result: RemeasuredSeries) -> None:
-        """Add the first bad run and the attributed cause to `result`."""
+        """Add the first bad run and the likely cause to `result`."""
         series, change = number.series.series, result.confirmation.change
         bracket = Bracket(result.good, result.bad)
         runs: list[StoredResult | None] = [None] * len(number.points)

@@ -260,7 +260,7 @@ class AlertState(StrEnum):
     CANDIDATE = "candidate"
     """It looks different from the runs before; nothing was measured for it yet."""
     EXACT = "exact"
-    """Of a number that repeats exactly: it changed."""
+    """Of a deterministic metric: it changed."""
     CONFIRMED = "confirmed"
     REFUTED = "refuted"
     UNKNOWN = "unknown"
@@ -314,7 +314,7 @@ class NewAlert(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     p_value: float
     reason: str
-    guilt: str = ""
+    likely_cause: str = msgspec.field(default="", name="guilt")
 
 
 class AlertRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -345,8 +345,8 @@ class AlertRecord(msgspec.Struct, frozen=True, kw_only=True):
     p_value: float
     reason: str
     """One line."""
-    guilt: str
-    """Which axis is to blame, one line; empty where it is not known."""
+    likely_cause: str = msgspec.field(name="guilt")
+    """The factor that the change comes from, one line; empty where it is not known."""
     device: str
     """Where the pairs were measured; empty where none were."""
     found_ms: int

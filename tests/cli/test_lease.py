@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -191,8 +192,24 @@ def test_a_shell_ends_when_its_lease_is_taken_away(ada: User, bob: User, store: 
     assert bob.says("release", FIRST, "--force") == f"{FIRST} is given back; the shell of ada is being ended\n"
     _, errors = shell.communicate(timeout=60)
     assert shell.returncode == 4
-    assert f"{FIRST} was given to somebody else: the shell was ended" in errors
+    assert f"{FIRST} was given back, and nobody has it: the shell was ended" in errors
     assert store.leases.all() == []
+
+
+def test_a_shell_whose_device_was_given_to_somebody_says_to_whom(ada: User, store: Store) -> None:
+    shell = ada.start("shell", FIRST, "--", "sh", "-c", "echo here; sleep 300")
+    assert shell.stdout is not None
+    assert shell.stdout.readline() == "here\n"
+    os.kill(shell.pid, signal.SIGSTOP)
+    store.leases.release(store.leases.all())
+    token = store.leases.request(
+        [FIRST], count=1, user="carol", host="there", pid=7, purpose="a night", priority=Priority.NIGHTLY, ttl_s=60
+    )
+    assert store.leases.poll(token, ttl_s=60)
+    os.kill(shell.pid, signal.SIGCONT)
+    _, errors = shell.communicate(timeout=60)
+    assert shell.returncode == 4
+    assert f"{FIRST} was given to carol: the shell was ended" in errors
 
 
 def read_until(terminal: int, pattern: str) -> None:

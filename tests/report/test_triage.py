@@ -110,7 +110,7 @@ def test_hostile_text_in_what_the_store_knows_is_text(example_run: RunView) -> N
     known = context(example_run)
     hostile = msgspec.structs.replace(
         known,
-        alerts=(alert(example_run, job, metric=evil, reason=evil, guilt=evil, last_good=evil),),
+        alerts=(alert(example_run, job, metric=evil, reason=evil, likely_cause=evil, last_good=evil),),
         background=Background(artifacts={job: (ArtifactRecord(evil, 1, evil),)}),
     )
     html = render_html(example_run, hostile)

@@ -95,7 +95,7 @@ def test_a_bundle_is_not_worse_than_itself(planted: Planted, good: str) -> None:
     answers = {line.split()[0]: line.split()[-1] for line in lines if line.startswith(("htp_cycles", "sqnr"))}
     assert answers["htp_cycles"] in ("refuted", "unknown")
     assert answers["sqnr_fp32[0]"] == "refuted"
-    assert "attributed cause" not in done.stdout
+    assert "likely cause" not in done.stdout
     assert all(len(line) <= 80 for line in lines)
 
 

@@ -124,7 +124,7 @@ def fill(store: Store, artifacts: ArtifactStore) -> Filled:
     slower = NewAlert(
         series_id=series_id, device_kind="hardware", finding="regression", state="confirmed",
         last_good=filled.runs[2], first_bad=filled.runs[3], change=0.262, low=0.25, high=0.27, p_value=0.001,
-        reason="latency", guilt=f"the program {EVIL}",
+        reason="latency", likely_cause=f"the program {EVIL}",
     )  # fmt: skip
     store.alerts.record(filled.runs[3], [slower])
     store.alerts.remark("alert:1", Remark("acknowledged", "ada", "grace", f"see #345 {EVIL}"))

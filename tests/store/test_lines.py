@@ -158,7 +158,7 @@ def test_a_private_run_is_compared_with_its_line_and_raises_no_alert(store: Stor
     mine = night(store, make, 1, MINE, (job, Verdict.PASSED, 1.5), user="ada", priority="person")
     looked = record_look_back(store, mine)
     assert looked.summary_lines() == [
-        f"1 number that repeats changed: 'farm report {mine}' shows what got worse",
+        f"1 deterministic metric changed: 'farm report {mine}' shows what got worse",
         f"1 number looks different from its line: 'farm confirm --run {mine}' measures again",
     ]
     found = {one.metric: one for one in store.alerts.of_run(mine)}

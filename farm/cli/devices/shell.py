@@ -126,7 +126,7 @@ class _Hold:
             # A store that cannot be reached now may be in time.
             with contextlib.suppress(StoreError):
                 if self._store.leases.renew([self._lease], ttl_s=self._ttl_s).lost:
-                    self._lost = "was given to somebody else"
+                    self._lost = self._whose()
                 else:
                     renewed = asked
             if time.monotonic() > renewed + self._ttl_s:
@@ -134,6 +134,15 @@ class _Hold:
             if self._lost:
                 self._end()
                 return
+
+    def _whose(self) -> str:
+        """Return what became of a lease that was lost. Raises StoreError."""
+        now = next((one for one in self._store.leases.all() if one.device == self._lease.device), None)
+        if now is not None and now.token:
+            return f"was given to {now.user}"
+        if now is not None:
+            return f"is reserved for {now.reserved_for}"
+        return "was given back, and nobody has it"
 
     def _end(self) -> None:
         """End it with all that it started. An interactive shell is deaf to SIGTERM, and tells its jobs of SIGHUP."""

@@ -87,7 +87,7 @@ def bisect_command(jobs: tuple[str, ...], config_file: Path | None, *, as_json: 
 
     With --commits: few commits between two of a checkout are compiled and run,
     each in a source tree of its own. What is searched for is what is wrong at
-    the end: it does not import or compile, its verdict, a number that repeats
+    the end: it does not import or compile, its verdict, a deterministic metric
     exactly, or a time, measured in turns with the good commit. Commits that
     cannot tell are skipped, those of the same content have one answer, merges
     count as one commit (first parents). Ctrl-C and a kill lose one step: the

@@ -67,13 +67,13 @@ def confirm_command(
     """Measure whether JOB really got worse: interleaved A/B of both bundles on one device.
 
     Without JOB, all candidates of a run are measured: what comes of them is
-    recorded, with the first bad run and the attributed cause, and shown by
+    recorded, with the first bad run and the likely cause, and shown by
     farm status and farm triage. In the time that is left, programs that
     changed are measured too, though no number of theirs is a candidate.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. A change is confirmed when
     pairs show it beyond 2 % (p < 0.01), refuted when all of its interval is less, else unknown. While it is unknown, as
-    many pairs are measured once more. Of a confirmed one the attributed cause is named. Of a JOB nothing is recorded.
+    many pairs are measured once more. Of a confirmed one the likely cause is named. Of a JOB nothing is recorded.
 
     \b
     Exit codes: 0 nothing confirmed; 3 it got worse; 2 usage, or a
@@ -175,7 +175,7 @@ def _confirm_lines(outcome: ConfirmOutcome) -> Iterator[str]:
     yield from differing_lines(good, new, outcome.differences)
     if attribution := outcome.attribution:
         causes, reason = " and ".join(attribution.explanation.causes), attribution.explanation.reason
-        who = f"attributed cause: {causes}" if causes else "no attributed cause"
+        who = f"likely cause: {causes}" if causes else "no likely cause"
         # What it says first again: `program: program +7.7 % ...`.
         yield from wrapped(f"{who}, by {attribution.metric}: {reason.removeprefix(f'{causes}: ')}")
         for factor, why in attribution.not_swapped.items():

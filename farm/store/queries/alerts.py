@@ -87,7 +87,7 @@ class Alerts:
             "last_good": new.last_good,
             "first_bad": new.first_bad,
             "reason": values.clean(new.reason),
-            "guilt": values.clean(new.guilt),
+            "guilt": values.clean(new.likely_cause),
             "device": values.clean(device, values.NAME_LIMIT),
             "pairs": None if pairs is None else [[_finite(one) for one in pair] for pair in pairs],
         }
@@ -180,17 +180,17 @@ class Alerts:
 
 
 def open_alerts(connection: Connection) -> list[AlertRecord]:
-    """Return the regressions and changes that are confirmed, or of exact numbers, and that nothing has settled.
+    """Return the regressions that are confirmed, or of deterministic metrics, and that nothing has settled.
 
-    Settled are those that somebody accepted or called fixed, and those after which the number got better again.
-    What a private run found is for whoever made it.
+    Settled are those that somebody accepted or called fixed, and those after which the number got better again. Of a
+    number of which neither way is better nothing is to be done. What a private run found is for whoever made it.
     """
     found = _find(connection, schema.alert.c.state.in_(_TOLD) & ~schema.alert.c.alert_private)
     undone = _undone(found)
     return [
         one
         for one in found
-        if one.finding != "improvement"
+        if one.finding == "regression"
         and one.state in _TOLD
         and one.id not in undone
         and not (one.remark and one.remark.state in _SETTLED)
@@ -218,9 +218,6 @@ def _undone(found: Iterable[AlertRecord]) -> set[int]:
             if opposite and step.id not in undone and step.finding != "improvement" and _size(step) <= 2 * left:
                 undone.add(step.id)
                 left -= _size(step)
-                if one.finding == "changed":
-                    # It is the way back, and no step of its own.
-                    undone.add(one.id)
         steps.append(one)
     return undone
 
@@ -279,7 +276,7 @@ def _record(row: Row[Any], remarks: Sequence[Remark]) -> AlertRecord:
         first_bad=row.first_bad,
         **figures,
         reason=row.reason,
-        guilt=row.guilt,
+        likely_cause=row.guilt,
         device=row.device,
         found_ms=row.found_ms,
         remark=last,
@@ -306,7 +303,7 @@ def _row(run_id: str, one: NewAlert) -> dict[str, Any]:
         "first_bad": one.first_bad,
         **_figures(one),
         "reason": values.clean(one.reason),
-        "guilt": values.clean(one.guilt),
+        "guilt": values.clean(one.likely_cause),
         "device": "",
         "found_ms": rows.now_ms(),
     }
