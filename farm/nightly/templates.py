@@ -13,6 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from farm.errors import UsageError
 from farm.nightly.record import CellResult, Findings, JobNote, Night, counted, meaning
+from farm.notify.webhook import slack_text
 from farm.report.model import format as fmt
 from farm.system.resources import data_folder
 from farm.system.text import one_line
@@ -82,13 +83,8 @@ def _environment(*, html: bool) -> jinja2.Environment:
     environment = ImmutableSandboxedEnvironment(
         autoescape=html, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["slack"] = _slack
+    environment.filters["slack"] = slack_text
     return environment
-
-
-def _slack(value: Any) -> str:
-    """Return text that Slack takes as text: no mention, no link (docs.slack.dev, "Formatting message text")."""
-    return str(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def context(night: Night) -> dict[str, Any]:

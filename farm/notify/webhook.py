@@ -49,6 +49,11 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{host}{port}" if parts.hostname else "an address that is none"
 
 
+def slack_text(value: Any) -> str:
+    """Return text that Slack takes as text: no mention, no link (docs.slack.dev, "Formatting message text")."""
+    return str(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
 def post(
     url: str, body: str, token: str = "", wait: Callable[[float], None] = time.sleep, *, secret: bool = True
 ) -> None:

@@ -82,6 +82,7 @@ class DevicePool:
         self._folder: Path | None = None
         self._revive: Callable[[], Sequence[str]] = tuple
         self._watch: Callable[[], None] = lambda: None
+        self._announce: Callable[[], None] = lambda: None
         self._sched: JobScheduler | None = None
         self._ending = threading.Event()
         self._stopped = threading.Event()
@@ -95,6 +96,10 @@ class DevicePool:
     def watch_with(self, watch: Callable[[], None]) -> None:
         """Call `watch` four times a second as well."""
         self._watch = watch
+
+    def announce_with(self, announce: Callable[[], None]) -> None:
+        """Call `announce` four times a second as well."""
+        self._announce = announce
 
     def acquire(self, until_s: float = float("inf"), *, partly: bool = False) -> None:
         """Wait until there is a device of every SoC, or it is `until_s` on the clock of `time.monotonic`.
@@ -240,6 +245,7 @@ class DevicePool:
             "grants": self._sync,
             "nudges": self._nudge,
             "workers": self._watch,
+            "notices": self._announce,
         }
         for name, act in acts.items():
             try:
@@ -343,8 +349,7 @@ class DevicePool:
         # An unfit device is brought back while it is ours and there is anything left to do.
         recover = number in self._unfit and self._is_ours(number) and not self._stopped.is_set() and not self._is_over
         fence, until_s = self.leases.fence(number), self.leases.until_s(number)
-        wanted = number in self.leases.leaving
-        return WorkerGrant(self._may_go(number), fence, until_s, recover, self._outvoted[number], others, wanted)
+        return WorkerGrant(self._may_go(number), fence, until_s, recover, self._outvoted[number], others)
 
     def _is_ours(self, number: int) -> bool:
         """Return whether a device is there for this run, well or not."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from farm.bundles.cache import BundleCache
 from farm.bundles.reuse import find_bundles_for
 from farm.errors import FarmError, InfraError
+from farm.pool.announce import Announcer, hide_secrets
 from farm.pool.waiting import Wait
 from farm.request.budget import Budget
 from farm.request.choose import check_machine, check_ready, device_kind_of, jobs_of, narrow, optrace_tools, select
@@ -73,6 +74,7 @@ def run(
     if only is not None:
         jobs = tuple(job for job in jobs if job.id in only)
     check_ready(jobs)
+    hide_secrets(config)
     with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
         if request.asks_the_store:
             tools = cache(partial(prepare, config, listener.note, virtual=request.virtual > 0))
@@ -101,6 +103,7 @@ def resume(
     from farm.store.store import open_store
     from farm.toolchains.select import use_toolchain
 
+    hide_secrets(config)
     with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
         run_id = store.runs.resolve(ref)
         folder = config.run_folder(run_id)
@@ -254,6 +257,9 @@ class _Run:
             self._store.record_device(run_id, device, fleet.runtimes[device.serial].versions)
         pool = DevicePool(fleet.devices, self._store, self._terms() if fleet.leased else None, self._listener.note)
         pool.revive_with(fleet.revive)
+        announcer = Announcer(self._config, self._store, self._listener.note)
+        if fleet.leased:
+            pool.announce_with(announcer.look)
         try:
             self._given_up = wait.acquire(pool, {job.target.soc for job in jobs}, self._budget.end_s)
             planned = [one for one in planned if one.job.target.soc not in self._given_up]
@@ -277,6 +283,7 @@ class _Run:
                 return status
         finally:
             pool.close()
+            announcer.close()
 
     def _fleet(self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor, *, partly: bool = False) -> Fleet:
         """Boot virtual devices, or find attached ones. Raises NoDeviceError."""

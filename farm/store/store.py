@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from farm.store.clock import Clock
     from farm.store.leases.leasing import Leases
+    from farm.store.leases.quarantines import Quarantines
     from farm.store.leases.registry import Registry
     from farm.store.pruning import Pruning
     from farm.store.queries.alerts import Alerts
@@ -126,6 +127,13 @@ class Store(Recording):
         from farm.store.leases.registry import Registry
 
         return Registry(self._database, self._clock)
+
+    @cached_property
+    def quarantines(self) -> Quarantines:
+        """Quarantines of which somebody is to be notified."""
+        from farm.store.leases.quarantines import Quarantines
+
+        return Quarantines(self._database, self._clock)
 
     @cached_property
     def leases(self) -> Leases:

@@ -1,0 +1,64 @@
+"""`farm notify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import json_option
+from farm.cli.output import show
+from farm.config.settings import load_config
+from farm.errors import InfraError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from farm.config.notify import NotifyConfig
+    from farm.notify.delivery import Delivery
+
+
+@click.command("notify")
+@click.option("--test", is_flag=True, help="Send everybody a notice that says that it is a test.")
+@json_option()
+def command(*, test: bool, as_json: bool, config_file: Path | None) -> int:
+    """Show who hears of a device that is quarantined, or try it.
+
+    Receivers are [[notify.webhook]] and [notify.mail] of farm.toml. With
+    --test: exit code 4 where one of them did not get it. See docs/health.md.
+    """
+    from farm.notify.credentials import Credentials
+
+    config = load_config(config_file)
+    if not config.notify.is_set:
+        raise UsageError(
+            f"{config.file or 'farm.toml'}: notify: nobody is named: add [[notify.webhook]] or [notify.mail], "
+            "as docs/configuration.md has them"
+        )
+    credentials = Credentials(config.notify.webhook, config.notify.mail)
+    if not test:
+        missing = list(credentials.missing())
+        answer = {"receivers": list(_receivers(config.notify)), "missing": missing}
+        show(answer, [*_receivers(config.notify), *(f"MISSING: {line}" for line in missing)], as_json=as_json)
+        return UsageError.exit_code if missing else 0
+    from farm.notify.quarantine import made_up_notice, send_notice
+
+    deliveries = send_notice(config.notify, credentials, made_up_notice())
+    show({"deliveries": deliveries}, _lines(deliveries), as_json=as_json)
+    return 0 if all(one.ok for one in deliveries) else InfraError.exit_code
+
+
+def _receivers(config: NotifyConfig) -> Iterator[str]:
+    from farm.notify.webhook import origin
+
+    for number, hook in enumerate(config.webhook, start=1):
+        secret = f"${hook.url_env}" if hook.url_env else hook.url_file
+        yield f"webhook {number}: {origin(hook.url) if hook.url else f'address in {secret}'}, {hook.template}"
+    if (mail := config.mail) is not None:
+        yield f"mail to {', '.join(mail.to)} by {mail.host}:{mail.port}{'' if mail.starttls else ', without STARTTLS'}"
+
+
+def _lines(deliveries: Sequence[Delivery]) -> Iterator[str]:
+    for one in deliveries:
+        yield f"sent: {one.to}" if one.ok else f"NOT SENT: {one.to}: {one.problem}"

@@ -1,0 +1,108 @@
+"""Quarantines of which somebody is to be notified, each of them once, whoever looks."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import msgspec
+from sqlalchemy import select, update
+
+from farm.devices.health import Health
+from farm.store import schema, values
+from farm.store.clock import clock_ms
+from farm.store.leases.rows import lock
+from farm.system.text import one_line
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from farm.store.clock import Clock
+    from farm.store.database import Database
+
+NOTICE = "notice"
+"""The event of a device by which its quarantine is claimed; its reason says what became of the notice."""
+
+# Older ones are history: whoever writes [notify] into farm.toml wants to hear of what happens from now on.
+_NEWS_MS = 86_400_000
+# Events of a device in quarantine are few: nobody uses it.
+_LOOKED_AT = 100
+
+
+class Quarantine(msgspec.Struct, frozen=True):
+    """A device that was quarantined, for a notice. Its text is safe to show, whoever wrote it into the store."""
+
+    device: str
+    """Its id."""
+    name: str
+    serial: str
+    soc: str
+    kind: str
+    host: str
+    reason: str
+    since_ms: int
+    """Epoch, on the database's clock."""
+    run: str
+    """In which it happened; empty where it was none."""
+    claim: int = 0
+    """The event that says that its notice is on its way."""
+
+
+class Quarantines:
+    """The quarantines of a store. Every method is one transaction and raises StoreError when the database refuses."""
+
+    def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
+        self._database, self._clock = database, clock
+
+    def claim(self) -> list[Quarantine]:
+        """Return the devices that were quarantined within a day and that nobody was given before: each only once."""
+        with self._database.reading() as connection:
+            if not self._unclaimed(connection):
+                return []
+
+        def claim(connection: Connection) -> list[Quarantine]:
+            # Of two that look at the same moment one gets it.
+            lock(connection)
+            return [self._claim(connection, one) for one in self._unclaimed(connection)]
+
+        return self._database.write(claim)
+
+    def finish(self, claim: int, outcome: str) -> None:
+        """Record what became of a notice."""
+        event = schema.health_event
+        statement = update(event).where(event.c.id == claim).values(reason=values.clean(outcome))
+        self._database.write(lambda connection: connection.execute(statement))
+
+    def _claim(self, connection: Connection, one: Quarantine) -> Quarantine:
+        facts = {
+            "device": one.device,
+            "event": NOTICE,
+            "state": str(Health.QUARANTINED),
+            "reason": "on its way",
+            "detail": {},
+            "latency_ns": values.pack_floats(()),
+            "time_ms": self._clock(connection),
+        }
+        key = connection.execute(schema.health_event.insert(), facts).inserted_primary_key
+        return msgspec.structs.replace(one, claim=int(key[0]))
+
+    def _unclaimed(self, connection: Connection) -> list[Quarantine]:
+        state, event = schema.device_state.c, schema.health_event.c
+        now_ms = self._clock(connection)
+        found = []
+        query = select(schema.device_state).where(state.health == str(Health.QUARANTINED)).order_by(state.id)
+        for row in connection.execute(query).all():
+            newest = select(schema.health_event).where(event.device == row.id).order_by(event.id.desc())
+            events = connection.execute(newest.limit(_LOOKED_AT)).all()
+            since = list(takewhile(lambda one: one.state == Health.QUARANTINED, events))
+            if not since or any(one.event == NOTICE for one in since) or since[-1].time_ms < now_ms - _NEWS_MS:
+                continue
+            facts = {name: _shown(getattr(row, name)) for name in ("name", "serial", "soc", "kind", "host")}
+            began = since[-1]
+            facts |= {"reason": _shown(row.health_reason), "run": _shown(str(began.detail.get("run", "")))}
+            found.append(Quarantine(device=row.id, since_ms=began.time_ms, **facts))
+        return found
+
+
+def _shown(text: str) -> str:
+    return one_line(text, values.REASON_LIMIT)
