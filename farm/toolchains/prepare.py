@@ -14,7 +14,7 @@ from farm.bundles.key import LPAI_TARGET, forget_sources, toolchain_versions
 from farm.runtime.native.build import build_native
 from farm.runtime.native.executorch import runner_executorch
 from farm.runtime.simulator import LIBRARY, host_sdk
-from farm.system.hashes import CLOCK_STEP_NS
+from farm.system.hashes import let_the_clock_pass
 from farm.toolchains.content.identity import identify
 from farm.toolchains.content.source_state import developed_roots, source_state
 from farm.toolchains.generations import NEWEST, newer_than_known, variables_of
@@ -62,7 +62,8 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
             **{name: facts.version_of(name) for name in PACKAGES},
         }
         compiler = Compiler(str(selected.python), dict(sdk.env) | compiler_environment(config, selected, facts))
-    _let_the_clock_pass(sdk.lib_dir / LIBRARY)
+    # The bridge may have been laid out just now.
+    let_the_clock_pass([sdk.lib_dir / LIBRARY])
     as_of_ns = time.time_ns()
     found = identify(config.cache_dir, Path(compiler.python), facts, compiler.env, qnn=sdk.lib_dir)
     source = source_state(config.cache_dir, found.trees)
@@ -80,12 +81,6 @@ def prepare(config: Config, note: Callable[[str], None], *, virtual: bool = Fals
         private=is_private(selected) or source.dirty,
         source=source,
     )
-
-
-def _let_the_clock_pass(laid_out: Path) -> None:
-    """Wait until what was laid out this moment is older than what is looked at from now on, by the steps of a clock."""
-    if 0 <= time.time_ns() - laid_out.stat().st_ctime_ns <= CLOCK_STEP_NS:
-        time.sleep(2 * CLOCK_STEP_NS / 1e9)
 
 
 def compiler_environment(config: Config, toolchain: ToolchainConfig, facts: InterpreterFacts) -> dict[str, str]:
