@@ -14,6 +14,7 @@ from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.run.plugin import OUTVOTED_KEY, REPEAT_KEY, REPORT_KEY, RETURNED_KEY, shown
 from farm.run.scheduler import IDLE, DeviceScheduling
 from farm.run.workers import Workers, WorkerSession
+from farm.system.text import bounded_log, reason_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 # A job whose worker process died is tried once more; dying again, it is not a third worker's turn.
 _WORKER_DEATHS = 2
 _INTERNAL_CHARS = 2000
+# What xdist calls the phase of its own report of a worker that died: that is dealt with already.
+_CRASHED = "???"
 # A worker shows that it goes on whenever it waits for something; between that it executes a job, twice where the first
 # time ended the runner, moves files and looks for damage.
 _SILENCE_SECONDS = 900.0
@@ -141,11 +144,17 @@ class Controller:
             sched.mark_test_pending(crashitem)
             return
         reason = f"the worker process died {_WORKER_DEATHS} times while it ran this job"
-        attempt = Attempt(crashitem, Verdict.INFRA, Stage.EXECUTE, reason, cause=Cause.WORKER)
+        self._record_own_fault(crashitem, reason, self._workers.last_words_of(getattr(report, "node", None)))
+
+    def _record_own_fault(self, job_id: str, reason: str, log: str) -> None:
+        """Record a job that farm itself could not run, with what its worker said last."""
+        attempt = Attempt(
+            job_id, Verdict.INFRA, Stage.EXECUTE, reason_line(reason), cause=Cause.WORKER, log=bounded_log(log)
+        )
         try:
             self._store.record_attempt(self._plan.run_id, attempt)
         except FarmError as error:
-            self._listener.note(f"{crashitem} has no result: {error}")
+            self._listener.note(f"{job_id} has no result: {error}")
             return
         self._listener.job_ended(shown(attempt))
 
@@ -162,7 +171,7 @@ class Controller:
         """Report what every device does."""
         if self._sched is not None:
             running = {
-                self._plan.devices[self._workers.device_of(node)].serial: job
+                self._plan.devices[self._workers.device_of(node)].called: job
                 for node in self._sched.nodes
                 if (job := self._sched.running(node)) is not None
             }
@@ -190,8 +199,11 @@ class Controller:
                     return
                 self._listener.job_ended(shown_attempt)
                 return
-        if report.failed:
+        if report.failed and report.when == "call" and report.nodeid in self._soc_of:
             # Nothing was recorded: the store refused, or farm itself is wrong.
+            reason = f"the worker broke down over this job: {_last_line(report.longreprtext)}"
+            self._record_own_fault(report.nodeid, reason, report.longreprtext)
+        elif report.failed and report.when != _CRASHED:
             self._listener.note(f"{report.nodeid} has no result: {_last_line(report.longreprtext)}")
 
     def _take_back(self, job_id: str, returned: dict[str, Any]) -> None:

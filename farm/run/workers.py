@@ -71,6 +71,8 @@ class Workers:
         self._signs: dict[Any, tuple[int, float]] = {}
         """The newest sign of a worker, and since when it is that."""
         self._starting_s: float | None = None
+        self._last_words: dict[Any, str] = {}
+        """The traceback of a worker that broke down."""
 
     def device_of(self, node: Any) -> int:
         """Return the device of a worker, also of one that has gone."""
@@ -107,6 +109,14 @@ class Workers:
     def is_ready(self, node: Any) -> None:
         """Note that a worker has listed its items."""
         self._began_s.pop(node, None)
+
+    def broke_down(self, node: Any, traceback: str) -> None:
+        """Remember what a worker said that is about to end."""
+        self._last_words[node] = traceback
+
+    def last_words_of(self, node: Any) -> str:
+        """Return the traceback of a worker that broke down; empty of one that was killed."""
+        return self._last_words.get(node, "")
 
     def died(self, node: Any, reason: str) -> None:
         """Take back the device of a worker that is no more."""
@@ -227,6 +237,7 @@ class WorkerSession(DSession):  # type: ignore[misc]
 
     def worker_internal_error(self, node: Any, formatted_error: str) -> None:
         """Remember why a worker that is about to end broke down."""
+        self._workers.broke_down(node, formatted_error)
         lines = [line for line in formatted_error.splitlines() if line.strip()]
         self._broken[node] = lines[-1] if lines else "internal error"
 

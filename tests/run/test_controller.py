@@ -58,22 +58,49 @@ def run_id(store: Store) -> str:
     return run_id
 
 
-def die(store: Store, run_id: str, times: int = 1) -> Heard:
+def make_controller(store: Store, run_id: str, listener: Quiet) -> Controller:
     plan = RunPlan(run_id, Path(), Path(), (PlannedJob(JOB, "", cached=True),), (), {}, 1, 0, 1.0, Path())
+    return Controller(plan, listener, store, DevicePool((), store, None, listener.note))
+
+
+def die(store: Store, run_id: str, times: int = 1, last_words: str = "") -> Heard:
     listener, scheduler = Quiet(), Scheduler()
-    controller = Controller(plan, listener, store, DevicePool((), store, None, listener.note))
+    controller = make_controller(store, run_id, listener)
     for _ in range(times):
-        report = pytest.TestReport(JOB.id, ("", None, ""), {}, "failed", "it died", "call")
+        report = pytest.TestReport(JOB.id, ("", None, ""), {}, "failed", "it died", "???")  # type: ignore[arg-type]
+        report.node = object()  # type: ignore[attr-defined]
+        controller._workers.broke_down(report.node, last_words)
         controller.pytest_handlecrashitem(JOB.id, report, scheduler)
+        if report.outcome == "failed":
+            controller.pytest_runtest_logreport(report)
     return Heard(listener.ended, listener.notes, scheduler.pending_again)
 
 
 def test_a_job_is_tried_once_more_and_is_the_farms_fault_after_that(store: Store, run_id: str) -> None:
-    heard = die(store, run_id, times=2)
+    heard = die(store, run_id, times=2, last_words="Traceback\n\x1b[2JValueError: no")
     assert heard.again == [JOB.id]
     [attempt] = store.runs.view(run_id).jobs[0].attempts
     assert (attempt.verdict, attempt.cause) == (Verdict.INFRA, Cause.WORKER)
+    assert attempt.log == "Traceback\nValueError: no"
     assert [shown["verdict"] for shown in heard.ended] == ["infra"]
+    # It has a result: this one.
+    assert heard.notes == []
+
+
+def test_what_breaks_a_worker_over_a_job_is_the_farms_fault_and_its_traceback_is_kept(
+    store: Store, run_id: str
+) -> None:
+    listener = Quiet()
+    controller = make_controller(store, run_id, listener)
+    controller._sched = Scheduler()
+    traceback = "Traceback (most recent call last):\n" + "  frame\n" * 20_000 + "\x1b[2JValueError: no"
+    controller.pytest_runtest_logreport(pytest.TestReport(JOB.id, ("", None, ""), {}, "failed", traceback, "call"))
+    [attempt] = store.runs.view(run_id).jobs[0].attempts
+    assert (attempt.verdict, attempt.cause) == (Verdict.INFRA, Cause.WORKER)
+    assert attempt.reason == "the worker broke down over this job: ValueError: no"
+    assert attempt.log.endswith("  frame\nValueError: no")
+    assert len(attempt.log) < 70_000
+    assert [shown["verdict"] for shown in listener.ended] == ["infra"]
 
 
 @pytest.mark.parametrize("verdict", [Verdict.PASSED, Verdict.FAILED])
