@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import io
 import sys
 import traceback
 
@@ -40,6 +39,7 @@ _COMMANDS = {
     "bisect": ("running.bisect", "Find the run or the commit since which a job is worse."),
     "profile": ("running.profile", "Show where a job's time goes, node by node, or compare two runs."),
     "debug": ("running.debug", "Compare a job's numbers layer by layer and name the first that goes wrong."),
+    "bundle": ("looking.bundle", "Copy what a job was compiled to into a folder: .pte, inputs, references."),
     "exec": ("running.exec", "Run a ready .pte file on a device: outputs, latency, profile."),
     "export": ("looking.transfer", "Write what runs hold for other tools, or for another store."),
     "import": ("looking.transfer", "Read runs that 'farm export' wrote into this store."),
@@ -97,14 +97,16 @@ def main() -> None:
     # twentieth of a short command.
     gc.set_threshold(150_000)
     try:
-        code = cli(standalone_mode=False)
+        code = cli(prog_name="farm", standalone_mode=False)
     except FarmError as error:
         code = _fail(str(error), error.exit_code)
-    except click.ClickException as error:
-        shown = io.StringIO()
-        error.show(shown)
-        _say(shown.getvalue().rstrip())
+    except click.exceptions.NoArgsIsHelpError as error:
+        _say(error.format_message())
         code = error.exit_code
+    except click.ClickException as error:
+        from farm.cli.usage import refusal
+
+        code = _fail(refusal(error), error.exit_code)
     except click.Abort:
         code = 130
     except OSError as error:

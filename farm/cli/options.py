@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,22 @@ class SuggestingGroup(click.Group):
         return "" if self.name == "cli" else f"{self.name} "
 
 
+class _OutputFile(click.Path):
+    """A file that a command writes at its end: what cannot be written is refused before it begins."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. Raises BadParameter where it cannot be written."""
+        path = super().convert(value, param, ctx)
+        folder = next((parent for parent in path.absolute().parents if parent.exists()), path)
+        if not folder.is_dir():
+            self.fail(f"{path}: {folder} is no folder", param, ctx)
+        if not os.access(folder, os.W_OK):
+            self.fail(f"{path}: you cannot write in {folder}", param, ctx)
+        return path
+
+
 FILE = click.Path(path_type=Path, dir_okay=False)
+OUTPUT_FILE = _OutputFile(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 config_option = click.option(

@@ -37,6 +37,13 @@ RUN = ("run", "--virtual", "2", "--soc", "SM8650", "--suite", "smoke")
         ((*RUN, "--", "-n", "4"), 2, "farm starts one worker for every device"),
         ((*RUN, "--", "--no-such-option"), 2, "pytest does not understand --no-such-option"),
         ((*RUN, "conv2d"), 2, "'conv2d' is not understood; arguments for pytest stand behind --"),
+        ((*RUN, "--html", "/dev/null/page.html"), 2, "/dev/null is no folder"),
+        ((*RUN, "--junitxml", "/dev/null/a/b.xml"), 2, "/dev/null is no folder"),
+        (("run", "--soc"), 2, "option '--soc' requires an argument"),
+        (("history",), 2, "JOB is missing, an argument that is needed (farm history --help)"),
+        (("runtime", "check"), 2, "--soc is missing, an option that is needed (farm runtime check --help)"),
+        (("device", "shw"), 2, "unknown command 'shw': did you mean 'show'? (farm device --help lists them)"),
+        (("socs", "extra"), 2, "got unexpected extra argument"),
         (("runn",), 2, "unknown command 'runn': did you mean 'run'?"),
         (("report",), 2, "there is no store yet"),
         (("cache", "prune", "--older", "a while"), 2, "expected something like 30d"),
@@ -76,7 +83,7 @@ def test_what_asks_of_the_past_makes_no_store(home: FarmHome, arguments: tuple[s
 def test_an_option_that_is_misspelt_starts_nothing(home: FarmHome) -> None:
     done = home.farm(*RUN, "--precison", "8a8w")
     assert done.returncode == 2
-    assert "No such option" in done.stderr
+    assert done.stderr == "farm: unknown option '--precison': did you mean '--precision'? (farm run --help)\n"
     assert not home.state.exists()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option, json_option, limit_option
+from farm.cli.options import SuggestingGroup, config_option, json_option, limit_option
 from farm.cli.output import echo, opened, show
 from farm.report.terminal.layout import columns
 from farm.system.text import one_line
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
-@click.group("device")
+@click.group("device", cls=SuggestingGroup)
 def command() -> None:
     """Name a device, put it in or out of service, show its health.
 

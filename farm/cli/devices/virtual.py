@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.cli.options import FOLDER, config_option, json_option
+from farm.cli.options import FOLDER, SuggestingGroup, config_option, json_option
 from farm.cli.output import echo, show
 from farm.config.settings import load_config
 from farm.errors import InfraError, UnknownNameError, UsageError
@@ -34,7 +34,7 @@ _folder_option = click.option(
 )
 
 
-@click.group("virtual")
+@click.group("virtual", cls=SuggestingGroup)
 def command() -> None:
     """Start virtual devices that stay, and let them misbehave.
 

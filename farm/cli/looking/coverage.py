@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.backends.registry import DEFAULT_BACKEND
-from farm.cli.options import FILE, json_option, line_option
+from farm.cli.options import OUTPUT_FILE, json_option, line_option
 from farm.cli.output import echo, echo_coloured, opened, print_json, width, write_file
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _LEAST_WIDTH, _MOST_WIDTH = 60, 100
 @click.option("--run", "runs", multiple=True,
               help="Run, repeatable; otherwise the newest result of every job, whichever run it is of.")  # fmt: skip
 @line_option()
-@click.option("--markdown", type=FILE, help="Write a page with the table here.")
+@click.option("--markdown", type=OUTPUT_FILE, help="Write a page with the table here.")
 @json_option("Print every cell as JSON instead of a table.")
 def command(
     soc: str,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import json_option, limit_option, line_option, soc_option
+from farm.cli.options import SuggestingGroup, json_option, limit_option, line_option, soc_option
 from farm.cli.output import echo, notice, opened, print_json, show, width
 from farm.errors import UsageError
 from farm.report.model.format import plural
@@ -70,7 +70,7 @@ def history_command(
         echo(text)
 
 
-@click.group("baseline")
+@click.group("baseline", cls=SuggestingGroup)
 def baseline_command() -> None:
     """Show what numbers are compared with, or say that a new level is right."""
 

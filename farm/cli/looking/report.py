@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import FILE, json_option, limit_option
+from farm.cli.options import FILE, OUTPUT_FILE, json_option, limit_option
 from farm.cli.output import deliver, echo, opened, print_json, width, write_file
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @click.command("report")
 @click.argument("run", default="latest")
-@click.option("--html", type=FILE, help="Write the report here instead.")
-@click.option("--junitxml", type=FILE, help="Write a JUnit XML file as well.")
+@click.option("--html", type=OUTPUT_FILE, help="Write the report here instead.")
+@click.option("--junitxml", type=OUTPUT_FILE, help="Write a JUnit XML file as well.")
 @json_option("Print the run as JSON instead of a summary.")
 def report_command(
     run: str, html: Path | None, junitxml: Path | None, config_file: Path | None, *, as_json: bool
@@ -36,7 +36,7 @@ def report_command(
 @click.argument("before", metavar="RUN")
 @click.argument("after", metavar="[RUN]", default="latest")
 @limit_option("Most jobs of a group.", 10)
-@click.option("--html", type=FILE, help="Write a page of all jobs here as well.")
+@click.option("--html", type=OUTPUT_FILE, help="Write a page of all jobs here as well.")
 @json_option("Print every job as JSON.")
 def diff_command(
     before: str, after: str, limit: int, html: Path | None, config_file: Path | None, *, as_json: bool

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import FILE, config_option, json_option
+from farm.cli.options import OUTPUT_FILE, config_option, json_option
 from farm.cli.output import echo, notice, opened, print_json, standard_output, written
 from farm.errors import UsageError
 from farm.report.formats import DEFAULT, export_formats
@@ -27,7 +27,7 @@ _SHOWN = 8
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--format", "name", type=click.Choice(tuple(export_formats())), default=DEFAULT, show_default=True,
               help="What is written; see above.")  # fmt: skip
-@click.option("--output", "-o", type=FILE, metavar="FILE",
+@click.option("--output", "-o", type=OUTPUT_FILE, metavar="FILE",
               help="Write here instead of to standard output.")  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="All runs that are finished (jsonl).")
 @click.option("--since", metavar="TIME", help="Those that began since then: 12h, 7d, or a day, 2026-11-21 (jsonl).")

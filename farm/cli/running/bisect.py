@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.cli.options import (
-    FILE,
     FOLDER,
     FOR_ATTACHED,
+    OUTPUT_FILE,
     interleaved_options,
     json_option,
     named,
@@ -72,7 +72,7 @@ _WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
 @click.option("--precision", help="Precision, where a JOB has no target and the case has several.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
 @click.option("--metric", default="", help="Otherwise htp_cycles, or latency; of commits: what is worse.")
-@click.option("--markdown", type=FILE, help="Write the evidence of a search of commits here too.")
+@click.option("--markdown", type=OUTPUT_FILE, help="Write the evidence of a search of commits here too.")
 @interleaved_options
 @json_option("Print everything, with all samples, as JSON.")
 def bisect_command(jobs: tuple[str, ...], config_file: Path | None, *, as_json: bool, **options: Any) -> int:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND
-from farm.cli.options import FILE, FOR_ATTACHED, devices_options, json_option, limit_option, named, refuse_together
+from farm.cli.options import (
+    FOR_ATTACHED,
+    OUTPUT_FILE,
+    devices_options,
+    json_option,
+    limit_option,
+    named,
+    refuse_together,
+)
 from farm.cli.output import as_called, echo, notice, opened, print_json, width, write_file
 from farm.errors import UsageError
 
@@ -41,7 +49,7 @@ _EXECUTING = "{} is for what is run: leave it, or --programs-only, out"
 @click.option("--pairs", type=click.IntRange(10, 1000), default=10, show_default=True, metavar="N",
               help="Least pairs that confirm anything; more where many jobs are compared.")  # fmt: skip
 @click.option("--programs-only", is_flag=True, help="Compile and compare programs; run nothing, need no device.")
-@click.option("--html", type=FILE, help="Write the page here as well.")
+@click.option("--html", type=OUTPUT_FILE, help="Write the page here as well.")
 @limit_option("Jobs of a kind that are listed.")
 @json_option("Print everything as JSON instead of a summary.")
 def command(

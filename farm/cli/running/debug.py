@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.cli.options import FILE, json_option, soc_option, timeout_option, toolchain_option
+from farm.cli.options import OUTPUT_FILE, json_option, soc_option, timeout_option, toolchain_option
 from farm.cli.output import as_called, echo, notice, show, write_file
 from farm.config.settings import load_config
 from farm.errors import UsageError
@@ -37,7 +37,7 @@ _NAME = WIDTH - 2 * _FIGURES
 @click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="Which of the inputs of the case.")  # fmt: skip
 @timeout_option("Longest that the job may take on one device.", 600.0)
-@click.option("--csv", "csv_file", type=FILE, help="Write the figures here too.")
+@click.option("--csv", "csv_file", type=OUTPUT_FILE, help="Write the figures here too.")
 @toolchain_option
 @json_option("Print everything as JSON instead of a table.")
 def command(

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from farm.backends.registry import runs_on_cpu
-from farm.cli.options import FILE, FOLDER, json_option, limit_option
+from farm.cli.options import FOLDER, OUTPUT_FILE, json_option, limit_option
 from farm.cli.output import echo, opened, print_json, width, write_file
 from farm.errors import UsageError
 from farm.report.model import format as fmt
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--run", "run", help="Of this run, instead of the newest that has a profile.")
 @click.option("--diff", nargs=2, metavar="RUN RUN", help="Compare the profiles of two runs; of all jobs without JOB.")
 @limit_option("Most rows of a table.")
-@click.option("--trace", type=FILE, metavar="FILE",
+@click.option("--trace", type=OUTPUT_FILE, metavar="FILE",
               help="Write a trace for ui.perfetto.dev or chrome://tracing.")  # fmt: skip
 @click.option("--artifacts", type=FOLDER, metavar="FOLDER",
               help="Write all files kept with the attempt, unchanged.")  # fmt: skip

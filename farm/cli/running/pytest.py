@@ -8,8 +8,8 @@ import click
 
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND
 from farm.cli.options import (
-    FILE,
     FOR_ATTACHED,
+    OUTPUT_FILE,
     devices_options,
     json_option,
     refuse_together,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 )
 @devices_options
 @toolchain_option
-@click.option("--html", type=FILE, help="Write the report here as well.")
+@click.option("--html", type=OUTPUT_FILE, help="Write the report here as well.")
 @json_option("Print the run as JSON; pytest then writes to standard error.")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST ARGUMENTS]")
 def command(

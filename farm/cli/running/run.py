@@ -9,8 +9,8 @@ import click
 
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
 from farm.cli.options import (
-    FILE,
     FOR_ATTACHED,
+    OUTPUT_FILE,
     TOOLCHAIN_HELP,
     devices_options,
     duration,
@@ -87,8 +87,8 @@ _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-firs
 @click.option("--warm-up", type=click.IntRange(0, 100_000), show_default="1",
               help="Inferences before those, not timed.")  # fmt: skip
 @timeout_option("Longest that a job may take on the device.")
-@click.option("--junitxml", type=FILE, help="Write a JUnit XML file as well.")
-@click.option("--html", type=FILE, help="Write the report here as well.")
+@click.option("--junitxml", type=OUTPUT_FILE, help="Write a JUnit XML file as well.")
+@click.option("--html", type=OUTPUT_FILE, help="Write the report here as well.")
 @json_option("Print the run as JSON instead of a summary.")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST ARGUMENTS]")
 def command(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.bundles.cache import BundleCache, leftovers
-from farm.cli.options import config_option, json_option
+from farm.cli.options import SuggestingGroup, config_option, json_option
 from farm.cli.output import echo, show
 from farm.config.settings import load_config
 from farm.errors import UsageError
@@ -33,7 +33,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-@click.group("cache", invoke_without_command=True)
+@click.group("cache", cls=SuggestingGroup, invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
     """Show (without a word more) or prune compiled bundles, and what compiles left.
