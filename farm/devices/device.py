@@ -98,6 +98,11 @@ class Device(msgspec.Struct, frozen=True):
     """The serial that it tells itself, whatever adb calls it; empty when it tells none. Another one: another device."""
 
     @property
+    def called(self) -> str:
+        """What messages call it."""
+        return self.name or self.serial
+
+    @property
     def id(self) -> str:
         """What the store knows it by, wherever it hangs; virtual ones of different machines have the same serial."""
         return f"{self.serial}@{self.host}" if self.kind == "virtual" and self.host else self.serial

@@ -93,6 +93,13 @@ class DevicePool:
         """Call `revive` four times a second: it returns a line for everything that it had to start again."""
         self._revive = revive
 
+    def take_with(self, take: Callable[[Device], None]) -> None:
+        """Call `take` with each device when it becomes this run's, before anything uses it."""
+        self.leases.take = take
+        if not self.leases.is_needed:
+            for device in self._devices:
+                take(device)
+
     def watch_with(self, watch: Callable[[], None]) -> None:
         """Call `watch` four times a second as well."""
         self._watch = watch
@@ -112,7 +119,7 @@ class DevicePool:
         while True:
             with self._lock:
                 gone = [soc for soc in self._socs() if self._retired.keys() >= set(self._numbers(soc))]
-                reasons = [f"{self._devices[n].serial}: {why}" for n, why in self._retired.items()]
+                reasons = [f"{self._devices[n].called}: {why}" for n, why in self._retired.items()]
             if gone and not (partly and len(gone) < len(self._socs())):
                 raise NoDeviceError(f"no {' and no '.join(gone)} is left to wait for: {'; '.join(reasons)}")
             if not self._lacking() or time.monotonic() >= until_s:
@@ -134,6 +141,8 @@ class DevicePool:
     def begin(self, folder: Path) -> None:
         """Let workers begin that read their grants in a run's `folder`."""
         self._folder = folder
+        if missed := self.leases.missed():
+            self._note(f"once they are free, these take part as well: {missed}")
         self._sync()
         self._start()
 
@@ -179,7 +188,7 @@ class DevicePool:
         if lease is not None:
             self.leases.release([lease])
         if is_wanted:
-            self._note(f"{self._devices[number].serial} is given to somebody who waits for it")
+            self._note(f"{self._devices[number].called} is given to somebody who waits for it")
 
     def suspend(self, number: int, problem: str) -> None:
         """Let nothing begin on a device until its worker has brought it back."""
@@ -188,7 +197,7 @@ class DevicePool:
                 return
             self._unfit.add(number)
             self._sync()
-        self._note(f"{self._devices[number].serial} is being brought back: {problem}")
+        self._note(f"{self._devices[number].called} is being brought back: {problem}")
 
     def outvote(self, number: int, job_id: str) -> None:
         """Let a device show that it works, on which a job failed that passed on another."""
@@ -202,7 +211,7 @@ class DevicePool:
             if number in self._unfit:
                 self._unfit.discard(number)
                 self._sync()
-                self._note(f"{self._devices[number].serial} is back")
+                self._note(f"{self._devices[number].called} is back")
 
     def retire(self, number: int, reason: str = "") -> None:
         """Use a device no more for the rest of the run; without a reason when there is nothing left to do for it."""
@@ -217,7 +226,7 @@ class DevicePool:
         if lease is not None:
             self.leases.release([lease])
         if reason:
-            self._note(f"{self._devices[number].serial} is not used any more: {reason}")
+            self._note(f"{self._devices[number].called} is not used any more: {reason}")
 
     def close(self) -> None:
         """Give every device back."""

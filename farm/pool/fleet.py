@@ -166,9 +166,11 @@ def choose(
     usable, refused = [], []
     for device in scan.devices:
         known = registered.get(device.id)
+        if known is not None and known.name and not device.name:
+            device = msgspec.structs.replace(device, name=known.name)  # noqa: PLW2901 - as people call it
         reason = _refusal(device, known, socs, choice)
         if reason:
-            refused.append(f"{device.serial} ({device.soc}{f': {reason}' if reason != device.soc else ''})")
+            refused.append(f"{device.called} ({device.soc}{f': {reason}' if reason != device.soc else ''})")
         else:
             usable.append(device)
     hardware = {device.soc for device in usable if device.kind == "hardware"}
@@ -198,9 +200,9 @@ def _refusal(device: Device, known: Registered | None, socs: Sequence[str], choi
 def _out_of_use(device: Device, known: Registered) -> str:
     if not known.in_service:
         note = f": {known.service_note}" if known.service_note else ""
-        return f"out of service{note}; 'farm device in {device.serial}' puts it back"
+        return f"out of service{note}; 'farm device in {device.called}' puts it back"
     if known.health == "quarantined":
-        return f"quarantined: {known.health_reason}; 'farm device release {device.serial}' gives it another chance"
+        return f"quarantined: {known.health_reason}; 'farm device unquarantine {device.called}' gives it another chance"
     return ""
 
 

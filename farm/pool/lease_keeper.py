@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.devices.health import Health
@@ -55,6 +56,8 @@ class LeaseKeeper:
         self._requests: dict[str, str] = {}
         """Token of what is waited for, by SoC."""
         self._asked_at = float("-inf")
+        self.take: Callable[[Device], None] = lambda _: None
+        """Called with a device when it becomes this run's, before anything uses it."""
         self.leaving: set[int] = set()
         """Devices that somebody else is to have: their workers are letting go."""
 
@@ -102,7 +105,7 @@ class LeaseKeeper:
                 if number in self._leases and self._leases[number].fence == lease.fence:
                     self.forget(number)
                     lost.append(number)
-                    self._note(f"{self._devices[number].serial} is not ours any more: its lease was lost")
+                    self._note(f"{self._devices[number].called} is not ours any more: its lease was lost")
             self.leaving |= {self._number[device] for device in renewal.wanted} & self._leases.keys()
         return lost
 
@@ -141,6 +144,8 @@ class LeaseKeeper:
             # Forgotten, as after a long stop: asked anew the next time.
             del self._requests[soc]
             return
+        for lease in granted:
+            self.take(self._devices[self._number[lease.device]])
         with self._lock:
             for lease in granted:
                 number = self._number[lease.device]
@@ -163,13 +168,26 @@ class LeaseKeeper:
 
     def holders(self, socs: Collection[str]) -> str:
         """Return who has the devices of some SoCs."""
-        ids = {device.id for device in self._devices if device.soc in socs}
+        return self._held_by_others([device for device in self._devices if device.soc in socs]) or "somebody has it"
+
+    def missed(self) -> str:
+        """Return who has the devices that this run would use as well; empty where there is none."""
+        if self._terms is None:
+            return ""
+        held = Counter(self._devices[number].soc for number in self._leases)
+        most = len(self._devices) if self._terms.most is None else self._terms.most
+        lacking = [device for number, device in enumerate(self._devices) if number not in self._leases]
+        return self._held_by_others([device for device in lacking if held[device.soc] < most])
+
+    def _held_by_others(self, devices: Collection[Device]) -> str:
+        names = {device.id: device.called for device in devices}
         parts = []
         for lease in self._store.leases.all():
             who = lease.reserved_for or lease.user
-            if lease.device in ids and who:
-                parts.append(f"{lease.device} is with {who}" + (f" ({lease.purpose})" if lease.purpose else ""))
-        return "; ".join(parts) or "somebody has it"
+            if lease.device in names and who:
+                why = lease.purpose or ("reserved" if lease.reserved_for else "")
+                parts.append(f"{names[lease.device]} is with {who}" + (f" ({why})" if why else ""))
+        return "; ".join(parts)
 
     def forget(self, number: int) -> Lease | None:
         """Return the lease of a device, which is not held from now on."""

@@ -253,10 +253,9 @@ class _Run:
             # A program that stays loaded would be in every number of the heap.
             canaries = [] if self._request.heap else self._order(canary_jobs(tuple(jobs)), tools)
             fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
-        for device in fleet.devices:
-            self._store.record_device(run_id, device, fleet.runtimes[device.serial].versions)
         pool = DevicePool(fleet.devices, self._store, self._terms() if fleet.leased else None, self._listener.note)
         pool.revive_with(fleet.revive)
+        pool.take_with(lambda one: self._store.record_device(run_id, one, fleet.runtimes[one.serial].versions))
         announcer = Announcer(self._config, self._store, self._listener.note)
         if fleet.leased:
             pool.announce_with(announcer.look)
@@ -271,7 +270,7 @@ class _Run:
             with builders(
                 self._config, run_plan, tools, supervisor, self._listener, self._store, self._rebuild
             ) as to_build:
-                self._listener.begin(jobs=len(planned), to_build=to_build, devices=[d.serial for d in fleet.devices])
+                self._listener.begin(jobs=len(planned), to_build=to_build, devices=[d.called for d in pool.held()])
                 pool.begin(folder)
                 controller = Controller(run_plan, self._listener, self._store, pool, self._forks)
                 stop = pool.finish_running

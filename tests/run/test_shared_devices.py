@@ -72,9 +72,15 @@ def leases(attached: Attached) -> dict[str, str]:
 
 
 def test_attached_virtual_devices_run_jobs_and_are_given_back(pair: Attached) -> None:
+    assert pair.farm("lease", "virtual-SM8650-1", user="ann").returncode == 0
+    assert pair.farm("device", "name", "virtual-SM8650-0", "desk").returncode == 0
     done = pair.farm(*RUN, "--json")
     assert done.returncode == 0, done.stderr
+    assert "1 device: desk\n" in done.stderr
+    assert "once they are free, these take part as well: virtual-SM8650-1 is with ann (reserved)" in done.stderr
     view = json.loads(done.stdout)
+    assert [device["serial"] for device in view["devices"]] == ["virtual-SM8650-0"]
+    assert pair.farm("release", user="ann").returncode == 0
     assert {job["attempts"][-1]["verdict"] for job in view["jobs"]} == {"passed"}
     assert {device["kind"] for device in view["devices"]} == {"virtual"}
     assert view["fingerprint"]["device_kind"] == "virtual"

@@ -69,21 +69,30 @@ def in_command(*, device: str, config_file: Path | None) -> None:
     _set_service(config_file, device, "", in_service=True)
 
 
-@command.command("release", short_help="Give a device in quarantine another chance.")
+@command.command("unquarantine", short_help="Give a device in quarantine another chance.")
 @click.argument("device")
 @config_option
-def release_command(*, device: str, config_file: Path | None) -> None:
+def unquarantine_command(*, device: str, config_file: Path | None) -> None:
     """Give a device that is in quarantine another chance: its canary decides."""
     from farm.devices.health import Event, Health, HealthMark, next_health
     from farm.store.leases.registry import HealthEvent
 
     with _device(config_file, device) as (store, known):
         if known.health != Health.QUARANTINED:
-            echo(f"{known.id} is not in quarantine: it is {known.health}")
+            echo(f"{known.called} is not in quarantine: it is {known.health}")
             return
         state, reason = next_health(Health(known.health), (), HealthMark(Event.RELEASED))
         store.devices.record_health(HealthEvent(known.id, str(Event.RELEASED), str(state), reason))
-        echo(f"{known.id} is {state}: {reason}")
+        echo(f"{known.called} is {state}: {reason}")
+
+
+# As it was called before: too like `farm release`, which gives back what is leased.
+command.add_command(
+    click.Command(
+        "release", params=unquarantine_command.params, callback=unquarantine_command.callback, hidden=True,
+        help=unquarantine_command.help,
+    )
+)  # fmt: skip
 
 
 @command.command("show")
@@ -128,7 +137,7 @@ def _set_service(config_file: Path | None, device: str, note: str, *, in_service
 
     with _device(config_file, device) as (store, known):
         store.devices.set_service(known.id, in_service, note, user_name())
-        echo(f"{known.id} is {'in' if in_service else 'out of'} service")
+        echo(f"{known.called} is {'in' if in_service else 'out of'} service")
 
 
 @contextmanager

@@ -77,6 +77,11 @@ class Registered(msgspec.Struct, frozen=True):
     forgotten_ms: int
     """When somebody said that it is gone, on the same clock; 0 for one that was seen since."""
 
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return self.name or self.serial or self.id
+
 
 class HealthEvent(msgspec.Struct, frozen=True):
     """Something that says how healthy a device is."""
