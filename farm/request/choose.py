@@ -14,6 +14,7 @@ from farm.errors import IllegalTargetError, NothingSelectedError, UsageError
 from farm.request.profiling import Profile
 from farm.request.recording import is_private_run
 from farm.request.selection import Version, changed, in_shard, total_seconds
+from farm.store.view import Purpose
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.options import parse_options
 from farm.suites.socs import find_soc
@@ -31,7 +32,11 @@ if TYPE_CHECKING:
 
 _PYTEST_USAGE = 4
 # pytest's options that decide what farm decides: how many workers, and which plugins it cannot do without.
-_OURS = ("-n", "--numprocesses", "--dist", "--tx", "--maxprocesses", "--farm-plan", "-c", "--rootdir", "no:", "-pno:")
+_OURS = (
+    "-n", "--numprocesses", "--dist", "-d", "--tx", "--px", "--maxprocesses", "--maxschedchunk", "--max-worker-restart",
+    "--no-loadscope-reorder", "--testrunuid", "--rsync", "-f", "--looponfail", "--farm-", "-c", "--rootdir", "no:",
+    "-pno:",
+)  # fmt: skip
 # A run that is another one for each of several that begin one after the other.
 _RELATIVE = re.compile(r"latest(~\d+)?(@.+)?")
 
@@ -131,7 +136,7 @@ def narrow(
             raise NothingSelectedError(f"--shard {request.shard}: the {len(jobs)} jobs are all in other shards")
         jobs = tuple(job for job in jobs if job.id in mine)
     if request.last_failed:
-        private = tools is not None and is_private_run(tools())
+        private = request.purpose is Purpose.TRIAL or (tools is not None and is_private_run(tools(), request.purpose))
         failed = store.selection.failed_last([job.id for job in jobs], kind, user_name(), line, private=private)
         if failed:
             return tuple(job for job in jobs if job.id in failed)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,11 +27,42 @@ _PLUGINS = ("-p", "farm.run.plugin", "-p", "xdist.plugin")
 STORE_VARIABLE = "FARM_STORE"
 
 
-class _Selection:
-    """Collects the ids that pytest's own options select."""
+# pytest's own options that do something to a run, as its configuration calls them: which jobs, how many failures, which
+# plugins. The others are about files with tests, or about what pytest prints, which is nothing.
+_HEEDED = {"keyword", "markexpr", "deselect", "maxfail", "plugins", "override_ini"}
 
-    def __init__(self) -> None:
+
+class _Selection:
+    """Collects the ids that `arguments` select, unless one of them would be taken and ignored."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = arguments
+        self._parser: pytest.Parser | None = None
+        self._own: dict[str, Any] = {}
         self.ids: list[str] = []
+        self.ignored = ""
+        """The argument that would be."""
+
+    def pytest_addoption(self, parser: pytest.Parser) -> None:
+        # Before those of plugins that the user names, which are for the plugins to heed.
+        self._parser, self._own = parser, vars(parser.parse_known_args([]))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self) -> pytest.ExitCode | None:
+        # An option is found where its value is, which may be the word after it.
+        for count, word in enumerate(self._arguments, start=1):
+            if self._ignores(self._arguments[:count]):
+                self.ignored = word if word.startswith("-") or count == 1 else f"{self._arguments[count - 2]} {word}"
+                return pytest.ExitCode.USAGE_ERROR
+        return None
+
+    def _ignores(self, arguments: Sequence[str]) -> bool:
+        assert self._parser is not None  # noqa: S101 - pytest asks for options first
+        try:
+            given = vars(self._parser.parse_known_args(arguments))
+        except pytest.UsageError:
+            return False
+        return any(given[name] != usual for name, usual in self._own.items() if name not in _HEEDED)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.ids = [item.nodeid for item in session.items]
@@ -38,7 +71,7 @@ class _Selection:
 def collected(config: Config, folder: Path, jobs: Sequence[Job], arguments: Sequence[str]) -> tuple[int, list[str]]:
     """Return pytest's exit status and the ids that `arguments` (-k, --deselect, ...) leave of `jobs`.
 
-    `folder` is for what pytest needs of files.
+    `folder` is for what pytest needs of files. Raises UsageError for an argument that pytest would take and ignore.
     """
     from farm.request.plan import PlannedJob, RunPlan
 
@@ -55,9 +88,14 @@ def collected(config: Config, folder: Path, jobs: Sequence[Job], arguments: Sequ
         artifact_root=folder,
     )
     draft.write()
-    selection = _Selection()
+    selection = _Selection(arguments)
     with _own_environment():
         status = pytest.main(["--collect-only", *_arguments(draft, config.state_dir), *arguments], plugins=[selection])
+    if selection.ignored:
+        raise UsageError(
+            f"{selection.ignored} would have no effect: farm's own pytest heeds -k, -m, --deselect, -x, --maxfail, -o, "
+            "and -p with the options of that plugin; 'farm show JOB' prints logs and tracebacks"
+        )
     return int(status), selection.ids
 
 

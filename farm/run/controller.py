@@ -201,7 +201,9 @@ class Controller:
                 return
         if report.failed and report.when == "call" and report.nodeid in self._soc_of:
             # Nothing was recorded: the store refused, or farm itself is wrong.
-            reason = f"the worker broke down over this job: {_last_line(report.longreprtext)}"
+            crash = getattr(report.longrepr, "reprcrash", None)
+            what = crash.message.partition("\n")[0] if crash else _last_line(report.longreprtext)
+            reason = f"the worker broke down over this job: {what}"
             self._record_own_fault(report.nodeid, reason, report.longreprtext)
         elif report.failed and report.when != _CRASHED:
             self._listener.note(f"{report.nodeid} has no result: {_last_line(report.longreprtext)}")

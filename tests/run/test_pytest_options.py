@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.config.settings import load_config
+from farm.errors import UsageError
+from farm.request.choose import jobs_of, select
+from farm.request.request import RunRequest
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
@@ -58,3 +66,44 @@ def test_a_plugin_that_the_user_names_sees_every_phase_of_every_job_here_and_in_
     job = "mine/add[SM8650-htp-8a8w]"
     expected = [f"{where} {job} {when}" for where in ("controller", "worker") for when in ("call", "setup", "teardown")]
     assert sorted(lines) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--tb=long",), "--tb=long"),
+        (("--tb", "long"), "--tb long"),
+        (("-k", "add", "-vv"), "-vv"),
+        (("-s",), "-s"),
+        (("-xs",), "-xs"),
+        (("--durations=3",), "--durations=3"),
+        (("--collect-only",), "--collect-only"),
+        (("--junitxml", "x.xml"), "--junitxml x.xml"),
+        (("tests/test_mine.py",), "tests/test_mine.py"),
+        (("--sw",), "--sw"),
+        (("-h",), "-h"),
+    ],
+    ids=" ".join,
+)
+def test_what_pytest_would_take_and_ignore_is_refused(
+    home: FarmHome, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], named: str
+) -> None:
+    request = RunRequest(socs=("SM8650",), suites=("smoke",), virtual=1, pytest_arguments=arguments)
+    config = load_config(folder=home.cwd)
+    with pytest.raises(UsageError, match=f"^{re.escape(named)} would have no effect: "):
+        select(config, request, jobs_of(config, request))
+    assert capfd.readouterr().out == ""
+
+
+def test_what_chooses_jobs_and_what_a_plugin_knows_is_heeded(home: FarmHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home.cwd / "knows.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--mine')\n")
+    monkeypatch.syspath_prepend(str(home.cwd))
+    config = load_config(folder=home.cwd)
+    every = jobs_of(config, RunRequest(socs=("SM8650",), suites=("smoke",), virtual=1))
+    for arguments, count in (
+        (("-k", "conv2d", "-x", "--maxfail=3"), 1),
+        ((f"--deselect={every[0].id}",), len(every) - 1),
+        (("-p", "knows", "--mine", "x"), len(every)),
+    ):
+        request = RunRequest(socs=("SM8650",), suites=("smoke",), virtual=1, pytest_arguments=arguments)
+        assert len(select(config, request, every)) == count, arguments

@@ -16,6 +16,7 @@ from farm.cli.options import (
     duration,
     json_option,
     named,
+    purpose_options,
     refuse_together,
     require_separator,
     timeout_option,
@@ -51,8 +52,8 @@ _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-firs
 @devices_options
 @click.option("--toolchain", "toolchains", multiple=True, callback=named, metavar="NAME|PATH|VERSION",
               help=f"{TOOLCHAIN_HELP}; repeatable: one run after the other.")  # fmt: skip
-@click.option("--nightly", is_flag=True,
-              help="Hand a device over, between two jobs, to a person who waits for it.")  # fmt: skip
+@purpose_options
+@click.option("--nightly", is_flag=True, help="The same as --purpose nightly.")
 @click.option("--resume", metavar="RUN", help="Finish what is missing of a run, stale jobs too: latest, or its id.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE[,VALUE]",
               help="Backend option; repeatable. Every combination of values is a target of its own.")  # fmt: skip
@@ -102,8 +103,9 @@ def command(
 ) -> int:
     """Compile suites for SoCs, run them on devices, judge and report.
 
-    What stands behind `--` goes to pytest as it is. Attached devices are
-    leased: see farm devices. Ctrl-C finishes the running jobs and reports;
+    Behind `--` stand options of pytest that choose jobs, or a plugin (-p)
+    and its options. Attached devices are leased: see farm devices. A nightly run hands one over, between two jobs,
+    to a person who waits for it. Ctrl-C finishes the running jobs and reports;
     a second one stops at once. farm run --resume latest goes on.
 
     --watch runs everything once, then looks twice a second at ExecuTorch's
@@ -192,8 +194,12 @@ def _check(asked: SimpleNamespace, pytest_arguments: tuple[str, ...], outputs: d
         raise UsageError(f"{' and '.join(missing)} must be given; 'farm socs' and 'farm suites' list what there is")
     if asked.virtual:
         attached = {"--device": asked.devices, "--label": asked.labels, "--devices": asked.most_devices}
-        refuse_together({**attached, "--nightly": asked.nightly}, FOR_ATTACHED)
+        refuse_together(attached, FOR_ATTACHED)
     require_separator(pytest_arguments)
+    if asked.nightly and asked.purpose == "trial":
+        raise UsageError("--nightly is --purpose nightly, not trial: leave one of them out")
+    unrecorded = {"--name": asked.name} if asked.collect_only or asked.compile_only else {}
+    refuse_together(unrecorded, "no run is recorded that it could name: leave {} out")
     if asked.heap and (asked.iterations is not None or asked.warm_up is not None):
         raise UsageError("--heap runs every job once and times nothing: leave --iterations and --warm-up out")
     if asked.confirm:
@@ -207,12 +213,16 @@ def _check(asked: SimpleNamespace, pytest_arguments: tuple[str, ...], outputs: d
     if asked.watch:
         given = {"--json": outputs["--json"], "--collect-only": asked.collect_only, "--confirm": asked.confirm}
         narrowing = {"--shard": asked.shard, "--changed-since": asked.changed_since, "--lf": asked.last_failed}
-        timed = {"--budget": asked.budget_s, "--nightly": asked.nightly, "a second --toolchain": asked.toolchains[1:]}
+        timed = {"--budget": asked.budget_s, "--purpose nightly": _purpose(asked) == "nightly", "a second --toolchain": asked.toolchains[1:]}
         refuse_together(given | narrowing | timed, "--watch goes on until Ctrl-C, with what changes: leave {} out")
     if len(asked.toolchains) > 1:
         refuse_together({"a second --toolchain": asked.collect_only}, "the jobs of one run are listed: leave {} out")
         because = "{} is of one run, and every --toolchain is a run of its own: give one, or leave it out"
         refuse_together(outputs, because)
+
+
+def _purpose(asked: SimpleNamespace) -> str:
+    return "nightly" if asked.nightly else asked.purpose or "trial"
 
 
 def _requests(asked: SimpleNamespace, pytest_arguments: tuple[str, ...]) -> list[RunRequest]:
@@ -232,6 +242,7 @@ def _request(asked: SimpleNamespace, pytest_arguments: tuple[str, ...]) -> RunRe
     from farm.pool.fleet import Choice
     from farm.request.request import RunRequest
     from farm.request.selection import parse_shard
+    from farm.store.view import Purpose
 
     limits = [*(["-x"] if asked.exitfirst else []), *([f"--maxfail={asked.maxfail}"] if asked.maxfail else [])]
     same = {name: value for name, value in vars(asked).items() if name in RunRequest.__struct_fields__}
@@ -243,6 +254,7 @@ def _request(asked: SimpleNamespace, pytest_arguments: tuple[str, ...]) -> RunRe
         "iterations": 3 if asked.iterations is None else asked.iterations,
         "warm_up": 1 if asked.warm_up is None else asked.warm_up,
         "profile": Profile(asked.profile),
+        "purpose": Purpose(_purpose(asked)),
         "command": as_called(),
         "choice": Choice(asked.devices, asked.labels),
         "shard": None if asked.shard is None else parse_shard(asked.shard),
