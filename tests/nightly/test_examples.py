@@ -4,6 +4,7 @@ import configparser
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,18 @@ def test_the_workflow_is_one_that_may_only_read() -> None:
     assert "${{" not in run["run"], "what an input says is no shell"
     assert "farm nightly" in run["run"]
     assert job["steps"][-1]["if"] == "always()"
+
+
+def test_reports_stay_where_the_next_checkout_does_not_clean() -> None:
+    night = tomllib.loads((EXAMPLES / "nightly.toml").read_text())
+    [job] = yaml.safe_load((EXAMPLES / "github" / "nightly.yml").read_text())["jobs"].values()
+    steps = {step.get("uses", "run").partition("@")[0]: step for step in job["steps"]}
+    left = [Path(night["nightly"]["report_dir"]), Path(night["export"]["folder"])]
+    left += map(Path, (steps["run"]["env"]["FARM_STATE_DIR"], steps["run"]["env"]["FARM_CACHE_DIR"]))
+    # Beside the file would be in the checkout, of which `git clean -ffdx` leaves what is committed.
+    assert all(path.expanduser().is_absolute() for path in left)
+    uploaded = [Path(line) for line in steps["actions/upload-artifact"]["with"]["path"].split()]
+    assert uploaded == left[:2]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd")
