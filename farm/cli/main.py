@@ -40,6 +40,7 @@ _COMMANDS = {
     "profile": ("running.profile", "Show where a job's time goes, node by node, or compare two runs."),
     "debug": ("running.debug", "Compare a job's numbers layer by layer and name the first that goes wrong."),
     "bundle": ("looking.bundle", "Copy what a job was compiled to into a folder: .pte, inputs, references."),
+    "bundle": ("looking.bundle", "Copy what a job was compiled to into a folder: .pte, inputs, references."),
     "exec": ("running.exec", "Run a ready .pte file on a device: outputs, latency, profile."),
     "export": ("looking.transfer", "Write what runs hold for other tools, or for another store."),
     "import": ("looking.transfer", "Read runs that 'farm export' wrote into this store."),

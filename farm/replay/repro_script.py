@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import tempfile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,8 @@ import msgspec
 
 from farm.bundles.bundle import MODEL
 from farm.devices.transport import Link
-from farm.errors import UsageError
 from farm.execution.workspace import INPUT_LIST, INPUT_SHAPES, OUTPUT_SHAPES, job_layout
+from farm.replay.scripts import filled, publish_folder, require_new
 from farm.replay.stored_result import cached_bundle, find_bundle, find_job, target_of
 from farm.runtime.device_files import takes_sessions
 from farm.suites.options import runtime_flags
@@ -55,13 +54,12 @@ def write_script(
     Raises UsageError where it is not empty or cannot be written, or the bundle is gone; MissingToolError that names
     every file that a phone needs and is not here.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already: name another folder")
+    require_new(folder)
     virtual = virtual or stored.kind == "virtual"
     target = target_of(stored.view)
     # First, as it may be what is missing.
     runtime = _runtime(config, stored, virtual=virtual)
-    bundle = _bundle(config, stored, say, virtual=virtual)
+    bundle = stored_bundle(config, stored, say, virtual=virtual)
     flags = {
         "model_path": MODEL,
         "input_list_path": INPUT_LIST,
@@ -75,10 +73,7 @@ def write_script(
         flags |= {"input_shape_path": INPUT_SHAPES, "output_shape_path": OUTPUT_SHAPES}
     if takes_sessions(runtime.files[runtime.runner]):
         flags |= {"result_path": f"{_OUTPUTS}/result.json", "timeout_ms": str(round(timeout_s * 1000))}
-    try:
-        _publish(folder, lambda partial: _fill(partial, config, stored, bundle, runtime, flags, virtual=virtual))
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None
+    publish_folder(folder, lambda partial: _fill(partial, config, stored, bundle, runtime, flags, virtual=virtual))
     what = "a VIRTUAL device, with the simulator for x86_64: not for a phone" if virtual else "an Android phone"
     lines = [f"{folder}: for {what}", f"run it:  {shlex.quote(str(folder / SCRIPT))} [SERIAL]"]
     if not stored.outputs:
@@ -96,7 +91,8 @@ def _runtime(config: Config, stored: StoredResult, *, virtual: bool) -> Runtime:
     return staged_runtime(config, soc, backend, TARGETS[ANDROID])
 
 
-def _bundle(config: Config, stored: StoredResult, say: Callable[[str], None], *, virtual: bool) -> Bundle:
+def stored_bundle(config: Config, stored: StoredResult, say: Callable[[str], None], *, virtual: bool) -> Bundle:
+    """Return the exact bundle of a result, compiled again where it is gone. Raises as `find_bundle`."""
     bundle = cached_bundle(config, stored)
     if bundle is not None:
         return bundle
@@ -107,21 +103,6 @@ def _bundle(config: Config, stored: StoredResult, say: Callable[[str], None], *,
         return find_bundle(
             config, stored, find_job(config, stored), prepare(config, say, virtual=virtual), supervisor, say
         )
-
-
-def _publish(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Make `folder`, which may be there and empty, by `fill`; nothing is left where that fails."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        fill(partial)
-        partial.chmod(0o755)
-        if folder.exists():
-            folder.rmdir()
-        partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def _fill(
@@ -148,7 +129,7 @@ def _fill(
         shutil.copyfile(source, device / relative)
     words = " ".join(shlex.quote(f"--{name}={value}") for name, value in flags.items())
     (device / _ON_DEVICE).write_text(
-        _filled("repro_on_device.sh", outputs=_OUTPUTS, runner=shlex.quote(runtime.runner), flags=words),
+        filled("repro_on_device.sh", outputs=_OUTPUTS, runner=shlex.quote(runtime.runner), flags=words),
         encoding="utf-8",
     )
     for kind in bundle.manifest.references:
@@ -196,7 +177,7 @@ def _script(stored: StoredResult, bundle: Bundle, runtime: Runtime, *, virtual: 
         lines.append(
             "VIRTUAL: the files are for a virtual device on x86_64, never for a phone; its times mean nothing."
         )
-    return _filled(
+    return filled(
         "repro.sh",
         about="\n".join(f"# {one_line(line, 110)}" for line in lines),
         soc=shlex.quote(stored.view.soc),
@@ -204,9 +185,3 @@ def _script(stored: StoredResult, bundle: Bundle, runtime: Runtime, *, virtual: 
         root=str(int(runtime.needs_root)),
         checks="\n".join(checks),
     )
-
-
-def _filled(name: str, **values: str) -> str:
-    """Return the script `name` beside this module with a value in place of each `@name@`."""
-    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
-    return re.sub(r"@(\w+)@", lambda found: values[found[1]], text)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 
-class _Before(NamedTuple):
+class _OldBundle(NamedTuple):
     job_ids: list[str]
     bundle: Bundle | None
     """What was cached; its manifest is read, its files are gone later."""
@@ -34,7 +34,7 @@ class Rebuild:
 
     def __init__(self, cache: BundleCache, note: Callable[[str], None]) -> None:
         self._cache, self._note = cache, note
-        self._before: dict[str, _Before] = {}
+        self._before: dict[str, _OldBundle] = {}
         self._open: set[str] = set()
         self._same = self._other = 0
         self._lock = threading.Lock()
@@ -74,16 +74,16 @@ class Rebuild:
             self._note(self._summary())
         return text
 
-    def _remembered(self, found: FoundBundle) -> _Before:
+    def _remembered(self, found: FoundBundle) -> _OldBundle:
         if not found.cached:
-            return _Before([], None, "")
+            return _OldBundle([], None, "")
         try:
             bundle = load_bundle(self._cache.folder(found.key))
-            return _Before([], bundle, program_of(bundle))
+            return _OldBundle([], bundle, program_of(bundle))
         except (BundleError, OSError):
-            return _Before([], None, "")
+            return _OldBundle([], None, "")
 
-    def _difference(self, before: _Before, reply: BuildReply) -> str:
+    def _difference(self, before: _OldBundle, reply: BuildReply) -> str:
         if before.bundle is None:
             return ""
         if not reply.ok:

@@ -36,7 +36,7 @@ _CXX_LIBRARIES = ("libc++.so.1", "libc++abi.so.1")
 # Inside a build folder of ExecuTorch.
 BACKEND_IN_BUILD = f"backends/qualcomm/{_BACKEND_LIBRARY}"
 SKEL_IN_BUILD = f"backends/qualcomm/qnn_executorch/direct_mode/{_DIRECT_SKEL}"
-_RUNNER_IN_BUILD = f"examples/qualcomm/executor_runner/{_UPSTREAM_RUNNER}"
+RUNNER_IN_BUILD = f"examples/qualcomm/executor_runner/{_UPSTREAM_RUNNER}"
 _DIRECT_IN_BUILD = "examples/qualcomm/direct_executor_runner"
 # Where an ExecuTorch build for Android installs it.
 _BACKEND_IN_PREFIX = f"lib/executorch/{BACKEND_IN_BUILD}"
@@ -113,7 +113,7 @@ def _linux_places(config: Config) -> Places:
     build = config.executorch_linux_build
     return Places(
         qnn=linux_files(config.sdk_root, config.cache_dir),
-        runner=library(_UPSTREAM_RUNNER, build / _RUNNER_IN_BUILD if build else None, _GET_LINUX_BUILD),
+        runner=library(_UPSTREAM_RUNNER, build / RUNNER_IN_BUILD if build else None, _GET_LINUX_BUILD),
         backend_library=library(_BACKEND_LIBRARY, build / BACKEND_IN_BUILD if build else None, _GET_LINUX_BUILD),
         build=build,
         get_build=_GET_LINUX_BUILD,
@@ -132,8 +132,8 @@ def _android_runner(config: Config) -> RuntimePart:
         if planned.built:
             return library(RUNNER, planned.runner, get, absent)
     build = config.executorch_build
-    if build is not None and (build / _RUNNER_IN_BUILD).is_file():
-        return library(_UPSTREAM_RUNNER, build / _RUNNER_IN_BUILD, get)
+    if build is not None and (build / RUNNER_IN_BUILD).is_file():
+        return library(_UPSTREAM_RUNNER, build / RUNNER_IN_BUILD, get)
     return library(RUNNER, None, get, absent)
 
 

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,7 +28,9 @@ from farm.replay.repro import compare_outputs, differences, rows
 from farm.replay.repro_script import write_script
 from farm.replay.stored_result import StoredResult, find_bundle, find_job, find_stored_result
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+from farm.runtime.device_files import android_places, device_parts
 from farm.store.store import Store, open_store
+from farm.suites.socs import find_soc
 from farm.system.processes import Supervisor
 from farm.toolchains.toolchain import Compiler, Toolchain
 
@@ -71,6 +75,15 @@ def folder(done: FarmHome) -> Path:
     assert ran.returncode == 0, ran.stderr
     assert "for a VIRTUAL device, with the simulator for x86_64: not for a phone" in ran.stdout
     return folder
+
+
+@pytest.fixture(scope="module")
+def copied(done: FarmHome) -> Path:
+    """What `farm bundle` wrote."""
+    ran = done.farm("bundle", JOB, "--to", "it's a bundle")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(f"The bundle of {JOB}: run ")
+    return done.cwd / "it's a bundle"
 
 
 @pytest.fixture
@@ -183,6 +196,46 @@ class TestWithoutItsBundle:
         assert "building it again, from the same code and versions" in again.stderr
         assert "outputs: the same, byte by byte" in again.stdout
         assert BundleCache(cache).lookup(past.attempt.bundle_key) is not None
+
+
+class TestBundleFolder:
+    @staticmethod
+    def blocks(folder: Path) -> list[str]:
+        """Return what the README has to be copied into a shell."""
+        return [text.partition("```")[0] for text in (folder / "README.md").read_text().split("```sh\n")[1:]]
+
+    def test_it_has_everything_and_overwrites_nothing(self, done: FarmHome, copied: Path) -> None:
+        names = {"README.md", "model.pte", "manifest.json", "input_list.txt", "inputs", "build.log"}
+        assert {path.name for path in copied.iterdir()} == names | {"reference_fp32", "reference_quantized"}
+        cached = BundleCache(done.cache).folder(json.loads((copied / "manifest.json").read_bytes())["key"])
+        for name in ("model.pte", "inputs/input_0_0.raw", "reference_fp32/output_0_0.raw"):
+            assert (copied / name).read_bytes() == (cached / name).read_bytes()
+        again = done.farm("bundle", JOB, "--to", copied.name)
+        assert (again.returncode, again.stderr) == (2, f"farm: {copied.name} is there already: name another folder\n")
+
+    def test_its_readme_runs_it_here_and_compares(self, done: FarmHome, copied: Path, tmp_path: Path) -> None:
+        run, _, compare, _ = self.blocks(copied)
+        for name, words in (("farm", "-m farm.cli.main "), ("python3", "")):
+            (tmp_path / name).write_text(f'#!/bin/sh\nexec {shlex.quote(done.interpreter)} {words}"$@"\n')
+            (tmp_path / name).chmod(0o755)
+        ran = subprocess.run(
+            ["sh", "-euc", run + compare], cwd=copied, env=done.env | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        shown = re.findall(r"(\S+) (\S+): SQNR ([\d.]+) dB", ran.stdout)
+        assert [one[:2] for one in shown] == [
+            ("output_0_0.raw", "reference_fp32"), ("output_0_0.raw", "reference_quantized"),
+        ]  # fmt: skip
+        assert all(float(sqnr_db) > 30 for _, _, sqnr_db in shown)
+
+    def test_its_readme_pushes_to_a_phone_what_farm_would(self, copied: Path) -> None:
+        android = self.blocks(copied)[1]
+        subprocess.run(["sh", "-nc", android], check=True)
+        [libraries] = [line for line in android.splitlines() if "$BUILD" in line]
+        pushed = {Path(word).name for word in shlex.split(libraries)[2:-1]}
+        _runner, *parts = device_parts(find_soc("SM8650"), "htp", android_places(load_config()))
+        assert pushed == {"qnn_executor_runner", *(part.name for part in parts)}
 
 
 class TestScript:

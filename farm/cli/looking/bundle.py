@@ -1,0 +1,102 @@
+"""`farm bundle`: what a job was compiled to, in a folder."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import FOLDER, json_option, named, toolchain_option
+from farm.cli.output import notice, opened, show
+from farm.errors import FarmError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm.bundles.bundle import Bundle
+    from farm.suites.suite import Target
+
+
+@click.command("bundle")
+@click.argument("job", callback=named)
+@click.option("--to", "folder", required=True, type=FOLDER, help="Where it goes: a new folder, or an empty one.")
+@click.option("--run", "ref", metavar="RUN", help="That of this run: latest, latest~1 or an id.")
+@click.option("--compiled", is_flag=True,
+              help="What JOB compiles to today, from the cache: of no run.")  # fmt: skip
+@toolchain_option
+@json_option("Print what was written as JSON.")
+def command(
+    job: str, folder: Path, ref: str | None, toolchain: str, config_file: Path | None, *, compiled: bool, as_json: bool
+) -> None:
+    """Copy what JOB was compiled to into a folder: the .pte, inputs, references,
+    and a README.md of how to run it by hand, with qnn_executor_runner.
+
+    JOB is suite/case, a whole job id, or a pattern with * and ? that only one
+    job matches. It is the exact bundle of its newest result, or of that in
+    --run. With --compiled JOB is a whole id, and the bundle is what farm run
+    --compile-only left. Nothing is overwritten.
+
+    \b
+    Exit codes: 0 written; 2 usage, or there is no such bundle; 4 it could
+    not be compiled again.
+    """
+    from farm.replay.bundle_folder import README, write_bundle_folder
+    from farm.replay.scripts import require_new
+
+    require_new(folder)
+    if compiled and ref is not None:
+        raise UsageError("--compiled is of no run: leave it, or --run, out")
+    bundle, job_id, target, about = (
+        _of_today(config_file, job, toolchain) if compiled else _of_result(config_file, job, ref, toolchain)
+    )
+    write_bundle_folder(bundle, job_id, target, about, folder)
+    answer = {"job": job_id, "key": bundle.manifest.key, "folder": str(folder), "about": about}
+    show(answer, [*about, f"{folder}: {README} says how to run it"], as_json=as_json)
+
+
+def _of_result(
+    config_file: Path | None, job: str, ref: str | None, toolchain: str
+) -> tuple[Bundle, str, Target, list[str]]:
+    from farm.replay.repro_script import stored_bundle
+    from farm.replay.stored_result import find_stored_result, target_of
+    from farm.request.resume import config_to_run_again
+
+    try:
+        with opened(config_file, readonly=True, existing=True) as (config, store):
+            stored = find_stored_result(store, job, ref)
+    except FarmError as error:
+        if ref is not None or error.exit_code != UsageError.exit_code:
+            raise
+        raise UsageError(f"{error}; --compiled takes the bundle that 'farm run --compile-only' left") from None
+    selected = config_to_run_again(config, stored.run, toolchain, notice)
+    bundle = stored_bundle(selected, stored, notice, virtual=stored.kind == "virtual")
+    attempt = stored.attempt
+    about = [
+        f"The bundle of {stored.description}.",
+        f"There it {attempt.verdict}{f': {attempt.reason}' if attempt.reason else ''}.",
+    ]
+    return bundle, stored.view.id, target_of(stored.view), about
+
+
+def _of_today(config_file: Path | None, job: str, toolchain: str) -> tuple[Bundle, str, Target, list[str]]:
+    from farm.bundles.cache import BundleCache
+    from farm.bundles.reuse import find_bundle_for
+    from farm.config.settings import load_config
+    from farm.request.named_job import named_job
+    from farm.toolchains.prepare import prepare
+    from farm.toolchains.select import use_toolchain
+
+    config = use_toolchain(load_config(config_file), toolchain, notice)
+    chosen = named_job(config, job, "farm bundle --compiled")
+    cache = BundleCache(config.cache_dir)
+    found = find_bundle_for(chosen, prepare(config, notice), cache)
+    bundle = cache.lookup(found.key) if found.cached else None
+    if bundle is None:
+        target, suite = chosen.target, job.partition("[")[0].rpartition("/")[0]
+        words = ["farm", "run", "--compile-only", "--soc", target.soc, "--suite", suite, "--backend", target.backend]
+        words += ["--precision", target.precision, "-k", chosen.case.name]
+        words += [word for name, value in target.options for word in ("--option", f"{name}={value}")]
+        words += ["--toolchain", toolchain] if toolchain else []
+        raise UsageError(f"{chosen.id} is not compiled as it is today: {shlex.join(words)}")
+    return bundle, chosen.id, chosen.target, ["What the job compiles to today; nothing says that it was run."]

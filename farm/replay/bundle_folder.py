@@ -1,0 +1,172 @@
+"""A bundle -> a folder to take elsewhere: the `.pte`, inputs, references, and how to run it by hand."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from farm.backends.registry import find_backend
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE
+from farm.bundles.key import LPAI_TARGET
+from farm.execution.workspace import INPUT_LIST, job_layout, shape_flags
+from farm.replay.scripts import filled, publish_folder
+from farm.runtime.device_files import BACKEND_IN_BUILD, RUNNER_IN_BUILD, soc_name
+from farm.suites.options import runtime_flags
+from farm.suites.socs import find_soc
+from farm.system.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from farm.bundles.bundle import Bundle, Manifest
+    from farm.suites.suite import Target
+
+README = "README.md"
+OUTPUTS = "outputs"
+_LOG = "build.log"
+_WIDTH = 200
+_ON_CPU = """
+The program has no QNN parts: upstream's runner runs it only where XNNPACK was linked into it. The one that
+`farm runtime build --target android-arm64` makes has it, takes the same flags, and needs no QNN SDK.
+"""
+
+
+def write_bundle_folder(bundle: Bundle, job_id: str, target: Target, about: Sequence[str], folder: Path) -> None:
+    """Fill `folder`, which is made, with `bundle` and a README.md; `about` says where the bundle is from.
+
+    Raises UsageError where the folder is not empty or cannot be written.
+    """
+    publish_folder(folder, lambda partial: _fill(partial, bundle, job_id, target, about))
+
+
+def _fill(folder: Path, bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) -> None:
+    for name in _names(bundle):
+        source = bundle.folder / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name)
+        else:
+            shutil.copyfile(source, folder / name)
+    for path, content in job_layout(bundle, PurePosixPath()).files.items():
+        # Of the rest the layout has links and files, which are here.
+        if isinstance(content, bytes) and path.name != INPUT_LIST:
+            (folder / path.name).write_bytes(content)
+    lines = (
+        " ".join(f"{INPUTS}/{path.name}" for path in bundle.input_files(sample))
+        for sample in range(bundle.manifest.samples)
+    )
+    (folder / INPUT_LIST).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (folder / README).write_text(readme(bundle, job_id, target, about), encoding="utf-8")
+
+
+def _names(bundle: Bundle) -> list[str]:
+    """Return what of a bundle is copied: not what says where this machine has its code."""
+    references = [f"reference_{kind}" for kind in bundle.manifest.references]
+    optional = [name for name in (OPTRACE, _LOG) if (bundle.folder / name).exists()]
+    return [MODEL, MANIFEST, INPUTS, *references, *optional]
+
+
+def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) -> str:
+    """Return what the folder says about itself."""
+    manifest, soc = bundle.manifest, find_soc(target.soc)
+    flags = {
+        "model_path": MODEL,
+        "input_list_path": INPUT_LIST,
+        "output_folder_path": OUTPUTS,
+        "iteration": "1",
+        "warm_up": "0",
+        **runtime_flags(target),
+        **shape_flags(manifest),
+    }
+    virtual = manifest.versions.get(LPAI_TARGET) == "x86"
+    lines = [one_line(line, _WIDTH) for line in about]
+    lines += [f"Compiled for {soc.name} ({soc.product}), backend {target.backend}, precision {target.precision}."]
+    lines += ["For a VIRTUAL device on x86_64, never for a phone."] if virtual else []
+    lines += [f"Bundle {manifest.key}, made with {_versions(manifest)}."]
+    return filled(
+        "bundle_readme.md",
+        job=one_line(job_id, _WIDTH),
+        about="  \n".join(lines),
+        program=f"{manifest.pte_bytes:,} bytes, {_delegation(manifest)}",
+        more_files="\n".join(_more_files(bundle)),
+        tensors=_tensors(manifest),
+        soc=soc.name,
+        backend=target.backend,
+        flags=" ".join(shlex.quote(f"--{name}={value}") for name, value in flags.items()),
+        qnn=f" of QNN {manifest.versions['qnn']}" if "qnn" in manifest.versions else "",
+        place=f"bundle-{manifest.key[:12]}",
+        root=" && adb root" if find_backend(target.backend).needs_root else "",
+        libraries=" ".join(f'"{path}"' for path in _libraries(target)),
+        on_cpu=_ON_CPU if find_backend(target.backend).on_cpu else "",
+        compare=_compare(manifest),
+    )
+
+
+def _versions(manifest: Manifest) -> str:
+    named = (
+        f"{name} {manifest.versions[name]}" for name in ("executorch", "qnn", "torch") if name in manifest.versions
+    )
+    return ", ".join(named) or "tools that it does not name"
+
+
+def _delegation(manifest: Manifest) -> str:
+    left = ", ".join(f"{name} x{count}" for name, count in sorted(manifest.fallback_ops.items()))
+    delegates = ", ".join(f"{count} of {name}" for name, count in sorted(manifest.delegates.items())) or "none"
+    return f"delegated partitions: {delegates}; operators left to the CPU: {left or 'none'}"
+
+
+def _more_files(bundle: Bundle) -> list[str]:
+    texts = {"fp32": "outputs of the FP32 module", "quantized": "outputs of the quantized module, on the CPU"}
+    rows = [
+        f"| `reference_{kind}/` | `output_{{sample}}_{{index}}.raw`: {texts.get(kind, kind)} |"
+        for kind in bundle.manifest.references
+    ]
+    rows += [f"| `{name}` | the shapes that are executed |" for name in shape_flags(bundle.manifest).values()]
+    rows += [f"| `{_LOG}` | what the compiler printed |"] if (bundle.folder / _LOG).exists() else []
+    return [
+        *rows,
+        *([f"| `{OPTRACE}/` | graphs for the SDK's timeline |"] if (bundle.folder / OPTRACE).exists() else []),
+    ]
+
+
+def _tensors(manifest: Manifest) -> str:
+    rows = ["| tensor | dtype and shape | quantization step |", "|---|---|---|"]
+    rows += [f"| input {index} | {spec} | |" for index, spec in enumerate(manifest.inputs)]
+    rows += [
+        f"| output {index} | {spec} | {'' if spec.step is None else f'{spec.step:.8g}'} |"
+        for index, spec in enumerate(manifest.outputs)
+    ]
+    return "\n".join(rows)
+
+
+def _libraries(target: Target) -> list[str]:
+    """Return what is pushed beside the program, as a shell takes it.
+
+    Source: ExecuTorch 1.5, backends/qualcomm/export_utils.py.
+    """
+    backend, soc = find_backend(target.backend), find_soc(target.soc)
+    android = "$QNN_SDK_ROOT/lib/aarch64-android"
+    found = [f"$BUILD/{RUNNER_IN_BUILD}", f"$BUILD/{BACKEND_IN_BUILD}"]
+    if backend.on_cpu:
+        # farm's own runner has XNNPACK linked in.
+        return found[:1]
+    found += [f"{android}/{soc_name(name, soc)}" for name in backend.libraries]
+    if backend.skel:
+        place = f"lpai-v{soc.lpai_version}/signed" if backend.signed else f"hexagon-v{soc.htp_arch}/unsigned"
+        found.append(f"$QNN_SDK_ROOT/lib/{place}/{soc_name(backend.skel, soc)}")
+    return found
+
+
+def _compare(manifest: Manifest) -> str:
+    if not manifest.references:
+        return "No reference says what its outputs should be.\n"
+    outputs = [
+        (f"output_{sample}_{index}.raw", spec.dtype)
+        for sample in range(manifest.samples)
+        for index, spec in enumerate(manifest.outputs)
+    ]
+    return filled(
+        "bundle_compare.md", outputs=repr(outputs), references=repr([f"reference_{k}" for k in manifest.references])
+    )

@@ -1,0 +1,52 @@
+"""What is written for people who have no farm: texts with values filled in, folders that are whole or not there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def filled(name: str, **values: str) -> str:
+    """Return the text `name` beside this module with a value in place of each `@name@`."""
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return re.sub(r"@(\w+)@", lambda found: values[found[1]], text)
+
+
+def require_new(folder: Path) -> None:
+    """Raise UsageError unless `folder` is not there, or empty: nothing is overwritten."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already: name another folder")
+
+
+def publish_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Make `folder`, which may be there and empty, by `fill`; nothing is left where that fails.
+
+    Raises UsageError where it is not empty or cannot be written.
+    """
+    require_new(folder)
+    try:
+        _publish(folder.absolute(), fill)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None
+
+
+def _publish(folder: Path, fill: Callable[[Path], None]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        fill(partial)
+        partial.chmod(0o755)
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
