@@ -117,7 +117,10 @@ def test_a_device_is_reserved_used_and_given_back(ada: User, bob: User, store: S
     (mine, _) = store.leases.all()
     assert (mine.reserved_for, mine.token) == ("ada", "")
 
-    assert f"{SECOND} is reserved for bob until" in ada.is_refused("release", SECOND, code=2)
+    store.devices.set_name(SECOND, "desk", None)
+    assert "desk is reserved for bob until" in ada.is_refused("release", "desk", code=2)
+    assert "desk is reserved for bob until" in ada.is_refused("lease", SECOND, "--no-wait", code=4)
+    store.devices.set_name(SECOND, "", None)
     assert ada.says("release") == f"{FIRST} is given back\n"
     assert "no device is reserved for you" in ada.is_refused("release", code=2)
     assert f"{FIRST} is free already" in ada.is_refused("release", FIRST, code=2)

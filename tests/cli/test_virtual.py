@@ -73,7 +73,10 @@ def test_devices_stay_fail_on_request_and_leave_nothing(home: FarmHome, server: 
         struck = json.loads(home.farm("virtual", "faults", SERIAL, "--json").stdout)
         assert [(one["kind"], one["operation"]) for one in struck["struck"]] == [("exit_code", "shell")]
 
-        assert "until cleared" in home.farm("virtual", "fault", SERIAL, "wrong_soc").stderr
+        assert home.farm("devices", env={"ANDROID_ADB_SERVER_PORT": str(server.port)}).returncode == 0
+        assert home.farm("device", "name", SERIAL, "desk").returncode == 0
+        assert home.farm("virtual", "fault", "desk", "wrong_soc").stderr == "desk: wrong_soc, until cleared\n"
+        assert "did you mean 'desk'" in home.farm("virtual", "fault", "dask", "wrong_soc").stderr
         soc = ("-s", f"product:{SERIAL}", "shell", "getprop ro.soc.model")
         assert adb(server, *soc).stdout == "SM8550\n"
         assert home.farm("virtual", "clear", SERIAL).returncode == 0

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from farm.cli.options import config_option, duration, json_option
 from farm.cli.output import echo, opened, show
@@ -65,7 +66,7 @@ def lease_command(
             store.leases.release([lease])
             device = next(one for one in devices if one.id == lease.device)
             until_ms = next(one.reserved_until_ms for one in reserved_by_me(store) if one.device == device.id)
-        name = resolve_device(store, device.id).name or device.id
+        name = resolve_device(store, device.id).called
     hints = [
         (f"farm shell {name}", "a shell on it"),
         (f"farm run --soc {device.soc} ...", "uses it, as all your commands may"),
@@ -98,8 +99,9 @@ def release_command(*, device: str | None, everything: bool, force: bool, config
         if not mine:
             raise UsageError("no device is reserved for you: 'farm devices' shows who has which")
         if len(mine) > 1 and not everything:
-            names = ", ".join(lease.device for lease in mine)
-            raise UsageError(f"{len(mine)} devices are yours: name one of {names}, or give --all")
+            names = _names(store)
+            yours = ", ".join(names.get(lease.device, lease.device) for lease in mine)
+            raise UsageError(f"{len(mine)} devices are yours: name one of {yours}, or give --all")
         for lease in mine:
             _release(store, lease, force=force)
 
@@ -111,16 +113,17 @@ def _find_lease(store: Store, device: str) -> Lease:
     leases = {lease.device: lease for lease in store.leases.all()}
     id_ = device if device in leases else resolve_device(store, device).id
     if id_ not in leases:
-        raise UsageError(f"{id_} is free already")
+        raise UsageError(f"{device} is free already")
     return leases[id_]
 
 
 def _release(store: Store, lease: Lease, *, force: bool) -> None:
     from farm.devices.text import clean_text
 
+    name = _names(store).get(lease.device, lease.device)
     if lease.reserved_for != user_name() and not force:
         end = "end that" if lease.user == user_name() else "ask for it"
-        raise UsageError(f"{_holder(lease)}: {end}, or give --force")
+        raise UsageError(f"{_holder(lease, name)}: {end}, or give --force")
     if lease.reserved_for:
         store.leases.cancel(lease.device, lease.reserved_for)
     if lease.token and force:
@@ -132,7 +135,12 @@ def _release(store: Store, lease: Lease, *, force: bool) -> None:
         after = f"; the shell of {lease.user} is being ended"
     elif lease.token:
         after = f"; {lease.purpose!r} of {lease.user} stops using it after its running job"
-    echo(clean_text(f"{lease.device} is given back{after}", 400))
+    echo(clean_text(f"{name} is given back{after}", 400))
+
+
+def _names(store: Store) -> dict[str, str]:
+    """Return what devices are called, by id."""
+    return {known.id: known.called for known in store.devices.all()}
 
 
 def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: str) -> list[Device]:
@@ -147,14 +155,13 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
     scan = scan_all(config, supervisor)
     store.devices.see([Seen(device, "device", None) for device in scan.devices])
     known = {one.id: one for one in store.devices.all()}
-    names = {
-        device.id: {device.id, device.serial, device.name, known[device.id].name} - {""} for device in scan.devices
-    }
-    found = [device for device in scan.devices if wanted in names[device.id]]
+    devices = [msgspec.structs.replace(one, name=one.name or known[one.id].name) for one in scan.devices]
+    names = {one.id: {one.id, one.serial, one.name, known[one.id].name} - {""} for one in devices}
+    found = [device for device in devices if wanted in names[device.id]]
     if not found:
         _refuse_unusable(scan, known.values(), wanted)
         socs = load_socs()
-        found = [device for device in scan.devices if device.soc.casefold() == wanted.casefold()]
+        found = [device for device in devices if device.soc.casefold() == wanted.casefold()]
         soc = next((name for name in socs if name.casefold() == wanted.casefold()), None)
         if not found and soc is None:
             every = {*socs, *(name for these in names.values() for name in these)}
@@ -164,7 +171,7 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
     reasons = {device.id: _why_not(known[device.id]) for device in found}
     usable = [device for device in found if not reasons[device.id]]
     if not usable:
-        raise NoDeviceError("; ".join(f"{id_} {reason}" for id_, reason in reasons.items()))
+        raise NoDeviceError("; ".join(f"{device.name or device.id} {reasons[device.id]}" for device in found))
     return sorted(usable, key=lambda device: (known[device.id].health != "healthy", device.id))
 
 
@@ -192,7 +199,7 @@ def acquire(
         deadline, noted = time.monotonic() + wait_s, False
         while not (taken := store.leases.poll(token, ttl_s=ttl_s)):
             leases = {lease.device: lease for lease in store.leases.all()}
-            held = [_holder(leases[device.id]) for device in devices if device.id in leases]
+            held = [_holder(leases[device.id], device.name or device.id) for device in devices if device.id in leases]
             holders = "; ".join(held) or "others wait for it, and were first"
             if time.monotonic() >= deadline:
                 hint = "wait longer" if wait_s else "wait for it"
@@ -213,8 +220,8 @@ def reserved_by_me(store: Store) -> list[Lease]:
     return [lease for lease in store.leases.all() if lease.reserved_for == user_name()]
 
 
-def _holder(lease: Lease) -> str:
-    """Return who has a device, since when or until when, and what for."""
+def _holder(lease: Lease, name: str) -> str:
+    """Return who has the device that is called `name`, since when or until when, and what for."""
     from farm.devices.text import clean_text
 
     parts = []
@@ -225,7 +232,7 @@ def _holder(lease: Lease) -> str:
         where = f"process {lease.pid} on {lease.host}"
         parts.append(f"is used by {lease.user} since {clock_time(lease.acquired_ms)}{purpose} ({where})")
     # Others' programs wrote it into the store.
-    return clean_text(f"{lease.device} {' and '.join(parts)}", _SHOWN_CHARACTERS)
+    return clean_text(f"{name} {' and '.join(parts)}", _SHOWN_CHARACTERS)
 
 
 def clock_time(time_ms: int) -> str:
@@ -238,9 +245,9 @@ def clock_time(time_ms: int) -> str:
 def _why_not(known: Registered) -> str:
     if not known.in_service:
         note = f" ({known.service_note})" if known.service_note else ""
-        return f"is out of service{note}: 'farm device in {known.id}' puts it back"
+        return f"is out of service{note}: 'farm device in {known.called}' puts it back"
     if known.health == "quarantined":
-        return f"is quarantined ({known.health_reason}): 'farm device show {known.id}' shows its history"
+        return f"is quarantined ({known.health_reason}): 'farm device show {known.called}' shows its history"
     return ""
 
 

@@ -78,7 +78,7 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
             lease = acquire(store, devices, purpose=_purpose(words), wait_s=wait_s or 0.0, ttl_s=ttl_s)
             found = next(one for one in devices if one.id == lease.device)
             argv, env = shell_of(found, words)
-            with _Hold(store, lease, ttl_s) as hold, _terminal_restored():
+            with _Hold(store, lease, ttl_s, found.name or found.id) as hold, _terminal_restored():
                 _take_over(found)
                 return hold.run(supervisor, argv, env)
         finally:
@@ -89,8 +89,9 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
 class _Hold:
     """Keeps a lease alive, and ends what runs by it when that is lost."""
 
-    def __init__(self, store: Store, lease: Lease, ttl_s: float) -> None:
-        self._store, self._lease, self._ttl_s = store, lease, ttl_s
+    def __init__(self, store: Store, lease: Lease, ttl_s: float, name: str) -> None:
+        """`name` is what the device is called."""
+        self._store, self._lease, self._ttl_s, self._name = store, lease, ttl_s, name
         self._over = threading.Event()
         self._lost = ""
         self._child: Child | None = None
@@ -114,7 +115,7 @@ class _Hold:
             self._end()
             signal.signal(signal.SIGINT, before)
         if self._lost:
-            raise LeaseLostError(f"{self._lease.device} {self._lost}: the shell was ended")
+            raise LeaseLostError(f"{self._name} {self._lost}: the shell was ended")
         return code if code >= 0 else 128 - code
 
     def _renew(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.cli.options import FOLDER, SuggestingGroup, config_option, json_option
-from farm.cli.output import echo, show
+from farm.cli.output import echo, opened, show
 from farm.config.settings import load_config
-from farm.errors import InfraError, UnknownNameError, UsageError
+from farm.errors import InfraError, StoreError, UnknownNameError, UsageError
 from farm.report.terminal.layout import columns
 from farm.system.text import one_line
 from farm.virtual.faults import CONDITIONS, Fault, FaultKind, fired, inject, is_running
@@ -219,8 +220,18 @@ def _place(config_file: Path | None, folder: Path | None) -> Path:
 def _device_folder(config_file: Path | None, folder: Path | None, device: str) -> Path:
     """Return the folder of a device that is up. Raises UnknownNameError."""
     place = _place(config_file, folder)
-    known = [path.name for path in place.glob("virtual-*") if is_running(path)]
-    if device not in known:
-        hint = "" if known else f"(none is up in {place}: 'farm virtual up' starts some)"
-        raise UnknownNameError("virtual device", device, known, hint)
-    return place / device
+    up = {path.name: path.name for path in place.glob("virtual-*") if is_running(path)}
+    known = up if device in up else {**_serials(config_file), **up}
+    if known.get(device) not in up:
+        hint = "" if up else f"(none is up in {place}: 'farm virtual up' starts some)"
+        raise UnknownNameError("virtual device", device, [name for name, serial in known.items() if serial in up], hint)
+    return place / known[device]
+
+
+def _serials(config_file: Path | None) -> dict[str, str]:
+    """Return the serials of the devices that people have named, by name."""
+    config = load_config(config_file)
+    named = {one.name: one.serial for one in config.devices if one.name}
+    with contextlib.suppress(StoreError), opened(config_file, readonly=True, existing=True) as (_, store):
+        return {**{known.name: known.serial for known in store.devices.all() if known.name}, **named}
+    return named

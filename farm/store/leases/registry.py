@@ -80,7 +80,7 @@ class Registered(msgspec.Struct, frozen=True):
     @property
     def called(self) -> str:
         """What messages call it."""
-        return self.name or self.serial or self.id
+        return self.name or self.id
 
 
 class HealthEvent(msgspec.Struct, frozen=True):
