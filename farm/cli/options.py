@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+# No beginning of an id, and no path.
+_RUN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,79}")
 
 
 class SuggestingGroup(click.Group):
@@ -145,6 +149,21 @@ def _together(*options: Decorator) -> Decorator:
 
     return add
 
+
+def _run_name(context: click.Context, option: click.Parameter, value: str) -> str:
+    """Return the name of a run, which stands where a run's id may; raises BadParameter for what is none."""
+    if value and (not _RUN_NAME.fullmatch(value) or value.startswith("latest")):
+        problem = f"{value!r}: expected a letter, then letters, digits and _ . + -, 80 at most, and not latest"
+        raise click.BadParameter(problem, context, option)
+    return value
+
+
+purpose_options = _together(
+    click.option("--name", default="", callback=_run_name, metavar="NAME",
+                 help="What the run is called, in lists and wherever a run is asked for."),
+    click.option("--purpose", type=click.Choice(["trial", "nightly"]), show_default="trial",
+                 help="nightly goes on with the line's series, for status and alerts; a trial is compared with it."),
+)  # fmt: skip
 
 one_off_options = _together(
     click.option("--virtual", type=click.IntRange(1, 1), metavar="1", help="Run it on a virtual device."),

@@ -210,7 +210,9 @@ class _Cells:
                     return self._work.resume(run_id, front, self._interrupts, seconds)
                 except UsageError as error:
                     self._note(f"{cell.name}: begins anew: {error}")
-            request: RunRequest = msgspec.structs.replace(cell.request, budget_s=seconds)
+            request: RunRequest = msgspec.structs.replace(
+                cell.request, budget_s=seconds, name=f"{self._plan.name}/{cell.name}", night=self._night.id
+            )
             return self._work.run(request, front, self._interrupts, begun)
 
     def _collect(self, cell: PlannedCell, code: int, problem: str, end_s: float | None) -> None:

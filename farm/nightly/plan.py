@@ -22,6 +22,7 @@ from farm.pool.fleet import Choice
 from farm.report.formats import export_formats
 from farm.request.profiling import Profile
 from farm.request.request import RunRequest
+from farm.store.view import Purpose
 from farm.suites.socs import PRECISIONS, find_soc
 from farm.system.durations import in_seconds
 
@@ -169,7 +170,7 @@ def _cells(
             heap=table.heap,
             choice=Choice(table.devices, table.labels),
             most_devices=table.most_devices,
-            nightly=True,
+            purpose=Purpose.NIGHTLY,
             confirm=True,
             last_failed=table.last_failed,
             failed_first=table.failed_first,
@@ -282,7 +283,7 @@ def _beside(base: Path, name: str) -> str:
 
 
 def command_of(request: RunRequest) -> str:
-    """Return the `farm run` that does the same by itself, quoted for a shell."""
+    """Return the `farm run` that does the same by itself, as a trial of whoever types it; quoted for a shell."""
     repeated = {
         "--soc": request.socs,
         "--suite": request.suites,
@@ -298,7 +299,7 @@ def command_of(request: RunRequest) -> str:
     ]
     words += ["--toolchain", request.toolchain] if request.toolchain else []
     words += ["--backend", request.backend] if request.backend != DEFAULT_BACKEND else []
-    words += ["--virtual", str(request.virtual)] if request.virtual else ["--nightly"]
+    words += ["--virtual", str(request.virtual)] if request.virtual else []
     words += [] if request.most_devices is None else ["--devices", str(request.most_devices)]
     timed = ["--iterations", str(request.iterations), "--warm-up", str(request.warm_up)]
     words += ["--heap"] if request.heap else timed

@@ -10,7 +10,7 @@ import msgspec
 from farm.errors import FarmError
 from farm.store.records import RunRecord
 from farm.store.toolchains import COMMITS_LIMIT
-from farm.store.view import RunCommit, RunToolchain
+from farm.store.view import Purpose, RunCommit, RunToolchain
 from farm.system.git import git
 from farm.system.user import user_name
 
@@ -35,18 +35,20 @@ def run_record(
     *,
     command: str,
     facts: Mapping[str, str],
-    priority: str = "person",
+    purpose: Purpose = Purpose.TRIAL,
+    name: str = "",
+    night: str = "",
     again: RunToolchain | None = None,
 ) -> RunRecord:
     """Return what is recorded of a run with `tools`, the selected toolchain of `config`; `facts` are its fingerprint.
 
     `again` is the toolchain of the run whose program is only run again.
     """
-    toolchain = recorded_toolchain(config, store, tools)
+    toolchain = recorded_toolchain(config, store, tools, purpose)
     facts = dict(facts)
     if again is not None and again != toolchain:
-        # An old program is no night of its line; one of the default toolchain goes on as it always did.
-        toolchain = msgspec.structs.replace(again, private=again.private or bool(again.line))
+        # An old program is no night of its line.
+        toolchain = msgspec.structs.replace(again, private=True)
         own = {"toolchain": again.name, "commit": again.commit, "dirty": "yes" if again.dirty else ""}
         facts = {name: value for name, value in {**facts, **own}.items() if value or name not in own}
     return RunRecord(
@@ -54,12 +56,14 @@ def run_record(
         user=user_name(),
         host=socket.gethostname(),
         fingerprint=facts,
-        priority=priority,
+        priority="nightly" if purpose is Purpose.NIGHTLY else "person",
         toolchain=toolchain,
+        name=name,
+        night=night,
     )
 
 
-def recorded_toolchain(config: Config, store: Store, tools: Toolchain) -> RunToolchain:
+def recorded_toolchain(config: Config, store: Store, tools: Toolchain, purpose: Purpose) -> RunToolchain:
     """Return what a store keeps of a toolchain, with the commits since the newest run of its line."""
     source, folder = tools.source, config.toolchain.checkout
     since: tuple[RunCommit, ...] = ()
@@ -71,7 +75,7 @@ def recorded_toolchain(config: Config, store: Store, tools: Toolchain) -> RunToo
     return RunToolchain(
         name=tools.name,
         line=tools.line,
-        private=is_private_run(tools),
+        private=is_private_run(tools, purpose),
         commit=source.commit,
         dirty=source.dirty,
         branch=source.branch,
@@ -84,9 +88,9 @@ def recorded_toolchain(config: Config, store: Store, tools: Toolchain) -> RunToo
     )
 
 
-def is_private_run(tools: Toolchain) -> bool:
-    """Return whether a run with `tools` is only compared with its line: what is being edited belongs to none."""
-    return tools.private or tools.source.dirty
+def is_private_run(tools: Toolchain, purpose: Purpose) -> bool:
+    """Return whether a run is only compared with its line: a trial, and what is being edited, belong to none."""
+    return purpose is Purpose.TRIAL or tools.private or tools.source.dirty
 
 
 def commits_between(folder: Path, last: str, now: str) -> tuple[tuple[RunCommit, ...], int]:

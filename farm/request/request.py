@@ -10,7 +10,7 @@ from farm.backends.registry import DEFAULT_BACKEND
 from farm.pool.fleet import Choice
 from farm.request.profiling import Profile
 from farm.request.selection import Shard
-from farm.store.view import RunView
+from farm.store.view import Purpose, RunView
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +39,12 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Which attached devices may be used."""
     most_devices: int | None = None
     """Attached devices of each SoC at most; None for all that are free."""
-    nightly: bool = False
-    """Hand a device over, between two jobs, to a person who waits for it."""
+    name: str = ""
+    """What the run is called."""
+    purpose: Purpose = Purpose.TRIAL
+    """A nightly run hands a device over, between two jobs, to a person who waits for it."""
+    night: str = ""
+    """The id of the night that it is a cell of."""
     changed_since: str | None = None
     """A run: only jobs that have changed since, or that it has no verdict of."""
     shard: Shard | None = None

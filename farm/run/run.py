@@ -105,7 +105,7 @@ def resume(
 
     hide_secrets(config)
     with forking() as forks, handling(interrupts) as handler, open_store(config.store_url) as store:
-        run_id = store.runs.resolve(ref)
+        run_id = store.runs.resolve(ref, unbegun=True)
         folder = config.run_folder(run_id)
         request, jobs = read_intent(folder)
         config = use_toolchain(config, request.toolchain, listener.note)
@@ -221,7 +221,9 @@ class _Run:
             tools,
             command=self._request.command,
             facts=fingerprint,
-            priority="nightly" if self._request.nightly else "person",
+            purpose=self._request.purpose,
+            name=self._request.name,
+            night=self._request.night,
         )
         # A run that anybody can see can be resumed.
         return self._store.begin_run(
@@ -232,7 +234,7 @@ class _Run:
         """Learn what is known of the jobs, and which are to be first."""
         from farm.request.recording import is_private_run
 
-        ids, private = [job.id for job in jobs], is_private_run(tools)
+        ids, private = [job.id for job in jobs], is_private_run(tools, self._request.purpose)
         self._past = self._store.selection.expected(ids, kind, tools.line)
         if self._request.failed_first:
             self._first = self._store.selection.failed_last(ids, kind, user_name(), tools.line, private=private)
@@ -319,10 +321,11 @@ class _Run:
         """Return how this run asks for devices that others may use as well."""
         from farm.pool.lease_keeper import LeaseTerms
         from farm.store.leases.rules import Priority
+        from farm.store.view import Purpose
 
         return LeaseTerms(
             ttl_s=self._config.leases.ttl_s,
-            priority=Priority.NIGHTLY if self._request.nightly else Priority.PERSON,
+            priority=Priority.NIGHTLY if self._request.purpose is Purpose.NIGHTLY else Priority.PERSON,
             purpose=self._request.command,
             most=self._request.most_devices,
         )

@@ -116,7 +116,8 @@ class _App:
 
     def _run_id(self, ref: str) -> str:
         with self._store.opened() as store:
-            return store.runs.resolve(ref)
+            # Whoever looks is not the user that serves.
+            return store.runs.resolve(ref, own=False)
 
     def _version(self) -> object:
         with self._store.opened() as store:

@@ -14,10 +14,11 @@ from farm.report.model.alerts import by_range, change_of, remark_text, word_of
 from farm.report.model.diff import read_diff
 from farm.report.model.drift import canary_chart, canary_p50, drift_of
 from farm.report.model.history import USUAL, tables
-from farm.report.model.status import TITLES, counts, reasons_of, unsure_lines
+from farm.report.model.status import TITLES, counts, ended_text, purpose_text, reasons_of, unsure_lines
 from farm.report.model.status_query import history_answer, read_status, records_of, steps_of
 from farm.store.queries.browse import STATES, Progress, RunFilter
 from farm.store.toolchains import line_text
+from farm.store.view import Purpose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,25 +47,27 @@ class PageAnswer(msgspec.Struct, frozen=True):
 def status_page(store: Store, address: Address) -> PageAnswer:
     """How things stand, as `farm status`."""
     limit = address.number("limit", 20, 1, 1000)
-    status = read_status(store, address.text("run") or None, address.text("line") or None)
+    run = address.text("run")
+    status = read_status(store, store.runs.resolve(run, own=False) if run else None, address.text("line") or None)
     groups = []
     for standing, title in TITLES.items():
-        jobs = [job for job in status.run.jobs if status.jobs[job.job_id] is standing] if status.run else []
-        if jobs:
+        if jobs := status.jobs(standing):
             groups.append((str(standing), title, jobs[:limit], len(jobs)))
     values = {
         "status": status,
         "groups": groups,
         "reliability": [
-            (key, title, list(found.items())[:limit], len(found))
+            (key, title, found[:limit], len(found))
             for key, title, found in (
-                ("flaky", "Newly flaky", status.newly_flaky),
-                ("healed", "Healed", status.healed),
+                ("flaky", "Newly flaky", status.records("newly_flaky")),
+                ("healed", "Healed", status.records("healed")),
             )
             if found
         ],
         "ranges": [(good, bad, found[:limit], len(found)) for good, bad, found in by_range(status.regressions)[:limit]],
-        "counts": counts(status),
+        "counts": counts,
+        "ended_text": ended_text,
+        "purpose_text": purpose_text,
         "reasons_of": reasons_of,
         "record_text": fmt.record,
         "remark_text": remark_text,
@@ -75,7 +78,7 @@ def status_page(store: Store, address: Address) -> PageAnswer:
         "progress_text": progress_text,
         "known": len(store.devices.all()),
         "lines": list(map(line_text, store.status.lines())),
-        "line": line_text(status.line or ""),
+        "shown": sorted({line_text(one.run.toolchain.line if one.run.toolchain else "") for one in status.runs}),
     }
     return PageAnswer("status.html.j2", values, lambda: {"status": status})
 
@@ -84,7 +87,7 @@ def runs_page(store: Store, address: Address) -> PageAnswer:
     """All runs, newest first."""
     wanted = RunFilter(
         user=address.text("user"),
-        priority=address.text("priority"),
+        purpose=address.one_of("purpose", [str(one) for one in Purpose]),
         soc=address.text("soc"),
         suite=address.text("suite"),
         state=address.one_of("state", STATES),
@@ -100,6 +103,7 @@ def runs_page(store: Store, address: Address) -> PageAnswer:
         "known": store.browse.known(),
         "lines": list(map(line_text, store.status.lines())),
         "states": STATES,
+        "purposes": [str(one) for one in Purpose],
         "number": number,
         "pages": max(1, -(-total // limit)),
         "progress_text": progress_text,
@@ -110,7 +114,7 @@ def runs_page(store: Store, address: Address) -> PageAnswer:
 def files_page(store: Store, address: Address, run: str) -> PageAnswer:
     """The artifacts of a run."""
     del address
-    run_id = store.runs.resolve(run)
+    run_id = store.runs.resolve(run, own=False)
     files = store.browse.files(run_id, _MOST_FILES)
     return PageAnswer("files.html.j2", {"run_id": run_id, "files": files}, lambda: {"files": files})
 
@@ -119,7 +123,7 @@ def diff_page(store: Store, address: Address) -> PageAnswer:
     """Two runs, as `farm diff`."""
     names = address.text("a", "latest~1"), address.text("b", "latest")
     limit = address.number("limit", 50, 1, 1000)
-    diff, virtual = read_diff(store, *names)
+    diff, virtual = read_diff(store, *(store.runs.resolve(name, own=False) for name in names))
     values = diff_values(diff, virtual=virtual)
     keys = [part.key for part in values["parts"]]
     chosen, words = address.one_of("part", keys), address.text("q").casefold().split()

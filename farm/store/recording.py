@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import update
 
 from farm.store import rows, schema, values
+from farm.store.statements import statement
 from farm.store.toolchains import toolchain_columns
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from farm.store.records import ArtifactRecord, RunRecord
     from farm.store.view import Stale
     from farm.suites.suite import Job
+
+# What is not set up, no device or infrastructure, an interrupt: without an attempt nothing was executed.
+_EARLY = (2, 4, 130)
 
 
 class Recording:
@@ -46,6 +50,8 @@ class Recording:
             "priority": values.clean(record.priority, values.KIND_LIMIT),
             **rows.run_kinds(record.command, facts),
             **toolchain_columns(record.toolchain),
+            "run_name": values.clean(record.name, values.NAME_LIMIT),
+            "run_night": values.clean(record.night, values.SOC_LIMIT),
         }
 
         def insert(connection: Connection) -> str:
@@ -59,7 +65,10 @@ class Recording:
         return self._database.write(insert)
 
     def plan_jobs(self, run_id: str, jobs: Sequence[Job]) -> None:
-        """Record what a run is to do, before it does any of it; a job that is planned already stays as it is."""
+        """Record what a run is to do, before it does any of it; a job that is planned already stays as it is.
+
+        A run that never began does so now.
+        """
         versions = case_versions(jobs)
 
         def insert(connection: Connection) -> None:
@@ -76,6 +85,8 @@ class Recording:
                 for position, job in enumerate(jobs)
             ]
             rows.insert_missing(connection, schema.run_job, planned)
+            run = schema.run.c
+            connection.execute(update(schema.run).where(run.id == run_id, ~run.run_began).values(run_began=True))
 
         self._database.write(insert)
 
@@ -161,11 +172,12 @@ class Recording:
         self._database.write(mark)
 
     def finish_run(self, run_id: str, exit_code: int) -> None:
-        """Record that a run ended, and how."""
+        """Record that a run ended, and how; one that ended early without an attempt never began."""
 
         def change(connection: Connection) -> None:
             rows.require_run(connection, run_id)
-            row = {"finished_ms": rows.now_ms(), "exit_code": exit_code}
+            began = exit_code not in _EARLY or connection.scalar(statement("recording.tried"), {"run": run_id})
+            row = {"finished_ms": rows.now_ms(), "exit_code": exit_code, "run_began": bool(began)}
             connection.execute(update(schema.run).where(schema.run.c.id == run_id).values(row))
 
         self._database.write(change)

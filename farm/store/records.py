@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.results.attempt import OperatorProfile
-from farm.store.view import CaseResult, RunToolchain
+from farm.store.view import CaseResult, Purpose, RunToolchain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +50,10 @@ class RunRecord(msgspec.Struct, frozen=True):
     """Name of a `farm.store.leases.rules.Priority`, in small letters."""
     toolchain: RunToolchain = RunToolchain()
     """What its programs are compiled with, and the line that it belongs to or is compared with."""
+    name: str = ""
+    """As its user calls it, or NIGHT/CELL."""
+    night: str = ""
+    """The id of the night that it is a cell of."""
 
 
 class ArtifactRecord(msgspec.Struct, frozen=True):
@@ -208,6 +212,11 @@ class RunStatus(msgspec.Struct, frozen=True):
     jobs: tuple[JobStatus, ...]
     toolchain: RunToolchain | msgspec.UnsetType = msgspec.UNSET
     """Not there where nothing is known but that it is the default one."""
+    name: str = ""
+    purpose: str = Purpose.MANUAL
+    """One of `Purpose`."""
+    began: bool = True
+    """Whether anything was executed, or still may be."""
 
 
 class UnfinishedRun(msgspec.Struct, frozen=True):

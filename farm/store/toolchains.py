@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from farm.store import values
-from farm.store.view import RunCommit, RunToolchain
+from farm.store.view import Purpose, RunCommit, RunToolchain
 
 if TYPE_CHECKING:
     from sqlalchemy import Row
@@ -61,6 +61,13 @@ def bounded_toolchain(toolchain: RunToolchain) -> RunToolchain:
         more=toolchain.more + len(toolchain.since) - len(kept),
         commit_url=values.clean(toolchain.commit_url),
     )
+
+
+def purpose_of(row: Row[Any]) -> Purpose:
+    """Return why the run of a row of `run` was made."""
+    if row.priority == Purpose.NIGHTLY:
+        return Purpose.NIGHTLY
+    return Purpose.TRIAL if row.run_private else Purpose.MANUAL
 
 
 def of_line(line: str | None) -> dict[str, Any]:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 from farm.results.attempt import Attempt, final_attempt
+
+
+class Purpose(StrEnum):
+    """Why a run was made."""
+
+    NIGHTLY = "nightly"
+    """It goes on with the series of its line: what is compared with, told in the morning and alarmed about."""
+    TRIAL = "trial"
+    """Somebody tries something: it is compared with the line, and is no part of it."""
+    MANUAL = "manual"
+    """Of an older farm, which did not ask: by hand, and part of its line."""
 
 
 class DeviceView(msgspec.Struct, frozen=True):
@@ -91,6 +104,11 @@ class RunToolchain(msgspec.Struct, frozen=True, omit_defaults=True):
     commit_url: str = ""
     """Address of a commit, with `{commit}` in it; anybody may have written it."""
 
+    @property
+    def is_told(self) -> bool:
+        """Whether there is more to tell of it than that it is the default one."""
+        return bool(self.name or self.line or self.commit or self.dirty)
+
 
 class JobView(msgspec.Struct, frozen=True):
     """One job of the run and all its attempts, oldest first; no attempt yet is an empty tuple."""
@@ -145,3 +163,7 @@ class RunView(msgspec.Struct, frozen=True):
     """How urgent it was: `person` or `nightly`."""
     toolchain: RunToolchain | msgspec.UnsetType = msgspec.UNSET
     """Not there where nothing is known but that it is the default one."""
+    name: str = ""
+    """As its user calls it, or NIGHT/CELL; empty where it has none."""
+    purpose: str = Purpose.MANUAL
+    """One of `Purpose`."""

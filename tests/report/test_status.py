@@ -4,7 +4,7 @@ import pytest
 from report_context import alert
 
 from farm.analysis.flakiness import Record, Reliability
-from farm.report.model.status import SickDevice, Standing, standing, status_of
+from farm.report.model.status import SickDevice, Standing, run_standing, standing, status_of
 from farm.report.terminal.status import status_lines
 from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
 from farm.store.view import RunView
@@ -21,7 +21,9 @@ def job(verdict: str, before: str | None = None, *, name: str = "ops/a[SM8650-ht
 
 
 def run(*jobs: JobStatus) -> RunStatus:
-    return RunStatus("the-run", "farm run --nightly", "ci", "nightly", "virtual", NOW - 3_600_000, NOW, 1, jobs)
+    return RunStatus(
+        "the-run", "farm run --nightly", "ci", "nightly", "virtual", NOW - 3_600_000, NOW, 1, jobs, purpose="nightly"
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_the_text_has_what_needs_a_look_first_and_fits_80_columns() -> None:
         job("passed", "failed", name="ops/ok"),
     ]
     status = status_of(
-        run(*jobs),
+        [run_standing(run(*jobs))],
         [SickDevice("phone-1", "quarantined", "the canary was wrong " * 9)],
         [UnfinishedRun("the-run", "ci", "bench", "farm run", NOW), UnfinishedRun("other", "ada", "h", "farm", NOW)],
     )
@@ -75,11 +77,13 @@ def test_the_text_has_what_needs_a_look_first_and_fits_80_columns() -> None:
 
 
 def test_an_empty_store_says_what_to_do() -> None:
-    assert status_lines(status_of(None, [], []), NOW, 10) == ["no run yet: 'farm run' makes one"]
+    assert status_lines(status_of([], [], []), NOW, 10) == ["no run yet: 'farm run' makes one"]
 
 
 def test_names_cannot_write_to_the_terminal() -> None:
-    status = status_of(run(job("failed", name="ops/\x1b[31mred")), [SickDevice("\x1b[0m", "suspect", "\x07")], [])
+    status = status_of(
+        [run_standing(run(job("failed", name="ops/\x1b[31mred")))], [SickDevice("\x1b[0m", "suspect", "\x07")], []
+    )
     assert not {"\x1b", "\x07"} & set("".join(status_lines(status, NOW, 10)))
 
 
@@ -94,7 +98,7 @@ def test_jobs_that_are_newly_flaky_or_were_healed_by_this_run_are_listed() -> No
         "ops/healed before": record(Reliability.HEALED, "run-1"),
         "ops/flaky": record(Reliability.FLAKY, "run-1"),
     }
-    lines = status_lines(status_of(run(job("passed")), [], [], records), NOW, limit=1)
+    lines = status_lines(status_of([run_standing(run(job("passed")), records)], [], []), NOW, limit=1)
     assert lines[-9:] == [
         "",
         "NEWLY FLAKY: 2",
@@ -111,7 +115,7 @@ def test_jobs_that_are_newly_flaky_or_were_healed_by_this_run_are_listed() -> No
 def test_what_was_measured_in_vain_is_not_told_to_be_measured_again() -> None:
     view = RunView("the-run", "farm run", NOW, NOW, 0, "ci", "bench", {}, (), ())
     found = [alert(view, "ops/a", id=number, state=state) for number, state in enumerate(("candidate", "unknown"))]
-    text = status_lines(status_of(run(job("passed")), [], [], found=found), NOW, 10)
+    text = status_lines(status_of([run_standing(run(job("passed")), found=found)], [], []), NOW, 10)
     assert text[2] == "  1 job: 0 failed, 1 passed on virtual devices"
     assert text[-3:] == [
         "",

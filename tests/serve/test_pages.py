@@ -48,15 +48,15 @@ def test_the_status_tells_what_farm_status_tells(server: Server, filled: Filled)
     assert filled.live in page
     assert "1 of 8 jobs: 1 passed" in page
     told = server.json("/")
-    assert told["status"]["run"]["run_id"] == filled.runs[-1]
-    assert told["status"]["jobs"]["quantized_ops/softmax[SM8650-htp-8a8w]"] == "new_failure"
+    assert told["status"]["runs"][0]["run"]["run_id"] == filled.runs[-1]
+    assert told["status"]["runs"][0]["jobs"]["quantized_ops/softmax[SM8650-htp-8a8w]"] == "new_failure"
 
 
 def test_json_is_what_the_command_says(server: Server, filled: Filled, home: FarmHome, config: Config) -> None:
     assert config.state_dir == home.state
     for path, arguments, key in (
         ("/", ["status"], "status"),
-        ("/diff?a=latest~2&b=latest~1", ["diff", "latest~2", "latest~1"], "diff"),
+        ("/diff?a=latest~2&b=latest~1", ["diff", *filled.runs[-2:]], "diff"),
         ("/history?job=quantized_ops/relu&limit=3", ["history", "quantized_ops/relu", "--limit", "3"], "points"),
         ("/history?job=quantized_ops/softmax", ["history", "quantized_ops/softmax"], "reliability"),
         ("/devices/pixel-left", ["device", "show", "pixel-left"], "events"),
@@ -66,7 +66,7 @@ def test_json_is_what_the_command_says(server: Server, filled: Filled, home: Far
         assert server.json(path)[key] == json.loads(done.stdout)[key]
     text = server.get("/runs/latest?format=json").text
     assert parse_json(text).id == filled.live
-    assert text.strip() == home.farm("report", "latest", "--json").stdout.strip()
+    assert text.strip() == home.farm("report", filled.live, "--json").stdout.strip()
 
 
 def test_runs_are_filtered_and_paged_by_the_address(server: Server, filled: Filled) -> None:
@@ -76,7 +76,7 @@ def test_runs_are_filtered_and_paged_by_the_address(server: Server, filled: Fill
     newest_first = [filled.live, *reversed(filled.runs)]
     assert ids("") == newest_first
     assert ids("limit=2&page=2") == newest_first[2:4]
-    assert ids("user=grace&priority=nightly") == [filled.runs[3], filled.runs[1]]
+    assert ids("user=grace&purpose=nightly") == [filled.runs[3], filled.runs[1]]
     assert ids("state=failed") == [filled.runs[3]]
     assert ids("state=unfinished") == [filled.live]
     assert ids("soc=SM8750&suite=quantized_ops&state=passed") == newest_first[2:]

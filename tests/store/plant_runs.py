@@ -49,7 +49,7 @@ def plant(store: Store, spec: dict[str, Any]) -> str:
         key, facts = bundle_key(job, tools.versions), tools.fingerprint("virtual")
     if "intent" in spec:
         leave_intent(Path(spec["intent"]), None, [job])
-    run_id = store.begin_run(RunRecord("farm run", "somebody", "bench", facts, started_ms))
+    run_id = store.begin_run(RunRecord("farm run", spec.get("user", "somebody"), "bench", facts, started_ms))
     store.plan_jobs(run_id, [job])
     if "suite_column" in spec:
         changed = schema.job.update().where(schema.job.c.name == job.id).values(suite=spec["suite_column"])

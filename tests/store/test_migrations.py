@@ -44,7 +44,7 @@ def test_what_an_old_store_holds_is_read_as_of_today(address: str) -> None:
     make_old_store(address)
     rows = old_rows()
     with open_store(address) as store:
-        assert [store.runs.resolve(f"latest~{n}") for n in range(3)] == list(reversed(RUNS))
+        assert [store.runs.resolve(f"latest~{n}", own=False) for n in range(3)] == list(reversed(RUNS))
         view = store.runs.view(RUNS[2])
         assert (view.finished_ms, view.exit_code, view.priority, view.user) == (None, None, "person", "ada ü")
         assert len(view.jobs) == JOBS
@@ -225,7 +225,7 @@ def test_processes_that_open_an_old_store_at_once_all_work(address: str) -> None
     assert said == [f"{len(old_rows()['attempt'])}\n"] * 3
     assert revision(address) == REVISION
     with open_store(address, readonly=True) as store:
-        assert sum(store.runs.view(store.runs.resolve(f"latest~{n}")).user == "bob" for n in range(6)) == 3
+        assert sum(store.runs.view(store.runs.resolve(f"latest~{n}", own=False)).user == "bob" for n in range(6)) == 3
     del old["run"]
     del old["fingerprint"]
     assert snapshot(address, like=old) == old

@@ -37,15 +37,15 @@ def test_runs_are_found_by_what_people_write(store: Store) -> None:
     first, second, third = (_begin(store, _MORNING + day * 86_400_000) for day in range(3))
 
     assert store.runs.latest_id() == third
-    assert store.runs.resolve("latest") == third
-    assert store.runs.resolve("latest~0") == third
-    assert store.runs.resolve("latest~2") == first
+    assert store.runs.resolve("latest", own=False) == third
+    assert store.runs.resolve("latest~0", own=False) == third
+    assert store.runs.resolve("latest~2", own=False) == first
     assert store.runs.resolve(second) == second
     assert store.runs.resolve("20261122") == second
     with pytest.raises(UsageError, match=f"several runs begin with '202611': {third}, {second}, {first}"):
         store.runs.resolve("202611")
     with pytest.raises(UsageError, match="latest~3: the store has 3 runs"):
-        store.runs.resolve("latest~3")
+        store.runs.resolve("latest~3", own=False)
     with pytest.raises(UnknownNameError, match=f"unknown run '{second[:-1]}x': did you mean '{second}'"):
         store.runs.resolve(f"{second[:-1]}x")
     for nonsense in ("", "%", "2026_121", "latest~", "latest~-1", "no\0such", "\udcff"):

@@ -65,8 +65,9 @@ class World:
         return done
 
     def plant(self, *specs: dict[str, Any], user: User | None = None) -> list[str]:
-        """Let Bob, or `user`, write runs, and return their ids."""
-        told = (user or self.bob).python(str(PLANT), json.dumps(specs), env={"FARM_STORE": self.url})
+        """Let Bob, or `user`, write runs that are said to be hers, and return their ids."""
+        hers = [{"user": self.ada.name, **spec} for spec in specs]
+        told = (user or self.bob).python(str(PLANT), json.dumps(hers), env={"FARM_STORE": self.url})
         ids: list[str] = json.loads(told)
         return ids
 

@@ -33,11 +33,13 @@ def status_command(run: str | None, line: str | None, limit: int, config_file: P
 
     Then what is fixed, newly flaky and healed, and devices that are not fit.
 
-    Without RUN it is about the newest nightly run of the line in the last
-    eight days, or else its newest run. A failure is new when the job did not
-    fail the last time that it had a verdict in the line on this kind of
-    device. Regressions are all that are open in the line, of whatever run:
-    see farm triage. Runs of a dirty or private checkout are in no line.
+    Without RUN it is about the newest night of the last eight days: all
+    cells of a farm nightly, and nightly runs that began within 18 hours, the
+    worst first. Without a night it is about the newest run of the line, or a
+    trial of yours. A failure is new when the job did not fail the last time
+    that it had a verdict in the line on this kind of device. Regressions are
+    all that are open, of whatever run: see farm triage. Trials, and runs of
+    a dirty or private checkout, are in no line.
     """
     from farm.report.model.status_query import read_status
     from farm.report.terminal.status import status_lines
@@ -137,26 +139,33 @@ def _remark(state: str, owner: str, note: str, until: datetime.datetime | None) 
 
 
 def _list(store: Store, asked: str | None, limit: int, *, as_json: bool) -> None:
-    from farm.report.model.status import Standing, standing
+    from farm.report.model.status import Standing
+    from farm.report.model.status_query import read_status
     from farm.report.terminal.status import alert_lines
 
-    line = store.status.line_to_show(asked)
-    alerts = store.alerts.open(line=line)
-    run_id = store.status.run_to_show(line)
-    status = store.status.of_run(run_id) if run_id else None
-    wanted = (Standing.NEW_FAILURE, Standing.STILL_FAILING)
-    red = [job for job in (status.jobs if status else ()) if standing(job) in wanted]
-    found = store.alerts.remarks([f"job:{job.job_id}" for job in red])
-    remarks = {job.job_id: found.get(f"job:{job.job_id}", []) for job in red}
+    status = read_status(store, line=asked)
+    alerts, line = status.regressions, status.line or ""
+    red = status.jobs(Standing.NEW_FAILURE, Standing.STILL_FAILING)
+    found = store.alerts.remarks([f"job:{job.job_id}" for _, job in red])
+    remarks = {job.job_id: found.get(f"job:{job.job_id}", []) for _, job in red}
     if as_json:
-        jobs = [{"job_id": job.job_id, "reason": job.reason, "remarks": remarks[job.job_id]} for job in red]
-        print_json({"alerts": alerts, "run": run_id, "jobs": jobs, **({"line": line} if line else {})})
+        jobs = [
+            {"job_id": job.job_id, "run": one.run.run_id, "reason": job.reason, "remarks": remarks[job.job_id]}
+            for one, job in red
+        ]
+        runs = [one.run.run_id for one in status.runs]
+        print_json({"alerts": alerts, "runs": runs, "jobs": jobs, **({"line": line} if line else {})})
         return
     lines = [f"line {line}"] if line else []
     lines += [f"REGRESSIONS: {len(alerts)}", *alert_lines(alerts, limit)] if alerts else []
-    jobs_lines = [[job.job_id, job.reason, *map(_remark_line, remarks[job.job_id][-1:])] for job in red]
-    lines += titled(f"RED in {run_id}", jobs_lines, limit)
-    if not alerts and not red:
+    for one in status.runs:
+        jobs_lines = [
+            [job.job_id, job.reason, *map(_remark_line, remarks[job.job_id][-1:])] for run, job in red if run is one
+        ]
+        lines += titled(f"RED in {one.run.run_id}{f' {one.run.name}' if one.run.name else ''}", jobs_lines, limit)
+    unbegun = [one for one in status.runs if not one.run.began]
+    lines += titled("NEVER BEGAN", [[one.title, one.run.command] for one in unbegun], limit)
+    if not alerts and not red and not unbegun:
         lines.append("nothing needs anybody: no open regression, no red job")
     for text in lines:
         echo(fitted(text, max(LEAST_WIDTH, width())))

@@ -213,7 +213,11 @@ def _check(asked: SimpleNamespace, pytest_arguments: tuple[str, ...], outputs: d
     if asked.watch:
         given = {"--json": outputs["--json"], "--collect-only": asked.collect_only, "--confirm": asked.confirm}
         narrowing = {"--shard": asked.shard, "--changed-since": asked.changed_since, "--lf": asked.last_failed}
-        timed = {"--budget": asked.budget_s, "--purpose nightly": _purpose(asked) == "nightly", "a second --toolchain": asked.toolchains[1:]}
+        timed = {
+            "--budget": asked.budget_s,
+            "--purpose nightly": _purpose(asked) == "nightly",
+            "a second --toolchain": asked.toolchains[1:],
+        }
         refuse_together(given | narrowing | timed, "--watch goes on until Ctrl-C, with what changes: leave {} out")
     if len(asked.toolchains) > 1:
         refuse_together({"a second --toolchain": asked.collect_only}, "the jobs of one run are listed: leave {} out")

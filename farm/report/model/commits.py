@@ -49,7 +49,7 @@ def range_link(template: str, good: str, bad: str) -> str:
 
 def toolchain_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
     """Return what a run compiled with, in a line: `main, commit 1a2b3c4d5e (dirty) on branch x: Fix pad`; or empty."""
-    if not toolchain:
+    if not toolchain or not toolchain.is_told:
         return ""
     state = f"commit {short(toolchain.commit)}" if toolchain.commit else ""
     if toolchain.dirty:

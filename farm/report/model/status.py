@@ -10,6 +10,7 @@ import msgspec
 from farm.analysis.flakiness import Record, Reliability
 from farm.report.model import format as fmt
 from farm.store.records import AlertRecord, AlertState, JobStatus, Remark, RunStatus, UnfinishedRun
+from farm.store.view import Purpose
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,62 +52,118 @@ class SickDevice(msgspec.Struct, frozen=True):
     reason: str
 
 
+class RunStanding(msgspec.Struct, frozen=True):
+    """How one run stands."""
+
+    run: RunStatus
+    jobs: dict[str, Standing]
+    """By id."""
+    newly_flaky: dict[str, Record] = {}
+    """Jobs, by id, those of the newest runs first."""
+    healed: dict[str, Record] = {}
+    """Those that this run was the proof for."""
+    regressions: int = 0
+    """Numbers that it was found in that they got worse, and that are open."""
+    unmeasured: int = 0
+    """Numbers that look different, and for which nothing was measured yet."""
+    unknown: int = 0
+    """Those that interleaved A/B did not settle."""
+
+    @property
+    def title(self) -> str:
+        """What the run is called: its name, or its id."""
+        return self.run.name or self.run.run_id
+
+    def having(self, *kinds: Standing) -> list[JobStatus]:
+        """Return the jobs that stand so."""
+        return [job for job in self.run.jobs if self.jobs[job.job_id] in kinds]
+
+
 class Status(msgspec.Struct, frozen=True):
     """How things stand."""
 
-    run: RunStatus | None
-    """The newest nightly run, or else the newest; None where there is none."""
-    jobs: dict[str, Standing]
-    """Of the run, by id."""
+    runs: tuple[RunStanding, ...]
+    """All cells of the newest night, the worst first; or one run, or none."""
     devices: tuple[SickDevice, ...]
     unfinished: tuple[UnfinishedRun, ...]
-    newly_flaky: dict[str, Record]
-    """Jobs of the run, by id, those of the newest runs first."""
-    healed: dict[str, Record]
-    """Those that this run was the proof for."""
     regressions: tuple[AlertRecord, ...] = ()
     """All that are open, of whatever run."""
-    unmeasured: int = 0
-    """Numbers of the run that look different, and for which nothing was measured yet."""
-    unknown: int = 0
-    """Those that interleaved A/B did not settle."""
     remarks: dict[str, Remark] = {}
-    """The last remark on each of its jobs, by id."""
+    """The last remark on each of their jobs, by id."""
     line: str | msgspec.UnsetType = msgspec.UNSET
-    """What it is about; not there for the default line."""
+    """What it is about; not there for the default line, or several."""
+
+    def jobs(self, *kinds: Standing) -> list[tuple[RunStanding, JobStatus]]:
+        """Return the jobs of all runs that stand so."""
+        return [(one, job) for one in self.runs for job in one.having(*kinds)]
+
+    def records(self, field: str) -> list[tuple[str, Record]]:
+        """Return `newly_flaky` or `healed` of all runs, those of the newest runs first."""
+        found = [pair for one in self.runs for pair in getattr(one, field).items()]
+        return sorted(found, key=lambda pair: pair[1].since, reverse=True)
 
 
-def status_of(
-    run: RunStatus | None,
-    devices: Sequence[SickDevice],
-    unfinished: Sequence[UnfinishedRun],
+def run_standing(
+    run: RunStatus,
     records: Mapping[str, Record] | None = None,
     *,
     regressions: Sequence[AlertRecord] = (),
     found: Sequence[AlertRecord] = (),
+) -> RunStanding:
+    """Return how a run stands, as it ended, whatever came after it.
+
+    `records` are of its jobs, by id; `regressions` are all that are open, `found` its candidates.
+    """
+    # Of one that never began there is nothing to tell but that.
+    run = run if run.began else msgspec.structs.replace(run, jobs=())
+    records = dict(sorted((records or {}).items(), key=lambda one: one[1].since, reverse=True))
+    return RunStanding(
+        run,
+        {job.job_id: standing(job) for job in run.jobs},
+        {job: one for job, one in records.items() if one.reliability is Reliability.NEWLY_FLAKY},
+        {job: one for job, one in records.items() if one.reliability is Reliability.HEALED and one.since == run.run_id},
+        regressions=sum(one.run_id == run.run_id for one in regressions),
+        unmeasured=sum(one.state == AlertState.CANDIDATE for one in found),
+        unknown=sum(one.state == AlertState.UNKNOWN for one in found),
+    )
+
+
+def status_of(
+    runs: Sequence[RunStanding],
+    devices: Sequence[SickDevice],
+    unfinished: Sequence[UnfinishedRun],
+    *,
+    regressions: Sequence[AlertRecord] = (),
     remarks: Mapping[str, Remark] | None = None,
     line: str = "",
 ) -> Status:
-    """Return how things stand; `run` is shown as it ended, whatever came after it.
-
-    `records` and `remarks` are of its jobs, by id; `regressions` are all that are open, `found` its candidates.
-    """
-    jobs = {} if run is None else {job.job_id: standing(job) for job in run.jobs}
-    others = tuple(one for one in unfinished if run is None or one.run_id != run.run_id)
-    records = dict(sorted((records or {}).items(), key=lambda one: one[1].since, reverse=True))
-    flaky = {job: one for job, one in records.items() if one.reliability is Reliability.NEWLY_FLAKY}
-    healed = {
-        job: one
-        for job, one in records.items()
-        if one.reliability is Reliability.HEALED and run is not None and one.since == run.run_id
-    }
+    """Return how things stand; `regressions` are all that are open, `remarks` are by job id."""
+    shown = {one.run.run_id for one in runs}
     return Status(
-        run, jobs, tuple(devices), others, flaky, healed, tuple(regressions),
-        unmeasured=sum(one.state == AlertState.CANDIDATE for one in found),
-        unknown=sum(one.state == AlertState.UNKNOWN for one in found),
-        remarks=dict(remarks or {}),
-        line=line or msgspec.UNSET,
-    )  # fmt: skip
+        tuple(sorted(runs, key=_worst_first)),
+        tuple(devices),
+        tuple(one for one in unfinished if one.run_id not in shown),
+        tuple(regressions),
+        dict(remarks or {}),
+        line or msgspec.UNSET,
+    )
+
+
+# By what is to be done about it, the first that holds of a run; a run that has not ended is like one broken off.
+_FAILED_CODE, _REGRESSED_CODE, _INFRA_CODE, _NOTHING_CODE = 1, 3, 4, 5
+_PRECEDENCE = (_FAILED_CODE, _REGRESSED_CODE, _INFRA_CODE, None, _NOTHING_CODE, 0)
+
+
+def _worst_first(one: RunStanding) -> tuple[int, ...]:
+    code = one.run.exit_code
+    new, red = len(one.having(Standing.NEW_FAILURE)), len(one.having(Standing.NEW_FAILURE, Standing.STILL_FAILING))
+    if red:
+        code = _FAILED_CODE
+    elif one.regressions and code in (0, _NOTHING_CODE, None):
+        code = _REGRESSED_CODE
+    elif code not in _PRECEDENCE:
+        code = _INFRA_CODE
+    return _PRECEDENCE.index(code), -new, -red, -one.run.started_ms
 
 
 def standing(job: JobStatus) -> Standing:
@@ -127,12 +184,14 @@ def standing(job: JobStatus) -> Standing:
 
 
 def unsure_lines(status: Status) -> list[str]:
-    """Return how many numbers of the run nobody can judge yet, and what to do."""
+    """Return how many numbers of each run nobody can judge yet, and what to do."""
     lines = []
-    if status.unmeasured:
-        lines.append(f"{_look(status.unmeasured)} different from before: 'farm confirm' measures again")
-    if status.unknown:
-        lines.append(f"{_look(status.unknown)} different, interleaved A/B is unsure: 'farm confirm' lists which")
+    for one in status.runs:
+        command = "farm confirm" if len(status.runs) == 1 else f"farm confirm --run {one.run.run_id}"
+        if one.unmeasured:
+            lines.append(f"{_look(one.unmeasured)} different from before: '{command}' measures again")
+        if one.unknown:
+            lines.append(f"{_look(one.unknown)} different, interleaved A/B is unsure: '{command}' lists which")
     return lines
 
 
@@ -140,14 +199,27 @@ def _look(number: int) -> str:
     return "1 number looks" if number == 1 else f"{number:,} numbers look"
 
 
-def counts(status: Status) -> str:
+def counts(runs: Sequence[RunStanding]) -> str:
     """Return how many jobs there are, and how they ended."""
-    found = {kind: sum(one is kind for one in status.jobs.values()) for kind in Standing}
+    found = {kind: sum(len(one.having(kind)) for one in runs) for kind in Standing}
+    total = sum(found.values())
     found[Standing.PASSED] += found.pop(Standing.FIXED)
     failed = found.pop(Standing.NEW_FAILURE) + found.pop(Standing.STILL_FAILING)
     words = {Standing.PASSED: "passed", Standing.KNOWN: "known", Standing.INFRA: "infra", Standing.STALE: "NOT TESTED"}
     parts = [f"{failed} failed", *(f"{found[kind]} {word}" for kind, word in words.items() if found[kind])]
-    return f"{fmt.plural(len(status.jobs), 'job')}: {', '.join(parts)}"
+    return f"{fmt.plural(total, 'job')}: {', '.join(parts)}"
+
+
+def purpose_text(run: RunStatus) -> str:
+    """Return what a run was: a nightly run, a trial or a manual run."""
+    return run.purpose if run.purpose == Purpose.TRIAL else f"{run.purpose} run"
+
+
+def ended_text(run: RunStatus) -> str:
+    """Return how a run ended: `exit code 1`."""
+    if run.finished_ms is None:
+        return "NOT FINISHED"
+    return f"exit code {run.exit_code}" if run.began else f"NEVER BEGAN, exit code {run.exit_code}"
 
 
 def reasons_of(job: JobStatus, now_ms: int) -> list[str]:

@@ -10,34 +10,49 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from farm.analysis.flakiness import Record
-    from farm.report.model.status import SickDevice, Status
-    from farm.store.records import AlertRecord, HistoryPoint
+    from farm.report.model.status import RunStanding, SickDevice, Status
+    from farm.store.records import AlertRecord, HistoryPoint, RunStatus
     from farm.store.store import Store
 
 
 def read_status(store: Store, ref: str | None = None, line: str | None = None) -> Status:
-    """Return the status of run `ref`, else of a line, in `StatusReader.run_to_show`.
+    """Return the status of run `ref`, else of the runs of `runs_to_show`. Raises UnknownNameError."""
+    from farm.report.model.status import run_standing, status_of
 
-    `line` is as `StatusReader.line_to_show` takes it. Raises UnknownNameError.
-    """
-    from farm.report.model.status import status_of
+    runs = [store.status.of_run(store.runs.resolve(ref))] if ref else runs_to_show(store, line)
+    lines = sorted({_line_of(run) for run in runs})
+    if line is not None or not runs:
+        lines = [store.status.line_to_show(line)]
+    regressions = [one for name in lines for one in store.alerts.open(line=name)]
 
-    chosen = store.status.line_to_show(line)
-    run_id = store.runs.resolve(ref) if ref else store.status.run_to_show(chosen)
-    run = store.status.of_run(run_id) if run_id else None
-    if ref and line is None and run is not None:
-        chosen = run.toolchain.line if run.toolchain else ""
-    jobs = [job.job_id for job in run.jobs] if run else []
+    def stands(run: RunStatus) -> RunStanding:
+        jobs, of_line = [job.job_id for job in run.jobs], lines[0] if len(lines) == 1 else _line_of(run)
+        reliability = store.history.reliability(jobs, run.device_kind, run.run_id, failed_of_late=True, line=of_line)
+        return run_standing(run, reliability, regressions=regressions, found=store.alerts.of_run(run.run_id))
+
     return status_of(
-        run,
+        [stands(run) for run in runs],
         _sick(store),
-        store.status.unfinished_runs(chosen),
-        store.history.reliability(jobs, run.device_kind, run.run_id, failed_of_late=True, line=chosen) if run else None,
-        regressions=store.alerts.open(line=chosen),
-        found=store.alerts.of_run(run.run_id) if run else (),
-        remarks=store.alerts.remarks_of_jobs(jobs),
-        line=chosen,
+        [one for name in lines for one in store.status.unfinished_runs(name)],
+        regressions=regressions,
+        remarks=store.alerts.remarks_of_jobs({job.job_id for run in runs for job in run.jobs}),
+        line=lines[0] if len(lines) == 1 else "",
     )
+
+
+def runs_to_show(store: Store, line: str | None = None) -> list[RunStatus]:
+    """Return the cells of the newest night, those that never began among them; without one a run.
+
+    A night is that of `line`, as `StatusReader.line_to_show` takes it, or of all lines; the run is the newest of the
+    line, or a trial of one's own. Raises UnknownNameError.
+    """
+    night = store.status.night(None if line is None else store.status.line_to_show(line))
+    run_ids = night or filter(None, [store.status.run_to_show(store.status.line_to_show(line))])
+    return list(map(store.status.of_run, run_ids))
+
+
+def _line_of(run: RunStatus) -> str:
+    return run.toolchain.line if run.toolchain else ""
 
 
 def records_of(store: Store, points: Sequence[HistoryPoint], line: str = "") -> dict[tuple[str, str], Record]:

@@ -10,8 +10,8 @@ from sqlalchemy import func, select
 from farm.store import schema, values
 from farm.store.clock import clock_ms
 from farm.store.statements import statement
-from farm.store.toolchains import line_text, toolchain_of
-from farm.store.view import RunToolchain
+from farm.store.toolchains import line_text, purpose_of, toolchain_of
+from farm.store.view import Purpose, RunToolchain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -35,7 +35,8 @@ class RunFilter(msgspec.Struct, frozen=True):
     """Which runs; what is empty says nothing."""
 
     user: str = ""
-    priority: str = ""
+    purpose: str = ""
+    """One of `Purpose`."""
     soc: str = ""
     suite: str = ""
     state: str = ""
@@ -81,13 +82,17 @@ class ListedRun(msgspec.Struct, frozen=True):
     progress: Progress
     toolchain: RunToolchain | msgspec.UnsetType = msgspec.UNSET
     """Not there where nothing is known but that it is the default one."""
+    name: str = ""
+    purpose: str = Purpose.MANUAL
+    """One of `Purpose`."""
+    began: bool = True
+    """Whether anything was executed, or still may be."""
 
 
 class Known(msgspec.Struct, frozen=True):
     """What can be asked for, in alphabetical order."""
 
     users: tuple[str, ...]
-    priorities: tuple[str, ...]
     socs: tuple[str, ...]
     suites: tuple[str, ...]
 
@@ -158,6 +163,9 @@ class Browse:
                 files=files.get(row.id, 0),
                 progress=progress[row.id],
                 toolchain=toolchain_of(row),
+                name=row.run_name,
+                purpose=purpose_of(row),
+                began=row.run_began,
             )
             for row in rows
         ]
@@ -174,7 +182,7 @@ class Browse:
         """Return what runs can be filtered by: of each the first 200."""
         run, job = schema.run.c, schema.job.c
         with self._database.reading() as connection:
-            columns = (run.user_name, run.priority, job.soc, job.suite)
+            columns = (run.user_name, job.soc, job.suite)
             found = [list(connection.scalars(select(one).distinct().limit(_KNOWN_LIMIT))) for one in columns]
         return Known(*(tuple(sorted(one)) for one in found))
 
@@ -210,8 +218,10 @@ def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
     if wanted.user:
         found.append(run.user_name == values.clean(wanted.user))
-    if wanted.priority:
-        found.append(run.priority == values.clean(wanted.priority))
+    if wanted.purpose:
+        is_nightly = run.priority == Purpose.NIGHTLY
+        others = {Purpose.TRIAL: run.run_private, Purpose.MANUAL: ~run.run_private}
+        found.append(is_nightly if wanted.purpose == Purpose.NIGHTLY else ~is_nightly & others[Purpose(wanted.purpose)])
     if wanted.line:
         names = [wanted.line] if wanted.line != line_text("") else ["", wanted.line]
         found.append(run.run_line.in_(map(values.clean, names)) & ~run.run_private)

@@ -23,8 +23,9 @@ from farm.store.details import (
 from farm.store.queries.coverage import with_elsewhere
 from farm.store.records import ArtifactRecord, LastVerdict, ListedJob
 from farm.store.statements import statement
-from farm.store.toolchains import DEFAULT_LINE, line_text, of_line, toolchain_of
-from farm.store.view import DeviceView, JobView, RunView, Stale
+from farm.store.toolchains import DEFAULT_LINE, line_text, of_line, purpose_of, toolchain_of
+from farm.store.view import DeviceView, JobView, Purpose, RunView, Stale
+from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from farm.store.database import Database
 
+_ANY: dict[str, Any] = {**of_line(None), "user": "", "priority": "", "name": "", "unbegun": 0}
 _LATEST = re.compile(r"latest(?:~(\d{1,9}))?(?:@(.+))?")
 
 
@@ -45,17 +47,19 @@ class RunReader:
     def latest_id(self) -> str | None:
         """Return the id of the run that began last, None when there is none."""
         with self._database.reading() as connection:
-            newest: str | None = connection.scalar(statement("runs.back"), {"back": 0, **of_line(None)})
+            newest: str | None = connection.scalar(statement("runs.back"), {"back": 0, **_ANY, "unbegun": 1})
             return newest
 
-    def resolve(self, ref: str) -> str:
-        """Return the run id that `latest`, `latest~1` (the one before), an id or its unique beginning means.
+    def resolve(self, ref: str, *, own: bool = True, unbegun: bool = False) -> str:
+        """Return the run id that `latest`, `latest~1` (the one before), an id, its unique beginning or a name means.
 
-        `latest` is of all runs, private ones among them; `latest@main` and `latest~1@main` are of the line `main`.
-        Raises UnknownNameError with the nearest id, UsageError where several ids begin so or none is that far back.
+        `latest` is the newest run of this user, of anybody where `own` is False; `latest@nightly` is that of a night,
+        `latest@main` of the line `main`. Of several runs of a name it is the newest. Runs that never began count where
+        `unbegun` is True. Raises UnknownNameError with the nearest id, UsageError where several ids begin so or none is
+        that far back.
         """
         with self._database.reading() as connection:
-            return resolve_run(connection, ref)
+            return resolve_run(connection, ref, own=own, unbegun=unbegun)
 
     def line(self, run_id: str) -> tuple[str, bool]:
         """Return the line that a run belongs to or, where the second is True, that it is only compared with.
@@ -95,19 +99,21 @@ class RunReader:
             }
 
 
-def resolve_run(connection: Connection, ref: str) -> str:
+def resolve_run(connection: Connection, ref: str, *, own: bool = True, unbegun: bool = False) -> str:
     """Return the run id that `ref` means; `RunReader.resolve` has the errors."""
     ref = values.clean(ref, values.NAME_LIMIT)
     match = _LATEST.fullmatch(ref)
     if match:
-        line = None if match[2] is None else find_line(connection, match[2])
-        return _back(connection, ref, int(match[1] or 0), line)
+        return _back(connection, ref, int(match[1] or 0), _latest_of(connection, match[2], own), unbegun)
     pattern = re.sub(r"[/%_]", r"/\g<0>", ref) + "%"
     begin_so: list[str] = list(connection.scalars(statement("runs.like"), {"pattern": pattern, "most": 9}))
     if ref in begin_so:
         return ref
     if len(begin_so) == 1:
         return begin_so[0]
+    named: str | None = connection.scalar(statement("runs.back"), {"back": 0, **_ANY, "name": ref}) if ref else None
+    if named is not None:
+        return named
     if begin_so and ref:
         shown = ", ".join(begin_so[:8]) + (", ..." if len(begin_so) > 8 else "")
         raise UsageError(f"several runs begin with {ref!r}: {shown}")
@@ -128,14 +134,32 @@ def find_line(connection: Connection, name: str) -> str:
     raise UnknownNameError("line", name, map(line_text, known), "" if known else "(the store has no run yet)")
 
 
-def _back(connection: Connection, ref: str, steps: int, line: str | None) -> str:
-    found: str | None = connection.scalar(statement("runs.back"), {"back": steps, **of_line(line)})
+def _latest_of(connection: Connection, name: str | None, own: bool) -> tuple[str, dict[str, Any]]:
+    """Return whose runs `latest@NAME` is about, in words and as parameters; `latest` alone where it is None.
+
+    Raises UnknownNameError.
+    """
+    if name is None:
+        user = user_name() if own else ""
+        return (f"{user} has" if own else "the store has"), {**_ANY, "user": values.clean(user)}
+    if name == Purpose.NIGHTLY and name not in connection.scalars(statement("status.lines")).all():
+        return "of nightly runs the store has", {**_ANY, "priority": Purpose.NIGHTLY}
+    line = find_line(connection, name)
+    return f"line {line_text(line)} has", {**_ANY, **of_line(line)}
+
+
+def _back(connection: Connection, ref: str, steps: int, whose: tuple[str, dict[str, Any]], unbegun: bool) -> str:
+    who, of = whose
+    of = {**of, "unbegun": int(unbegun)}
+    found: str | None = connection.scalar(statement("runs.back"), {"back": steps, **of})
     if found is not None:
         return found
-    count = connection.scalar(statement("runs.count"), of_line(line))
-    where = "the store" if line is None else f"line {line_text(line)}"
-    has = f"has {count} runs" if count else "has no run yet: 'farm run' makes one"
-    raise UsageError(f"{ref}: {where} {has}")
+    count = connection.scalar(statement("runs.count"), of)
+    if count:
+        raise UsageError(f"{ref}: {who} {count} run{'' if count == 1 else 's'}")
+    others = connection.scalar(statement("runs.count"), _ANY)
+    hint = f"; 'farm run list' lists {others} of others" if others and ref.partition("@")[0] == ref else ""
+    raise UsageError(f"{ref}: {who} no run yet: 'farm run' makes one{hint}")
 
 
 def find_run(connection: Connection, run_id: str) -> Row[Any]:
@@ -160,6 +184,8 @@ def _run_view(connection: Connection, run_id: str) -> RunView:
         jobs=_job_views(connection, run.id, attempts),
         priority=run.priority,
         toolchain=toolchain_of(run),
+        name=run.run_name,
+        purpose=purpose_of(run),
     )
 
 

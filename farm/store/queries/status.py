@@ -1,15 +1,17 @@
-"""The newest run, what each of its jobs was before, and newest results: `store.status`."""
+"""The runs of the night, what each of their jobs was before, and newest results: `store.status`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from farm.store import values
 from farm.store.queries.runs import find_line, find_run
 from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
 from farm.store.rows import now_ms
 from farm.store.statements import FEW, chunks, statement
-from farm.store.toolchains import toolchain_of
+from farm.store.toolchains import of_line, purpose_of, toolchain_of
 from farm.store.view import RunToolchain
+from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 # A nightly run of last week is still what somebody wants to know of; one of last month is not.
 _FRESH_MS = 8 * 86_400_000
+# What begins within it is one night: less than from one to the next.
+_NIGHT_MS = 18 * 3_600_000
 # What is older and has no end was killed.
 _RUNNING_MS = 86_400_000
 
@@ -47,26 +51,49 @@ class StatusReader:
 
         Raises UnknownNameError.
         """
+        user = {"user": values.clean(user_name())}
         with self._database.reading() as connection:
             if asked is None:
-                if connection.scalar(statement("status.has_default_line")) is not None:
+                if connection.scalar(statement("status.has_default_line"), user) is not None:
                     return ""
-                return connection.scalar(statement("status.newest_line")) or ""
+                return connection.scalar(statement("status.newest_line"), user) or ""
             return find_line(connection, asked)
 
-    def run_to_show(self, line: str = "") -> str | None:
-        """Return the newest nightly run of a line in the last eight days, or else the newest; None where it has none.
+    def night(self, line: str | None = None) -> list[str]:
+        """Return the runs of the newest night of a line, of all lines where it is None, newest first.
 
-        Runs of `farm debug` are left out.
+        A night is all cells of one of `farm nightly`, and nightly runs that began within 18 hours. Of what was run
+        twice, by the name, or the command where there is none, it is the newest. Nothing where none began in the last
+        eight days.
         """
-        of = {"since_ms": now_ms() - _FRESH_MS, "line": line}
+        of = of_line(line)
         with self._database.reading() as connection:
-            nightly: str | None = connection.scalar(statement("status.newest_nightly"), of)
-            return nightly or connection.scalar(statement("status.newest"), of)
+            newest_ms = connection.scalar(statement("status.newest_nightly"), {**of, "since_ms": now_ms() - _FRESH_MS})
+            if newest_ms is None:
+                return []
+            rows = connection.execute(statement("status.nightly"), {**of, "since_ms": newest_ms - _NIGHT_MS}).all()
+        cells: dict[tuple[str, ...], str] = {}
+        for row in rows:
+            cells.setdefault((row.run_line, row.run_name or row.command, row.user_name, row.host), row.id)
+        return list(cells.values())
+
+    def run_to_show(self, line: str = "") -> str | None:
+        """Return the newest run of the line's night that began; without one its newest run, trials of one's own too.
+
+        None where there is none. Runs of `farm debug` are left out.
+        """
+        night = self.night(line)
+        with self._database.reading() as connection:
+            began = (one for one in night if find_run(connection, one).run_began)
+            of = {"line": line, "user": values.clean(user_name())}
+            return next(began, None) or connection.scalar(statement("status.newest"), of)
 
     def unfinished_runs(self, line: str = "") -> list[UnfinishedRun]:
-        """Return the runs of a line in the last day that have no end, newest first: they run, or were killed."""
-        since = {"since_ms": now_ms() - _RUNNING_MS, "line": line}
+        """Return the runs of a line in the last day that have no end, newest first: they run, or were killed.
+
+        Trials are those of one's own.
+        """
+        since = {"since_ms": now_ms() - _RUNNING_MS, "line": line, "user": values.clean(user_name())}
         with self._database.reading() as connection:
             return [UnfinishedRun(*row) for row in connection.execute(statement("status.unfinished"), since)]
 
@@ -91,6 +118,9 @@ class StatusReader:
             exit_code=run.exit_code,
             jobs=tuple(_job_status(row, before.get(row.earlier_id)) for row in rows),
             toolchain=toolchain_of(run),
+            name=run.run_name,
+            purpose=purpose_of(run),
+            began=run.run_began,
         )
 
     def job_results(

@@ -23,3 +23,6 @@ WHERE run_job.run_id = :run AND run_job.job_id = (SELECT job.id FROM job WHERE j
 
 -- name: series
 SELECT id, metric, unit, direction, exact FROM series WHERE job_id = :job;
+
+-- name: tried
+SELECT 1 FROM run_job WHERE run_id = :run AND decisive_attempt_id IS NOT NULL LIMIT 1;

@@ -1,6 +1,10 @@
--- The run of a line that began `back` runs before the last one; of all runs where `any_line` is 1.
+-- The run of a line that began `back` runs before the last one; of all runs where `any_line` is 1. Of those of a user, a
+-- priority or a name where one is given, and of those that never began where `unbegun` is 1.
 -- name: back
-SELECT id FROM run WHERE (:any_line = 1 OR (run_line = :line AND NOT run_private))
+SELECT id FROM run
+WHERE (:any_line = 1 OR (run_line = :line AND NOT run_private)) AND (run_began OR :unbegun = 1)
+  AND (:user = '' OR user_name = :user) AND (:priority = '' OR priority = :priority)
+  AND (:name = '' OR run_name = :name)
 ORDER BY started_ms DESC, id DESC LIMIT 1 OFFSET :back;
 
 -- name: newest
@@ -11,7 +15,10 @@ SELECT id FROM run ORDER BY started_ms DESC, id DESC LIMIT :most;
 SELECT id FROM run WHERE id LIKE :pattern ESCAPE '/' ORDER BY started_ms DESC, id DESC LIMIT :most;
 
 -- name: count
-SELECT count(*) FROM run WHERE (:any_line = 1 OR (run_line = :line AND NOT run_private));
+SELECT count(*) FROM run
+WHERE (:any_line = 1 OR (run_line = :line AND NOT run_private)) AND (run_began OR :unbegun = 1)
+  AND (:user = '' OR user_name = :user) AND (:priority = '' OR priority = :priority)
+  AND (:name = '' OR run_name = :name);
 
 -- name: run
 SELECT run.*, fingerprint.facts

@@ -1,17 +1,28 @@
+-- The nightly runs of lines that began since, and all cells of their nights, newest first.
+-- name: nightly
+SELECT id, run_line, run_name, command, user_name, host FROM run
+WHERE run_kind <> 'debug' AND priority = 'nightly' AND NOT run_private AND (:any_line = 1 OR run_line = :line)
+  AND (started_ms > :since_ms OR run_night IN (
+      SELECT run_night FROM run WHERE run_night <> '' AND started_ms > :since_ms AND priority = 'nightly'
+  ))
+ORDER BY started_ms DESC, id DESC;
+
 -- name: newest_nightly
-SELECT id FROM run
-WHERE run_kind <> 'debug' AND priority = 'nightly' AND started_ms > :since_ms AND run_line = :line AND NOT run_private
-ORDER BY started_ms DESC, id DESC LIMIT 1;
+SELECT started_ms FROM run
+WHERE run_kind <> 'debug' AND priority = 'nightly' AND started_ms > :since_ms AND NOT run_private
+  AND (:any_line = 1 OR run_line = :line)
+ORDER BY started_ms DESC LIMIT 1;
 
 -- name: newest
 SELECT id FROM run
-WHERE run_kind <> 'debug' AND run_line = :line AND NOT run_private
+WHERE run_kind <> 'debug' AND run_line = :line AND run_began
+  AND (NOT run_private OR user_name = :user)
 ORDER BY started_ms DESC, id DESC LIMIT 1;
 
 -- name: unfinished
 SELECT id, user_name, host, command, started_ms
 FROM run
-WHERE started_ms > :since_ms AND finished_ms IS NULL AND run_line = :line AND NOT run_private
+WHERE started_ms > :since_ms AND finished_ms IS NULL AND run_line = :line AND (NOT run_private OR user_name = :user)
 ORDER BY started_ms DESC;
 
 -- How each job of a run ended, and the row of its newest verdict in the line before that, found along the index of its runs.
@@ -54,7 +65,7 @@ SELECT job.id,
        (SELECT planned.id FROM run_job AS planned
         WHERE planned.job_id = job.id
           AND EXISTS (SELECT 1 FROM run WHERE run.id = planned.run_id AND run.run_kind <> 'debug'
-                      AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :run))
+                      AND ((run.run_line = :line AND NOT run.run_private AND run.run_began) OR run.id = :run))
         ORDER BY planned.run_id DESC LIMIT 1) AS planned
 FROM job WHERE job.id IN :jobs
 ORDER BY job.id;
@@ -99,14 +110,17 @@ SELECT * FROM comparison WHERE attempt_id IN :attempts ORDER BY attempt_id, posi
 -- name: lines
 SELECT DISTINCT run_line FROM run WHERE NOT run_private;
 
--- The line of the newest run that belongs to one; the default one has none.
+-- The line of the newest run that belongs to one, or of a trial of a user; the default one has no name.
 -- name: newest_line
-SELECT run_line FROM run WHERE NOT run_private AND run_kind <> 'debug' ORDER BY started_ms DESC, id DESC LIMIT 1;
+SELECT run_line FROM run
+WHERE (NOT run_private OR user_name = :user) AND run_began AND run_kind <> 'debug'
+ORDER BY started_ms DESC, id DESC LIMIT 1;
 
 -- name: newest_toolchain
 SELECT run_toolchain, run_line, run_private, run_commit, run_dirty, run_source FROM run
-WHERE run_line = :line AND NOT run_private AND run_commit <> '' AND run_kind <> 'debug'
+WHERE run_line = :line AND NOT run_private AND run_began AND run_commit <> '' AND run_kind <> 'debug'
 ORDER BY started_ms DESC, id DESC LIMIT 1;
 
 -- name: has_default_line
-SELECT 1 FROM run WHERE run_line = '' AND NOT run_private LIMIT 1;
+SELECT 1 FROM run
+WHERE run_line = '' AND (NOT run_private OR user_name = :user) AND run_began AND run_kind <> 'debug' LIMIT 1;
