@@ -78,6 +78,9 @@ class DeviceConfig(msgspec.Struct, frozen=True):
     """Why it is not in service, or what else is to be known."""
     soc: str = ""
     """What it is expected to be, as its profile is called: another one is refused. It is always asked."""
+    power: tuple[str, ...] = ()
+    """Command that cuts its power and gives it back; empty for none."""
+    power_timeout_s: float = 60.0
 
 
 class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,6 +129,8 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     in_service: bool = True
     note: str = ""
     soc: str = ""
+    power: tuple[str, ...] = ()
+    power_timeout_s: float = 60.0
 
 
 class DeviceTables:
@@ -218,7 +223,20 @@ class DeviceTables:
             in_service=table.in_service,
             note=table.note,
             soc=self._soc(f"{key}.soc", table.soc),
+            power=self._power(key, table),
+            power_timeout_s=table.power_timeout_s,
         )
+
+    def _power(self, key: str, table: DeviceTable) -> tuple[str, ...]:
+        """Return a command with the path of its program made absolute; a name without a '/' is looked for in $PATH."""
+        if not table.power:
+            return ()
+        self._expect(not table.local, f"{key}.power", "this machine cannot cut its own power: leave it out")
+        fine = all(word and "\0" not in word for word in table.power)
+        self._expect(fine, f"{key}.power", "expected a program and its arguments, none of them empty")
+        self._within(f"{key}.power_timeout_s", table.power_timeout_s, 1, 600)
+        program, *arguments = table.power
+        return (str(self._beside(program)) if "/" in program else program, *arguments)
 
     def _soc(self, key: str, name: str) -> str:
         """Return an SoC as its profile is called, nothing for nothing."""

@@ -189,6 +189,8 @@ class DeviceWorker:
 
     def _log_step(self, step: StepResult) -> None:
         result = f"{step.step}: {step.problem or 'it answers again'}"
+        if step.output:
+            result += f"; the command printed: {step.output}"
         self._record(self.device.id, "recovery", self._health, result)
 
     def _record(self, device: str, event: str, state: Health, reason: str, latency_ns: tuple[float, ...] = ()) -> None:

@@ -75,6 +75,14 @@ class LocalAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="local"):
         return "localhost"
 
 
+class PowerCommand(msgspec.Struct, frozen=True):
+    """What cuts the power of a device and gives it back."""
+
+    argv: tuple[str, ...]
+    """`{serial}` in a word is the device's serial; no shell reads it."""
+    timeout_s: float
+
+
 class Device(msgspec.Struct, frozen=True):
     """A device that can be used."""
 
@@ -96,6 +104,8 @@ class Device(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
     serialno: str = ""
     """The serial that it tells itself, whatever adb calls it; empty when it tells none. Another one: another device."""
+    power: PowerCommand | None = None
+    """Of farm.toml: the last that is tried to bring it back."""
 
     @property
     def called(self) -> str:

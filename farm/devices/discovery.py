@@ -12,7 +12,7 @@ import msgspec
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import ordinary_server
 from farm.devices.connect import from_plain
-from farm.devices.device import AdbAddress, Device, DeviceAddress, LocalAddress, Unusable
+from farm.devices.device import AdbAddress, Device, DeviceAddress, LocalAddress, PowerCommand, Unusable
 from farm.devices.hosts import reach_server, ssh_address
 from farm.devices.identity import identify
 from farm.devices.text import clean_text
@@ -191,7 +191,8 @@ def _described(found: _Found, configured: Sequence[DeviceConfig]) -> Device | Un
     if entry.soc and entry.soc != device.soc:
         reason = f"is a {device.soc}, and farm.toml expects a {entry.soc}"
         return Unusable(device.serial, MISMATCH, reason, device.host)
-    return msgspec.structs.replace(device, name=entry.name, labels=entry.labels)
+    power = PowerCommand(entry.power, entry.power_timeout_s) if entry.power else None
+    return msgspec.structs.replace(device, name=entry.name, labels=entry.labels, power=power)
 
 
 def _entry(configured: Sequence[DeviceConfig], *keys: str) -> DeviceConfig | None:

@@ -12,6 +12,7 @@ import msgspec
 
 from farm.devices.connect import open_transport
 from farm.devices.identity import identify
+from farm.devices.power import cycle_power
 from farm.devices.text import clean_text
 from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS
 from farm.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
@@ -29,10 +30,12 @@ class Step(StrEnum):
     RECONNECT = "reconnect"
     RESTART = "restart the transport"
     REBOOT = "reboot"
+    POWER = "power cycle"
+    """Only where its owner has named a command for it."""
 
 
 # How long a device may take to answer after a step: a phone starts in one or two minutes.
-STEP_SECONDS = {Step.RECONNECT: 15.0, Step.RESTART: 30.0, Step.REBOOT: 240.0}
+STEP_SECONDS = {Step.RECONNECT: 15.0, Step.RESTART: 30.0, Step.REBOOT: 240.0, Step.POWER: 240.0}
 
 _POLL_SECONDS = 0.2
 # So long after the first try, and after the second.
@@ -57,6 +60,8 @@ class StepResult(msgspec.Struct, frozen=True):
     problem: str
     """Why the device is still not well, in one line; empty when it is."""
     seconds: float
+    output: str = ""
+    """What the power command printed last."""
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -79,7 +84,7 @@ class OtherDeviceError(DeviceError):
 def recover(
     device: Device,
     *,
-    max_step: Step = Step.REBOOT,
+    max_step: Step = Step.POWER,
     log: Callable[[StepResult], None] = lambda _: None,
     timeout_s: float = STEP_SECONDS[Step.REBOOT],
     stop: Callable[[], bool] = lambda: False,
@@ -89,22 +94,24 @@ def recover(
     """Take one step after the other, up to `max_step`, until `device` answers and is who it was; never raises for it.
 
     Each step has as long as STEP_SECONDS says, at most `timeout_s`, ends when `stop` says so, and is given to `log`.
+    The last, a power cycle, is for a device that has a command for it, which has a time limit of its own.
     `start_server` starts the device's adb server where none listens, and returns when one does. `works` returns what
     is still wrong with a device that answers, empty when nothing is; it is asked up to three times after each step.
     """
     steps: list[StepResult] = []
     with contextlib.closing(open_transport(device)) as transport:
-        for step in Step:
+        steps_up = list(Step)[: list(Step).index(max_step) + 1]
+        ladder = [step for step in steps_up if step is not Step.POWER or device.power is not None]
+        for step in ladder:
             if stop():
                 return Recovery(tuple(steps), "stopped before it answered")
             started = time.monotonic()
-            deadline = started + min(timeout_s, STEP_SECONDS[step])
-            attempt = _StepAttempt(device, transport, start_server, deadline, stop)
+            attempt = _StepAttempt(device, transport, start_server, min(timeout_s, STEP_SECONDS[step]), stop)
             problem = attempt.take(step) or attempt.check(works)
-            steps.append(StepResult(step, problem, time.monotonic() - started))
+            steps.append(StepResult(step, problem, time.monotonic() - started, attempt.output))
             log(steps[-1])
             # Who is not ours to use is not ours to reboot.
-            if not problem or step is max_step or (attempt.is_other and step is Step.RESTART):
+            if not problem or step is ladder[-1] or (attempt.is_other and step is not Step.RECONNECT):
                 return Recovery(tuple(steps), problem)
     raise AssertionError(max_step)
 
@@ -116,10 +123,16 @@ class _StepAttempt:
     device: Device
     transport: Transport
     start_server: Callable[[], None] | None
-    deadline: float
+    seconds: float
+    """As long as it may take."""
     stop: Callable[[], bool]
     is_other: bool = False
     """Another device answered in its place, last of all."""
+    output: str = ""
+    """What the power command printed."""
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.seconds
 
     def take(self, step: Step) -> str:
         """Return why the device is not back, empty when it is."""
@@ -129,6 +142,8 @@ class _StepAttempt:
                 self._do(self.transport.reconnect)
             elif step is Step.RESTART:
                 self._do(self.transport.restart)
+            elif step is Step.POWER:
+                return self._cycle_power()
             elif self.transport.no_reboot:
                 raise InfraError(self.transport.no_reboot)
             else:
@@ -143,6 +158,29 @@ class _StepAttempt:
                 is_away = isinstance(error, DeviceGoneError | DeviceTimeoutError)
                 return problem if not is_away or self._wait() else ""
         return self._wait(before)
+
+    def _cycle_power(self) -> str:
+        """Cut the power of what does not answer, or answers and is the device; wait for it."""
+        command = self.device.power
+        assert command is not None  # noqa: S101 - the ladder has no such step without
+        try:
+            _check_identity(self.device)
+        except OtherDeviceError as error:
+            self.is_other = True
+            return _reason(self.device, error)
+        except InfraError as error:
+            # Not the device's fault, and the same of all devices behind it.
+            if not self.transport.server_answers():
+                return f"its power is not cut: {_reason(self.device, error)}"
+        try:
+            self.output = cycle_power(self.device, command)
+        except DeviceError as error:
+            return _reason(self.device, error)
+        # The command has had a time of its own.
+        self.deadline = time.monotonic() + self.seconds
+        with contextlib.suppress(InfraError):
+            self._do(self.transport.reconnect)
+        return self._wait()
 
     def check(self, works: Callable[[], str]) -> str:
         """Return what is wrong with a device that answers, after some tries.

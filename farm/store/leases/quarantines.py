@@ -84,6 +84,7 @@ class Quarantines:
             "time_ms": self._clock(connection),
         }
         key = connection.execute(schema.health_event.insert(), facts).inserted_primary_key
+        assert key is not None  # noqa: S101 - of one row that was inserted
         return msgspec.structs.replace(one, claim=int(key[0]))
 
     def _unclaimed(self, connection: Connection) -> list[Quarantine]:
@@ -100,7 +101,7 @@ class Quarantines:
             facts = {name: _shown(getattr(row, name)) for name in ("name", "serial", "soc", "kind", "host")}
             began = since[-1]
             facts |= {"reason": _shown(row.health_reason), "run": _shown(str(began.detail.get("run", "")))}
-            found.append(Quarantine(device=row.id, since_ms=began.time_ms, **facts))
+            found.append(msgspec.convert({"device": row.id, "since_ms": began.time_ms, **facts}, Quarantine))
         return found
 
 

@@ -1,0 +1,83 @@
+"""Cuts a device's power and gives it back, by a command of its owner: a hub's port, a power strip."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from farm.devices.text import clean_text
+from farm.errors import DeviceError, DeviceTimeoutError
+from farm.system.processes import ending
+
+if TYPE_CHECKING:
+    from farm.devices.device import Device, PowerCommand
+
+SERIAL = "{serial}"
+"""Stands in a command for the device's serial."""
+
+# Of what it prints, the end is kept.
+_KEPT_BYTES = 4096
+_LOOK_SECONDS = 0.1
+
+
+def cycle_power(device: Device, command: PowerCommand) -> str:
+    """Run the command, without a shell, and return what it printed last, made safe.
+
+    It gets `device`'s serial in place of `{serial}`, and serial, name and SoC in $FARM_DEVICE_SERIAL, $FARM_DEVICE_NAME
+    and $FARM_DEVICE_SOC. Nothing but its own time limit breaks it off, as it might leave the power cut. Raises
+    DeviceError where it cannot be started or fails, DeviceTimeoutError when its time is over.
+    """
+    if device.serial.startswith("-"):
+        raise DeviceError(device.serial, "its serial begins with '-': the power command could take it for an option")
+    argv = [word.replace(SERIAL, device.serial) for word in command.argv]
+    facts = {"SERIAL": device.serial, "NAME": device.name, "SOC": device.soc}
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **{f"FARM_DEVICE_{name}": value for name, value in facts.items()}},
+            cwd="/",
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        problem = f"its power command {argv[0]} cannot be started: {reason or error}"
+        raise DeviceError(device.serial, problem) from None
+    with process:
+        try:
+            printed = clean_text(_read(process, time.monotonic() + command.timeout_s), _KEPT_BYTES, lines=True)
+        finally:
+            # Also what it left behind, which would keep its streams.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    said = f": {' '.join(printed.split())}" if printed.strip() else ""
+    if process.returncode is None or process.returncode == -signal.SIGKILL:
+        problem = f"its power command did not end in {command.timeout_s:g} s{said}"
+        raise DeviceTimeoutError(device.serial, problem)
+    if process.returncode:
+        raise DeviceError(device.serial, f"its power command ended with {ending(process.returncode)}{said}")
+    return printed
+
+
+def _read(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    """Return the end of what it prints until it ends, or `deadline`."""
+    assert process.stdout is not None  # noqa: S101 - it was started with a pipe
+    pipe, printed, open_ = process.stdout.fileno(), b"", True
+    while process.poll() is None and time.monotonic() < deadline:
+        if not open_:
+            time.sleep(_LOOK_SECONDS)
+        elif select.select([pipe], [], [], _LOOK_SECONDS)[0]:
+            data = os.read(pipe, 1 << 16)
+            printed, open_ = (printed + data)[-_KEPT_BYTES:], bool(data)
+    while open_ and select.select([pipe], [], [], 0)[0] and (data := os.read(pipe, 1 << 16)):
+        printed = (printed + data)[-_KEPT_BYTES:]
+        if time.monotonic() >= deadline:
+            break
+    return printed

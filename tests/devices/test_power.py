@@ -1,0 +1,138 @@
+"""The last step before a device is given up: its owner's command cuts its power, and real scripts bring it back."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from attached import until
+from ssh_server import alive
+
+from farm.config.settings import load_config
+from farm.devices import discovery
+from farm.devices.device import Device, PowerCommand
+from farm.devices.power import cycle_power
+from farm.devices.recovery import Step, StepResult, recover
+from farm.errors import ConfigError, DeviceError, DeviceTimeoutError
+from farm.virtual.faults import Fault, FaultKind, clear, inject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conftest import Bench
+
+SECONDS = 30.0
+
+
+@pytest.fixture
+def device(bench: Bench) -> Iterator[Device]:
+    yield bench.devices[0]
+    clear(bench.root / bench.devices[0].serial)
+    assert recover(bench.devices[0]).ok
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "hub power"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+def with_power(device: Device, *argv: str, timeout_s: float = SECONDS) -> Device:
+    return msgspec.structs.replace(device, power=PowerCommand(argv, timeout_s))
+
+
+def test_a_device_that_does_not_come_back_is_revived_by_its_power_command(
+    bench: Bench, device: Device, tmp_path: Path
+) -> None:
+    root = bench.root / device.serial
+    revive = f"from pathlib import Path; from farm.virtual.faults import clear; clear(Path({str(root)!r}))"
+    (tmp_path / "revive.py").write_text(revive)
+    hub = script(
+        tmp_path,
+        f'echo "port of $1 ($FARM_DEVICE_SERIAL, $FARM_DEVICE_SOC)" | tee -a "{tmp_path}/calls"\n'
+        f'exec "{sys.executable}" "{tmp_path}/revive.py"',
+    )
+    inject(root, Fault(FaultKind.OFFLINE, seconds=600))
+    logged: list[StepResult] = []
+    recovery = recover(with_power(device, hub, "{serial}"), timeout_s=1.0, log=logged.append)
+    assert recovery.ok, recovery
+    assert [step.step for step in recovery.steps] == [Step.RECONNECT, Step.RESTART, Step.REBOOT, Step.POWER]
+    assert logged[-1].output.strip() == f"port of {device.serial} ({device.serial}, SM8650)"
+    # Whose device answers meanwhile is not cut off.
+    inject(root, Fault(FaultKind.WRONG_SOC, text="SM8750"))
+    assert not recover(with_power(device, hub, "{serial}"), timeout_s=0.2).ok
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1
+
+
+def test_a_command_that_fails_ends_the_ladder_with_what_it_said(bench: Bench, device: Device, tmp_path: Path) -> None:
+    hub = script(tmp_path, 'echo "no hub\033[31m at port $1" >&2; exit 3')
+    inject(bench.root / device.serial, Fault(FaultKind.OFFLINE, seconds=600))
+    recovery = recover(with_power(device, hub, "7"), timeout_s=0.3)
+    assert recovery.steps[-1].step is Step.POWER
+    assert recovery.problem.startswith("its power command ended with exit code 3: no hub")
+    assert "\033" not in recovery.problem
+
+
+def test_a_command_has_a_time_limit_and_its_output_a_bound(tmp_path: Path, device: Device) -> None:
+    endless = script(tmp_path, f"sleep 600 & echo $! >'{tmp_path}/pid'; exec yes on and on")
+    began = time.monotonic()
+    with pytest.raises(DeviceTimeoutError, match="did not end in 1 s") as caught:
+        cycle_power(device, PowerCommand((endless,), 1.0))
+    assert time.monotonic() - began < 10
+    assert len(str(caught.value)) < 5000
+    # Its whole group ends with it.
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not alive(pid), "the end of what it started")
+    left = script(tmp_path, "sleep 600 & echo done")
+    assert cycle_power(device, PowerCommand((left,), SECONDS)).strip() == "done", "what stays behind is not waited for"
+
+
+def test_no_shell_reads_what_a_device_is_called(tmp_path: Path, device: Device) -> None:
+    hostile = msgspec.structs.replace(device, serial=f"$(touch {tmp_path}/pwned); x")
+    show = script(tmp_path, 'printf "%s|" "$@"')
+    assert cycle_power(hostile, PowerCommand((show, "-s", "{serial}"), SECONDS)) == f"-s|{hostile.serial}|"
+    assert not (tmp_path / "pwned").exists()
+    with pytest.raises(DeviceError, match="could take it for an option"):
+        cycle_power(msgspec.structs.replace(device, serial="--all"), PowerCommand((show, "{serial}"), SECONDS))
+    with pytest.raises(DeviceError, match="power command /nowhere/hub cannot be started: No such file"):
+        cycle_power(device, PowerCommand(("/nowhere/hub",), SECONDS))
+
+
+def test_farm_toml_names_the_command_of_a_device(bench: Bench, tmp_path: Path) -> None:
+    config = tmp_path / "farm.toml"
+    config.write_text(
+        '[[device]]\nserial = "virtual-SM8650-0"\npower = ["./hub", "-p", "3"]\npower_timeout_s = 20\n'
+        '[[device]]\nserial = "virtual-SM8750-0"\npower = ["uhubctl", "-a", "cycle"]\n'
+    )
+    loaded = load_config(config)
+    found = [discovery._Found(one) for one in bench.devices]
+    named = [discovery._described(one, loaded.devices) for one in found]
+    assert [one.power for one in named if isinstance(one, Device)] == [
+        PowerCommand((str(tmp_path / "hub"), "-p", "3"), 20.0),
+        PowerCommand(("uhubctl", "-a", "cycle"), 60.0),
+    ]
+    for text, said in (
+        ('[[device]]\nlocal = true\npower = ["x"]\n', "device[0].power: this machine cannot cut its own power"),
+        ('[[device]]\nserial = "A"\npower = ["x", ""]\n', "device[0].power: expected a program and its arguments"),
+        ('[[device]]\nserial = "A"\npower = ["x"]\npower_timeout_s = 0\n', "power_timeout_s: is 0, expected 1 to 600"),
+    ):
+        config.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            load_config(config)
+        assert said in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's file")
+def test_a_file_of_another_user_names_no_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "farm.toml").write_text('[[device]]\nserial = "A"\npower = ["/bin/false"]\n')
+    os.chown(folder / "farm.toml", 65534, 65534)
+    assert load_config(folder=folder).devices == ()
+    assert "farm.toml is ignored" in capfd.readouterr().err
