@@ -173,10 +173,11 @@ def _without_lost_files(job: Job) -> Job:
 
 
 def _todays_job(config: Config, stored: StoredResult) -> Job:
-    from farm.suites.manifests import find_suites, load_suite
+    from farm.request.named_job import known_suites
+    from farm.suites.manifests import load_suite
 
-    view, known = stored.view, find_suites(config.suite_folders)
-    # By its name alone, never by a path.
+    view, known = stored.view, known_suites(config, stored.view.suite)
+    # By its name alone, never by a path that a store says.
     if view.suite not in known:
         raise UnknownNameError("suite", view.suite, known, "(farm suites lists them)")
     cases = {case.name: case for case in load_suite(known[view.suite]).cases}

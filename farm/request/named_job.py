@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.backends.registry import DEFAULT_BACKEND
-from farm.errors import UnknownNameError, UsageError
+from farm.errors import StoreError, UnknownNameError, UsageError
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.options import parse_options
 from farm.suites.socs import find_soc
@@ -45,7 +46,7 @@ def named_job(
         soc, backend, precision, options = _parse_target(text, target.removesuffix("]"))
     if not soc:
         raise UsageError(f"{text!r} has no target: name the SoC with --soc, as in '{command} {name} --soc SM8650'")
-    suite = resolve_suite(suite_name, find_suites(config.suite_folders))
+    suite = resolve_suite(suite_name, known_suites(config, suite_name))
     cases = {case.name: case for case in suite.cases}
     if case_name not in cases:
         raise UnknownNameError("case", case_name, cases, f"in suite {suite.name}")
@@ -58,6 +59,33 @@ def named_job(
         precisions = ", ".join(job.target.precision for job in jobs)
         raise UsageError(f"{name} runs at several precisions, {precisions}: choose one with --precision")
     return jobs[0]
+
+
+def known_suites(config: Config, name: str) -> dict[str, Path]:
+    """Return the manifests of suites by name, that of `name` also where this user ran it from, last, by its path."""
+    known = find_suites(config.suite_folders)
+    if "/" not in name and name not in known and (manifest := _manifest_run_last(config, name)):
+        known[name] = manifest
+    return known
+
+
+def _manifest_run_last(config: Config, name: str) -> Path | None:
+    """Return where the suite `name` was in the newest run whose plan this user has here; None where it is not now."""
+    from farm.request.resume import planned_jobs
+    from farm.store.store import open_store
+
+    try:
+        with open_store(config.store_url, readonly=True) as store:
+            runs = sorted(set(store.history.newest_runs(name, debug=True).values()), reverse=True)
+    except (StoreError, UnknownNameError):
+        return None
+    for run_id in runs:
+        for job in planned_jobs(config.run_folder(run_id)):
+            # A case that is included is in the folder of its own suite, which is beside.
+            manifest = Path(job.case.folder).parent / name / "suite.toml"
+            if job.case.suite == name and manifest.is_file():
+                return manifest
+    return None
 
 
 def _parse_target(text: str, target: str) -> tuple[str, str, str, tuple[str, ...]]:

@@ -16,10 +16,13 @@ from farm_home import FarmHome, processes_of
 
 from farm.compile.debug.protocol import DebugReply
 from farm.config.settings import load_config
-from farm.errors import UsageError
+from farm.errors import UnknownNameError, UsageError
 from farm.program.layers import LayerStep
 from farm.replay.debug import DebugRequest, debug, job_to_debug
-from farm.results.attempt import Stage, Verdict
+from farm.replay.stored_result import find_recorded_job
+from farm.request.resume import leave_intent
+from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.records import RunRecord
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
@@ -79,6 +82,28 @@ def suite(tmp_path: Path) -> Path:
     (folder / "suite.toml").write_text(SUITE)
     (folder / "models.py").write_text(MODELS)
     return folder
+
+
+def test_a_suite_that_was_run_by_its_path_is_known_by_its_name_as_to_repro_and_profile(suite: Path) -> None:
+    config, name = load_config(folder=suite.parent), "wrong/broken[SM8650-htp-8a8w]"
+    with pytest.raises(UnknownNameError, match="unknown suite 'wrong'"):
+        job_to_debug(config, name)
+    config.state_dir.mkdir(parents=True)
+    job = job_to_debug(config, f"{suite}/broken[SM8650-htp-8a8w]")
+    with open_store(config.store_url) as store:
+        run_id = store.begin_run(RunRecord("farm run --suite ./wrong", "ada", "bench", {}))
+        leave_intent(config.run_folder(run_id), None, [job])
+        store.plan_jobs(run_id, [job])
+        store.record_attempt(run_id, Attempt(job.id, Verdict.FAILED, Stage.NUMERICS, "sqnr", bundle_key="b" * 64))
+        for named in (name, "wrong/broken", "./wrong/broken", f"{suite}/broken"):
+            assert find_recorded_job(store, named, None, "shown")[1].id == name
+    assert job_to_debug(config, name) == job
+    # What it is today counts, and where it is not any more it is not known.
+    (suite / "suite.toml").write_text(SUITE.replace("4, 4]", "8, 8]"))
+    assert job_to_debug(config, name).case.inputs[0].shape == (1, 3, 8, 8)
+    (suite / "suite.toml").unlink()
+    with pytest.raises(UnknownNameError, match="unknown suite 'wrong'"):
+        job_to_debug(config, name)
 
 
 def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite: Path) -> None:

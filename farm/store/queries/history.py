@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from farm.store.records import Background
 
 _NOTHING = "(the store has no job yet: 'farm run' makes some)"
+# `./my_suites/mine/conv`, as one may name a case whose suite is in no folder that farm looks in.
+_NAMED_BY_PATH = re.compile(r"\.{0,2}/(?:[^\[]*/)?([^/\[]+/[^/]+)")
 # Ids in one statement; nobody reads the history of more.
 _MOST_PARAMETERS = 10_000
 # An attempt that failed is part of the history of what was asked for: metric, unit, direction, exact, p50 and n.
@@ -154,7 +156,7 @@ def matching_jobs(
     connection: Connection, pattern: str, soc: str | None = None, run_id: str | None = None
 ) -> dict[int, str]:
     """Return the jobs that `pattern` means, id to name; those of a run where `run_id` is given, which may be none."""
-    pattern, soc = values.clean(pattern), soc and values.clean(soc)
+    pattern, soc = values.clean(_NAMED_BY_PATH.sub(r"\1", pattern)), soc and values.clean(soc)
     suite, _, case = pattern.partition("/")
     named = {"pattern": pattern, "suite": suite, "case_name": values.case_column(case)}
     # What is named as it is needs no look at all names.
