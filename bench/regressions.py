@@ -31,7 +31,6 @@ from farm.analysis.candidates import LEAST_BASELINE, levelled, may_hide_regressi
 from farm.analysis.change_points import LEAST_LEVEL, change_points
 from farm.analysis.confirmation import (
     INFERENCES,
-    MOST_PAIRS,
     P_CONFIRMED,
     P_UNSUSPECTED,
     PAIRS,
@@ -46,6 +45,7 @@ from farm.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, 
 from farm.analysis.nights import Observation, judge_night, programs_are_cause
 from farm.analysis.robust import discoveries
 from farm.analysis.scale import GATES, Gates, Scale, Series
+from farm.analysis.sequential import add_pairs, confirmed_again, until_clear
 from farm.results.attempt import Direction
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from step_alerts import AlertGroup
 
     from farm.analysis.nights import NightJudgement
+    from farm.analysis.sequential import Look
 
 DEVICES = 6
 BETWEEN_NIGHTS, WITHIN_RUN = 0.02, 0.03
@@ -266,16 +267,38 @@ class Farm:
         first: int = PAIRS,
         gate: float | None = None,
         level: float = P_CONFIRMED,
+        fresh: bool = False,
     ) -> Confirmation:
-        """Measure pairs, and once more as many where they do not tell."""
+        """Measure pairs until it is clear, and what they confirm once more; with `fresh` all in new processes."""
         pairs: list[Pair] = []
-        for most in (first, max(first, MOST_PAIRS)):
-            pairs += [self.world.pair(series, good, new, number) for number in range(most - len(pairs))]
-            answer = confirm(Scale.RATIO, pairs, up=up, gate=gate, level=level)
-            if answer.answer is not Answer.UNKNOWN:
-                break
-        self.spent["pairs"] += len(pairs)
+        gate = GATES[Scale.RATIO].confirmed if gate is None else gate
+        answer = confirm(Scale.RATIO, pairs, up=up)
+
+        def measure(look: Look) -> bool:
+            if look.renews:
+                self.world.new_session()
+            add_pairs(pairs, look.begin, self._pairs(series, good, new, look.begin, look.count, fresh=fresh))
+            return True
+
+        def is_open(looks: int) -> bool:
+            nonlocal answer
+            answer = confirm(Scale.RATIO, pairs, up=up, gate=gate, level=level, looks=looks)
+            return answer.answer is Answer.UNKNOWN
+
+        until_clear(first, measure, is_open, early=True)
+        if answer.answer is Answer.CONFIRMED and not fresh:
+            again = self._pairs(series, good, new, 0, PAIRS, fresh=True)
+            answer = confirmed_again(Scale.RATIO, answer, again, up=up, gate=gate)
         return answer
+
+    def _pairs(self, series: int, good: int, new: int, begin: int, count: int, *, fresh: bool) -> list[Pair]:
+        self.spent["pairs"] += count
+        found = []
+        for number in range(begin, begin + count):
+            if fresh:
+                self.world.new_session()
+            found.append(self.world.pair(series, good, new, number))
+        return found
 
     def _attribute(self, series: int, night: int, seen: Confirmation) -> Alert:
         """Run old bundles again until the first bad one is known."""
@@ -289,7 +312,8 @@ class Farm:
             if probe is None:
                 break
             self.spent["probes"] += 1
-            answer = self._measure(series, good, runs[probe], up=seen.change > 0, gate=abs(seen.change) / 2.0)
+            gate = abs(seen.change) / 2.0
+            answer = self._measure(series, good, runs[probe], up=seen.change > 0, gate=gate, fresh=True)
             bracket = narrowed(bracket, probe, answer.answer)
         first_bad, last_good = runs[bracket.bad], runs[bracket.good]
         self.steps[series][first_bad] = self.steps[series].get(first_bad, 0.0) + seen.change

@@ -46,6 +46,10 @@ class SideStub(msgspec.Struct, frozen=True):
     runtime: None = None
     device: str = ""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        return "", self.device
+
 
 class World:
     """Jobs, and what their bundles really take; no bundle is that of another night unless it is said to be."""
@@ -117,7 +121,7 @@ class World:
         return SideStub(past.view.id, self.bundles[past.attempt.bundle_key])
 
     def measure(
-        self, good: SideStub, new: SideStub, pairs: int, inferences: int, *, numerics: bool
+        self, good: SideStub, new: SideStub, pairs: int, inferences: int, *, numerics: bool, **_: object
     ) -> dict[str, list[Pair]]:
         del numerics
         self.calls += 1

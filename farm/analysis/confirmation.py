@@ -15,10 +15,11 @@ from farm.analysis.scale import GATES, Scale, change_text, scaled
 
 PAIRS = 10
 """Pairs of a confirmation; as many again when they leave it unknown."""
-MOST_PAIRS = 20
 INFERENCES = 5
 """Of each bundle in a pair."""
 P_CONFIRMED = 0.01
+P_REFUTED = 0.07
+"""Of a change that is as great as the gate by chance alone."""
 P_UNSUSPECTED = 0.001
 """For a number that is no candidate: ten pairs that all point one way are enough."""
 CONFIDENCE = 0.95
@@ -76,8 +77,9 @@ def confirm(
     """Return whether the new bundle's values are higher (`up`), or lower, than the good one's by more than `gate`.
 
     `gate` is on `scale`. Confirmed: Wilcoxon's signed-rank test of the pairs' differences has p < `level`, and
-    the estimate is beyond the gate. Refuted: the whole interval is short of the gate. Everything else is unknown.
-    `looks`: how often the pairs were looked at to confirm, this time included: p is that of any of them.
+    the estimate is beyond the gate. Refuted: the same test of what the differences are short of the gate by has
+    p < P_REFUTED. Everything else is unknown. `looks`: how often the pairs were looked at to confirm, this time
+    included: p is that of any of them, and with 0 they may only refute.
     """
     gate = GATES[scale].confirmed if gate is None else gate
     differences = _without_order(_differences(scale, pairs))
@@ -89,16 +91,17 @@ def confirm(
     claimed = sign * differences
     # Signed towards the claim, so that both directions are judged alike to the last digit.
     change, low, high = middle_of_pairs(claimed, CONFIDENCE)
-    p_value = min(1.0, looks * signed_rank_p(claimed))
+    p_value = min(1.0, max(1, looks) * signed_rank_p(claimed))
     answer = Answer.UNKNOWN
-    if p_value < level and change > gate:
+    if looks and p_value < level and change > gate:
         answer = Answer.CONFIRMED
-    elif high < gate:
+    elif signed_rank_p(gate - claimed) < P_REFUTED:
         answer = Answer.REFUTED
     if not up:
         change, low, high = -change, -high, -low
-    interval = f"{change_text(scale, change)} ({change_text(scale, low)} to {change_text(scale, high)})"
-    reason = f"{interval} in {count} pairs, p = {p_value:.2g}"
+    # A few pairs have no interval.
+    interval = f" ({change_text(scale, low)} to {change_text(scale, high)})" if high - low < math.inf else ""
+    reason = f"{change_text(scale, change)}{interval} in {count} pairs, p = {p_value:.2g}"
     return Confirmation(answer, reason, count, change, low, high, p_value)
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, confirm, control
 from farm.analysis.scale import GATES, Series
+from farm.analysis.sequential import add_pairs
 from farm.regressions.look_back import TIMES
 from farm.report.model.compare import PairedMetric
 from farm.results.attempt import Attempt, Direction, Verdict
@@ -124,8 +125,8 @@ def _measure(
     metrics: tuple[MeasuredMetric, ...] = figures
     done = 0
     for target in (FIRST_PAIRS, most_pairs, 2 * most_pairs):
-        for metric, more in bench.measure(*sides, target - done, inferences, numerics=bool(moved)).items():
-            pairs.setdefault(metric, []).extend(more)
+        for metric, more in bench.measure(*sides, target - done, inferences, numerics=bool(moved), begin=done).items():
+            add_pairs(pairs.setdefault(metric, []), done, more)
         done = target
         metrics = (
             *(judged_metric(series, pairs.get(series.metric, ()), decides=decides) for series, decides in times),
@@ -145,7 +146,8 @@ def judged_metric(series: Series, pairs: Sequence[Pair], *, decides: bool) -> Me
     """Return what pairs say of both claims about a series."""
     up = series.direction is not Direction.HIGHER
     worse, better = (confirm(series.scale, pairs, up=way, level=P_UNSUSPECTED) for way in (up, not up))
-    return MeasuredMetric(series=series, pairs=tuple(pairs), worse=worse, better=better, decides=decides)
+    whole = tuple(pair for pair in pairs if all(pair))
+    return MeasuredMetric(series=series, pairs=whole, worse=worse, better=better, decides=decides)
 
 
 def times_of(

@@ -294,6 +294,12 @@ class DeviceRun:
         if self._session is not None:
             self._session.break_off()
 
+    def end_process(self) -> None:
+        """Let the next execution begin a new process of the runner."""
+        if self._session is not None:
+            with self._executing:
+                self._session.end_process()
+
     def end_session(self) -> None:
         """Remove from the device what is there; the next use begins a new session."""
         session, self._session = self._session, None

@@ -168,6 +168,10 @@ class DeviceSession:
             self._hang_up()
             self._anchor = anchor
 
+    def end_process(self) -> None:
+        """End the process of the runner: the next execution begins a new one."""
+        self._hang_up()
+
     def break_off(self) -> None:
         """Let executions, also one that runs in another thread, end with an error, at once."""
         self._broken_off.set()

@@ -113,11 +113,13 @@ def swap_factors(
         whole = program.confirmation
         alone = dict.fromkeys(swaps.alone, whole)
     else:
-        whole = confirm_change(bench, series, swaps.old, swaps.new, up, pairs, inferences)
+        whole = confirm_change(bench, series, swaps.old, swaps.new, up, pairs, inferences, fresh=True)
         # With one factor, all new is all old but that one.
         single = len(swaps.alone) == 1
         alone = {
-            factor: whole if single else confirm_change(bench, series, swaps.old, side, up, pairs, inferences)
+            factor: whole
+            if single
+            else confirm_change(bench, series, swaps.old, side, up, pairs, inferences, fresh=True)
             for factor, side in swaps.alone.items()
         }
     explanation = explain(series.scale, whole, alone, swaps.differing)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.analysis.confirmation import INFERENCES, PAIRS
+from farm.analysis.sequential import add_pairs
 from farm.device_run.device_run import DeviceRun, HeatGate
 from farm.errors import InfraError, LeaseLostError, NoDeviceError
 from farm.execution.raw import RunnerOptions
@@ -187,12 +188,17 @@ class InterleavedBench:
         inferences: int = INFERENCES,
         *,
         numerics: bool = False,
+        begin: int = 0,
+        renew: bool = False,
+        fresh: bool = False,
     ) -> dict[str, list[Pair]]:
         """Run both in turns and return the samples of each pair by metric; who begins changes from pair to pair.
 
-        `numerics`: bring and compare outputs in every turn, not only in the first. A side that fails has no samples:
-        its pairs are not there, and `turns` says why. A side that is new to the bench is warmed up first, and judged
-        as by its run; when that fails nothing is measured. Raises InfraError for the farm's and the device's trouble.
+        `numerics`: bring and compare outputs in every turn, not only in the first. `begin` is the number of the first
+        pair: the good one begins even ones. `renew`: in new processes; `fresh`: in new ones in every turn. A side that
+        fails has no samples, nor has the other one in that pair, and `turns` says why. A side that is new to the bench
+        is warmed up first, and judged as by its run; when that fails nothing is measured. Raises InfraError for the
+        farm's and the device's trouble.
         """
         was, now = (one if isinstance(one, Side) else self.side(one) for one in (good, new))
         # A profile costs time: both have that of the new one.
@@ -203,9 +209,12 @@ class InterleavedBench:
         if any(problems):
             return found
         # A process may have its own luck, as with where its memory lies: what runs in two gets new ones in every pair.
-        fresh = sides[Role.GOOD].place != sides[Role.NEW].place
+        fresh = fresh or was.place != now.place
+        if renew:
+            for run in self._runs.values():
+                run.end_process()
         failures = 0
-        for number in range(pairs):
+        for number in range(begin, begin + pairs):
             order = list(sides) if number % 2 == 0 else list(sides)[::-1]
             turns: dict[Role, Turn] = {}
             for role in order:
@@ -214,10 +223,12 @@ class InterleavedBench:
                     failures += 1
                     break
             else:
-                _add(found, turns[Role.GOOD], turns[Role.NEW])
+                _add(found, number - begin, turns[Role.GOOD], turns[Role.NEW])
             if failures >= _MOST_FAILURES:
                 break
         self._require_lease()
+        for measured in found.values():
+            add_pairs(measured, pairs, ())
         return found
 
     def problems(self, good: Side, new: Side, *, since: int = 0) -> tuple[str, ...]:
@@ -328,9 +339,9 @@ def _timed(side: Side, raw: RawResult) -> tuple[tuple[Measurement, ...], str]:
     return (*time_measurements(report), *profile.measurements), ""
 
 
-def _add(found: dict[str, list[Pair]], good: Turn, new: Turn) -> None:
-    """Add a pair to every metric that both sides have."""
+def _add(found: dict[str, list[Pair]], place: int, good: Turn, new: Turn) -> None:
+    """Add a pair, at its place, to every metric that both sides have."""
     samples = {one.metric: one.samples for one in new.measurements}
     for one in good.measurements:
         if one.metric in samples:
-            found.setdefault(one.metric, []).append((one.samples, samples[one.metric]))
+            add_pairs(found.setdefault(one.metric, []), place, [(one.samples, samples[one.metric])])

@@ -11,6 +11,7 @@ import numpy as np
 from farm.analysis.confirmation import INFERENCES, P_CONFIRMED, PAIRS, Answer, Confirmation, confirm
 from farm.analysis.first_bad import MOST_PROBES, narrowed, next_probe, suspicion
 from farm.analysis.scale import GATES, Series
+from farm.analysis.sequential import add_pairs, confirmed_again, until_clear
 from farm.errors import FarmError, UnknownNameError, UsageError
 from farm.regressions.look_back import TIMES
 from farm.replay.stored_result import StoredResult
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from farm.analysis.confirmation import Pair
     from farm.analysis.first_bad import Bracket
+    from farm.analysis.sequential import Look
     from farm.regressions.interleaved_ab import InterleavedBench, Side
 
 
@@ -94,9 +96,10 @@ def confirm_change(
     inferences: int = INFERENCES,
     *,
     gate: float | None = None,
+    fresh: bool = False,
 ) -> Confirmation:
     """Tell whether the bundle of `new` has higher values (`up`), or lower, than that of `good`, as `compare` does."""
-    return compare(bench, [Claim(series, up)], good, new, pairs, inferences, gate=gate)[0].confirmation
+    return compare(bench, [Claim(series, up)], good, new, pairs, inferences, gate=gate, fresh=fresh)[0].confirmation
 
 
 def compare(
@@ -109,24 +112,44 @@ def compare(
     *,
     gate: float | None = None,
     level: float = P_CONFIRMED,
+    early: bool = False,
+    fresh: bool = False,
 ) -> list[Compared]:
     """Measure pairs, as many again once while a claim is unknown, and return what all of them note of each claim.
 
-    `gate` is on the scale of the series, `level` what a p-value has to be below. A side that crashes or whose numbers
-    are wrong is the reason of an unknown. Raises InfraError for the farm's and the device's trouble, UsageError for a
-    bundle that is gone.
+    What they confirm of times is confirmed once more, in new processes for every turn, and has the size that it has in
+    these; with `fresh` all pairs are such, once. `gate` is on the scale of the series, `level` what a p-value has to be
+    below. `early`: end as soon as it is clear that nothing is so. A side that crashes or whose numbers are wrong is the
+    reason of an unknown. Raises InfraError for the farm's and the device's trouble, UsageError for a bundle that is
+    gone.
     """
     was, now = (bench.side(one) if isinstance(one, StoredResult) else one for one in (good, new))
     numerics = any(_is_of_outputs(series) for series, _ in claims)
     since = len(bench.turns)
     found: dict[str, list[Pair]] = {}
     compared: list[Compared] = []
-    for _ in range(2):
-        for metric, more in bench.measure(was, now, pairs, inferences, numerics=numerics).items():
-            found.setdefault(metric, []).extend(more)
-        compared = [_compared(claim, found, gate, level) for claim in claims]
-        if not found or all(one.confirmation.answer is not Answer.UNKNOWN for one in compared):
-            break
+    fresh = fresh or was.place != now.place
+
+    def measure(look: Look) -> bool:
+        measured = bench.measure(
+            was, now, look.count, inferences, numerics=numerics, begin=look.begin, renew=look.renews, fresh=fresh
+        )
+        for metric, more in measured.items():
+            add_pairs(found.setdefault(metric, []), look.begin, more)
+        return bool(found)
+
+    def is_open(looks: int) -> bool:
+        compared[:] = [_compared(claim, found, gate, level, looks) for claim in claims]
+        return any(one.confirmation.answer is Answer.UNKNOWN for one in compared)
+
+    until_clear(pairs, measure, is_open, early=early)
+    compared = compared or [_compared(claim, found, gate, level, 1) for claim in claims]
+    if not fresh and any(_needs_again(one) for one in compared):
+        again = bench.measure(was, now, PAIRS, inferences, numerics=numerics, fresh=True)
+        compared = [
+            _compared_again(claim, one, again, gate) if _needs_again(one) else one
+            for claim, one in zip(claims, compared, strict=True)
+        ]
     problems = bench.problems(was, now, since=since)
     return [_with_problem(one, problems) for one in compared]
 
@@ -199,14 +222,31 @@ def _probe(
         side = bench.side(past)
     except FarmError as error:
         return Probe(number, None, Answer.UNKNOWN, reason_line(str(error)))
-    [one] = compare(bench, [claim], good, side, pairs, inferences, gate=gate)
+    [one] = compare(bench, [claim], good, side, pairs, inferences, gate=gate, early=True, fresh=True)
     return Probe(number, one.confirmation, one.confirmation.answer, one.confirmation.reason)
 
 
-def _compared(claim: Claim, found: dict[str, list[Pair]], gate: float | None, level: float) -> Compared:
+def _compared(claim: Claim, found: dict[str, list[Pair]], gate: float | None, level: float, looks: int) -> Compared:
     pairs = found.get(claim.series.metric, [])
-    confirmation = confirm(claim.series.scale, pairs, up=claim.up, gate=gate, level=level)
-    return Compared(claim.series, confirmation, tuple(pairs))
+    confirmation = confirm(claim.series.scale, pairs, up=claim.up, gate=gate, level=level, looks=looks)
+    return Compared(claim.series, confirmation, _whole(pairs))
+
+
+def _needs_again(one: Compared) -> bool:
+    """Return whether a process may have had its luck: outputs are the same in all of them."""
+    return one.confirmation.answer is Answer.CONFIRMED and not _is_of_outputs(one.series)
+
+
+def _compared_again(claim: Claim, one: Compared, found: dict[str, list[Pair]], gate: float | None) -> Compared:
+    scale, pairs = claim.series.scale, found.get(claim.series.metric, [])
+    gate = GATES[scale].confirmed if gate is None else gate
+    confirmation = confirmed_again(scale, one.confirmation, pairs, up=claim.up, gate=gate)
+    return Compared(claim.series, confirmation, (*one.pairs, *_whole(pairs)))
+
+
+def _whole(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """Return pairs without those that are missing."""
+    return tuple(pair for pair in pairs if all(pair))
 
 
 def _with_problem(one: Compared, problems: Sequence[str]) -> Compared:

@@ -87,7 +87,7 @@ class Remeasurement:
             was, now = (self._results.of(number.past.job_id, points[index].run_id) for index in (good, new))
             bench = self._benches.of(now)
             claim = Claim(number.series.series, up)
-            [compared] = compare(bench, [claim], was, now, pairs, self._inferences(number), level=level)
+            [compared] = compare(bench, [claim], was, now, pairs, self._inferences(number), level=level, early=True)
         except UsageError as error:
             result.confirmation = unknown(reason_line(str(error)))
             return result

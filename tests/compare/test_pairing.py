@@ -51,8 +51,9 @@ class BenchStub:
         self.failing: tuple[str, ...] = ()
 
     def measure(
-        self, good: Side, new: Side, pairs: int, inferences: int = 5, *, numerics: bool = False
+        self, good: Side, new: Side, pairs: int, inferences: int = 5, *, numerics: bool = False, begin: int = 0
     ) -> dict[str, list[Pair]]:
+        del begin
         for one in (good, new):
             self.judged[one.key] = self._attempts[one.job.id]
         if not pairs:

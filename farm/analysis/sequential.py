@@ -1,0 +1,83 @@
+"""How many pairs are measured, and in which processes, until a claim is decided. Pure: docs/regressions.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from farm.analysis.confirmation import Answer, Confirmation, confirm
+from farm.analysis.scale import Scale, change_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from farm.analysis.confirmation import Pair
+
+LEAST_PAIRS = 4
+"""Fewest pairs that refute."""
+P_AGAIN = 0.05
+"""For what pairs confirmed, in as many pairs of new processes: luck that stays with a process is gone."""
+
+class Look(NamedTuple):
+    """Pairs to measure, and what may be said then."""
+
+    begin: int
+    """Number of the first of them: the good one begins even pairs."""
+    count: int
+    looks: int
+    """How often it was looked to confirm by then; with 0 the pairs may only refute."""
+    renews: bool
+    """New processes begin before them, and load the programs in the other order."""
+
+
+def plan_looks(pairs: int, *, early: bool) -> Iterator[Look]:
+    """Yield what to measure of a claim until it is decided: `pairs`, and as many again of new processes.
+
+    `early`: from the fourth pair on it is looked after each whether all is clear against the claim.
+    """
+    for looks, begin in ((1, 0), (2, pairs + 1 - pairs % 2)):
+        done = 0
+        while done < pairs:
+            least = 1 if done or looks > 1 else LEAST_PAIRS
+            count = min(least if early else pairs, pairs - done)
+            last = done + count == pairs
+            yield Look(begin + done, count, looks if last else 0, renews=looks > 1 and not done)
+            done += count
+
+
+def until_clear(
+    pairs: int,
+    measure: Callable[[Look], bool],
+    is_open: Callable[[int], bool],
+    *,
+    early: bool,
+) -> None:
+    """Have pairs measured until `is_open`, which gets the `looks`, says that nothing is left to decide.
+
+    `measure` returns whether there was anything to measure at all.
+    """
+    for look in plan_looks(pairs, early=early):
+        if not measure(look) or not is_open(look.looks):
+            return
+
+
+def add_pairs(known: list[Pair], begin: int, more: Sequence[Pair]) -> None:
+    """Add pairs of which the first has the number `begin`, so that each is at the place of its number."""
+    known += [((), ())] * (begin - len(known))
+    known += more
+
+
+def confirmed_again(scale: Scale, first: Confirmation, pairs: Sequence[Pair], *, up: bool, gate: float) -> Confirmation:
+    """Return what is left of a confirmed claim after `pairs` that each had new processes, in which its size is theirs.
+
+    A program may be slower by chance for as long as its process lives, which no number of pairs of one process shows.
+    """
+    again = confirm(scale, pairs, up=up, gate=gate, level=P_AGAIN)
+    if not again.pairs:
+        return first
+    if again.answer is Answer.CONFIRMED:
+        reason = f"{first.reason}; {again.reason} in new processes"
+    else:
+        reason = f"{change_text(scale, first.change)} in one process, but {again.reason} in new ones"
+    return msgspec.structs.replace(again, reason=reason, p_value=first.p_value, pairs=first.pairs + again.pairs)
