@@ -277,7 +277,7 @@ class Farm:
         def measure(look: Look) -> bool:
             if look.renews:
                 self.world.new_session()
-            add_pairs(pairs, look.begin, self._pairs(series, good, new, look.begin, look.count, fresh=fresh))
+            add_pairs(pairs, look.begin, self._pairs(series, good, new, look.begin, look.pairs, fresh=fresh))
             return True
 
         def is_open(looks: int) -> bool:

@@ -55,10 +55,11 @@ def change_points(scale: Scale, values: Sequence[float]) -> tuple[ChangePoint, .
     costs = _Costs(_winsorized(numbers, scale))
     ends = [0, *_best_cuts(costs), len(numbers)]
     found = []
-    for begin, cut, end in zip(ends, ends[1:], ends[2:], strict=False):
-        earliest, latest = _interval(costs, begin, end)
-        change = float(np.median(numbers[cut:end]) - np.median(numbers[begin:cut]))
-        found.append(ChangePoint(int(where[cut]), int(where[earliest]), int(where[latest]), change))
+    for begin, _, end in zip(ends, ends[1:], ends[2:], strict=False):
+        # A level that is younger than the least one may have begun after where it could be cut.
+        most, earliest, latest = _interval(costs, begin, end)
+        change = float(np.median(numbers[most:end]) - np.median(numbers[begin:most]))
+        found.append(ChangePoint(int(where[most]), int(where[earliest]), int(where[latest]), change))
     return tuple(found)
 
 
@@ -104,12 +105,12 @@ def _best_cuts(costs: _Costs) -> list[int]:
     return cuts
 
 
-def _interval(costs: _Costs, begin: int, end: int) -> tuple[int, int]:
-    """Return the first and the last of the most credible positions of the one change between `begin` and `end`."""
+def _interval(costs: _Costs, begin: int, end: int) -> tuple[int, int, int]:
+    """Return the most credible position of the one change between `begin` and `end`, and the first and last of them."""
     positions = np.arange(begin + 1, end)
     cost = costs.of(begin, positions) + costs.of(positions, end)
     weights = np.exp((cost.min() - cost) / 2.0)
     order = np.argsort(-weights, kind="stable")
     enough = int(np.searchsorted(np.cumsum(weights[order] / weights.sum()), CREDIBLE)) + 1
     chosen = positions[order[:enough]]
-    return int(chosen.min()), int(chosen.max())
+    return int(positions[order[0]]), int(chosen.min()), int(chosen.max())

@@ -24,7 +24,7 @@ class Look(NamedTuple):
 
     begin: int
     """Number of the first of them: the good one begins even pairs."""
-    count: int
+    pairs: int
     looks: int
     """How often it was looked to confirm by then; with 0 the pairs may only refute."""
     renews: bool

@@ -132,7 +132,7 @@ def compare(
 
     def measure(look: Look) -> bool:
         measured = bench.measure(
-            was, now, look.count, inferences, numerics=numerics, begin=look.begin, renew=look.renews, fresh=fresh
+            was, now, look.pairs, inferences, numerics=numerics, begin=look.begin, renew=look.renews, fresh=fresh
         )
         for metric, more in measured.items():
             add_pairs(found.setdefault(metric, []), look.begin, more)

@@ -93,3 +93,10 @@ def test_two_hundred_runs_with_many_levels() -> None:
     draw = np.random.default_rng(8)
     found = change_points(Scale.RATIO, (1e6 * levels * (1 + 0.02 * draw.standard_normal(200))).tolist())
     assert [point.index for point in found] == pytest.approx([40, 80, 120, 160], abs=2)
+
+
+def test_a_step_two_nights_old_is_where_its_interval_says() -> None:
+    for seed in range(40):
+        values = [*noisy(30, seed=seed), *noisy(2, 1.2e6, seed=100 + seed)]
+        for point in change_points(Scale.RATIO, values):
+            assert point.earliest <= point.index <= point.latest

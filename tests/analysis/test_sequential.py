@@ -18,11 +18,11 @@ from .conftest import in_turns
 @pytest.mark.parametrize("early", [False, True])
 def test_twice_as_many_pairs_at_most_and_two_looks_to_confirm(pairs: int, early: bool) -> None:
     looks = list(plan_looks(pairs, early=early))
-    assert sum(one.count for one in looks) == 2 * pairs
+    assert sum(one.pairs for one in looks) == 2 * pairs
     assert [one.looks for one in looks if one.looks] == [1, 2]
     [renewed] = [one for one in looks if one.renews]
     assert renewed.begin % 2 == 1, "the new program is loaded first"
-    assert all(one.begin + one.count <= other.begin for one, other in pairwise(looks))
+    assert all(one.begin + one.pairs <= other.begin for one, other in pairwise(looks))
     assert len(looks) == 2 or early
 
 

@@ -99,6 +99,20 @@ def test_a_process_is_renewed_before_it_has_grown(
     assert [bool(process_of(raw.stderr)) for raw in raws] == [n % 3 == 0 for n in range(7)]
 
 
+def test_a_process_that_is_ended_is_followed_by_a_new_one(
+    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    bundle = make_bundle(b"good")
+    processes = []
+    for number in range(4):
+        if number == 2:
+            session.end_process()
+        raw = session.execute("s/c", session.stage(bundle), tmp_path / str(number), OPTIONS)
+        processes.append(process_of(raw.stderr))
+    assert [bool(process) for process in processes] == [True, False, True, False]
+    assert wait_for_end(processes[0])
+
+
 def test_other_backend_options_are_another_process(
     session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:
