@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 import traceback
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from farm import __version__
 from farm.cli.options import SuggestingGroup
 from farm.errors import FarmError, InfraError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from click.shell_completion import CompletionItem
 
 # Name -> its module below farm.cli, where it is called `NAME_command`, or `command` where it is the only one; and what
 # `farm --help` says of it.
@@ -40,7 +48,6 @@ _COMMANDS = {
     "profile": ("running.profile", "Show where a job's time goes, node by node, or compare two runs."),
     "debug": ("running.debug", "Compare a job's numbers layer by layer and name the first that goes wrong."),
     "bundle": ("looking.bundle", "Copy what a job was compiled to into a folder: .pte, inputs, references."),
-    "bundle": ("looking.bundle", "Copy what a job was compiled to into a folder: .pte, inputs, references."),
     "exec": ("running.exec", "Run a ready .pte file on a device: outputs, latency, profile."),
     "export": ("looking.transfer", "Write what runs hold for other tools, or for another store."),
     "import": ("looking.transfer", "Read runs that 'farm export' wrote into this store."),
@@ -54,17 +61,42 @@ _COMMANDS = {
     "sdk": ("setup.sdk", "Show, fetch and choose QNN SDKs."),
     "runtime": ("setup.runtime", "Show, build and check what devices need: runner, libraries, skels."),
     "notify": ("setup.notify", "Show who hears of a quarantined device, or try it."),
+    "completion": ("setup.completion", "Print what lets a shell complete commands, options and values."),
     "prune": ("setup.prune", "Delete old runs: a dry run first."),
     "cache": ("setup.cache", "Show or prune compiled bundles."),
 }
 
 
+@contextmanager
+def _broken_pipes() -> Iterator[None]:
+    """Report a pipe that broke as any error of the system: click would end with 1, which says that a job failed."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        if {"-h", "--help", "--version"}.isdisjoint(sys.argv):
+            raise InfraError(f"the system: {error.strerror}") from error
+        # What click prints by itself.
+        from farm.cli.output import discard
+
+        discard(sys.stdout)
+
+
 class _LazyGroup(SuggestingGroup):
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _broken_pipes():
+            return super().make_context(*args, **kwargs)
+        raise click.exceptions.Exit(0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _broken_pipes():
+            return super().invoke(ctx)
+        return 0
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
         return list(_COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def find_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
         if cmd_name not in _COMMANDS:
             return None
@@ -72,6 +104,14 @@ class _LazyGroup(SuggestingGroup):
         command = getattr(module, f"{cmd_name}_command", None) or module.command
         assert isinstance(command, click.Command)  # noqa: S101 - a slip of ours, not of the user
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+        from click.shell_completion import CompletionItem
+
+        # Not every command is imported for its name.
+        found = [CompletionItem(name, help=text) for name, (_, text) in _COMMANDS.items()]
+        names = [one for one in found if one.value.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
@@ -94,6 +134,10 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: errors become one line on standard error and their exit code."""
+    if "_FARM_COMPLETE" in os.environ:
+        from farm.cli.completion import answer
+
+        sys.exit(answer(cli))
     # What imports make stays, 100,000 objects with SQLAlchemy: to look through it for garbage again and again is a
     # twentieth of a short command.
     gc.set_threshold(150_000)

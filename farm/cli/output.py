@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.store.view import RunView
 
+# Streams whose reader has left.
+_UNREAD: list[IO[str]] = []
+
 
 @contextmanager
 def opened(
@@ -94,7 +97,24 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
 
 def echo_coloured(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print text whose colours are ours; whatever else is in it is visible already."""
-    click.echo(text, err=err, nl=nl)  # noqa: TID251 - here alone
+    try:
+        click.echo(text, err=err, nl=nl)  # noqa: TID251 - here alone
+    except BrokenPipeError:
+        # As `| head` leaves: what a command does goes on, and its exit code is about that.
+        discard(sys.stderr if err else sys.stdout)
+
+
+def has_reader() -> bool:
+    """Return False once the reader of standard output has left: what only shows something ends then."""
+    return sys.stdout not in _UNREAD
+
+
+def discard(stream: IO[str]) -> None:
+    """Let a stream whose reader is gone lead nowhere: Python would complain when it flushes what is left."""
+    _UNREAD.append(stream)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def write_file(path: Path, text: str) -> None:
@@ -126,6 +146,5 @@ def standard_output() -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        # Python would complain when it flushes what is left.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         raise click.exceptions.Exit(128 + signal.SIGPIPE) from None

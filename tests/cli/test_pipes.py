@@ -88,3 +88,17 @@ def _read(terminal: int) -> bytes:
     except OSError:
         # How Linux says that nobody has the other end any more.
         return b""
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("show", JOB.id), ("devices",), ("report", "--json"), ("--help",)])
+def test_a_command_whose_reader_has_left_ends_quietly_as_it_would_have(
+    red: FarmHome, arguments: tuple[str, ...]
+) -> None:
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    argv = [sys.executable, "-m", "farm.cli.main", *arguments]
+    done = subprocess.run(
+        argv, env=environment(red), cwd=red.cwd, stdout=ours, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    os.close(ours)
+    assert (done.returncode, done.stderr) == (0, "")

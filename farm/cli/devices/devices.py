@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import click
 
 from farm.cli.options import json_option
-from farm.cli.output import echo, opened, print_json
+from farm.cli.output import echo, echo_coloured, has_reader, opened, print_json
 from farm.cli.output import width as terminal_width
 from farm.report.model.format import short_age
 from farm.report.terminal.layout import LEAST_WIDTH, wrapped
@@ -42,6 +43,7 @@ def command(*, names: tuple[str, ...], watch: bool, as_json: bool, config_file: 
     are shown as absent.
     """
     from farm.pool.inventory import find_rows, take_inventory
+    from farm.report.terminal.run import rendered
     from farm.system.processes import Supervisor
 
     with Supervisor() as supervisor, opened(config_file) as (config, store):
@@ -54,13 +56,12 @@ def command(*, names: tuple[str, ...], watch: bool, as_json: bool, config_file: 
         elif as_json:
             print_json({"devices": look()})
         else:
-            _console().print(_listing(look(), names, _width()), soft_wrap=True)
+            echo_coloured(rendered([_listing(look(), names, _width())], _width(), color=sys.stdout.isatty()))
 
 
 def _watch(look: Callable[[], list[DeviceRow]], names: Sequence[str], *, as_json: bool) -> None:
     """Show until Ctrl-C, which is how it ends."""
     import contextlib
-    import sys
 
     import msgspec
     from rich.live import Live
@@ -69,13 +70,14 @@ def _watch(look: Callable[[], list[DeviceRow]], names: Sequence[str], *, as_json
 
     with contextlib.suppress(KeyboardInterrupt):
         if as_json or not sys.stdout.isatty():
-            while True:
+            while has_reader():
                 found = look()
                 if as_json:
                     echo(plain_json(msgspec.json.encode({"schema": 1, "devices": found})).decode())
                 else:
                     echo(f"{time.strftime('%H:%M:%S')}\n{_listing(found, names, _width())}\n")
                 time.sleep(_WATCH_SECONDS)
+            return
         # Nothing is cut silently: what is shown is made to fit.
         with Live(console=_console(), auto_refresh=False, vertical_overflow="crop") as live:
             while True:
