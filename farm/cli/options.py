@@ -24,7 +24,20 @@ _RUN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,79}")
 
 
 class SuggestingGroup(click.Group):
-    """A group that offers the nearest command where a name is unknown."""
+    """A group that offers the nearest command where a name is unknown, and whose commands complete values."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, which completes values where a shell asks for them; None for one that is unknown."""
+        command = self.find_command(ctx, cmd_name)
+        if command is not None and ctx.resilient_parsing:
+            from farm.cli.completion import teach
+
+            teach(command)
+        return command
+
+    def find_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, None for one that is unknown."""
+        return super().get_command(ctx, cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,0 +1,254 @@
+"""What Tab offers in bash, zsh and fish: commands, options and the values that there are.
+
+It is asked at every Tab: it loads little, waits for nobody, and where something is wrong it offers nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    add_completion_class,
+    get_completion_class,
+    shell_complete,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from farm.config.settings import Config
+
+VARIABLE = "_FARM_COMPLETE"
+"""The shells' functions ask with it."""
+SHELLS = ("bash", "zsh", "fish")
+
+# A name is put onto the command line as it is: none that a shell would take for anything but a word.
+_WORD = re.compile(r"[A-Za-z0-9_./@~+:=,\[\]-]{1,250}")
+
+
+class _Bash(BashComplete):
+    # click's own expands patterns, which ids of jobs are, and shows what `farm` says where it is not there any more.
+    source_template = """\
+%(complete_func)s() {
+    local kind value
+    COMPREPLY=()
+    while IFS=',' read -r kind value; do
+        case $kind in
+            dir) compopt -o dirnames ;;
+            file) compopt -o default ;;
+            plain)
+                COMPREPLY+=("$value")
+                [[ $value != */ ]] || compopt -o nospace ;;
+        esac
+    done < <(IFS=$'\n'; env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \
+        %(complete_var)s=bash_complete "$1" 2>/dev/null)
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+    @staticmethod
+    def _check_version() -> None:
+        """Start no bash to ask for its version."""
+
+
+def answer(cli: click.Command) -> int:
+    """Print what the shell asks for and return 0, whatever happens."""
+    with contextlib.suppress(BaseException):
+        # Nothing may appear between what somebody types.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        add_completion_class(_Bash)
+        shell_complete(cli, {}, "farm", VARIABLE, os.environ[VARIABLE])
+        sys.stdout.flush()
+    return 0
+
+
+def script(cli: click.Command, shell: str) -> str:
+    """Return what a shell has to read to complete `farm`."""
+    add_completion_class(_Bash)
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101 - one of SHELLS
+    return kind(cli, {}, "farm", VARIABLE).source()
+
+
+def teach(command: click.Command) -> None:
+    """Let the options and arguments of a command offer the values that there are."""
+    for param in command.params:
+        values = _OPTIONS.get(param.opts[-1])
+        if isinstance(param, click.Argument):
+            values = _ARGUMENTS.get((command.name or "", param.name or "")) or _ARGUMENTS.get(("", param.name or ""))
+        if values is not None:
+            offered = partial(_offered, values, is_path=param.opts[-1] in _OR_PATHS)
+            param.shell_complete = offered  # type: ignore[method-assign]
+
+
+class _Asked(NamedTuple):
+    context: click.Context
+    incomplete: str
+
+    @property
+    def config(self) -> Config:
+        from farm.config.settings import load_config
+
+        return load_config(self.context.params.get("config_file"))
+
+    def stored(self, *names: str) -> list[str]:
+        from farm.cli.stored_names import stored
+
+        found: list[str] = []
+        for name in names:
+            # A store that is away, or of another version of farm.
+            with contextlib.suppress(Exception):
+                found += stored(self.config.store_url, name)
+        return found
+
+
+def _offered(
+    values: Callable[[_Asked], Iterable[str]], context: click.Context, incomplete: str, *, is_path: bool
+) -> list[CompletionItem[None]]:
+    if is_path and incomplete.startswith((".", "/", "~")):
+        return [CompletionItem(incomplete, type="file")]
+    folded = incomplete.casefold()
+    found: dict[str, None] = {}
+    with contextlib.suppress(Exception):
+        for value in values(_Asked(context, incomplete)):
+            if _WORD.fullmatch(value) and value.casefold().startswith(folded):
+                found[value] = None
+    return [CompletionItem(value) for value in found]
+
+
+def _socs(_asked: _Asked) -> Iterable[str]:
+    from farm.system.resources import data_folder
+
+    return sorted(path.stem for path in data_folder("device_profiles").glob("*.toml"))
+
+
+def _suites(asked: _Asked) -> Iterable[str]:
+    from farm.suites.manifests import find_suites
+
+    return find_suites(asked.config.suite_folders)
+
+
+def _jobs(asked: _Asked) -> Iterable[str]:
+    suite, slash, _ = asked.incomplete.partition("/")
+    if "[" in asked.incomplete:
+        yield from asked.stored("jobs")
+    elif slash:
+        yield from asked.stored("cases")
+        from farm.suites.manifests import find_suites, load_suite
+
+        manifest = find_suites(asked.config.suite_folders).get(suite)
+        if manifest is not None:
+            yield from (f"{suite}/{case.name}" for case in load_suite(manifest).cases)
+    else:
+        yield from asked.stored("cases")
+        yield from (f"{name}/" for name in _suites(asked))
+
+
+def _runs(asked: _Asked) -> Iterable[str]:
+    return ["latest", "latest~1", *asked.stored("run_names", "runs")]
+
+
+def _devices(asked: _Asked) -> Iterable[str]:
+    yield from (device.name or device.serial for device in asked.config.devices)
+    yield from asked.stored("devices", "serials")
+
+
+def _labels(asked: _Asked) -> Iterable[str]:
+    yield from (label for device in asked.config.devices for label in device.labels)
+    for labels in asked.stored("labels"):
+        yield from re.findall(r'"([^"]+)"', labels)
+
+
+def _toolchains(asked: _Asked) -> Iterable[str]:
+    config = asked.config
+    yield from [*config.toolchains, "default"]
+    yield from _environments(asked)
+
+
+def _environments(asked: _Asked) -> Iterable[str]:
+    from farm.toolchains.environments import about, environments_folder
+
+    for folder in environments_folder(asked.config.cache_dir).glob("*"):
+        if (made := about(folder)) is not None:
+            yield made.executorch
+
+
+def _sdks(asked: _Asked) -> Iterable[str]:
+    return (path.name for path in (asked.config.cache_dir / "sdks").glob("*"))
+
+
+def _lines(asked: _Asked) -> Iterable[str]:
+    return ["default", *asked.config.toolchains, *asked.stored("lines")]
+
+
+def _backends(_asked: _Asked) -> Iterable[str]:
+    from farm.backends.registry import BACKENDS
+
+    return BACKENDS
+
+
+def _precisions(_asked: _Asked) -> Iterable[str]:
+    from farm.suites.socs import PRECISIONS
+
+    return PRECISIONS
+
+
+def _targets(_asked: _Asked) -> Iterable[str]:
+    from farm.runtime.native.targets import TARGETS
+
+    return TARGETS
+
+
+def _fault_kinds(_asked: _Asked) -> Iterable[str]:
+    from farm.virtual.faults import FaultKind
+
+    return FaultKind
+
+
+def _metrics(asked: _Asked) -> Iterable[str]:
+    return asked.stored("metrics")
+
+
+def _shells(_asked: _Asked) -> Iterable[str]:
+    return SHELLS
+
+
+_OPTIONS = {
+    "--soc": _socs,
+    "--suite": _suites,
+    "--device": _devices,
+    "--label": _labels,
+    "--toolchain": _toolchains,
+    "--qnn": _sdks,
+    "--line": _lines,
+    "--backend": _backends,
+    "--precision": _precisions,
+    "--metric": _metrics,
+    "--target": _targets,
+    **dict.fromkeys(("--run", "--resume", "--changed-since", "--good", "--bad", "--diff"), _runs),
+}
+_OR_PATHS = ("--suite", "--toolchain", "--qnn")
+_ARGUMENTS = {
+    **dict.fromkeys((("", name) for name in ("job", "jobs", "subject")), _jobs),
+    **dict.fromkeys((("", name) for name in ("run", "runs", "before", "after")), _runs),
+    ("", "device"): _devices,
+    ("", "labels"): _labels,
+    ("", "wanted"): lambda asked: [*_socs(asked), *_devices(asked)],
+    ("", "sdk"): _sdks,
+    ("", "shell"): _shells,
+    ("devices", "names"): _devices,
+    ("suites", "names"): _suites,
+    ("show", "name"): _toolchains,
+    ("check", "name"): _toolchains,
+    ("remove", "version"): _environments,
+    ("fault", "kind"): _fault_kinds,
+}
+"""By command, any where it is empty, and argument."""

@@ -1,0 +1,25 @@
+"""`farm completion`."""
+
+from __future__ import annotations
+
+import click
+
+from farm.cli.completion import SHELLS, script
+from farm.cli.output import echo
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS), metavar="bash|zsh|fish")
+@click.pass_context
+def command(context: click.Context, shell: str) -> None:
+    """Print what lets a shell complete farm's commands, options and values.
+
+    \b
+    bash  farm completion bash > ~/.local/share/bash-completion/completions/farm
+    zsh   farm completion zsh > ~/.zfunc/_farm     (a folder of $fpath)
+    fish  farm completion fish > ~/.config/fish/completions/farm.fish
+
+    Tab then offers suites, cases, SoCs, devices, runs, toolchains and more:
+    those of farm.toml, of the store and of the cache.
+    """
+    echo(script(context.find_root().command, shell), nl=False)

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.shell_completion import BashComplete
+from farm_home import FarmHome
+
+from farm.cli.completion import VARIABLE
+from farm.cli.main import cli
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BIN = Path(sys.executable).parent
+HOSTILE = ("$(touch${IFS}gone)", "`id`", "a;b", "x y", "line\nbreak", "'", "")
+
+
+def plant(store: sqlite3.Connection, table: str, **values: str) -> None:
+    """Insert a row; what has to be something is nothing in particular."""
+    columns = store.execute(f"PRAGMA table_info({table})").fetchall()
+    needed = {name: 0 if "INT" in kind else "{}" for _, name, kind, is_needed, default, _ in columns
+              if is_needed and default is None and name != "id"}  # fmt: skip
+    row = needed | values
+    marks = ", ".join("?" * len(row))
+    store.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))  # noqa: S608
+
+
+@pytest.fixture(scope="module")
+def stocked(tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
+    """A home whose store has a run with a name, a job and a device, and others with names that no shell may get."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("cache", "state", "cwd")]
+    home = FarmHome(*folders)
+    open_store(home.state / "farm.db").close()
+    with closing(sqlite3.connect(home.state / "farm.db")) as store, store:
+        plant(store, "fingerprint", hash="f")
+        for number, name in enumerate(("before_the_pass", *HOSTILE)):
+            plant(store, "run", id=f"20261101-20000{number}-abcdef", fingerprint_hash="f", run_name=name)
+            plant(store, "device_state", id=f"d{number}", serial=name or "left-phone", name=name)
+        plant(store, "job", name="gone_suite/relu[SM8650-htp-8a8w]", suite="gone_suite", case_name="relu", soc="SM8650")
+    (home.cwd / "farm.toml").write_text(
+        f"suites = ['mine']\n[toolchain.main]\npython = '{sys.executable}'\n[[device]]\nserial = 'A1'\nname = 'desk'\n"
+    )
+    suite = home.cwd / "mine" / "own_ops"
+    suite.mkdir(parents=True)
+    (suite / "suite.toml").write_text(
+        "[suite]\nname = 'own_ops'\ndescription = 'x'\n"
+        "[case.tanh]\nmodule = 'torch.nn:Tanh'\ninputs = [{shape = [1]}]\n"
+    )
+    return home
+
+
+def tab(home: FarmHome, *words: str) -> subprocess.CompletedProcess[str]:
+    """What a shell hears when it asks for the last of `words`."""
+    asked = {"COMP_WORDS": "\n".join(("farm", *words)), "COMP_CWORD": str(len(words))}
+    return home.farm(env={**asked, "_FARM_COMPLETE": "bash_complete"})
+
+
+@pytest.fixture
+def offered(stocked: FarmHome, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """What Tab offers for the last of some words."""
+    monkeypatch.chdir(stocked.cwd)
+    monkeypatch.setenv("FARM_CACHE_DIR", str(stocked.cache))
+    monkeypatch.setenv("FARM_STATE_DIR", str(stocked.state))
+
+    def offered(*words: str) -> list[str]:
+        found = BashComplete(cli, {}, "farm", VARIABLE).get_completions(list(words[:-1]), words[-1])
+        return [one.value for one in found]
+
+    return offered
+
+
+@pytest.mark.parametrize(
+    ("words", "among"),
+    [
+        (("his",), {"history"}),
+        (("device", "sh"), {"show"}),
+        (("run", "--soc", "sm86"), {"SM8650"}),
+        (("run", "--suite", ""), {"own_ops", "quantized_ops", "smoke"}),
+        (("history", "own"), {"own_ops/"}),
+        (("history", "own_ops/"), {"own_ops/tanh"}),
+        (("history", "gone_suite/"), {"gone_suite/relu"}),
+        (("show", "gone_suite/relu["), {"gone_suite/relu[SM8650-htp-8a8w]"}),
+        (("report", "l"), {"latest", "latest~1"}),
+        (("run", "--resume", "2026"), {"20261101-200000-abcdef"}),
+        (("diff", "latest", "be"), {"before_the_pass"}),
+        (("run", "--device", ""), {"desk", "before_the_pass", "left-phone"}),
+        (("run", "--toolchain", ""), {"main", "default"}),
+        (("run", "--backend", "x"), {"xnnpack"}),
+        (("run", "--precision", "16a8"), {"16a8w"}),
+        (("virtual", "fault", "x", "st"), {"stall"}),
+        (("export", "--format", "ct"), {"ctrf"}),
+        (("completion", ""), {"bash", "zsh", "fish"}),
+    ],
+)
+def test_a_tab_offers_what_there_is(offered: Callable[..., list[str]], words: tuple[str, ...], among: set[str]) -> None:
+    found = offered(*words)
+    assert among <= set(found)
+    assert all(value.casefold().startswith(words[-1].casefold()) for value in found)
+    assert not set(HOSTILE).intersection(found)
+
+
+def test_it_never_says_what_is_wrong(stocked: FarmHome, tmp_path: Path) -> None:
+    home = FarmHome(stocked.cache, tmp_path, tmp_path)
+    (tmp_path / "farm.toml").write_text("not [ what = it is")
+    (tmp_path / "farm.db").write_text("nor this")
+    for words in (
+        ("run", "--suite", ""),
+        ("history", "smoke/"),
+        ("report", ""),
+        ("no_such", ""),
+        ("run", "--no", "x", "y"),
+    ):
+        done = tab(home, *words)
+        assert (done.returncode, done.stderr) == (0, ""), words
+
+
+def test_without_a_store_none_is_made(home: FarmHome) -> None:
+    assert tab(home, "report", "").stdout.split() == ["plain,latest", "plain,latest~1"]
+    assert not home.state.exists()
+
+
+def test_it_loads_little(stocked: FarmHome) -> None:
+    code = (
+        "import atexit, sys; from farm.cli.main import main; heavy = {'torch', 'sqlalchemy', 'numpy', 'jinja2'};"
+        "atexit.register(lambda: print('loaded', sorted(heavy & set(sys.modules)))); main()"
+    )
+    asked = {"COMP_WORDS": "farm\nrun\n--resume\n", "COMP_CWORD": "3", "_FARM_COMPLETE": "bash_complete"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**stocked.env, **asked}, cwd=stocked.cwd, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert "plain,before_the_pass" in done.stdout
+    assert done.stdout.splitlines()[-1] == "loaded []"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_completes_names_as_they_are(stocked: FarmHome) -> None:
+    # A job's id is a pattern to a shell, and this is what it would match.
+    (stocked.cwd / "gone_suite").mkdir()
+    (stocked.cwd / "gone_suite" / "reluS").touch()
+    script = (
+        'eval "$(farm completion bash)"; COMP_WORDS=(farm show "gone_suite/relu["); COMP_CWORD=2; '
+        '_farm_completion farm; printf "%s\\n" "${COMPREPLY[@]}"; complete -p farm; '
+        'COMP_WORDS=(farm report ""); PATH=/usr/bin; _farm_completion farm; echo "none: ${#COMPREPLY[@]}"'
+    )
+    path = f"{BIN}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], env={**stocked.env, "PATH": path}, cwd=stocked.cwd, capture_output=True,
+        text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "gone_suite/relu[SM8650-htp-8a8w]",
+        "complete -o nosort -F _farm_completion farm",
+        "none: 0",
+    ]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_get_theirs(stocked: FarmHome, shell: str) -> None:
+    done = stocked.farm("completion", shell)
+    assert done.returncode == 0
+    assert f"{shell}_complete" in done.stdout
+    if shutil.which(shell):
+        checked = subprocess.run([shell, "-n"], input=done.stdout, capture_output=True, text=True, check=False)
+        assert (checked.returncode, checked.stderr) == (0, "")
