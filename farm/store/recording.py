@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from farm.store.view import Stale
     from farm.suites.suite import Job
 
-# What is not set up, no device or infrastructure, an interrupt: without an attempt nothing was executed.
-_EARLY = (2, 4, 130)
+ENDED_EARLY = (2, 4, 130)
+"""Exit codes of what is not set up, no device or infrastructure, an interrupt: without an attempt nothing began."""
 
 
 class Recording:
@@ -176,7 +176,7 @@ class Recording:
 
         def change(connection: Connection) -> None:
             rows.require_run(connection, run_id)
-            began = exit_code not in _EARLY or connection.scalar(statement("recording.tried"), {"run": run_id})
+            began = exit_code not in ENDED_EARLY or connection.scalar(statement("recording.tried"), {"run": run_id})
             row = {"finished_ms": rows.now_ms(), "exit_code": exit_code, "run_began": bool(began)}
             connection.execute(update(schema.run).where(schema.run.c.id == run_id).values(row))
 

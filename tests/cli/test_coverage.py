@@ -17,6 +17,7 @@ from farm.suites.manifests import load_suite
 from farm.suites.op_builders import installed_builders
 from farm.suites.socs import find_soc
 from farm.suites.suite import Job, plan
+from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,7 +61,7 @@ def record(store: Store, suite: Path, hour: int, verdicts: Mapping[str, Verdict]
     """Record a run of the whole suite, in which only the jobs of `verdicts` were come to."""
     jobs = {job.id: job for job in plan([load_suite(suite / "suite.toml")], [find_soc(soc)], "htp")}
     started_ms = 1_790_000_000_000 + hour * 3_600_000
-    run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {"qnn": "2.51"}, started_ms))
+    run_id = store.begin_run(RunRecord("farm run", user_name(), "bench", {"qnn": "2.51"}, started_ms))
     store.plan_jobs(run_id, list(jobs.values()))
     for job_id, verdict in verdicts.items():
         built = {"aten.relu.default": 1} if job_id == RELU else None

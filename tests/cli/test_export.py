@@ -19,6 +19,7 @@ from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.system.user import user_name
 
 JOB = Job(Case("s", "c", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))
 VIRTUAL = Device("virtual-1", "SM8650", "virtual", "b", AdbAddress(5037), "phone")
@@ -36,7 +37,7 @@ def source(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     with open_store(home.state / "farm.db") as store:
         for day, finished in enumerate((True, False, True)):
             started_ms = 1_790_000_000_000 + day * DAY
-            run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {"executorch": "1.5.1"}, started_ms))
+            run_id = store.begin_run(RunRecord("farm run", user_name(), "bench", {"executorch": "1.5.1"}, started_ms))
             store.plan_jobs(run_id, [JOB])
             latency = Measurement("latency", "ns", Direction.LOWER, (1e6 / 3, float("inf")))
             attempt = Attempt(

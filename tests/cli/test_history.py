@@ -16,6 +16,7 @@ from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import NewAlert, RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,7 @@ USUAL = {"executorch": "1.5.1", "qnn": "2.51"}
 
 def record(store: Store, hour: int, facts: Mapping[str, str], *measured: Measurement) -> None:
     started_ms = 1_790_000_000_000 + hour * 3_600_000
-    run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {**facts}, started_ms))
+    run_id = store.begin_run(RunRecord("farm run", user_name(), "bench", {**facts}, started_ms))
     store.plan_jobs(run_id, [JOB])
     attempt = Attempt(
         JOB.id, Verdict.PASSED, Stage.DONE, "", device=PHONE.serial, started_ms=started_ms, measurements=measured
@@ -125,14 +126,14 @@ def test_how_things_stand(home: FarmHome, store: Store) -> None:
     with store:
         record(store, 0, USUAL, HEAP)
         assert "never had a verdict" not in home.farm("status").stdout
-        run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {**USUAL}, 1_790_000_000_000 + 3_600_000))
+        run_id = store.begin_run(RunRecord("farm run", user_name(), "bench", {**USUAL}, 1_790_000_000_000 + 3_600_000))
         store.plan_jobs(run_id, [JOB])
     done = home.farm("status")
     assert done.returncode == 0, done.stderr
     assert "NOT FINISHED" in done.stdout
     assert "NOT TESTED: 1" in done.stdout
     status = json.loads(home.farm("status", "latest~1", "--json").stdout)["status"]
-    assert status["jobs"] == {JOB.id: "passed"}
+    assert status["runs"][0]["jobs"] == {JOB.id: "passed"}
 
 
 def test_a_question_in_sql_is_answered_as_table_csv_or_json(home: FarmHome, store: Store) -> None:
@@ -166,7 +167,7 @@ def test_the_pass_rate_and_flakiness_are_shown(home: FarmHome, store: Store) -> 
     with store:
         for hour in range(22):
             started_ms = 1_790_000_000_000 + hour * 3_600_000
-            run_id = store.begin_run(RunRecord("farm run", "ada", "bench", facts, started_ms))
+            run_id = store.begin_run(RunRecord("farm run", user_name(), "bench", facts, started_ms))
             store.plan_jobs(run_id, [JOB])
             verdict = Verdict.FAILED if hour in (15, 21) else Verdict.PASSED
             attempt = Attempt(
@@ -184,7 +185,7 @@ def test_the_pass_rate_and_flakiness_are_shown(home: FarmHome, store: Store) -> 
     assert (listed["record"]["passed"], listed["record"]["reliability"]) == (18, "newly flaky")
     status = home.farm("status").stdout
     assert f"NEWLY FLAKY: 1\n  {JOB.id}\n    passed 18 of 20 (69 to 98 %)" in status
-    answer = json.loads(home.farm("status", "--json").stdout)["status"]
+    [answer] = json.loads(home.farm("status", "--json").stdout)["status"]["runs"]
     assert answer["newly_flaky"][JOB.id]["since"] == first
     assert answer["healed"] == {}
 
@@ -194,7 +195,7 @@ def test_firmware_skel_and_a_changed_case_are_events_and_known_steps_are_told(ho
 
     def night(hour: int, build: str, skel: str, job: Job = JOB, ms: float = 2.0) -> str:
         started_ms = 1_790_000_000_000 + hour * 3_600_000
-        run_id = store.begin_run(RunRecord("farm run", "ada", "bench", USUAL, started_ms))
+        run_id = store.begin_run(RunRecord("farm run", user_name(), "bench", USUAL, started_ms))
         store.plan_jobs(run_id, [job])
         phone = msgspec.structs.replace(PHONE, build=build)
         store.record_device(run_id, phone, {**runtime, "skel": skel})

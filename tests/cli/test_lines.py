@@ -15,6 +15,7 @@ from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
 from farm.store.view import RunToolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
@@ -28,7 +29,7 @@ OLD, NEW = "a" * 40, "b" * 40
 def record(store: Store, hours_ago: int, toolchain: RunToolchain, verdict: Verdict = Verdict.PASSED) -> str:
     started_ms = now_ms() - hours_ago * 3_600_000
     facts = {"executorch": "1.6.0", "qnn": "2.51", "device_kind": "hardware", "commit": toolchain.commit}
-    run_id = store.begin_run(RunRecord("farm run", "ada", "bench", facts, started_ms, toolchain=toolchain))
+    run_id = store.begin_run(RunRecord("farm run", user_name(), "bench", facts, started_ms, toolchain=toolchain))
     store.plan_jobs(run_id, [JOB])
     latency = Measurement("latency", "ns", Direction.LOWER, (2e6,))
     attempt = Attempt(
@@ -62,7 +63,7 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
     assert mine not in shown["history"]
     assert main in shown["status"]
     assert mine in shown["runs"]
-    assert "private" in shown["runs"]
+    assert "<td>trial</td>" in shown["runs"]
 
     done = home.farm("history", "s/c", "--line", "main")
     assert (done.returncode, "farm: line main" in done.stderr) == (0, True), done.stderr
@@ -79,7 +80,7 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
     status = home.farm("status", "--line", "main").stdout
     assert status.splitlines()[:2] == ["line main", status.splitlines()[1]]
     assert status.splitlines()[1].startswith(main)
-    assert json.loads(home.farm("status", "--json").stdout)["status"]["run"]["run_id"] == default
+    assert json.loads(home.farm("status", "--json").stdout)["status"]["runs"][0]["run"]["run_id"] == default
     own = home.farm("status", mine).stdout
     assert "compared with line main, and no part of its history" in own
     assert "NEW FAILURES" in own

@@ -83,7 +83,7 @@ def test_who_sees_to_it_is_said_where_it_is_listed_and_a_verdict_stays(home: Far
     assert "acknowledged: grace: see #345" in listed
     assert "until 2099-12-31" in listed
     status = answer(home, "status")["status"]
-    assert status["jobs"][OTHER.id] == "new_failure"
+    assert status["runs"][0]["jobs"][OTHER.id] == "new_failure"
     assert home.farm("triage", f"#{first}", "--state", "fixed").returncode == 0
     assert [one["id"] for one in answer(home, "triage")["alerts"]] == [second]
     # A note alone opens nothing again.

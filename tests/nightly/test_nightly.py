@@ -160,7 +160,7 @@ def test_every_cell_is_a_nightly_run_in_the_store(night: Night) -> None:
     assert night.told["code"] == 1
     [failure] = cells[0]["new_failures"]
     assert failure["job_id"] == "mine/no_signal[SM8650-xnnpack-fp32]"
-    status = json.loads(night.home.farm("status", "--json").stdout)["status"]["run"]
+    status = json.loads(night.home.farm("status", "--json").stdout)["status"]["runs"][0]["run"]
     assert (status["run_id"], status["priority"]) == (cells[1]["run_id"], "nightly")
     assert wait_for_no_process(night.home) == {}
 

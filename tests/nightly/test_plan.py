@@ -43,7 +43,7 @@ def test_a_run_is_a_cell_for_each_backend(tmp_path: Path, config: Config) -> Non
     assert plan.budget_s == 5400
     both, on_cpu, virtual = (cell.request for cell in plan.cells)
     assert (both.socs, both.backend, on_cpu.backend) == (("SM8650", "SM8750"), "htp", "xnnpack")
-    assert all(cell.request.nightly for cell in plan.cells)
+    assert all(cell.request.purpose == "nightly" for cell in plan.cells)
     assert (both.wait_s, virtual.wait_s) == (0, None), "nobody has to wait for virtual devices"
     assert virtual.options == ("htp_performance_mode=burst,balanced",)
     assert (virtual.iterations, virtual.profile, virtual.failed_first) == (7, Profile.DETAILED, True)

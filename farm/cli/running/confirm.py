@@ -123,7 +123,7 @@ def _confirm_run(
 
     with opened(config_file, existing=True) as (config, store):
         line = line_of(toolchain_of(config, toolchain)) if toolchain else store.status.line_to_show(None)
-        run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show(line)
+        run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show(line, own=not toolchain)
         if run_id is None:
             where = f"line {line}" if line else "the store"
             raise UsageError(f"{where} has no run yet: 'farm run' makes one")

@@ -43,11 +43,11 @@ def read_status(store: Store, ref: str | None = None, line: str | None = None) -
 def runs_to_show(store: Store, line: str | None = None) -> list[RunStatus]:
     """Return the cells of the newest night, those that never began among them; without one a run.
 
-    A night is that of `line`, as `StatusReader.line_to_show` takes it, or of all lines; the run is the newest of the
-    line, or a trial of one's own. Raises UnknownNameError.
+    A night is that of `line`, as `StatusReader.line_to_show` takes it, or of all lines where it is None; the run is the
+    newest of the line, where none was asked for also a trial of one's own. Raises UnknownNameError.
     """
     night = store.status.night(None if line is None else store.status.line_to_show(line))
-    run_ids = night or filter(None, [store.status.run_to_show(store.status.line_to_show(line))])
+    run_ids = night or filter(None, [store.status.run_to_show(store.status.line_to_show(line), own=line is None)])
     return list(map(store.status.of_run, run_ids))
 
 

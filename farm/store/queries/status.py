@@ -77,15 +77,15 @@ class StatusReader:
             cells.setdefault((row.run_line, row.run_name or row.command, row.user_name, row.host), row.id)
         return list(cells.values())
 
-    def run_to_show(self, line: str = "") -> str | None:
-        """Return the newest run of the line's night that began; without one its newest run, trials of one's own too.
+    def run_to_show(self, line: str = "", *, own: bool = False) -> str | None:
+        """Return the newest run of the line's night that began, without one its newest run; None where there is none.
 
-        None where there is none. Runs of `farm debug` are left out.
+        With `own` trials of one's own count as well. Runs of `farm debug` are left out.
         """
         night = self.night(line)
         with self._database.reading() as connection:
             began = (one for one in night if find_run(connection, one).run_began)
-            of = {"line": line, "user": values.clean(user_name())}
+            of = {"line": line, "user": values.clean(user_name()) if own else ""}
             return next(began, None) or connection.scalar(statement("status.newest"), of)
 
     def unfinished_runs(self, line: str = "") -> list[UnfinishedRun]:

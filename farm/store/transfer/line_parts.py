@@ -164,7 +164,7 @@ class MeasurementLine(Row, frozen=True):
         return Measurement(self.metric, self.unit, direction, kept, self.exact)
 
 
-class OperatorLine(Row, frozen=True):
+class OperatorLine(Row, frozen=True, omit_defaults=True):
     """What one node of a program took."""
 
     node: Name
@@ -175,9 +175,11 @@ class OperatorLine(Row, frozen=True):
     least: Number
     greatest: Number
     share: Number
+    module: Name = ""
+    source: Name = ""
 
     def __post_init__(self) -> None:
-        require_printable(self.node, self.delegate, self.unit)
+        require_printable(self.node, self.delegate, self.unit, self.module, self.source)
 
 
 class LayerLine(Row, frozen=True):

@@ -90,9 +90,12 @@ class RunLine(Row, frozen=True, tag_field="kind", tag="run"):
     attempts: Count
     """Lines of attempts that follow those."""
     toolchain: ToolchainLine | None = None
+    name: Name | None = None
+    night: Word | None = None
+    """The id of the night that it is a cell of."""
 
     def __post_init__(self) -> None:
-        require_printable(self.user, self.host)
+        require_printable(self.user, self.host, self.name or "", self.night or "")
         if not self.id.startswith(values.run_id_time(self.started_ms)):
             raise ValueError(f"the id {self.id} does not name the time at which it began")
 
@@ -193,7 +196,7 @@ class AttemptLine(Row, frozen=True, tag_field="kind", tag="attempt"):
         return all_of(ArtifactRecord, self.artifacts)
 
 
-_NEWER = frozenset({"toolchain", "program_hash"})
+_NEWER = frozenset({"toolchain", "program_hash", "name", "night"})
 """What lines have since layout 2, where there is something to say."""
 
 Line = Head | RunLine | JobLine | AttemptLine

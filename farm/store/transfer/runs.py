@@ -10,9 +10,11 @@ from sqlalchemy import select
 
 from farm import __version__
 from farm.errors import UsageError
+from farm.results.attempt import Direction
 from farm.store import rows, schema, values
 from farm.store.details import artifact_of
 from farm.store.queries.runs import attempts_of, devices_of, jobs_of
+from farm.store.recording import ENDED_EARLY
 from farm.store.records import ArtifactRecord
 from farm.store.statements import chunks, statement
 from farm.store.toolchains import toolchain_columns, toolchain_of
@@ -122,6 +124,8 @@ def _lines(connection: Connection, run_id: str) -> Iterator[bytes]:
         "jobs": len(jobs),
         "attempts": len(attempts),
         "toolchain": toolchain_of(run) or None,
+        "name": run.run_name or None,
+        "night": run.run_night or None,
     }
     yield encode(RunLine, facts)
     for job in jobs:
@@ -151,10 +155,19 @@ def _layout(connection: Connection, run_ids: list[str]) -> int:
     """Return the least layout that has words for all that is known of runs."""
     run, run_job = schema.run.c, schema.run_job.c
     for part in chunks(run_ids):
-        if any(toolchain_of(row) for row in connection.execute(select(schema.run).where(run.id.in_(part)))):
+        found = connection.execute(select(schema.run).where(run.id.in_(part)))
+        if any(toolchain_of(row) or row.run_name or row.run_night for row in found):
             return LAYOUT
-        known = select(run_job.id).where(run_job.run_id.in_(part), run_job.program_hash.is_not(None)).limit(1)
-        if connection.scalar(known) is not None:
+        hashed = select(run_job.id).where(run_job.run_id.in_(part), run_job.program_hash.is_not(None))
+        # Older farms take every counter for better one way.
+        neutral = (
+            select(schema.counter.c.series_id)
+            .join(schema.series)
+            .join(schema.attempt, schema.attempt.c.id == schema.counter.c.attempt_id)
+            .join(schema.run_job, run_job.id == schema.attempt.c.run_job_id)
+            .where(run_job.run_id.in_(part), schema.series.c.direction == Direction.NONE)
+        )
+        if any(connection.scalar(known.limit(1)) is not None for known in (hashed, neutral)):
             return LAYOUT
     return FIRST_LAYOUT
 
@@ -175,6 +188,9 @@ def _insert_run(connection: Connection, run: RunLine) -> bool:
         "priority": run.priority,
         **rows.run_kinds(run.command, run.fingerprint),
         **toolchain_columns(RunToolchain() if run.toolchain is None else run.toolchain.toolchain),
+        "run_name": run.name or "",
+        "run_night": run.night or "",
+        "run_began": run.exit_code not in ENDED_EARLY or run.attempts > 0,
     }
     return rows.insert_new(connection, schema.run, row) is not None
 
