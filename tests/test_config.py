@@ -99,7 +99,7 @@ def test_every_folder_of_others_may_be_told_in_both_ways(
         ("[[host]]\nname = 'a'\nadb = 'a:1'\nkey_file = 'k'\n", r"host\[0\].key_file: is for ssh"),
         ("[[device]]\nname = 'a'\n", r"device\[0\]: says not which device it is"),
         ("[[device]]\nserial = 'a'\nlocal = true\n", r"device\[0\]: has serial and local, expected one of"),
-        ("[[device]]\nssh = 'board'\n", r"device\[0\].ssh: 'board': expected user@host"),
+        ("[[device]]\nssh = '@board'\n", r"device\[0\].ssh: '@board': expected host, user@host"),
         ("[[device]]\nssh = 'me@-oProxyCommand=x'\n", r"device\[0\].ssh"),
         ("[[device]]\nssh = 'me@host:0'\n", r"device\[0\].ssh"),
         ("[[device]]\nserial = 'a'\nstorage = '/x'\n", r"device\[0\].storage: adb has a folder of its own"),
@@ -241,7 +241,7 @@ def test_hosts_and_devices(tmp_path: Path) -> None:
         DeviceConfig(
             serial="R5CT10", name="left", labels=("lab", "rooted"), soc="SM8650", in_service=False, note="cracked"
         ),
-        DeviceConfig(ssh=SshLogin("root", "fe80::1", 22, "", "/etc/known"), storage="/opt/farm"),
+        DeviceConfig(ssh=SshLogin("root", "fe80::1", 0, "", "/etc/known"), storage="/opt/farm"),
         DeviceConfig(connect=Endpoint("10.0.0.9", 5555)),
         DeviceConfig(local=True),
     )

@@ -23,7 +23,17 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
 
 _ENDPOINT = "HOST:PORT"
-_LOGIN = "user@host or user@host:port"
+_LOGIN = "host, user@host or user@host:port"
+
+
+def is_ssh_user(name: str) -> bool:
+    """Return whether an account may be called so."""
+    return bool(_USER.fullmatch(name))
+
+
+def is_ssh_host(name: str) -> bool:
+    """Return whether this can be the name or the address of a machine, and never an option."""
+    return bool(_HOST.fullmatch(name))
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -41,12 +51,17 @@ class SshLogin(msgspec.Struct, frozen=True):
     """An account on a machine, and how to get in."""
 
     user: str
+    """Empty: as ~/.ssh/config says, else this user."""
     host: str
-    port: int = SSH_PORT
+    """A name or address, or what ~/.ssh/config calls it."""
+    port: int = 0
+    """0: as ~/.ssh/config says, else 22."""
     key_file: str = ""
-    """Empty: the agent's keys and the user's usual ones."""
+    """Empty: as ~/.ssh/config says, and the agent's keys and the user's usual ones."""
     known_hosts: str = ""
-    """Empty: ~/.ssh/known_hosts."""
+    """Empty: as ~/.ssh/config says, else ~/.ssh/known_hosts."""
+    config: str = ""
+    """Empty: ~/.ssh/config, where there is one; `none` for none."""
 
 
 class HostConfig(msgspec.Struct, frozen=True):
@@ -111,6 +126,7 @@ class HostTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ssh: str | None = None
     key_file: str = ""
     known_hosts: str = ""
+    ssh_config: str = ""
 
 
 class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,6 +139,7 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: dict[str, Any] = {}
     key_file: str = ""
     known_hosts: str = ""
+    ssh_config: str = ""
     storage: str = ""
     name: str = ""
     labels: tuple[str, ...] = ()
@@ -247,16 +264,18 @@ class DeviceTables:
 
     def _login(self, key: str, table: HostTable | DeviceTable) -> SshLogin | None:
         if not table.ssh:
-            for name in ("key_file", "known_hosts"):
+            for name in ("key_file", "known_hosts", "ssh_config"):
                 self._expect(not getattr(table, name), f"{key}.{name}", "is for ssh: leave it out")
             return None
         user, _, rest = table.ssh.rpartition("@")
         problem = f"{table.ssh!r}: expected {_LOGIN}"
-        self._expect(_USER.fullmatch(user), f"{key}.ssh", problem)
+        # Nobody is no user: `@host`.
+        self._expect(is_ssh_user(user) if "@" in table.ssh else True, f"{key}.ssh", problem)
         host, port = self._split(rest)
-        self._expect(host and _HOST.fullmatch(host) and (port or SSH_PORT), f"{key}.ssh", problem)
+        self._expect(is_ssh_host(host), f"{key}.ssh", problem)
         key_file, known_hosts = (str(self._beside(name) or "") for name in (table.key_file, table.known_hosts))
-        return SshLogin(user, host, SSH_PORT if port is None else port, key_file, known_hosts)
+        config = table.ssh_config if table.ssh_config == "none" else str(self._beside(table.ssh_config) or "")
+        return SshLogin(user, host, port or 0, key_file, known_hosts, config)
 
     def _endpoint(self, key: str, text: str) -> Endpoint:
         host, port = self._split(text)

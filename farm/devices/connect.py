@@ -74,9 +74,9 @@ def require_named(config: Config) -> None:
 
 
 def _require_files(file: Path, place: str, login: SshLogin | None) -> None:
-    for key in ("key_file", "known_hosts"):
-        name = getattr(login, key, "")
-        if name and not Path(name).is_file():
+    for key, field in (("key_file", "key_file"), ("known_hosts", "known_hosts"), ("ssh_config", "config")):
+        name = getattr(login, field, "")
+        if name and (field, name) != ("config", "none") and not Path(name).is_file():
             raise ConfigError(file, f"{place}.{key}", f"there is no file {name}: correct it, or leave it out")
 
 

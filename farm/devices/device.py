@@ -56,10 +56,22 @@ class SshAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="ssh"):
     """Where its host key is written down; ~/.ssh/known_hosts when empty."""
     storage: str = ""
     """Folder of farm on the device; /var/tmp/farm-USER when empty."""
+    alias: str = ""
+    """What farm.toml calls it, where `~/.ssh/config` says what that is; the fields below are from there as well."""
+    host_key_alias: str = ""
+    """By which known hosts have its key."""
+    identity_files: tuple[str, ...] = ()
+    """Private keys, where there is no `key_file`; those that are there are tried."""
+    known_hosts_files: tuple[str, ...] = ()
+    """In place of the usual ones, where there is no `known_hosts`."""
+    jumps: tuple[SshAddress, ...] = ()
+    """The machines on the way, the first one from here first."""
 
     @property
     def place(self) -> str:
         """The machine, and the port where it is not the usual one."""
+        if self.alias and self.alias != self.host:
+            return self.alias
         return self.host if self.port == 22 else f"{self.host}:{self.port}"
 
 

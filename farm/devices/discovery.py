@@ -13,8 +13,9 @@ from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import ordinary_server
 from farm.devices.connect import from_plain
 from farm.devices.device import AdbAddress, Device, DeviceAddress, LocalAddress, PowerCommand, Unusable
-from farm.devices.hosts import reach_server, ssh_address
+from farm.devices.hosts import reach_server
 from farm.devices.identity import identify
+from farm.devices.ssh.config import ssh_address
 from farm.devices.text import clean_text
 from farm.errors import ConfigError, DeviceError, InfraError
 
@@ -145,7 +146,11 @@ def _alone(entry: DeviceConfig) -> list[_Found]:
     address: DeviceAddress = LocalAddress(entry.storage or f"/var/tmp/farm-{getpass.getuser()}")  # noqa: S108 - looked at
     host = socket.gethostname()
     if entry.ssh is not None:
-        address, host = ssh_address(entry.ssh, entry.storage), entry.ssh.host
+        host = entry.ssh.host
+        try:
+            address = ssh_address(entry.ssh, entry.storage)
+        except InfraError as error:
+            return [_Found(Unusable(host, ABSENT, clean_text(str(error), 400), host), entry=entry)]
     elif entry.address:
         try:
             address = from_plain(DeviceAddress, entry.address)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from farm.devices.adb.host import AdbHost
-from farm.devices.device import SshAddress
+from farm.devices.ssh.config import ssh_address
 from farm.errors import InfraError
 from farm.system.processes import ending
 
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 # A slow board's key exchange, and a server that has to be started there.
 _TUNNEL_SECONDS = 75.0
-
-
-def ssh_address(login: SshLogin, storage: str = "") -> SshAddress:
-    """Return the address of what farm.toml says."""
-    return SshAddress(login.host, login.user, login.port, login.key_file, login.known_hosts, storage)
 
 
 def reach_server(host: HostConfig, supervisor: Supervisor) -> AdbHost:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.devices.device import Device
+    from farm.pool.announce import Announcer
     from farm.pool.lease_keeper import LeaseTerms
     from farm.store.leases.rules import Lease
     from farm.store.store import Store
@@ -82,7 +83,7 @@ class DevicePool:
         self._folder: Path | None = None
         self._revive: Callable[[], Sequence[str]] = tuple
         self._watch: Callable[[], None] = lambda: None
-        self._announce: Callable[[], None] = lambda: None
+        self._announcer: Announcer | None = None
         self._sched: JobScheduler | None = None
         self._ending = threading.Event()
         self._stopped = threading.Event()
@@ -104,9 +105,9 @@ class DevicePool:
         """Call `watch` four times a second as well."""
         self._watch = watch
 
-    def announce_with(self, announce: Callable[[], None]) -> None:
-        """Call `announce` four times a second as well."""
-        self._announce = announce
+    def announce_with(self, announcer: Announcer) -> None:
+        """Have `announcer` look four times a second as well, and close it at the end."""
+        self._announcer = announcer
 
     def acquire(self, until_s: float = float("inf"), *, partly: bool = False) -> None:
         """Wait until there is a device of every SoC, or it is `until_s` on the clock of `time.monotonic`.
@@ -234,6 +235,8 @@ class DevicePool:
         if self._thread.is_alive():
             self._thread.join()
         self.leases.close()
+        if self._announcer is not None:
+            self._announcer.close()
 
     def _start(self) -> None:
         if not self._thread.is_alive():
@@ -270,6 +273,10 @@ class DevicePool:
         if str(error) != self._problems.get(name):
             self._problems[name] = str(error)
             self._note(f"devices cannot be minded: {error}")
+
+    def _announce(self) -> None:
+        if self._announcer is not None:
+            self._announcer.look()
 
     def _keep_servers(self) -> None:
         for line in self._revive():

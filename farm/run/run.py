@@ -258,9 +258,8 @@ class _Run:
         pool = DevicePool(fleet.devices, self._store, self._terms() if fleet.leased else None, self._listener.note)
         pool.revive_with(fleet.revive)
         pool.take_with(lambda one: self._store.record_device(run_id, one, fleet.runtimes[one.serial].versions))
-        announcer = Announcer(self._config, self._store, self._listener.note)
         if fleet.leased:
-            pool.announce_with(announcer.look)
+            pool.announce_with(Announcer(self._config, self._store, self._listener.note))
         try:
             self._given_up = wait.acquire(pool, {job.target.soc for job in jobs}, self._budget.end_s)
             planned = [one for one in planned if one.job.target.soc not in self._given_up]
@@ -284,7 +283,6 @@ class _Run:
                 return status
         finally:
             pool.close()
-            announcer.close()
 
     def _fleet(self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor, *, partly: bool = False) -> Fleet:
         """Boot virtual devices, or find attached ones. Raises NoDeviceError."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import paramiko
 
+from farm.config.devices import SSH_PORT
 from farm.devices.device import LOOPBACK
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, DeviceGoneError, DeviceTimeoutError
@@ -56,7 +57,8 @@ class SshLink:
 
     def __init__(self, serial: str, address: SshAddress) -> None:
         self._serial, self._address = serial, address
-        self._client: paramiko.SSHClient | None = None
+        self._clients: list[paramiko.SSHClient] = []
+        """To the machines on the way, and to this one."""
         self._lock = threading.RLock()
         self._sessions = threading.BoundedSemaphore(SESSIONS)
         self._in_use = 0
@@ -124,11 +126,26 @@ class SshLink:
     def blame(self, problem: str, *, argv: Sequence[str] = (), stderr: str = "") -> DeviceError:
         """Return the error for a stream that broke: DeviceGoneError when the machine does not answer any more."""
         try:
+            self._doubt()
             self._connected(_AGAIN_SECONDS)
         except DeviceError as error:
             why = str(error).removeprefix(f"{self._serial}: ")
             return DeviceGoneError(self._serial, f"{problem}, and now: {why}", argv=argv, stderr=stderr)
         return DeviceError(self._serial, problem, argv=argv, stderr=stderr)
+
+    def _doubt(self) -> None:
+        """Drop a connection on which nothing is answered, where the kernel sees only the first machine on the way."""
+        with self._lock:
+            transport = self._clients[-1].get_transport() if self._clients and self._address.jumps else None
+            if transport is None or not transport.is_active():
+                return
+            try:
+                end(transport.open_session(timeout=_AGAIN_SECONDS))
+            except paramiko.ChannelException:
+                # That is an answer.
+                return
+            except (paramiko.SSHException, EOFError, OSError):
+                self._drop()
 
     def close(self) -> None:
         """Hang up, at once or when the last program is over. May be called again, and so may every other method."""
@@ -209,37 +226,55 @@ class SshLink:
     def _connected(self, timeout_s: float) -> tuple[paramiko.Transport, bool]:
         """Return the connection, and whether it was made just now."""
         with self._lock:
-            transport = self._client.get_transport() if self._client is not None else None
+            transport = self._clients[-1].get_transport() if self._clients else None
             if transport is not None and transport.is_active():
                 return transport, False
             self._drop()
-            self._client = self._connect(timeout_s)
-            transport = self._client.get_transport()
+            self._clients = self._connect(timeout_s)
+            transport = self._clients[-1].get_transport()
             if transport is None:
                 raise DeviceGoneError(self._serial, "the connection ended as soon as it was made")
             return transport, True
 
     def _drop(self) -> None:
-        client, self._client, self._closing = self._client, None, False
-        if client is not None:
+        clients, self._clients, self._closing = self._clients, [], False
+        for client in reversed(clients):
             client.close()
 
-    def _connect(self, timeout_s: float) -> paramiko.SSHClient:
-        address = self._address
-        if address.key_file and not Path(address.key_file).is_file():
-            raise DeviceError(self._serial, f"there is no key file {address.key_file}: see key_file in farm.toml")
-        stream = self._reach(timeout_s)
+    def _connect(self, timeout_s: float) -> list[paramiko.SSHClient]:
+        """Return the connections to every machine on the way and to this one, each through the one before."""
+        clients: list[paramiko.SSHClient] = []
+        try:
+            for hop in (*self._address.jumps, self._address):
+                stream = self._pass(clients[-1], hop, timeout_s) if clients else self._reach(hop, timeout_s)
+                clients.append(self._log_in(hop, stream))
+        except BaseException:
+            for client in reversed(clients):
+                client.close()
+            raise
+        return clients
+
+    def _at(self, hop: SshAddress, problem: str) -> str:
+        """Return a problem with the machine on the way that has it."""
+        return problem if hop is self._address else f"on the way, at {hop.place}: {problem}"
+
+    def _log_in(self, hop: SshAddress, stream: socket.socket | paramiko.Channel) -> paramiko.SSHClient:
         client = paramiko.SSHClient()
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
+        # Known hosts have a port only beside a name, never beside an alias.
+        name, port = (hop.host_key_alias, SSH_PORT) if hop.host_key_alias else (hop.host, hop.port)
         try:
-            self._load_known_hosts(client)
+            if hop.key_file and not Path(hop.key_file).is_file():
+                problem = f"there is no key file {hop.key_file}: see key_file in farm.toml"
+                raise DeviceError(self._serial, self._at(hop, problem))
+            self._load_known_hosts(hop, client)
             client.connect(
-                address.host,
-                address.port,
-                address.user,
+                name,
+                port,
+                hop.user,
                 sock=stream,
-                key_filename=address.key_file or None,
-                look_for_keys=not address.key_file,
+                key_filename=_keys(hop) or None,  # type: ignore[arg-type] # its stubs know of one alone
+                look_for_keys=not hop.key_file and not hop.identity_files,
                 timeout=_AUTH_SECONDS,
                 banner_timeout=_AUTH_SECONDS,
                 auth_timeout=_AUTH_SECONDS,
@@ -253,61 +288,82 @@ class SshLink:
             stream.close()
             if not isinstance(error, (paramiko.SSHException, EOFError, OSError)):
                 raise
-            raise self._refusal(error) from None
+            raise self._refusal(hop, error) from None
         return client
 
-    def _reach(self, timeout_s: float) -> socket.socket:
-        host, port = self._address.host, self._address.port
+    def _reach(self, hop: SshAddress, timeout_s: float) -> socket.socket:
+        host, port = hop.host, hop.port
         try:
             stream = socket.create_connection((host, port), timeout=timeout_s)
         except TimeoutError:
-            raise DeviceGoneError(self._serial, f"{host} cannot be reached: no answer in {timeout_s:g} s") from None
+            problem = f"{host} cannot be reached: no answer in {timeout_s:g} s"
+            raise DeviceGoneError(self._serial, self._at(hop, problem)) from None
         except OSError as error:
             reason = error.strerror or str(error)
             problem = f"no SSH server can be reached at {host}, port {port}: {reason}"
-            raise DeviceGoneError(self._serial, problem) from None
+            raise DeviceGoneError(self._serial, self._at(hop, problem)) from None
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_MS)
         return stream
 
-    def _known_hosts(self) -> Path:
-        named = self._address.known_hosts
-        return Path(named) if named else Path.home() / ".ssh/known_hosts"
+    def _pass(self, before: paramiko.SSHClient, hop: SshAddress, timeout_s: float) -> paramiko.Channel:
+        """Return a stream to `hop` through the machine before it."""
+        transport = before.get_transport()
+        try:
+            if transport is None:
+                raise EOFError
+            return transport.open_channel("direct-tcpip", (hop.host, hop.port), (LOOPBACK, 0), timeout=timeout_s)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            reason = clean_text(error.text if isinstance(error, paramiko.ChannelException) else str(error))
+            problem = f"no SSH server can be reached at {hop.host}, port {hop.port}, from the machine before it"
+            raise DeviceGoneError(self._serial, f"{problem}: {reason or 'it hung up'}") from None
 
-    def _load_known_hosts(self, client: paramiko.SSHClient) -> None:
-        files = [self._known_hosts()] + ([] if self._address.known_hosts else [_SYSTEM_HOSTS])
-        for file in files:
+    def _load_known_hosts(self, hop: SshAddress, client: paramiko.SSHClient) -> None:
+        for file in _known_hosts(hop):
             with contextlib.suppress(FileNotFoundError):
                 client.load_system_host_keys(str(file))
 
-    def _refusal(self, error: Exception) -> DeviceError:
-        address, file = self._address, self._known_hosts()
-        name = address.host if address.port == 22 else f"[{address.host}]:{address.port}"
-        if isinstance(error, paramiko.BadHostKeyException):
-            return DeviceError(
-                self._serial,
-                f"its host key is not the one that {file} has for {name}: somebody may be in between. Only if it was "
-                f"set up anew: ssh-keygen -R '{name}' -f {file}, and add its new key",
-            )
-        if isinstance(error, paramiko.PasswordRequiredException):
-            problem = f"the key {address.key_file or 'of this user'} has a passphrase: unlock it with ssh-add"
-            return DeviceError(self._serial, problem)
+    def _refusal(self, hop: SshAddress, error: Exception) -> DeviceError:
+        host = hop.host_key_alias or hop.host
+        name = host if hop.port == SSH_PORT or hop.host_key_alias else f"[{host}]:{hop.port}"
         reason = clean_text(str(error)) or "it hung up"
-        # paramiko has no type for an account without any key.
-        if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in reason:
-            tried = f"the key {address.key_file}" if address.key_file else "the keys of this user and its agent"
-            return DeviceError(
-                self._serial,
-                f"it does not let {address.user} in with {tried}: add the public key to its authorized_keys",
-            )
-        if "not found in known_hosts" in reason:
-            return DeviceError(
-                self._serial,
-                f"its host key is not in {file}: run 'ssh-keyscan -p {address.port} {address.host}', compare the "
-                "fingerprint ('... | ssh-keygen -lf -') with what the machine itself shows, and add the line",
-            )
-        return DeviceGoneError(self._serial, f"no SSH connection to {name}: {reason}")
+        if problem := _remedy(hop, name, error, reason):
+            return DeviceError(self._serial, self._at(hop, problem))
+        return DeviceGoneError(self._serial, self._at(hop, f"no SSH connection to {name}: {reason}"))
+
+
+def _remedy(hop: SshAddress, name: str, error: Exception, reason: str) -> str:
+    """Return why a machine that answers does not let us in, and what to do; empty where it is something else."""
+    file = _known_hosts(hop)[0]
+    if isinstance(error, paramiko.BadHostKeyException):
+        return (
+            f"its host key is not the one that {file} has for {name}: somebody may be in between. Only if it was "
+            f"set up anew: ssh-keygen -R '{name}' -f {file}, and add its new key"
+        )
+    if isinstance(error, paramiko.PasswordRequiredException):
+        return f"the key {hop.key_file or 'of this user'} has a passphrase: unlock it with ssh-add"
+    # paramiko has no type for an account without any key.
+    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in reason:
+        tried = f"the key {hop.key_file}" if hop.key_file else "the keys of this user and its agent"
+        return f"it does not let {hop.user} in with {tried}: add the public key to its authorized_keys"
+    if "not found in known_hosts" in reason:
+        return (
+            f"its host key is not in {file}: run 'ssh-keyscan -p {hop.port} {hop.host}', compare the "
+            "fingerprint ('... | ssh-keygen -lf -') with what the machine itself shows, and add the line"
+        )
+    return ""
+
+
+def _keys(hop: SshAddress) -> list[str]:
+    """Return the private keys to try; of those in `~/.ssh/config` many need not be there."""
+    return [hop.key_file] if hop.key_file else [one for one in hop.identity_files if Path(one).is_file()]
+
+
+def _known_hosts(hop: SshAddress) -> list[Path]:
+    if hop.known_hosts:
+        return [Path(hop.known_hosts)]
+    return [Path(one) for one in hop.known_hosts_files] or [Path.home() / ".ssh/known_hosts", _SYSTEM_HOSTS]
 
 
 def _is_refused(error: Exception) -> bool:

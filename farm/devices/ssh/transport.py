@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -78,20 +79,13 @@ class SshTransport(Transport):
         self._link.close()
 
     def shell_argv(self, words: Sequence[str], *, terminal: bool) -> tuple[list[str], dict[str, str]]:
-        """Return `ssh` with what this transport does: no configuration file, nothing forwarded, strict host keys."""
+        """Return `ssh` with what this transport does: the same way there, nothing forwarded, strict host keys."""
         script = shell_command(words, None, None) if words else ""
         command = [script] if words else []
         if not terminal:
             command = [shell_command(["sh", "-c", f"{_WATCH}{script or _LOGIN_SHELL}"], None, None)]
-        address = self._address
-        argv = ["ssh", "-F", "none", "-a", "-x", "-p", str(address.port), "-l", address.user]
-        options = ["StrictHostKeyChecking=yes", "UpdateHostKeys=no"]
-        if address.key_file:
-            options += [f'IdentityFile="{_literal(address.key_file)}"', "IdentitiesOnly=yes"]
-        if address.known_hosts:
-            options += [f'UserKnownHostsFile="{_literal(address.known_hosts)}"', "GlobalKnownHostsFile=/dev/null"]
-        argv += [word for option in options for word in ("-o", option)]
-        return [*argv, "-tt" if terminal else "-T", "--", address.host, *command], dict(os.environ)
+        argv = _ssh_words(self._address, self._address.jumps)
+        return [*argv, "-tt" if terminal else "-T", "--", self._address.host, *command], dict(os.environ)
 
     def reboot(self) -> None:
         """Run `reboot`, which only root may."""
@@ -107,6 +101,26 @@ class SshTransport(Transport):
             yield Files(stream, self.serial)
         finally:
             stream.close()
+
+
+def _ssh_words(address: SshAddress, jumps: Sequence[SshAddress]) -> list[str]:
+    """Return `ssh` and its options for `address`, reached through `jumps`, each of which is checked in the same way."""
+    options = ["StrictHostKeyChecking=yes", "UpdateHostKeys=no"]
+    if keys := [address.key_file] if address.key_file else address.identity_files:
+        options += [f'IdentityFile="{_literal(key)}"' for key in keys]
+        options += ["IdentitiesOnly=yes"] if address.key_file else []
+    if known := [address.known_hosts] if address.known_hosts else address.known_hosts_files:
+        files = " ".join(f'"{_literal(file)}"' for file in known)
+        options += [f"UserKnownHostsFile={files}", "GlobalKnownHostsFile=/dev/null"]
+    if address.host_key_alias:
+        options.append(f"HostKeyAlias={address.host_key_alias}")
+    if jumps:
+        *before, last = jumps
+        through = [*_ssh_words(last, before), "-T", "-W", f"[{address.host}]:{address.port}", "--", last.host]
+        # ssh has a shell run it, after it has replaced what follows a %.
+        options.append(f"ProxyCommand={shlex.join(through).replace('%', '%%')}")
+    argv = ["ssh", "-F", "none", "-a", "-x", "-p", str(address.port), "-l", address.user]
+    return argv + [word for option in options for word in ("-o", option)]
 
 
 def _literal(path: str) -> str:

@@ -1,0 +1,143 @@
+"""What `~/.ssh/config` says of a machine: its address, its keys and the machines on the way to it.
+
+OpenSSH itself reads the file (`ssh -G`), so that `Host`, `Match`, `Include` and tokens mean what they mean to `ssh`.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.config.devices import SSH_PORT, is_ssh_host, is_ssh_user
+from farm.devices.device import SshAddress
+from farm.devices.text import clean_text
+from farm.errors import InfraError, MissingToolError, UntrustedError
+from farm.system.trust import weakness
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.config.devices import SshLogin
+
+NONE = "none"
+"""In the place of a file: no file is read."""
+
+# `Match exec` runs commands of the user.
+_SECONDS = 15.0
+_MOST_JUMPS = 8
+_JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:]+)(?::(?P<port>\d{1,5}))?")
+_TOKEN = re.compile(r"%(.)")
+
+
+def ssh_address(login: SshLogin, storage: str = "") -> SshAddress:
+    """Return where farm.toml's `login` leads by the user's configuration of ssh; what farm.toml says wins.
+
+    Raises InfraError for what farm cannot do, MissingToolError where there is a configuration and no ssh to read it.
+    """
+    plain = SshAddress(
+        login.host, login.user or getpass.getuser(), login.port or SSH_PORT, login.key_file, login.known_hosts, storage
+    )
+    file = _file(login)
+    if file is None:
+        return plain
+    found = _resolve(file, login.host, login.user, login.port, ())
+    return msgspec.structs.replace(found, key_file=login.key_file, known_hosts=login.known_hosts, storage=storage)
+
+
+def _file(login: SshLogin) -> Path | None:
+    if login.config:
+        return None if login.config == NONE else Path(login.config)
+    file = Path.home() / ".ssh/config"
+    if not file.is_file():
+        return None
+    if problem := weakness(file):
+        # It may name commands, and whose host keys are believed.
+        raise UntrustedError(file, problem)
+    return file
+
+
+def _resolve(file: Path, name: str, user: str, port: int, on_the_way: Sequence[str]) -> SshAddress:
+    """Return the address of `name`, as the command line of ssh has it, with those on the way to it."""
+    if name in on_the_way or len(on_the_way) > _MOST_JUMPS:
+        raise InfraError(f"{file}: ProxyJump leads in a circle: {' -> '.join((*on_the_way, name))}")
+    facts = _ask_ssh(file, name, user, port)
+    host, account = facts["hostname"][0], facts["user"][0]
+    if not (is_ssh_host(host) and is_ssh_user(account)):
+        raise InfraError(f"{file}: HostName or User of {name} cannot be: {clean_text(f'{account}@{host}', 200)!r}")
+    jump, command = ((facts.get(key) or [NONE])[0] for key in ("proxyjump", "proxycommand"))
+    if jump == NONE and command != NONE:
+        raise InfraError(f"{file}: {name} is reached by ProxyCommand, which farm does not run: use ProxyJump")
+    jumps: tuple[SshAddress, ...] = ()
+    for number, one in enumerate(jump.split(",") if jump != NONE else ()):
+        hop = _jump(file, one.strip(), (*on_the_way, name))
+        # As with ssh, what leads to the first of them counts, and the others are reached through those before.
+        jumps += (*(hop.jumps if number == 0 else ()), msgspec.structs.replace(hop, jumps=()))
+    tokens = {"%": "%", "d": str(Path.home()), "h": host, "n": name, "r": account, "u": getpass.getuser(),
+              "p": facts["port"][0]}  # fmt: skip
+    return SshAddress(
+        host,
+        account,
+        int(facts["port"][0]),
+        alias=name,
+        host_key_alias=(facts.get("hostkeyalias") or [""])[0],
+        identity_files=tuple(_path(file, one, tokens) for one in facts.get("identityfile", ())),
+        known_hosts_files=tuple(
+            _path(file, one, tokens)
+            for key in ("userknownhostsfile", "globalknownhostsfile")
+            for line in facts.get(key, ())
+            for one in line.split()
+            if one != NONE
+        ),
+        jumps=jumps,
+    )
+
+
+def _jump(file: Path, text: str, on_the_way: Sequence[str]) -> SshAddress:
+    """Return the address of one machine of a ProxyJump, `[user@]host[:port]`."""
+    match = _JUMP.fullmatch(text)
+    host, user = (match["host"].strip("[]"), match["user"] or "") if match else ("", "")
+    if match is None or not is_ssh_host(host) or (user and not is_ssh_user(user)):
+        raise InfraError(f"{file}: ProxyJump {clean_text(text, 200)!r}: expected [user@]host[:port]")
+    return _resolve(file, host, user, int(match["port"] or 0), on_the_way)
+
+
+def _ask_ssh(file: Path, name: str, user: str, port: int) -> dict[str, list[str]]:
+    """Return what ssh would do: each option, in lower case, with its values."""
+    argv = ["ssh", "-G", "-T", "-F", str(file), *(["-l", user] if user else []), *(["-p", str(port)] if port else [])]
+    try:
+        done = subprocess.run(
+            [*argv, "--", name], stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
+        )
+    except FileNotFoundError:
+        raise MissingToolError(
+            f"{file} is there, and no ssh to read it: install openssh-client, or set ssh_config = 'none'"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise InfraError(f"{file}: ssh did not read it in {_SECONDS:g} s: what does 'Match exec' run?") from None
+    if done.returncode:
+        raise InfraError(f"{file}: ssh does not take it: {clean_text(done.stderr, 400)}")
+    facts = defaultdict(list)
+    for line in done.stdout.decode(errors="replace").splitlines():
+        key, _, value = line.partition(" ")
+        facts[key].append(value)
+    return dict(facts)
+
+
+def _path(file: Path, text: str, tokens: dict[str, str]) -> str:
+    """Return the path of a key or of known hosts, with `~` and tokens replaced."""
+
+    def token(match: re.Match[str]) -> str:
+        if match[1] not in tokens:
+            raise InfraError(f"{file}: {clean_text(text, 200)!r}: farm does not know {match[0]}")
+        return tokens[match[1]]
+
+    try:
+        return str(Path(_TOKEN.sub(token, text.strip('"'))).expanduser())
+    except RuntimeError as error:  # a home of an unknown user
+        raise InfraError(f"{file}: {clean_text(text, 200)!r}: {error}") from None
