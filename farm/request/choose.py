@@ -15,6 +15,7 @@ from farm.request.profiling import Profile
 from farm.request.recording import is_private_run
 from farm.request.selection import Version, changed, in_shard, total_seconds
 from farm.store.view import Purpose
+from farm.suites.limits import require_limits
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.options import parse_options
 from farm.suites.socs import find_soc
@@ -73,11 +74,19 @@ def _option_sets(request: RunRequest) -> tuple[OptionSet, ...]:
     return tuple(tuple(sorted((*options, ("profile_level", "optrace")))) for options in sets)
 
 
-def select(config: Config, request: RunRequest, jobs: Sequence[Job]) -> tuple[Job, ...]:
+def select(config: Config, request: RunRequest, jobs: Sequence[Job], *, judged: bool = True) -> tuple[Job, ...]:
     """Return the jobs that pytest's own options leave.
 
-    Raises UsageError for options that it does not know or may not have, NothingSelectedError.
+    Raises UsageError for options that it does not know or may not have, and for jobs that are to be `judged` and that
+    no limit decides; NothingSelectedError.
     """
+    selected = _select(config, request, jobs)
+    if judged:
+        require_limits(selected)
+    return selected
+
+
+def _select(config: Config, request: RunRequest, jobs: Sequence[Job]) -> tuple[Job, ...]:
     arguments = (*request.selection, *request.pytest_arguments)
     if not arguments:
         return tuple(jobs)
@@ -220,8 +229,8 @@ def _told(targets: Collection[tuple[str, str, str]]) -> str:
     return f"{suites} for {socs} on {backends}"
 
 
-def collect(config: Config, request: RunRequest, note: Callable[[str], None]) -> list[str]:
-    """Return the ids of the jobs that `request` selects, in the order of the manifests.
+def collect(config: Config, request: RunRequest, note: Callable[[str], None], *, judged: bool = True) -> list[str]:
+    """Return the ids of the jobs that `request` selects, in the order of the manifests; `judged` as in `select`.
 
     Raises UsageError for what cannot be, NothingSelectedError when nothing is left.
     """
@@ -229,7 +238,7 @@ def collect(config: Config, request: RunRequest, note: Callable[[str], None]) ->
         from farm.toolchains.select import toolchain_of
 
         toolchain_of(config, request.toolchain)
-    jobs = select(config, request, jobs_of(config, request))
+    jobs = select(config, request, jobs_of(config, request), judged=judged)
     if request.asks_the_store:
         from farm.store.store import open_store
         from farm.toolchains.prepare import line_of, prepare

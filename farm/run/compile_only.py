@@ -98,7 +98,7 @@ def compile_only(config: Config, request: RunRequest, listener: ProgressListener
     from farm.toolchains.prepare import prepare
     from farm.toolchains.select import use_toolchain
 
-    chosen = set(collect(config, request, listener.note))
+    chosen = set(collect(config, request, listener.note, judged=False))
     jobs = [job for job in jobs_of(config, request) if job.id in chosen]
     config = use_toolchain(config, request.toolchain, listener.note)
     check_machine(config, request)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from farm.bundles.bundle import load_bundle
 from farm.bundles.key import bundle_key
 from farm.bundles.reuse import FoundBundle, find_bundles_for
-from farm.bundles.same import differences, program_of
 from farm.errors import BundleError
 from farm.report.model.format import plural
 
@@ -75,6 +74,8 @@ class Rebuild:
         return text
 
     def _remembered(self, found: FoundBundle) -> _OldBundle:
+        from farm.bundles.same import program_of
+
         if not found.cached:
             return _OldBundle([], None, "")
         try:
@@ -84,6 +85,8 @@ class Rebuild:
             return _OldBundle([], None, "")
 
     def _difference(self, before: _OldBundle, reply: BuildReply) -> str:
+        from farm.bundles.same import differences
+
         if before.bundle is None:
             return ""
         if not reply.ok:

@@ -100,6 +100,7 @@ def test_a_suite_of_the_users_own_is_listed_from_farm_toml_and_by_path(home: Far
     (folder / "suite.toml").write_text(
         '[suite]\nname = "mine"\ndescription = "my own"\n'
         '[case.relu]\nmodule = "torch.nn:ReLU"\ninputs = [{ shape = [4] }]\n'
+        "tolerance = { 8a8w = { fp32 = { sqnr_db = 30.0 } } }\n"
     )
     by_path = home.farm("run", "--soc", "SM8650", "--suite", "./suites/mine", "--collect-only")
     assert by_path.stdout == "mine/relu[SM8650-htp-8a8w]\n"

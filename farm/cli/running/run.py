@@ -125,7 +125,6 @@ def command(
     with --confirm a number got worse; 4 no device or infrastructure; 5
     nothing selected, or all stale; 130 interrupted.
     """
-    from farm.cli.running.compile_only import check_compile_only, compile_and_show
     from farm.request.choose import collect
     from farm.run.run import run
 
@@ -135,6 +134,8 @@ def command(
         return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
     _check(asked, pytest_arguments, {"--html": html, "--junitxml": junitxml, "--json": as_json})
     if asked.compile_only:
+        from farm.cli.running.compile_only import check_compile_only
+
         check_compile_only(asked, {"--html": html, "--junitxml": junitxml}, pytest_arguments)
     requests = _requests(asked, pytest_arguments)
     config = load_config(config_file)
@@ -157,6 +158,8 @@ def command(
         if len(requests) > 1:
             notice(f"toolchain {request.toolchain}")
         if asked.compile_only:
+            from farm.cli.running.compile_only import compile_and_show
+
             codes.append(compile_and_show(config, request, as_json=as_json))
         else:
             with make_front() as front:
