@@ -27,6 +27,8 @@ _SITES = ("site-packages", "dist-packages")
 # They are in the keys wherever they are.
 _QNN = "libQnn"
 _REPLACED = " (deleted)"
+# What sem_open maps: as young as the process that waits by it, and no code (sem_overview(7)).
+_SEMAPHORE = b"dev/shm/sem."
 
 
 class LoadedFiles:
@@ -130,7 +132,7 @@ def _files_loaded() -> set[str]:
 def _mapped_files() -> Iterator[str]:
     for line in Path("/proc/self/maps").read_bytes().splitlines():
         _, slash, rest = line.partition(b"/")
-        if slash:
+        if slash and not rest.startswith(_SEMAPHORE):
             # One that was replaced since: what is in its place tells when.
             yield "/" + os.fsdecode(rest).removesuffix(_REPLACED)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import os
 import shutil
 import sys
@@ -128,6 +129,18 @@ def is_loaded(site: Path) -> None:
     importlib.import_module("ctypes").CDLL(str(site / "libQnnSeen.so"))
 
 
+def test_a_semaphore_is_no_file_that_is_compiled_with(tmp_path: Path) -> None:
+    loaded = LoadedFiles(time.time_ns(), tmp_path)
+    path = Path(f"/dev/shm/sem.farm-{os.getpid()}")
+    path.write_bytes(b"\0" * 32)
+    try:
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 32):
+            loaded.look()
+    finally:
+        path.unlink()
+    assert str(path) not in loaded.problem
+
+
 def test_a_link_or_other_permissions_are_no_edit(site: Path, tmp_path: Path) -> None:
     # A memory knows what had not just changed.
     time.sleep(2.1)
@@ -138,6 +151,14 @@ def test_a_link_or_other_permissions_are_no_edit(site: Path, tmp_path: Path) -> 
     (site / "libQnnSeen.so").chmod(0o755)
     is_loaded(site)
     loaded.require_old("")
+
+
+def test_memory_that_processes_share_is_no_file_of_a_toolchain(site: Path, tmp_path: Path) -> None:
+    loaded = LoadedFiles(time.time_ns(), tmp_path / "cache")
+    time.sleep(0.05)
+    (site / "sem.shared").write_bytes(bytes(32))
+    with (site / "sem.shared").open("r+b") as file, mmap.mmap(file.fileno(), 32):
+        loaded.require_old("")
 
 
 @pytest.mark.parametrize("name", ["seen_module.py", "libQnnSeen.so"])
