@@ -24,7 +24,7 @@ from farm.config.devices import (
 from farm.config.notify import NotifyConfig, read_notify
 from farm.config.retention import RetentionConfig, age_ms
 from farm.config.toolchains import ToolchainConfig, read_toolchains
-from farm.config.variables import QNN_PATHS, require_folder, require_known_variables
+from farm.config.variables import QNN_PATHS, require_folder, require_known_variables, require_there
 from farm.errors import ConfigError, UsageError
 from farm.system.ids import is_run_id
 from farm.system.memory import usable_bytes
@@ -133,6 +133,11 @@ class Config(msgspec.Struct, frozen=True):
     """What this command compiles with: farm/toolchains/select.py."""
     trace: bool | None = None
     """Builders record what of ExecuTorch and torchao takes part in a bundle; None where somebody edits them."""
+
+    def require_there(self, *keys: str) -> None:
+        """Raise UsageError for a path, of these keys of the [qnn] table, that somebody named and that is not there."""
+        toolchain = f"toolchain {self.toolchain.name}" if self.toolchain.native else ""
+        require_there({key: getattr(self, key) for key in keys}, self.file, toolchain)
 
     def run_folder(self, run_id: str) -> Path:
         """Return where a run keeps its plan, its logs and its report.

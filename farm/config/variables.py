@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
     from pathlib import Path
-
-    from farm.config.settings import Config
 
 QNN_PATHS = {
     "sdk_root": "QNN_SDK_ROOT",
@@ -51,19 +49,15 @@ def require_folder(path: Path, named: str) -> None:
         raise UsageError(f"{named}: {there} is no folder: name another place")
 
 
-def require_there(config: Config, keys: Iterable[str]) -> None:
-    """Raise UsageError for a path of the [qnn] table, or of its variable, that is named and not there."""
-    for key in keys:
-        path: Path | None = getattr(config, key)
-        if path is not None and not path.exists():
-            raise UsageError(f"{_named(config, key)}: there is no {path}: correct it, or leave it out")
+def require_there(paths: Mapping[str, Path | None], file: Path | None, otherwise: str = "") -> None:
+    """Raise UsageError for a path of the [qnn] table of `file`, or of its variable, that is named and not there.
 
-
-def _named(config: Config, key: str) -> str:
-    """Return how somebody named a path: by its variable, or in which file."""
-    variable = QNN_PATHS[key]
-    if value := os.environ.get(variable):
-        return f"{variable}={value}"
-    if config.toolchain.native:
-        return f"toolchain {config.toolchain.name}"
-    return f"{config.file}: qnn.{key}"
+    `paths` are by key; `otherwise` is what names those that are of neither.
+    """
+    for key, path in paths.items():
+        if path is None or path.exists():
+            continue
+        variable = QNN_PATHS[key]
+        value = os.environ.get(variable)
+        named = f"{variable}={value}" if value else otherwise or f"{file}: qnn.{key}"
+        raise UsageError(f"{named}: there is no {path}: correct it, or leave it out")

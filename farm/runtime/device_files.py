@@ -12,7 +12,6 @@ import msgspec
 
 from farm.backends.lpai import BACKEND as LPAI
 from farm.backends.registry import BACKENDS, find_backend
-from farm.config.variables import require_there
 from farm.errors import IllegalTargetError, MissingToolError
 from farm.runtime.native.build import planned_native
 from farm.runtime.native.cross_compilers import AndroidKit
@@ -88,12 +87,12 @@ def require_named(config: Config, backend: str, target: BuildTarget, mode: Mode)
     """
     qnn = () if find_backend(backend).on_cpu else ("sdk_root",)
     if target.name == OE_LINUX:
-        require_there(config, (*qnn, "executorch_linux_build"))
+        config.require_there(*qnn, "executorch_linux_build")
     elif mode == "direct":
-        require_there(config, (*qnn, "executorch_build", "executorch_direct_build", "hexagon_tools_root"))
+        config.require_there(*qnn, "executorch_build", "executorch_direct_build", "hexagon_tools_root")
     else:
         ours = ("android_runner", "android_backend_library", "android_executorch", "executorch_build")
-        require_there(config, (*qnn, *ours))
+        config.require_there(*qnn, *ours)
 
 
 def android_places(config: Config) -> Places:

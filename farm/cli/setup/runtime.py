@@ -69,7 +69,6 @@ def list_runtimes(
 @json_option()
 def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
     """Build the runner for a target, once, and print where it is."""
-    from farm.config.variables import require_there
     from farm.runtime.device_files import android_kit
     from farm.runtime.native.build import build_native
     from farm.runtime.native.executorch import runner_executorch
@@ -80,7 +79,7 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
     config = load_config(config_file)
     if target == OE_LINUX:
         # There is no runner of ours to be built; what can be had is fetched.
-        require_there(config, ("sdk_root", "executorch_linux_build"))
+        config.require_there("sdk_root", "executorch_linux_build")
         libraries = fetch_linux_files(
             config.cache_dir, config.sdk_root, log=_told_once(target, "fetching QNN's libraries")
         )
