@@ -5,6 +5,7 @@ model.pte
 inputs/input_{sample}_{index}.raw            native dtype, C order
 reference_fp32/output_{sample}_{index}.raw   outputs of the FP32 module
 reference_quantized/output_{sample}_{index}.raw  outputs of the quantized module, on the CPU; none in floating point
+origins.json                    module path and source line of nodes; only where they are known
 optrace/                        graphs and their schematics, for the SDK's tools; only when compiled for that
 build.log
 """

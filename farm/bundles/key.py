@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # A change of how bundles are made makes new bundles: the code that decides what is in one, below farm/. Of the flows of
 # backends a bundle depends on its own.
 _RECIPE = (
-    "compile/flows/*.py", "bundles/bundle.py", "bundles/ready.py",
+    "compile/flows/*.py", "bundles/bundle.py", "bundles/origins.py", "bundles/ready.py",
     "program/canonical.py", "program/pte.py", "program/flatbuffer.py",
 )  # fmt: skip
 

@@ -106,7 +106,7 @@ class Comparison(msgspec.Struct, frozen=True):
     """How much the SQNR is below that of the quantized reference; against fp32 only."""
 
 
-class OperatorProfile(msgspec.Struct, frozen=True):
+class OperatorProfile(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one node of a profiled program took, over the timed inferences of an attempt."""
 
     node: str
@@ -122,6 +122,11 @@ class OperatorProfile(msgspec.Struct, frozen=True):
     greatest: float
     share: float
     """Part of the sum of all rows in this unit, 0 to 1, by medians."""
+    module: str = ""
+    """The path in the model of the module that it comes from: `layers.3.conv`; empty for the model itself, and where
+    that is not known."""
+    source: str = ""
+    """The line of the model's code: `models/text.py:42`; empty where it is not known."""
 
 
 class LayerComparison(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.backends.registry import runs_on_cpu
+from farm.bundles.origins import NO_ORIGINS, read_origins
 from farm.errors import BundleError
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.heap import heap_measurements
@@ -110,9 +111,10 @@ def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerRepor
     problem = outputs_problem(bundle, raw, report)
     if problem and problem.verdict is Verdict.INFRA:
         return problem
-    profile = read_profile(raw.folder, report, bundle.manifest.delegates, operators=operators)
-    measured = (*time_measurements(report), *profile.measurements)
     try:
+        origins = read_origins(bundle.folder) if operators else NO_ORIGINS
+        profile = read_profile(raw.folder, report, bundle.manifest.delegates, operators=operators, origins=origins)
+        measured = (*time_measurements(report), *profile.measurements)
         ending = problem
         if ending is None:
             figures = compare_outputs(bundle, raw)

@@ -46,6 +46,8 @@ def bounded_details(attempt: Attempt) -> Attempt:
             node=values.clean(row.node, values.NAME_LIMIT),
             delegate=values.clean(row.delegate, values.NAME_LIMIT),
             unit=values.clean(row.unit, values.UNIT_LIMIT),
+            module=values.clean(row.module, values.NAME_LIMIT),
+            source=values.clean(row.source, values.NAME_LIMIT),
         )
         for row in attempt.operators[: values.OPERATORS_LIMIT]
     ]
@@ -83,12 +85,13 @@ def operators_of(rows: Iterable[Sequence[Any]]) -> dict[int, tuple[OperatorProfi
     """Return profiles by attempt id; `rows` are ordered by position."""
     found: dict[int, list[OperatorProfile]] = {}
     # Unpacked, which is quicker than by name: a run may have a hundred thousand rows.
-    for attempt_id, node, delegate, unit, n, p50, least, greatest, share in rows:
+    for attempt_id, node, delegate, unit, n, p50, least, greatest, share, module, source in rows:
         if None in (p50, least, greatest, share):
             p50, least, greatest, share = (  # noqa: PLW2901 - here, NULL can only have been NaN
                 math.nan if time is None else time for time in (p50, least, greatest, share)
             )
-        found.setdefault(attempt_id, []).append(OperatorProfile(node, delegate, unit, n, p50, least, greatest, share))
+        row = OperatorProfile(node, delegate, unit, n, p50, least, greatest, share, module, source)
+        found.setdefault(attempt_id, []).append(row)
     return {attempt_id: tuple(operators) for attempt_id, operators in found.items()}
 
 

@@ -208,10 +208,9 @@ op_profile = Table(
     Column("delegate", String(256), nullable=False),
     Column("unit", String(32), nullable=False),
     Column("n", Integer, nullable=False),
-    Column("p50", Float(53)),
-    Column("least", Float(53)),
-    Column("greatest", Float(53)),
-    Column("share", Float(53)),
+    *(Column(name, Float(53)) for name in ("p50", "least", "greatest", "share")),
+    Column("module", String(256), nullable=False, server_default=""),
+    Column("source", String(256), nullable=False, server_default=""),
 )
 
 layer = Table(

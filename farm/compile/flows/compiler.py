@@ -17,11 +17,13 @@ import torch
 from farm.backends.registry import find_backend
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Manifest, TensorSpec
 from farm.bundles.key import relevant_versions
+from farm.bundles.origins import write_origins
 from farm.bundles.ready import check_inputs, is_dynamic, output_specs, read_ready
 from farm.compile.flows.delegation import built_operators, read_delegation
 from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.factory import make_example, make_inputs, make_module, read_expected
 from farm.compile.flows.flow import Lowering, Stopwatch
+from farm.compile.flows.node_origins import node_origins
 from farm.program.canonical import program_hash
 from farm.suites.options import compile_options
 from farm.system.hashes import sha256_of
@@ -108,6 +110,7 @@ def _compile(
         program = lowered.edge.to_executorch(lowered.config)
         with (folder / MODEL).open("wb") as file:
             program.write_to_file(file)
+        write_origins(folder, node_origins(lowered.edge, program, Path(case.folder).parent))
     if _for_optrace(target):
         _keep_graphs(folder / MODEL, folder / OPTRACE)
     return CompiledProgram(

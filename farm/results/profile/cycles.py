@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from farm.bundles.origins import NO_ORIGINS, UNKNOWN
 from farm.execution.raw import ETDUMP_FILE
 from farm.results.attempt import Direction, Measurement, OperatorProfile
 from farm.results.profile.etdump import ETDUMP_LIMIT, ETDumpError, node_cycles, read_etdump
@@ -18,6 +19,7 @@ from farm.results.profile.event_names import (
     WHOLE_CALL,
     is_whole_call,
     names_node,
+    node_of,
     sums,
     unit_of,
 )
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from farm.bundles.origins import Origin, Origins
     from farm.results.profile.etdump import Block, ProfileEvent
     from farm.results.runner_report import RunnerReport
 
@@ -51,12 +54,17 @@ class ProfileReading(msgspec.Struct, frozen=True):
 
 
 def read_profile(
-    folder: Path, report: RunnerReport, delegates: Collection[str] = (), *, operators: bool = False
+    folder: Path,
+    report: RunnerReport,
+    delegates: Collection[str] = (),
+    *,
+    operators: bool = False,
+    origins: Origins = NO_ORIGINS,
 ) -> ProfileReading:
     """Return `htp_cycles`, one sample per sample of `latency`, with `operators` the rows too, and notes on what lacks.
 
-    `delegates` are the names of the backends in the program: calls are named after it where there is one. Nothing at
-    all, and no note, where no profile was asked for.
+    `delegates` are the names of the backends in the program: calls are named after it where there is one; `origins`,
+    where its nodes come from. Nothing at all, and no note, where no profile was asked for.
     """
     try:
         with (folder / ETDUMP_FILE).open("rb") as file:
@@ -70,7 +78,7 @@ def read_profile(
         found, expected = sum(block.name == INFERENCE for block in blocks), _executions(report)
         return ProfileReading(notes=(f"no profile: {ETDUMP_FILE} has {found} inferences where there were {expected}",))
     measured, notes = _cycles(inferences)
-    rows = operator_rows(inferences, delegates) if operators else ()
+    rows = operator_rows(inferences, delegates, origins) if operators else ()
     if len(rows) > OPERATOR_LIMIT:
         notes = (*notes, f"the profile has {len(rows)} rows: the first {OPERATOR_LIMIT} are kept")
     return ProfileReading(measured, rows[:OPERATOR_LIMIT], notes)
@@ -90,7 +98,9 @@ def timed_inferences(blocks: Iterable[Block], report: RunnerReport) -> list[Bloc
     return timed
 
 
-def operator_rows(inferences: Sequence[Block], delegates: Collection[str] = ()) -> tuple[OperatorProfile, ...]:
+def operator_rows(
+    inferences: Sequence[Block], delegates: Collection[str] = (), origins: Origins = NO_ORIGINS
+) -> tuple[OperatorProfile, ...]:
     """Return what took the time of `inferences`, in the order of execution, the runtime itself last.
 
     Times of the runtime's clock (ns) are those that no other row has: a delegate call without the nodes that its
@@ -105,7 +115,7 @@ def operator_rows(inferences: Sequence[Block], delegates: Collection[str] = ()) 
         for key, value in _exclusive(values).items():
             samples.setdefault(key, []).append(value)
     calls = delegate_calls(samples, delegates)
-    rows = [_row(key, label, samples[key]) for key, label in _in_order(samples, calls)]
+    rows = [_row(key, label, samples[key], _origin(key, origins)) for key, label in _in_order(samples, calls)]
     whole = sums(rows)
     return tuple(
         row
@@ -194,7 +204,13 @@ def _is_whole_call(key: _Key) -> bool:
     return key.is_delegate and bool(unit_of(key.name)) and not names_node(key.name)
 
 
-def _row(key: _Key, delegate: str, values: Sequence[int]) -> OperatorProfile:
+def _origin(key: _Key, origins: Origins) -> Origin:
+    if key.is_delegate:
+        return origins.calls.get(key.instruction, {}).get(node_of(key.name), UNKNOWN)
+    return origins.kernels.get(key.instruction, UNKNOWN) if key.name.startswith(KERNEL) else UNKNOWN
+
+
+def _row(key: _Key, delegate: str, values: Sequence[int], origin: Origin) -> OperatorProfile:
     unit = unit_of(key.name) if key.is_delegate else ""
     name = one_line(key.name.removesuffix(f" ({unit})"), NAME_LIMIT)
     return OperatorProfile(
@@ -206,4 +222,6 @@ def _row(key: _Key, delegate: str, values: Sequence[int]) -> OperatorProfile:
         least=float(min(values)),
         greatest=float(max(values)),
         share=0.0,
+        module=one_line(origin.module, NAME_LIMIT),
+        source=one_line(origin.source, NAME_LIMIT),
     )

@@ -25,6 +25,7 @@ WHOLE_CALL = "whole call: "
 _UNIT = re.compile(r" \(([a-z]{1,16})\)$")
 # The row of one node of a QNN graph: `aten_relu_default:OpId_80 (cycles)`, `Input OpId_2 (cycles)`.
 _NODE = re.compile(r"(?:^|[: ])OpId_\d+ \([a-z]{1,16}\)$")
+_OP_ID = re.compile(r"(?:^|[: ])OpId_\d+$")
 
 
 # A program has few names, a dump repeats them in every inference; of hostile ones, not all are remembered.
@@ -33,6 +34,12 @@ def unit_of(name: str) -> str:
     """Return the unit at the end of the name of a QNN event: `cycles`, `us`, `count`; empty where there is none."""
     found = _UNIT.search(name)
     return found[1] if found else ""
+
+
+@functools.lru_cache(4096)
+def node_of(name: str) -> str:
+    """Return what a node is called in the graph of the delegate: `aten_relu_default`; empty for other events."""
+    return _OP_ID.sub("", name.removesuffix(f" ({unit_of(name)})")) if names_node(name) else ""
 
 
 @functools.lru_cache(4096)

@@ -23,7 +23,7 @@ WHERE age = 1
 ORDER BY job_id;
 
 -- name: operators
-SELECT attempt_id, node, delegate, unit, n, p50, least, greatest, share
+SELECT attempt_id, node, delegate, unit, n, p50, least, greatest, share, module, source
 FROM op_profile WHERE attempt_id IN :attempts ORDER BY attempt_id, position;
 
 -- name: artifacts

@@ -73,7 +73,7 @@ WHERE counter.attempt_id IN (
 );
 
 -- name: operators
-SELECT attempt_id, node, delegate, unit, n, p50, least, greatest, share
+SELECT attempt_id, node, delegate, unit, n, p50, least, greatest, share, module, source
 FROM op_profile
 WHERE attempt_id IN (
     SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run

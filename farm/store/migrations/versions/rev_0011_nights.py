@@ -16,6 +16,8 @@ def upgrade() -> None:
     op.add_column("run", Column("run_night", sa.String(length=64), nullable=False, server_default=""))
     op.add_column("run", Column("run_began", sa.Boolean(), nullable=False, server_default=sa.true()))
     op.add_column("device_state", Column("forgotten_ms", sa.BigInteger(), nullable=False, server_default="0"))
+    op.add_column("op_profile", Column("module", sa.String(length=256), nullable=False, server_default=""))
+    op.add_column("op_profile", Column("source", sa.String(length=256), nullable=False, server_default=""))
     # Usage, infrastructure and an interrupt, before anything was executed.
     op.execute("""
         UPDATE run SET run_began = false
