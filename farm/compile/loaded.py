@@ -27,8 +27,8 @@ _SITES = ("site-packages", "dist-packages")
 # They are in the keys wherever they are.
 _QNN = "libQnn"
 _REPLACED = " (deleted)"
-# What sem_open maps: as young as the process that waits by it, and no code (sem_overview(7)).
-_SEMAPHORE = b"dev/shm/sem."
+# Memory that processes share to write it, such as a semaphore: as young as they are, and no code.
+_SHARED_MEMORY = b"rw-s"
 
 
 class LoadedFiles:
@@ -131,8 +131,8 @@ def _files_loaded() -> set[str]:
 
 def _mapped_files() -> Iterator[str]:
     for line in Path("/proc/self/maps").read_bytes().splitlines():
-        _, slash, rest = line.partition(b"/")
-        if slash and not rest.startswith(_SEMAPHORE):
+        mapping, slash, rest = line.partition(b"/")
+        if slash and mapping.split()[1] != _SHARED_MEMORY:
             # One that was replaced since: what is in its place tells when.
             yield "/" + os.fsdecode(rest).removesuffix(_REPLACED)
 

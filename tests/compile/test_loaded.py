@@ -129,18 +129,6 @@ def is_loaded(site: Path) -> None:
     importlib.import_module("ctypes").CDLL(str(site / "libQnnSeen.so"))
 
 
-def test_a_semaphore_is_no_file_that_is_compiled_with(tmp_path: Path) -> None:
-    loaded = LoadedFiles(time.time_ns(), tmp_path)
-    path = Path(f"/dev/shm/sem.farm-{os.getpid()}")
-    path.write_bytes(b"\0" * 32)
-    try:
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), 32):
-            loaded.look()
-    finally:
-        path.unlink()
-    assert str(path) not in loaded.problem
-
-
 def test_a_link_or_other_permissions_are_no_edit(site: Path, tmp_path: Path) -> None:
     # A memory knows what had not just changed.
     time.sleep(2.1)
