@@ -72,6 +72,7 @@ def compare_sides(
     UsageError, NothingSelectedError, MissingToolError before anything is compiled, NoDeviceError where nothing at all
     could be compared for want of a device.
     """
+    from farm.request.pruning import COMPARES
     from farm.store.rows import new_run_id
     from farm.system.processes import Supervisor
     from farm.system.publish import make_folders, own_folder
@@ -81,9 +82,10 @@ def compare_sides(
     with InterruptHandler() as interrupts, ExitStack() as stack:
         sides = _sides(config, request, note)
         known = _KnownJobs(request, sides, new_run_id(started_ms), started_ms, note)
-        folder = config.state_dir / "compares" / known.id
+        folder = config.state_dir / COMPARES / known.id
         make_folders(folder)
-        stack.enter_context(interrupts.finishing(stop.set))
+        again = "finishing what runs; Ctrl-C again stops at once"
+        stack.enter_context(interrupts.finishing(stop.set, lambda: note(again)))
         with Supervisor() as supervisor, own_folder(config.cache_dir / "compares", known.id) as logs:
             known.built = build_sides(sides, supervisor, logs, note, stop)
         differing = known.to_run()

@@ -274,8 +274,8 @@ class _Run:
                 self._listener.begin(jobs=len(planned), to_build=to_build, devices=[d.called for d in pool.held()])
                 pool.begin(folder)
                 controller = Controller(run_plan, self._listener, self._store, pool, self._forks)
-                stop = pool.finish_running
-                with self._interrupts.finishing(stop), self._budget.watched(stop, self._listener.note):
+                stop, say = pool.finish_running, partial(self._say_finishing, run_id)
+                with self._interrupts.finishing(stop, say), self._budget.watched(stop, self._listener.note):
                     status = execute(run_plan, self._request.pytest_arguments, self._config, controller)
                 if controller.interrupted:
                     raise KeyboardInterrupt
@@ -283,6 +283,10 @@ class _Run:
                 return status
         finally:
             pool.close()
+
+    def _say_finishing(self, run_id: str) -> None:
+        self._listener.note("finishing the running jobs; Ctrl-C again stops at once")
+        self._listener.note(f"'farm run --resume {run_id}' goes on then")
 
     def _fleet(self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor, *, partly: bool = False) -> Fleet:
         """Boot virtual devices, or find attached ones. Raises NoDeviceError."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
+
+_SAYING_SECONDS = 5.0
 
 
 class InterruptHandler:
@@ -28,17 +30,32 @@ class InterruptHandler:
         self._soft = (signal.SIGINT, signal.SIGTERM) if term else (signal.SIGINT,)
         self._kept: dict[int, Any] = {}
         self._finish: Callable[[], None] | None = None
+        self._heard: SimpleQueue[bool] = SimpleQueue()
         self.was_interrupted = False
         """Ctrl-C came, and what ran was let finish."""
 
     @contextmanager
-    def finishing(self, finish: Callable[[], None]) -> Iterator[None]:
-        """Let the first Ctrl-C call `finish`, which may only set a flag, while the body works."""
+    def finishing(self, finish: Callable[[], None], say: Callable[[], None]) -> Iterator[None]:
+        """Let the first Ctrl-C call `finish`, which may only set a flag, while the body works.
+
+        `say` is called then as well, in another thread: what was interrupted may hold the locks that it waits for.
+        """
+        heard = self._heard = SimpleQueue()
+        # Not begun by the handler, in the middle of whatever this thread does.
+
+        def speak() -> None:
+            if heard.get():
+                say()
+
+        speaker = threading.Thread(target=speak, name="ctrl-c", daemon=True)
+        speaker.start()
         self._finish = finish
         try:
             yield
         finally:
             self._finish = None
+            heard.put(False)
+            speaker.join(_SAYING_SECONDS)
 
     def __enter__(self) -> InterruptHandler:
         if threading.current_thread() is threading.main_thread():
@@ -59,8 +76,8 @@ class InterruptHandler:
         self.was_interrupted = True
         if self._finish is not None:
             self._finish()
-        # Not by `note`: its lock may be held by what was interrupted.
-        os.write(2, b"\nfarm: finishing the running jobs; Ctrl-C again stops now\n")
+        # Python's documentation: may be called in the middle of itself.
+        self._heard.put(True)
 
 
 def handling(outer: InterruptHandler | None) -> AbstractContextManager[InterruptHandler]:

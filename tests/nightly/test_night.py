@@ -83,7 +83,7 @@ class Stage(CellWork):
         if isinstance(ending, BaseException):
             raise ending
         if ending == 130:
-            with interrupts.finishing(lambda: None):
+            with interrupts.finishing(lambda: None, lambda: None):
                 signal.raise_signal(signal.SIGTERM)
         view = RunView(id="r", command="", started_ms=1, finished_ms=2, exit_code=ending, user="", host="",
                        fingerprint={}, devices=(), jobs=())  # fmt: skip

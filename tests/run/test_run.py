@@ -281,6 +281,8 @@ def test_ctrl_c_reports_what_there_is_and_leaves_nothing(home: FarmHome, slow_ru
     said = slow_run.stdout.read()
     assert "1 passed" in said
     assert "Traceback" not in said
+    assert "farm: finishing the running jobs; Ctrl-C again stops at once" in said
+    assert "does what is missing" in said.splitlines()[-1]
     assert wait_for_no_process(home) == {}
     with tables(home) as connection:
         assert connection.execute("select exit_code from run").fetchall() == [(130,)]

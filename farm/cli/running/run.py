@@ -321,4 +321,6 @@ def _deliver(outcome: RunOutcome, *, html: Path | None, junitxml: Path | None, a
 
     add_summary(lambda: run_markdown(outcome.view))
     deliver(outcome.view, report=outcome.report, html=html, junitxml=junitxml, as_json=as_json)
+    if outcome.exit_code == INTERRUPTED:
+        notice(f"interrupted: 'farm run --resume {outcome.view.id}' does what is missing")
     return outcome.exit_code

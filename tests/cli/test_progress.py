@@ -1,0 +1,85 @@
+"""What a terminal shows of a run while it works, and after Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from attached import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# A run's display and its signals, with nothing behind them.
+RUN = """
+import threading, time
+from farm.cli.progress import make_front
+from farm.system.interrupts import InterruptHandler
+
+done = threading.Event()
+with InterruptHandler() as interrupts:
+    try:
+        with make_front() as front:
+            front.begin(jobs=4, to_build=3, devices=["phone-1", "phone-2"])
+            front.devices({"phone-1": "s/conv[SM8650]"})
+            with interrupts.finishing(lambda: None, lambda: front.note("Ctrl-C again stops, --resume goes on")):
+                while True:
+                    time.sleep(0.01)
+    except KeyboardInterrupt:
+        print("the end", flush=True)
+"""
+
+
+def screen_of(written: str) -> list[str]:
+    """Return the lines that a terminal shows in the end: text, line ends, up and erased lines are all that there is."""
+    lines, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", written):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif not part.startswith("\x1b"):
+            lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
+            column += len(part)
+        elif part.endswith("A"):
+            row -= int(part[2:-1] or 1)
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        else:
+            assert part[-1] in "mhl", part
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def test_ctrl_c_says_what_a_second_one_and_what_resume_does_and_no_bar_is_left(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    subprocess.run(["stty", "cols", "80"], stdin=theirs, check=True)
+    written = b""
+
+    def shows(text: bytes) -> bool:
+        nonlocal written
+        if select.select([ours], [], [], 1)[0]:
+            written += os.read(ours, 65536)
+        return text in written
+
+    # The terminal is that of its session, so that Ctrl-C is what a person types.
+    argv = ["setsid", "--ctty", sys.executable, "-c", RUN]
+    with subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path) as process:
+        os.close(theirs)
+        until(lambda: shows(b"0/4"), "the bar")
+        os.write(ours, b"\x03")
+        until(lambda: shows(b"--resume goes on"), "an answer")
+        os.write(ours, b"\x03")
+        until(lambda: shows(b"the end"), "the end")
+        process.wait(30)
+        assert process.returncode == 0
+    os.close(ours)
+    screen = screen_of(written.decode())
+    assert "Ctrl-C again stops, --resume goes on" in screen
+    assert screen[-1] == "the end"
+    assert not [line for line in screen if "0/4" in line or "━" in line], screen
