@@ -173,6 +173,8 @@ class Farm:
     steps: list[dict[int, float]] = field(default_factory=list)
     """Of each series: the run where a level begins, and its change."""
     spent: Counter[str] = field(default_factory=Counter)
+    spans: list[tuple[int, int, int, Confirmation]] = field(default_factory=list)
+    """Of each confirmed change its series, the good night, the first bad one, and what is said of these two."""
 
     def __post_init__(self) -> None:
         self.series = [Series(str(one), "latency", "ns", Direction.LOWER) for one in range(self.world.series)]
@@ -254,8 +256,8 @@ class Farm:
         past = self.world.past(series, night)
         if not len(past):
             return night - 1
-        place = reference(len(past), [one for one in self._steps(series, past) if one < len(past)])
-        return int(past[place])
+        steps = {place: change for place, change in self._steps(series, past).items() if place < len(past)}
+        return int(past[reference(self.series[series], self.world.measured[series, past].tolist(), steps)])
 
     def _measure(
         self,
@@ -307,20 +309,23 @@ class Farm:
         bracket = Bracket(runs.index(self._good(series, night)), len(runs) - 1)
         good = runs[bracket.good]
         weights = suspicion(Scale.RATIO, values, bracket, seen.change)
+        whole, at = seen, {len(runs) - 1: seen}
         for _ in range(MOST_PROBES):
             probe = next_probe(bracket, weights)
             if probe is None:
                 break
             self.spent["probes"] += 1
-            gate = abs(seen.change) / 2.0
-            answer = self._measure(series, good, runs[probe], up=seen.change > 0, gate=gate, fresh=True)
+            gate = abs(whole.change) / 2.0
+            answer = at[probe] = self._measure(series, good, runs[probe], up=whole.change > 0, gate=gate, fresh=True)
             bracket = narrowed(bracket, probe, answer.answer)
         first_bad, last_good = runs[bracket.bad], runs[bracket.good]
+        seen = at[bracket.bad]
+        self.spans.append((series, good, first_bad, seen))
         self.steps[series][first_bad] = self.steps[series].get(first_bad, 0.0) + seen.change
         range_ = RunRange(first_bad * DAY_MS, last_good * DAY_MS, str(first_bad), str(last_good))
         finding = way(Direction.LOWER, seen.change)
         return Alert(
-            str(series), finding, range_, seen.change, seen.low, seen.high, seen.p_value, f"{seen.reason}; run {night}"
+            str(series), finding, range_, seen.change, seen.low, seen.high, whole.p_value, f"{whole.reason}; {night}"
         )
 
 

@@ -194,22 +194,24 @@ class Missing(World):
 
 
 class Sloping(World):
-    """What changes does so more than once: an alert is about something where the level did move, and that way."""
+    """What changes does so more than once: an alert is right where the level moved that way, or just before."""
 
     def is_true(self, series: int, alert: Alert) -> bool:
-        was, now = (self._level[series, int(run)] for run in (alert.range.last_good, alert.range.first_bad))
+        was, now = (
+            self._level[series, max(0, run)] for run in (int(alert.range.last_good) - 3, int(alert.range.first_bad))
+        )
         return bool((now - was) * alert.change > 0.0)
 
 
 class Improving(Sloping):
-    """Ten improvements of 1 %, one a night, end the night before a series steps."""
+    """Ten improvements of 1 %, one every second night, end four nights before a series steps."""
 
     def _plant(self, truth: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         size, night = super()._plant(truth)
-        return size, np.where(size > 0, np.maximum(night, LEAST_BASELINE + 12), night)
+        return size, np.where(size > 0, np.maximum(night, LEAST_BASELINE + 24), night)
 
     def _nights(self, truth: np.random.Generator) -> np.ndarray:
-        better = np.clip(np.arange(self.nights) - (self.step_night[:, None] - 11), 0, 10)
+        better = np.clip((np.arange(self.nights) - (self.step_night[:, None] - 24)) // 2, 0, 10)
         self._level *= np.where(self.step_size[:, None] > 0, 0.99**better, 1.0)
         return super()._nights(truth)
 
@@ -308,16 +310,13 @@ def run_world(name: str, seeds: range, series: int, nights: int, *, changed: boo
 def _sizes(farm: Farm) -> Counter[str]:
     """Return what alerts say that series got slower by, and what they did, in millionths; and what intervals hold."""
     found: Counter[str] = Counter()
-    for alerts in farm.alerts.values():
-        for alert in alerts:
-            one = int(alert.series)
-            level = np.log(farm.world._level[one])  # noqa: SLF001 - the truth is what is asked for
-            if not farm.world.step_size[one] or alert.change < 0:
-                continue
-            found["told"] += round(1e6 * alert.change)
-            truth = level[int(alert.range.first_bad)] - level[int(alert.range.last_good)]
-            found["alerts"] += 1
-            found["inside"] += alert.low - 1e-9 <= truth <= alert.high + 1e-9
+    levels = np.log(farm.world._level)  # noqa: SLF001 - the truth is what is asked for
+    for one, good, bad, said in farm.spans:
+        truth = levels[one, bad] - levels[one, good]
+        found["alerts"] += 1
+        found["inside"] += bool(said.low - 1e-9 <= truth <= said.high + 1e-9)
+        if farm.world.step_size[one] and said.change > 0:
+            found["told"] += round(1e6 * said.change)
     for one, size in enumerate(farm.world.step_size):
         if any(alert.series == str(one) and alert.change > 0 for told in farm.alerts.values() for alert in told):
             found["true"] += round(1e6 * math.log1p(size))

@@ -10,18 +10,27 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from farm.analysis.robust import difference, median_and_mad, p_of_next, sigma_of_next
-from farm.analysis.scale import GATES, Gates, Scale, Series, change_text, scaled, unscaled
+from farm.analysis.robust import NORMAL, difference, level_sigma, median_and_mad, p_of_next, sigma_of_next
+from farm.analysis.robust import median as middle
+from farm.analysis.scale import GATES, LEAST_SIGMA, Gates, Scale, Series, change_text, scaled, unscaled
 from farm.results.attempt import Direction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
 BASELINE = 21
 """Most runs that a run is compared with."""
 LEAST_BASELINE = 8
 """Fewest runs that a run is compared with."""
 
+SETTLED = 4
+"""Newest runs that a run is compared with where the level got better before them."""
+
+# So many of the newest runs, or twice as many, have to be better than those before by that many standard errors.
+_SETTLED_ERRORS = 3.0
+_LEAST_OLD = 3
 # A run is that many sigmas too good by chance once in forty times.
 _LUCK_SIGMAS = 2.0
 
@@ -87,8 +96,11 @@ def judge(
     median, mad = median_and_mad(before)
     if not math.isfinite(mad):
         return Judgement(Finding.UNDEFINED, "the runs before vary between finite and infinite values", count)
-    change = difference(now, median)
     sigma = sigma_of_next(mad, count)
+    if start := settled(series, before):
+        count -= start
+        median, sigma = middle(before[start:]), sigma_of_next(level_sigma(before, 0.0) / NORMAL, count)
+    change = difference(now, median)
     sigmas = change / sigma if sigma else math.copysign(math.inf, change) if change else 0.0
     finding = Finding.UNCHANGED
     if abs(change) > gates.change and abs(sigmas) > gates.sigmas:
@@ -145,12 +157,33 @@ def levelled(scale: Scale, values: Sequence[float], steps: Mapping[int, float]) 
     ]
 
 
-def reference(runs: int, steps: Iterable[int]) -> int:
-    """Return the index of the run to confirm a candidate against, among the `runs` before the new one.
+def reference(series: Series, values: Sequence[float], steps: Mapping[int, float]) -> int:
+    """Return the index of the run to confirm a candidate against, among those before the new one, oldest first.
 
     It is the oldest of the baseline on its level: newer ones may have the step already. `steps` as in `levelled`.
     """
-    return max(0, runs - BASELINE, *steps)
+    oldest = max(0, len(values) - BASELINE, *steps)
+    return oldest + settled(series, scaled(series.scale, levelled(series.scale, values, steps)[oldest:]))
+
+
+def settled(series: Series, before: NDArray[np.float64]) -> int:
+    """Return the index in `before`, on the scale, where their newest level begins, if it is a better one; else 0.
+
+    Improvements, each too small to be a candidate, would else be credit for what gets worse after them.
+    """
+    if series.direction is None or not np.isfinite(before).all():
+        return 0
+    count = len(before)
+    sigma = level_sigma(before, LEAST_SIGMA * GATES[series.scale].change)
+    for new in (SETTLED, 2 * SETTLED):
+        old = count - new
+        if old >= _LEAST_OLD:
+            gain = middle(before[:old]) - middle(before[old:])
+            error = sigma * math.sqrt(math.pi / 2.0 * (1.0 / new + 1.0 / old))
+            sign = -1.0 if series.direction is Direction.HIGHER else 1.0
+            if sign * gain > _SETTLED_ERRORS * error:
+                return count - SETTLED
+    return 0
 
 
 def _judge_exact(series: Series, history: Sequence[float], value: float) -> Judgement:

@@ -50,7 +50,8 @@ class ComparedSeries(msgspec.Struct, frozen=True):
         from farm.analysis.candidates import reference
 
         before = len(self.points) - 1
-        return reference(before, [step for step in self.steps if step < before])
+        known = {step: change for step, change in self.steps.items() if step < before}
+        return reference(self.series.series, self.values[:before], known)
 
 
 class LookBack(msgspec.Struct, frozen=True):

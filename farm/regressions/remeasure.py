@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from farm.analysis.candidates import levelled
 from farm.analysis.confirmation import P_CONFIRMED, Answer, Confirmation
 from farm.analysis.factors import Factor
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from farm.regressions.confirm_job import PairsRequest
     from farm.regressions.interleaved_ab import InterleavedBench
     from farm.regressions.look_back import ComparedSeries
+    from farm.regressions.paired_test import Probe
     from farm.replay.stored_result import StoredResult
     from farm.store.records import AlertRecord
     from farm.store.store import Store
@@ -135,8 +138,18 @@ class Remeasurement:
                 runs[index] = self._results.of(number.past.job_id, number.points[index].run_id)
         values = levelled(series.scale, number.values, number.steps)
         effort = self._request.pairs, self._inferences(number)
-        bracket = first_bad(bench, series, runs, values, bracket, change, *effort)
+        probes: list[Probe] = []
+        bracket = first_bad(bench, series, runs, values, bracket, change, *effort, on_probe=probes.append)
         result.good, result.bad = bracket.good, bracket.bad
+        # What came after the first bad run is no part of its step.
+        bundle = number.points[bracket.bad].bundle
+        for probe in probes:
+            of_bad = probe.answer is Answer.CONFIRMED and number.points[probe.number].bundle == bundle
+            if of_bad and (there := probe.confirmation):
+                reason = f"{result.confirmation.reason}; {there.reason} in the first bad run"
+                result.confirmation = msgspec.structs.replace(
+                    result.confirmation, change=there.change, low=there.low, high=there.high, reason=reason
+                )
         good, bad = runs[bracket.good], runs[bracket.bad]
         if good is None or bad is None:
             return

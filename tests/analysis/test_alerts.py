@@ -77,6 +77,19 @@ def test_before_a_step_without_a_size_nothing_can_be_compared() -> None:
 
 
 def test_the_good_bundle_is_the_oldest_of_the_baseline_on_its_level() -> None:
-    assert reference(60, []) == 39
-    assert reference(12, []) == 0
-    assert reference(60, [10, 50]) == 50
+    values = noisy(60, seed=1)
+    assert reference(LATENCY, values, {}) == 39
+    assert reference(LATENCY, values[:12], {}) == 0
+    assert reference(LATENCY, values, {10: 0.0, 50: 0.0}) == 50
+
+
+def test_improvements_are_no_credit_for_what_gets_worse_after_them() -> None:
+    for seed in range(10):
+        better = [value * 0.99 ** max(0, night - 11) for night, value in enumerate(noisy(22, noise=0.01, seed=seed))]
+        good = reference(LATENCY, better, {})
+        assert good == 18, "one of the newest level"
+        worse = judge(LATENCY, better, 1.08 * 0.99**10 * 1e6)
+        assert worse.finding is Finding.REGRESSION
+        assert "against the median of 4 runs" in worse.reason
+        # What got worse unseen is no new level.
+        assert reference(LATENCY, better[::-1], {}) == 1

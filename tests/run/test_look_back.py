@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -415,3 +416,11 @@ def test_a_counter_that_flips_is_said_once_not_to_be_deterministic(store: Store)
     assert [night for night, _ in said] == [4]
     assert said[0][1].endswith(f": pte_size of {world.jobs[0].id}")
     assert store.alerts.open() == []
+
+
+def test_the_alerts_of_a_ramp_add_up_to_the_ramp(store: Store) -> None:
+    world = World(store, jobs=3, seed=4)
+    for night in range(34):
+        world.confirm(world.night(dict.fromkeys(range(3), 1.015 ** min(max(night - 11, 0), 12))))
+    told = [sum(one.change for one in known(store, world, job)) for job in range(3)]
+    assert sum(told) / 3 == pytest.approx(12 * math.log(1.015), rel=0.12)
