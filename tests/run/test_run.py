@@ -195,6 +195,19 @@ def test_every_failure_says_its_stage_and_reason_and_the_run_goes_on(
     assert ended["known"]["known_issue"] == "8 bits do not make 300 dB"
 
 
+def test_the_traceback_of_a_builder_and_both_devices_of_wrong_numbers_are_shown(
+    shared: FarmHome, mixed: tuple[subprocess.CompletedProcess[str], dict[str, Any]]
+) -> None:
+    run_id = mixed[1]["id"]
+    shown = shared.farm("show", "mine/does_not_compile", "--run", run_id).stdout
+    assert "    Traceback (most recent call last):" in shown
+    assert "    RuntimeError: Given groups=1" in shown
+    shown = shared.farm("show", "mine/too_strict", "--run", run_id).stdout
+    for part in ("attempt 1 of 2: infra at numerics", "attempt 2 of 2: failed at numerics, cause numerics, decides",
+                 "virtual-SM8650-0", "virtual-SM8650-1", "< 300 dB", "farm repro 'mine/too_strict"):  # fmt: skip
+        assert part in shown, part
+
+
 def test_last_failed_runs_those_alone(
     shared: FarmHome, mixed: tuple[subprocess.CompletedProcess[str], dict[str, Any]]
 ) -> None:
@@ -286,6 +299,17 @@ def test_ctrl_c_reports_what_there_is_and_leaves_nothing(home: FarmHome, slow_ru
     assert wait_for_no_process(home) == {}
     with tables(home) as connection:
         assert connection.execute("select exit_code from run").fetchall() == [(130,)]
+
+
+def test_a_run_whose_reader_leaves_goes_on_and_its_exit_code_is_about_the_run(home: FarmHome) -> None:
+    with home.running(*MAIN, "--suite", "smoke", "-k", "conv2d") as process:
+        assert process.stdout is not None
+        assert "1 job" in process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(120) == 0
+    with tables(home) as connection:
+        assert connection.execute("select exit_code from run").fetchall() == [(0,)]
+        assert connection.execute("select verdict from attempt").fetchall() == [("passed",)]
 
 
 def test_kill_9_loses_nothing_that_was_finished_and_leaves_nothing(
