@@ -45,6 +45,7 @@ def farm(tmp_path_factory: pytest.TempPathFactory, farm_cache: Path) -> FarmCopy
     return copy
 
 
+@pytest.mark.whole
 def test_a_new_backend_is_compiled_and_run(farm: FarmCopy) -> None:
     ran = farm.farm(
         *("run", "--soc", "SM8650", "--suite", "smoke", "--backend", "cpu_stub", "--virtual", "1"),

@@ -45,6 +45,7 @@ def test_the_data_folders_travel_in_it(installed: Path) -> None:
     assert not [name for name in names if name.startswith(("tests/", "bench/")) or name.endswith((".so", ".pte"))]
 
 
+@pytest.mark.whole
 def test_it_runs_the_main_job(installed: Path, home: FarmHome) -> None:
     env = {"PYTHONPATH": str(installed)}
     where = subprocess.run(

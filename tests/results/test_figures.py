@@ -80,6 +80,7 @@ def farm(tmp_path_factory: pytest.TempPathFactory, farm_cache: Path) -> FarmCopy
     return copy
 
 
+@pytest.mark.whole
 def test_a_new_figure_is_judged_stored_and_shown(farm: FarmCopy) -> None:
     suite = str(farm.folder / "signs")
     ran = farm.farm("run", "--soc", "SM8650", "--suite", suite, "--backend", "xnnpack", "--virtual", "1", "--json")
