@@ -19,16 +19,18 @@ _TOLERANCE = Tolerance(fp32=Limits(sqnr_db=25.0))
 def canary_jobs(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
     """Return what to compile for devices that run `jobs`: one job a SoC and backend, of no suite."""
     wanted = dict.fromkeys((job.target.soc, job.target.backend) for job in jobs)
-    found = []
-    for soc, backend in wanted:
-        precision = find_backend(backend).canary_precision
-        case = Case(
-            "farm",
-            "canary",
-            module="torch.nn:ReLU",
-            inputs=(InputSpec(_SHAPE),),
-            precisions=(precision,),
-            tolerances={precision: _TOLERANCE},
-        )
-        found.append(Job(case, Target(soc, backend, precision)))
-    return tuple(found)
+    return tuple(canary_job(soc, backend) for soc, backend in wanted)
+
+
+def canary_job(soc: str, backend: str) -> Job:
+    """Return the job whose bundle is the canary of an SoC and backend."""
+    precision = find_backend(backend).canary_precision
+    case = Case(
+        "farm",
+        "canary",
+        module="torch.nn:ReLU",
+        inputs=(InputSpec(_SHAPE),),
+        precisions=(precision,),
+        tolerances={precision: _TOLERANCE},
+    )
+    return Job(case, Target(soc, backend, precision))

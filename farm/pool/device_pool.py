@@ -143,7 +143,7 @@ class DevicePool:
         """Let workers begin that read their grants in a run's `folder`."""
         self._folder = folder
         if missed := self.leases.missed():
-            self._note(f"once they are free, these take part as well: {missed}")
+            self._note(f"once they are free, these take part as well: {'; '.join(missed.values())}")
         self._sync()
         self._start()
 

@@ -98,7 +98,7 @@ def attached_fleet(
         names = [name for name in names if any(device.soc == name for device in devices)] or names
     _require(names, devices, refused)
     revive = partial(revive_tunnels, supervisor)
-    fleet = Fleet(devices, _runtimes(config, socs, backend, devices), leased=True, revive=revive)
+    fleet = Fleet(devices, runtimes_of(config, socs, backend, devices), leased=True, revive=revive)
     return _with_root(fleet, names, refused)
 
 
@@ -194,10 +194,11 @@ def _refusal(device: Device, known: Registered | None, socs: Sequence[str], choi
         return "not among those that were asked for"
     if missing:
         return f"not labelled {' and '.join(missing)}"
-    return _out_of_use(device, known) if known is not None else ""
+    return out_of_use(device, known) if known is not None else ""
 
 
-def _out_of_use(device: Device, known: Registered) -> str:
+def out_of_use(device: Device, known: Registered) -> str:
+    """Return why nobody gets a device, and what gives it back; empty where it is in use. Pure."""
     if not known.in_service:
         note = f": {known.service_note}" if known.service_note else ""
         return f"out of service{note}; 'farm device in {device.called}' puts it back"
@@ -206,7 +207,8 @@ def _out_of_use(device: Device, known: Registered) -> str:
     return ""
 
 
-def _runtimes(config: Config, socs: Sequence[Soc], backend: str, devices: Sequence[Device]) -> dict[str, Runtime]:
+def runtimes_of(config: Config, socs: Sequence[Soc], backend: str, devices: Sequence[Device]) -> dict[str, Runtime]:
+    """Return the runtimes of devices of some SoCs, by serial. Raises MissingToolError for one that cannot be had."""
     from farm.runtime.runtime import attached_runtime, virtual_runtime
 
     by_name = {soc.name: soc for soc in socs}

@@ -120,9 +120,12 @@ def remembered(known: Registered, lease: Lease | None) -> DeviceRow:
     return _clean(_row(known, lease, state=state, reason=reason, **_status(known.status)))
 
 
-def resolve_device(store: Store, name: str) -> Registered:
-    """Return the known device that is called `name`: its name, serial or id. Raises UnknownNameError."""
-    known = store.devices.all()
+def resolve_device(store: Store, name: str, *, forgotten: bool = False) -> Registered:
+    """Return the known device that is called `name`: its name, serial or id; or a forgotten one where asked for.
+
+    Raises UnknownNameError.
+    """
+    known = sorted(store.devices.all(forgotten=forgotten), key=lambda one: one.forgotten_ms)
     for one in known:
         if name in (one.id, one.serial) or (name and name == one.name):
             return one

@@ -168,26 +168,27 @@ class LeaseKeeper:
 
     def holders(self, socs: Collection[str]) -> str:
         """Return who has the devices of some SoCs."""
-        return self._held_by_others([device for device in self._devices if device.soc in socs]) or "somebody has it"
+        held = self._held_by_others([device for device in self._devices if device.soc in socs])
+        return "; ".join(held.values()) or "somebody has it"
 
-    def missed(self) -> str:
-        """Return who has the devices that this run would use as well; empty where there is none."""
+    def missed(self) -> dict[str, str]:
+        """Return who has the devices that this run would use as well, by their ids."""
         if self._terms is None:
-            return ""
+            return {}
         held = Counter(self._devices[number].soc for number in self._leases)
         most = len(self._devices) if self._terms.most is None else self._terms.most
         lacking = [device for number, device in enumerate(self._devices) if number not in self._leases]
         return self._held_by_others([device for device in lacking if held[device.soc] < most])
 
-    def _held_by_others(self, devices: Collection[Device]) -> str:
+    def _held_by_others(self, devices: Collection[Device]) -> dict[str, str]:
         names = {device.id: device.called for device in devices}
-        parts = []
+        found = {}
         for lease in self._store.leases.all():
             who = lease.reserved_for or lease.user
             if lease.device in names and who:
                 why = lease.purpose or ("reserved" if lease.reserved_for else "")
-                parts.append(f"{names[lease.device]} is with {who}" + (f" ({why})" if why else ""))
-        return "; ".join(parts)
+                found[lease.device] = f"{names[lease.device]} is with {who}" + (f" ({why})" if why else "")
+        return found
 
     def forget(self, number: int) -> Lease | None:
         """Return the lease of a device, which is not held from now on."""

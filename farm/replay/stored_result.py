@@ -217,7 +217,7 @@ def find_bundle(
             "bring that folder back, or run the job as it is today"
         )
     say(f"the bundle {key[:12]} is not in the cache any more: building it again, from the same code and versions")
-    _build(config, job, key, tools, supervisor)
+    build_bundle(config, job, key, tools, supervisor)
     bundle = cached_bundle(config, stored)
     if bundle is None:
         raise InfraError(f"the bundle {key[:12]} was built and is not there: is somebody pruning {config.cache_dir}?")
@@ -247,7 +247,8 @@ def _as_facts(job: Job, tools: Toolchain) -> dict[str, str]:
     return facts_of(relevant_versions(job.target.backend, tools.versions))
 
 
-def _build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> None:
+def build_bundle(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> None:
+    """Compile the bundle `key` of a job into the cache. Raises InfraError."""
     from farm.compile.pool import MemoryLimits, build_one
     from farm.compile.protocol import BuildRequest
 
@@ -264,5 +265,5 @@ def _build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Sup
         timeout_s=config.build_timeout_s,
     )
     if not reply.ok:
-        raise InfraError(f"{job.id} could not be built again: {reply.reason}: see {log}")
+        raise InfraError(f"{job.id} could not be built: {reply.reason}: see {log}")
     log.unlink(missing_ok=True)

@@ -44,7 +44,15 @@ def known(id_: str, **facts: object) -> Registered:
         ("soc", "kind", "os", "product", "service_note", "service_user", "health_reason", "state"), ""
     )
     serial, _, host = id_.partition("@")
-    more = {"labels": (), "in_service": True, "health": "healthy", "status": None, "last_seen_ms": 1, "name": ""}
+    more = {
+        "labels": (),
+        "in_service": True,
+        "health": "healthy",
+        "status": None,
+        "last_seen_ms": 1,
+        "name": "",
+        "forgotten_ms": 0,
+    }
     return Registered(**{**plain, "id": id_, "serial": serial, "host": host or "lab", **more, **facts})  # type: ignore[arg-type]
 
 
@@ -176,3 +184,8 @@ def test_names_notes_and_watching_as_a_user_sees_them(home: FarmHome, adb: tuple
         watch.wait()
         os.close(master)
     assert socket.gethostname() in done.stdout
+
+    assert home.farm("device", "forget", "left", env=env).returncode == 0
+    assert home.farm("device", "in", SERIAL, env=env).returncode == 2
+    assert "left" not in home.farm("devices", env=env).stdout
+    assert "forgotten on " in home.farm("device", "show", SERIAL, env=env).stdout

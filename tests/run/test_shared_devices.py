@@ -129,6 +129,26 @@ def test_names_labels_and_service_are_remembered_and_obeyed(pair: Attached) -> N
     assert "did you mean" in pair.farm("device", "show", "virtual-SM8650-O").stderr
 
 
+def test_the_canary_says_now_whether_a_device_is_fit(pair: Attached) -> None:
+    assert pair.farm("lease", "virtual-SM8650-1", user="ann").returncode == 0
+    done = pair.farm("device", "check")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    busy, fit = done.stdout.splitlines()
+    assert re.fullmatch(r"virtual-SM8650-1  SM8650  not checked +with ann \(reserved\)", busy)
+    assert re.fullmatch(r"virtual-SM8650-0  SM8650  fit +\d+\.\d{3} ms", fit)
+    assert pair.farm("device", "check", "virtual-SM8650-1").returncode == 4
+    inject(pair.root(0), Fault("exit_code", times=0))
+    failed = pair.farm("device", "check", "virtual-SM8650-0", "--json")
+    assert failed.returncode == 4
+    [one] = json.loads(failed.stdout)["devices"]
+    assert (one["name"], one["outcome"], one["latency_ms"]) == ("virtual-SM8650-0", "not fit", None)
+    shown = pair.farm("device", "show", "virtual-SM8650-0").stdout
+    assert re.search(r"canary_ok +healthy +\d.*\n.*canary_failed +suspect", shown), shown
+    assert leases(pair) == {"virtual-SM8650-0": "", "virtual-SM8650-1": "ann"}
+    refused = pair.farm("device", "forget", "virtual-SM8650-1")
+    assert (refused.returncode, "is ann's: 'farm release " in refused.stderr) == (4, True), refused.stderr
+
+
 def test_a_wrong_soc_and_an_unauthorized_device_are_refused_with_the_reason(pair: Attached) -> None:
     inject(pair.root(0), Fault("wrong_soc", text="SM8750", times=0))
     inject(pair.root(1), Fault("unauthorized", times=0))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from farm.devices.status import DeviceStatus
-from farm.errors import UnknownNameError, UsageError
+from farm.errors import LeaseLostError, UnknownNameError, UsageError
 from farm.store.leases.registry import HealthEvent, Seen
 
 if TYPE_CHECKING:
@@ -43,6 +43,26 @@ def test_a_device_is_known_with_all_that_it_said(store: Store, make: type[Make])
     assert (phone.status, phone.state, phone.in_service, phone.health) == (STATUS, "device", True, "healthy")
     assert before_ms - 1 <= phone.last_seen_ms <= time.time_ns() // 1_000_000 + 1
     assert virtual.status is None
+
+
+def test_a_device_that_is_forgotten_is_in_no_list_until_it_is_seen_again(store: Store, make: type[Make]) -> None:
+    device = make.device("phone-1", "hardware")
+    store.devices.see([Seen(device, "device", STATUS)])
+    store.devices.set_name("phone-1", "left", ["rack-1"])
+    store.devices.record_health(HealthEvent("phone-1", "gone", "suspect", "it was not there"))
+    store.devices.forget("phone-1")
+    assert store.devices.all() == []
+    (gone,) = store.devices.all(forgotten=True)
+    assert gone.forgotten_ms > 0
+    assert [event.reason for event in store.devices.health_events("phone-1", 9)] == ["it was not there"]
+    store.devices.see([Seen(device, "device", None)])
+    (known,) = store.devices.all()
+    assert (known.forgotten_ms, known.name, known.labels, known.health, known.status) == (0, "", (), "healthy", None)
+    store.leases.reserve("phone-1", "ada", 60)
+    with pytest.raises(LeaseLostError, match="phone-1 is ada's: 'farm release phone-1'"):
+        store.devices.forget("phone-1")
+    with pytest.raises(UnknownNameError):
+        store.devices.forget("phone-2")
 
 
 def test_what_is_not_told_again_stays(store: Store, make: type[Make]) -> None:

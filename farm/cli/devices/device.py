@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import SuggestingGroup, config_option, json_option, limit_option
-from farm.cli.output import echo, opened, show
+from farm.cli.options import SuggestingGroup, config_option, duration, json_option, limit_option
+from farm.cli.output import echo, opened, show, width
 from farm.report.terminal.layout import columns
 from farm.system.text import one_line
 
@@ -95,6 +95,52 @@ command.add_command(
 )  # fmt: skip
 
 
+@command.command("check", short_help="Run the canary now: is a device fit to be measured on?")
+@click.argument("names", nargs=-1, metavar="[DEVICE]...")
+@click.option("--wait", "wait_s", metavar="TIME", callback=duration,
+              help="Wait so long for a device that somebody else has.")  # fmt: skip
+@json_option()
+def check_command(*, names: tuple[str, ...], wait_s: float | None, as_json: bool, config_file: Path | None) -> int:
+    """Run the canary on devices now, all attached ones without a name.
+
+    Each is leased meanwhile, and what is found out is its health from then on.
+    The exit code is 4 where one is not fit, where one that was named could not
+    be checked, or where none could be.
+    """
+    from farm.cli.output import notice
+    from farm.errors import InfraError
+    from farm.pool.announce import announcing
+    from farm.replay.check import CheckOutcome, check_devices
+
+    with opened(config_file) as (config, store), announcing(config, store, notice):
+        found = check_devices(config, store, names, wait_s or 0.0, notice)
+    rows = [
+        (one_line(one.name), one.soc, str(one.outcome), f"{one.latency_ms:.3f} ms" if one.latency_ms else "",
+         one_line(one.reason))
+        for one in found
+    ]  # fmt: skip
+    show({"devices": found}, [row[: width()] for row in columns(rows)] if rows else [], as_json=as_json)
+    outcomes = {one.outcome for one in found}
+    if not outcomes:
+        notice("no device is attached: 'farm devices' shows what is, and why others cannot be used")
+    good = {CheckOutcome.FIT} if names else {CheckOutcome.FIT, CheckOutcome.NOT_CHECKED}
+    return 0 if CheckOutcome.FIT in outcomes and outcomes <= good else InfraError.exit_code
+
+
+@command.command("forget", short_help="Leave a device that is gone out of every list.")
+@click.argument("device")
+@config_option
+def forget_command(*, device: str, config_file: Path | None) -> None:
+    """Leave a device that is gone out of every list; what it ran stays.
+
+    Its name, labels, note and health are gone with it. Where it is attached
+    again it is in the lists again, as one that is new.
+    """
+    with _device(config_file, device) as (store, known):
+        store.devices.forget(known.id)
+        echo(f"{known.called} is forgotten; 'farm device show {known.id}' still shows its history")
+
+
 @command.command("show")
 @click.argument("device")
 @limit_option("Newest events.")
@@ -105,7 +151,7 @@ def show_command(*, device: str, limit: int, as_json: bool, config_file: Path | 
     The canary is the same small program every time: what it takes is the
     drift of the device.
     """
-    with _device(config_file, device) as (store, known):
+    with _device(config_file, device, forgotten=True) as (store, known):
         events = store.devices.health_events(known.id, limit)
     show({"device": known, "events": events}, _lines(known, events), as_json=as_json)
 
@@ -116,6 +162,9 @@ def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
     names += [f"labels {', '.join(known.labels)}"] if known.labels else []
     if names:
         yield f"  {', '.join(names)}"
+    if known.forgotten_ms:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(known.forgotten_ms / 1000))
+        yield f"  forgotten on {when}: in no list until it is attached again"
     if known.health_reason:
         yield f"  {one_line(known.health_reason)}"
     if not known.in_service:
@@ -141,8 +190,8 @@ def _set_service(config_file: Path | None, device: str, note: str, *, in_service
 
 
 @contextmanager
-def _device(config_file: Path | None, name: str) -> Iterator[tuple[Store, Registered]]:
+def _device(config_file: Path | None, name: str, *, forgotten: bool = False) -> Iterator[tuple[Store, Registered]]:
     from farm.pool.inventory import resolve_device
 
     with opened(config_file) as (_, store):
-        yield store, resolve_device(store, name)
+        yield store, resolve_device(store, name, forgotten=forgotten)

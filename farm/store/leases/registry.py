@@ -121,7 +121,8 @@ class Registry:
     def all(self, *, forgotten: bool = False) -> list[Registered]:
         """Return every device that is known, by id; those that were forgotten only where asked for."""
         row = schema.device_state.c
-        query = select(schema.device_state).where(or_(row.forgotten_ms == 0, forgotten)).order_by(row.id)
+        query = select(schema.device_state).order_by(row.id)
+        query = query if forgotten else query.where(row.forgotten_ms == 0)
         with self._database.reading() as connection:
             return [_registered(found) for found in connection.execute(query)]
 

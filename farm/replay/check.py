@@ -1,0 +1,229 @@
+"""The canary on attached devices, now: whether each is fit to be measured on. `farm device check`."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.backends.registry import DEFAULT_BACKEND
+from farm.bundles.cache import BundleCache
+from farm.bundles.reuse import find_bundles_for
+from farm.device_run.canary import canary_job
+from farm.device_run.device_worker import DeviceWorker
+from farm.devices.discovery import ABSENT, scan_all
+from farm.errors import UnknownNameError
+from farm.pool.device_pool import DevicePool
+from farm.pool.fleet import is_called, out_of_use, runtimes_of
+from farm.pool.lease_keeper import LeaseTerms
+from farm.replay.stored_result import build_bundle
+from farm.request.plan import PlannedJob, RunPlan
+from farm.store.leases.registry import Seen
+from farm.store.leases.rules import Priority
+from farm.suites.socs import find_soc, load_socs
+from farm.system.processes import Supervisor
+from farm.system.publish import own_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from farm.config.settings import Config
+    from farm.devices.device import Device
+    from farm.devices.discovery import Scan
+    from farm.store.leases.registry import Registered
+    from farm.store.store import Store
+
+_MOST_AT_ONCE = 16
+_LOOK_SECONDS = 0.1
+# A free device is given within a moment.
+_GRACE_SECONDS = 5.0
+
+
+class CheckOutcome(StrEnum):
+    """How the check of a device ended; the first needs attention most."""
+
+    UNFIT = "not fit"
+    NOT_CHECKED = "not checked"
+    FIT = "fit"
+
+
+class CheckedDevice(msgspec.Struct, frozen=True):
+    """What the check of one device gave."""
+
+    id: str
+    name: str
+    """What messages call it."""
+    soc: str
+    kind: str
+    outcome: CheckOutcome
+    reason: str = ""
+    """Why it is not fit, or was not checked."""
+    latency_ms: float | None = None
+    """Median of the canary's inferences."""
+
+
+def check_devices(
+    config: Config, store: Store, names: Sequence[str], wait_s: float, say: Callable[[str], None]
+) -> list[CheckedDevice]:
+    """Run the canary on the devices called `names`, all attached ones without any, and return how they are.
+
+    Each is leased meanwhile; one that somebody else has is waited for `wait_s`. What is found out is recorded as the
+    health of the device. Raises UnknownNameError, MissingToolError.
+    """
+    with Supervisor() as supervisor:
+        scan = scan_all(config, supervisor)
+        store.devices.see([Seen(device, "device", None) for device in scan.devices])
+        known = {one.id: one for one in store.devices.all()}
+        # As people call them.
+        attached = [
+            msgspec.structs.replace(device, name=device.name or known[device.id].name)
+            for device in scan.devices
+            if not names or any(is_called(device, known.get(device.id), name) for name in names)
+        ]
+        found = list(_unusable(scan, known, attached, names))
+        devices = []
+        for device in attached:
+            if reason := _refusal(device, known[device.id]):
+                found.append(_checked(device, CheckOutcome.NOT_CHECKED, reason))
+            else:
+                devices.append(device)
+        if devices:
+            found += _check(config, store, devices, wait_s, say, supervisor)
+    order = list(CheckOutcome)
+    return sorted(found, key=lambda one: (order.index(one.outcome), one.soc, one.name))
+
+
+def _refusal(device: Device, known: Registered) -> str:
+    if device.soc not in load_socs():
+        return f"farm has no profile for {device.soc}"
+    return out_of_use(device, known)
+
+
+def _unusable(
+    scan: Scan, known: Mapping[str, Registered], attached: Iterable[Device], names: Sequence[str]
+) -> Iterator[CheckedDevice]:
+    """Yield what cannot be asked: attached and refused, or named and not there. Raises UnknownNameError."""
+    places = {id_: one for one in known.values() for id_ in (one.id, one.serial, one.name) if id_}
+    missing = {name for name in names if not any(is_called(one, known.get(one.id), name) for one in attached)}
+    for unusable in scan.unusable:
+        before = places.get(unusable.serial)
+        called = {unusable.serial} | ({before.id, before.serial, before.name} if before is not None else set())
+        if names and not called & missing:
+            continue
+        missing -= called
+        if before is not None and not before.in_service:
+            continue
+        name, soc, kind = (before.called, before.soc, before.kind) if before is not None else (unusable.serial, "", "")
+        yield CheckedDevice(unusable.serial, name, soc, kind, CheckOutcome.UNFIT, unusable.reason)
+    for name in sorted(missing):
+        if (before := places.get(name)) is None:
+            every = {one.called for one in known.values()}
+            raise UnknownNameError("device", name, every, "('farm devices' shows what is attached)")
+        yield CheckedDevice(before.id, before.called, before.soc, before.kind, CheckOutcome.UNFIT, f"it is {ABSENT}")
+
+
+def _check(
+    config: Config,
+    store: Store,
+    devices: Sequence[Device],
+    wait_s: float,
+    say: Callable[[str], None],
+    supervisor: Supervisor,
+) -> list[CheckedDevice]:
+    token = f"check-{secrets.token_hex(6)}"
+    terms = LeaseTerms(config.leases.ttl_s, Priority.PERSON, "farm device check", None)
+    with own_folder(config.cache_dir / "virtual", token) as folder:
+        plan = _plan(config, devices, token, folder, say, supervisor)
+        pool = DevicePool(devices, store, terms, say)
+        try:
+            pool.acquire(0.0)
+            held = _wait(pool, store, devices, wait_s)
+            with ThreadPoolExecutor(max_workers=_MOST_AT_ONCE) as threads:
+                answers = threads.map(lambda number: _probe(plan, number, store), held)
+                found = [
+                    _checked(devices[number], CheckOutcome.UNFIT if problem else CheckOutcome.FIT, problem, latency_ms)
+                    for number, (problem, latency_ms) in zip(held, answers, strict=True)
+                ]
+            busy = pool.leases.missed()
+            for number, device in enumerate(devices):
+                if number not in held:
+                    why = busy.get(device.id, "others wait for it, and were first").removeprefix(f"{device.called} is ")
+                    found.append(_checked(device, CheckOutcome.NOT_CHECKED, why))
+            return found
+        finally:
+            pool.close()
+
+
+def _plan(
+    config: Config,
+    devices: Sequence[Device],
+    token: str,
+    folder: Path,
+    say: Callable[[str], None],
+    supervisor: Supervisor,
+) -> RunPlan:
+    """Return what the workers of a run read, with the canary of each SoC compiled."""
+    from farm.toolchains.prepare import prepare
+
+    socs = [find_soc(name) for name in dict.fromkeys(device.soc for device in devices)]
+    tools, cache = prepare(config, say), BundleCache(config.cache_dir)
+    jobs = {job.id: job for job in (canary_job(soc.name, DEFAULT_BACKEND) for soc in socs)}
+    canaries = []
+    for job_id, bundle in find_bundles_for(jobs.values(), tools, cache).items():
+        if not bundle.cached:
+            say(f"compiling the canary of {jobs[job_id].target.soc}")
+            build_bundle(config, jobs[job_id], bundle.key, tools, supervisor)
+        canaries.append(PlannedJob(jobs[job_id], bundle.key, cached=True))
+    return RunPlan(
+        run_id=token,
+        folder=folder,
+        cache_root=config.cache_dir,
+        jobs=(),
+        devices=tuple(devices),
+        runtimes=runtimes_of(config, socs, DEFAULT_BACKEND, devices),
+        iterations=1,
+        warm_up=0,
+        timeout_s=config.build_timeout_s,
+        artifact_root=config.state_dir / "artifacts",
+        canaries=tuple(canaries),
+        leased=True,
+        health=config.health,
+    )
+
+
+def _wait(pool: DevicePool, store: Store, devices: Sequence[Device], wait_s: float) -> list[int]:
+    """Return the numbers of the devices that are leased: what is free at once, the others within `wait_s`."""
+    begin_s = time.monotonic()
+    while True:
+        ours = {device.id for device in pool.held()}
+        lacking = {device.id for device in devices} - ours
+        taken = {lease.device for lease in store.leases.all()} if lacking else set()
+        limit_s = wait_s if lacking <= taken else max(wait_s, _GRACE_SECONDS)
+        if not lacking or time.monotonic() - begin_s >= limit_s:
+            return [number for number, device in enumerate(devices) if device.id in ours]
+        time.sleep(_LOOK_SECONDS)
+
+
+def _probe(plan: RunPlan, number: int, store: Store) -> tuple[str, float | None]:
+    """Return what is wrong with a device, empty when nothing is, and the median of its canary in ms."""
+    worker = DeviceWorker(plan, number, store, lambda: False)
+    try:
+        worker.await_canary()
+        problem = worker.check()
+        samples = worker.run.canary_latency_ns
+        return problem, statistics.median(samples) / 1e6 if samples and not problem else None
+    finally:
+        with contextlib.suppress(OSError):
+            worker.close()
+        worker.shut()
+
+
+def _checked(device: Device, outcome: CheckOutcome, reason: str = "", latency_ms: float | None = None) -> CheckedDevice:
+    return CheckedDevice(device.id, device.called, device.soc, device.kind, outcome, reason, latency_ms)
