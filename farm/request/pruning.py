@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
     from farm.config.settings import Config
     from farm.store.pruning import Pruning
+    from farm.store.store import Store
+    from farm.store.view import RunView
 
+# What has no end and is older was killed.
+_MAY_RUN_S = 86_400
+# Of a run that somebody names: still longer than it takes to record what was put.
+_NAMED_GRACE_S = 600
 BISECTS, COMPARES = "bisects", "compares"
 """Folders of a state directory: what searches among commits, and comparisons, found out."""
 
@@ -35,6 +41,27 @@ class Freed(msgspec.Struct):
     artifact_bytes: int = 0
 
 
+def require_deletable(config: Config, store: Store, run: RunView) -> None:
+    """Raise UsageError for a run that somebody works at, or that an open alert names."""
+    if named := store.pruning.alerts_naming(run.id):
+        numbers = ", ".join(f"#{number}" for number in named)
+        raise UsageError(
+            f"run {run.id} is named by alert {numbers}: accept it or call it fixed with 'farm triage' first"
+        )
+    is_young = time.time() - run.started_ms / 1000 < _MAY_RUN_S
+    # What is here tells by its lock whether anybody works at it.
+    if run.finished_ms is None and is_young and Remains(config, store.pruning).find_folder(run.id) is None:
+        raise UsageError(f"run {run.id} may be going on, on {run.host}: wait for it, or delete it there")
+
+
+def delete_run(config: Config, store: Store, run_id: str) -> Freed:
+    """Delete a run, however new, with all that is of it alone. Raises UsageError while somebody works at it."""
+    freed = Freed()
+    Remains(config, store.pruning).delete(run_id, freed)
+    store.pruning.sweep()
+    return freed
+
+
 class Remains:
     """The folders of runs and the artifacts under a state directory."""
 
@@ -45,7 +72,7 @@ class Remains:
     def measure(self, run_ids: Iterable[str], artifacts: Iterable[str], freed: Freed) -> None:
         """Add what `remove` and `discard` would free."""
         for run_id in run_ids:
-            folder = self._folder(run_id)
+            folder = self.find_folder(run_id)
             if folder is not None:
                 self.measure_folders([folder], freed)
         for sha256 in artifacts:
@@ -56,7 +83,7 @@ class Remains:
 
     def remove(self, run_id: str, freed: Freed) -> None:
         """Remove a run from the store and what is here of it; nothing while somebody works at it."""
-        folder = self._folder(run_id)
+        folder = self.find_folder(run_id)
         if folder is None:
             self._remove(run_id, freed)
             return
@@ -64,10 +91,21 @@ class Remains:
             if self._remove(run_id, freed):
                 self._remove_folder(folder, freed)
 
-    def discard(self, artifacts: Iterable[str], freed: Freed) -> None:
-        """Remove artifacts that no attempt names."""
+    def delete(self, run_id: str, freed: Freed) -> None:
+        """Remove a run that somebody named, of however late. Raises UsageError while somebody works at it."""
+        folder = self.find_folder(run_id)
+        with nullcontext() if folder is None else in_progress(folder):
+            if not self._remove(run_id, freed, named=True):
+                raise UsageError(
+                    f"run {run_id} is named by an alert since, or gone: 'farm run list' shows what there is"
+                )
+            if folder is not None:
+                self._remove_folder(folder, freed)
+
+    def discard(self, artifacts: Iterable[str], freed: Freed, grace_s: float = GRACE_S) -> None:
+        """Remove artifacts that no attempt names, and that were put longer ago than `grace_s`."""
         for sha256 in artifacts:
-            size = self._artifacts.discard(sha256)
+            size = self._artifacts.discard(sha256, grace_s)
             if size is not None:
                 freed.artifacts += 1
                 freed.artifact_bytes += size
@@ -77,7 +115,7 @@ class Remains:
         runs = self._config.state_dir / "runs"
         old = time.time() - GRACE_S
         names = [one.name for one in runs.iterdir()] if runs.is_dir() else []
-        found = [name for name in names if (folder := self._folder(name)) and folder.stat().st_mtime < old]
+        found = [name for name in names if (folder := self.find_folder(name)) and folder.stat().st_mtime < old]
         known = self._pruning.run_ids()
         artifacts = list(self._artifacts.all())
         named = self._pruning.named(artifacts)
@@ -86,7 +124,7 @@ class Remains:
     def remove_folders(self, run_ids: Iterable[str], freed: Freed) -> None:
         """Remove folders of runs that the store does not have."""
         for run_id in run_ids:
-            folder = self._folder(run_id)
+            folder = self.find_folder(run_id)
             if folder is None:
                 continue
             with suppress(UsageError), in_progress(folder):
@@ -116,7 +154,7 @@ class Remains:
             with suppress(UsageError), in_progress(folder):
                 self._remove_folder(folder, freed)
 
-    def _folder(self, run_id: str) -> Path | None:
+    def find_folder(self, run_id: str) -> Path | None:
         """Return the folder of a run that is here; None also where its id, or a link, leads somewhere else."""
         if not is_run_id(run_id):
             return None
@@ -124,12 +162,12 @@ class Remains:
         is_here = folder.is_dir() and folder.resolve() == folder.parent.resolve() / run_id
         return folder if is_here else None
 
-    def _remove(self, run_id: str, freed: Freed) -> bool:
-        artifacts = self._pruning.remove(run_id)
+    def _remove(self, run_id: str, freed: Freed, *, named: bool = False) -> bool:
+        artifacts = self._pruning.remove(run_id, named=named)
         if artifacts is None:
             return False
         freed.runs += 1
-        self.discard(artifacts, freed)
+        self.discard(artifacts, freed, _NAMED_GRACE_S if named else GRACE_S)
         return True
 
     @staticmethod

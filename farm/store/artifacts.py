@@ -71,23 +71,23 @@ class ArtifactStore:
                 f"{path}: the artifact cannot be read: {error.strerror}: was it pruned, or is it on another machine?"
             ) from error
 
-    def discard(self, sha256: str) -> int | None:
+    def discard(self, sha256: str, grace_s: float = GRACE_S) -> int | None:
         """Remove an artifact that no attempt names, and return its size, in bytes.
 
-        None where it is not here, or was put so lately that the attempt with it may not be recorded yet, or may not be
-        removed by this user, or `sha256` is no hash.
+        None where it is not here, or was put within `grace_s`, so that the attempt with it may not be recorded yet, or
+        may not be removed by this user, or `sha256` is no hash.
         """
         if not _SHA256.fullmatch(sha256):
             return None
         path = self.path(sha256)
         taken = self._incoming / f"{sha256}.{os.getpid()}.pruned"
         try:
-            if not _is_old(path):
+            if not _is_old(path, grace_s):
                 return None
             self._incoming.mkdir(parents=True, exist_ok=True)
             # Whoever puts the same content from here on finds no file, and writes it anew.
             path.rename(taken)
-            if not _is_old(taken):
+            if not _is_old(taken, grace_s):
                 # Somebody put it between the two lines before.
                 taken.rename(path)
                 return None
@@ -191,8 +191,8 @@ class _Incoming:
         os.fsync(self._file.fileno())
 
 
-def _is_old(path: Path) -> bool:
-    return time.time() - path.stat().st_mtime > GRACE_S
+def _is_old(path: Path, grace_s: float = GRACE_S) -> bool:
+    return time.time() - path.stat().st_mtime > grace_s
 
 
 def _sync_folder(folder: Path) -> None:

@@ -81,11 +81,18 @@ class Pruning:
             nbytes = _database_bytes(connection) * rows // max(all_rows, 1)
             return Holding(rows + len(run_ids), nbytes, _own_artifacts(connection, set(run_ids)))
 
-    def remove(self, run_id: str) -> list[str] | None:
+    def alerts_naming(self, run_id: str) -> list[int]:
+        """Return the numbers of the open alerts that name a run."""
+        with self._database.reading() as connection:
+            found = open_alerts(connection)
+        return sorted(one.id for one in found if run_id in (one.run_id, one.last_good, one.first_bad))
+
+    def remove(self, run_id: str, *, named: bool = False) -> list[str] | None:
         """Remove a run with all its rows; return the SHA-256 of artifacts that no row names any more.
 
         None, and nothing is removed, where it is not there any more, or somebody has begun to write to it or to name
-        it. Rows of what it shared with others stay: `sweep`.
+        it. One that somebody `named` goes also where it was written to today, and what it alone was told. Rows of what
+        it shared with others stay: `sweep`.
         """
 
         def once(connection: Connection) -> list[str] | None:
@@ -96,7 +103,8 @@ class Pruning:
                 return None
             connection.execute(select(run_job.id).where(run_job.run_id == run_id).with_for_update()).all()
             now_ms = self._clock(connection)
-            if _going_on(connection, [run_id], now_ms) or run_id in protected_runs(connection):
+            is_young = not named and _going_on(connection, [run_id], now_ms)
+            if is_young or run_id in protected_runs(connection):
                 return None
             attempts = select(attempt.id).join(schema.run_job).where(run_job.run_id == run_id)
             files = set(connection.scalars(select(artifact.sha256).where(artifact.attempt_id.in_(attempts))))
@@ -108,8 +116,9 @@ class Pruning:
                 connection.execute(delete(table).where(table.c.run_id == run_id))
             # Steps stay, also those that somebody accepted: levels after them are judged by them.
             alert = schema.alert.c
-            looks = (alert.run_id == run_id, alert.state.not_in(STEPS), not_remarked())
-            connection.execute(delete(schema.alert).where(*looks))
+            looks = alert.state.not_in(STEPS) & not_remarked()
+            gone = looks | alert.alert_private if named else looks
+            connection.execute(delete(schema.alert).where(alert.run_id == run_id, gone))
             connection.execute(delete(schema.run).where(schema.run.c.id == run_id))
             return sorted(files - _named(connection, files))
 

@@ -41,9 +41,25 @@ _CONFIRMED_AFTER = (0, FAILED, 4)
 _WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
 # pytest's own, also behind `--`: what failed last is asked of the store, which all of a user's machines may share.
 _LAST_FAILED, _FAILED_FIRST = ("--lf", "--last-failed"), ("--ff", "--failed-first")
+_OF_RUNS = ("list", "delete")
 
 
-@click.command("run")
+class _RunCommand(click.Command):
+    """`farm run`, which runs; `farm run list` and `farm run delete` are about runs that are there."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Return the context of what the first word names."""
+        if args and args[0] in _OF_RUNS:
+            from farm.cli.running import runs
+
+            named: click.Command = getattr(runs, f"{args[0]}_command")
+            return named.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command("run", cls=_RunCommand)
 @click.option("--soc", "socs", multiple=True, help="SoC to compile for and run on; repeatable.")
 @click.option("--suite", "suites", multiple=True, help="Suite, by name or path; repeatable.")
 @click.option("--backend", default=DEFAULT_BACKEND, show_default=True,
@@ -115,6 +131,10 @@ def command(
 
     --compile-only leaves the bundles in the cache, and its exit code says
     whether all jobs compiled; farm bundle --compiled copies one out.
+
+    \b
+    farm run list           the runs that there are, newest first
+    farm run delete RUN     remove one, with its files
 
     -k, --changed-since, --shard and --lf narrow the jobs, in this order;
     --budget then puts them in order and leaves out what does not fit.

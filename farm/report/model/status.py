@@ -219,7 +219,7 @@ def ended_text(run: RunStatus) -> str:
     """Return how a run ended: `exit code 1`."""
     if run.finished_ms is None:
         return "NOT FINISHED"
-    return f"exit code {run.exit_code}" if run.began else f"NEVER BEGAN, exit code {run.exit_code}"
+    return f"exit code {run.exit_code}" if run.began else "NEVER BEGAN"
 
 
 def reasons_of(job: JobStatus, now_ms: int) -> list[str]:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 from farm.report.model import format as fmt
 from farm.report.model.alerts import UNSURE, by_range, change_of, remark_text, word_of
 from farm.report.model.commits import standing_text, toolchain_text
-from farm.report.model.status import TITLES, ago, counts, ended_text, purpose_text, reasons_of, unsure_lines
+from farm.report.model.status import (
+    TITLES,
+    ago,
+    counts,
+    ended_text,
+    exit_meaning,
+    purpose_text,
+    reasons_of,
+    unsure_lines,
+)
 from farm.report.terminal.layout import LEAST_WIDTH, first_of, fitted, titled
 from farm.store.records import AlertState
 
@@ -71,12 +80,13 @@ def _run(one: RunStanding, now_ms: int) -> list[str]:
     run = one.run
     kind = f" on {run.device_kind} devices" if run.device_kind else ""
     told = [f"  {text}" for text in (toolchain_text(run.toolchain), standing_text(run.toolchain)) if text]
-    name = f" {run.name}" if run.name else ""
+    known = f"{counts([one])}{kind}" if run.began else f"exit code {run.exit_code}: {exit_meaning(run.exit_code)}"
     return [
-        f"{run.run_id}{name}: {purpose_text(run)} of {run.user}, {ago(run.started_ms, now_ms)}, {ended_text(run)}",
+        f"{run.run_id}: {purpose_text(run)} of {run.user}, {ago(run.started_ms, now_ms)}, {ended_text(run)}",
+        *([f"  {run.name}"] if run.name else []),
         f"  {run.command}",
         *told,
-        *([f"  {counts([one])}{kind}"] if run.began else []),
+        f"  {known}",
     ]
 
 

@@ -1,0 +1,98 @@
+"""`farm run list` and `farm run delete`: the runs of the store."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.cli.options import json_option, limit_option, line_option
+from farm.cli.output import echo, opened, show, width
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm.store.queries.browse import ListedRun
+
+
+@click.command("list")
+@click.option("--user", default="", metavar="NAME", help="Of this user alone.")
+@click.option(
+    "--purpose", type=click.Choice(["trial", "nightly", "manual"]), help="For this purpose alone."
+)
+@line_option("What belongs to it alone.")
+@limit_option("Most runs.")
+@json_option()
+def list_command(
+    user: str, purpose: str | None, line: str | None, limit: int, config_file: Path | None, *, as_json: bool
+) -> None:
+    """List the runs, newest first: what they are called and were for, and how they ended.
+
+    A run that ended without a device, or before anything was executed, never
+    began: it is listed, and nothing else tells of it.
+    """
+    from farm.report.terminal.layout import columns, fitted
+    from farm.store.queries.browse import RunFilter
+    from farm.store.toolchains import line_text
+
+    with opened(config_file, readonly=True) as (_, store):
+        chosen = "" if line is None else line_text(store.status.line_to_show(line))
+        runs, total = store.browse.runs(RunFilter(user=user, purpose=purpose or "", line=chosen), limit)
+    now_ms = time.time_ns() // 1_000_000
+    lines = columns([_cells(run, now_ms) for run in runs]) if runs else ["no run is like that" if total else "no run"]
+    lines += [f"and {total - len(runs)} more: --limit"] if total > len(runs) else []
+    show({"runs": runs, "total": total}, (fitted(text, width()) for text in lines), as_json=as_json)
+
+
+def _cells(run: ListedRun, now_ms: int) -> list[str]:
+    from farm.report.model.format import age
+
+    done = run.progress
+    if not run.began:
+        state = f"NEVER BEGAN, exit code {done.exit_code}"
+    elif done.finished_ms is None:
+        state = f"NOT FINISHED, {done.done} of {done.planned} jobs"
+    else:
+        red = done.counts.get("failed", 0)
+        state = f"exit code {done.exit_code}, {done.planned} jobs{f', {red} failed' if red else ''}"
+    return [run.run_id, run.purpose, age((now_ms - run.started_ms) / 1000), run.user, run.name, state]
+
+
+@click.command("delete")
+@click.argument("run")
+@click.option("--yes", is_flag=True, help="Delete it without asking.")
+@json_option()
+def delete_command(run: str, config_file: Path | None, *, yes: bool, as_json: bool) -> None:
+    """Delete RUN: what the store has of it, files that no other run has, its folder here.
+
+    A run that is going on is not deleted, nor one that an open alert names:
+    see farm triage. Of one that belongs to a line the numbers leave its
+    history and baselines. Files that were kept in the last ten minutes stay
+    until farm prune --orphans. Old runs in numbers are for farm prune.
+    """
+    from farm.report.model.format import size
+    from farm.request.pruning import delete_run, require_deletable
+
+    with opened(config_file, existing=True) as (config, store):
+        view = store.runs.view(store.runs.resolve(run, unbegun=True))
+        require_deletable(config, store, view)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UsageError(f"run {view.id} of {view.user} would be deleted: --yes does it")
+            line, private = store.runs.line(view.id)
+            echo(f"{view.id}{f' {view.name}' if view.name else ''}: {view.purpose} of {view.user}", err=True)
+            echo(f"  {view.command}", err=True)
+            if not private:
+                echo(f"  its numbers leave the history and the baselines of line {line or 'default'}", err=True)
+            if not click.confirm("Delete it?", default=False, err=True):
+                raise click.Abort
+        freed = delete_run(config, store, view.id)
+    lines = [
+        f"deleted run {view.id}",
+        f"  artifacts    {freed.artifacts:,} on this machine, {size(freed.artifact_bytes)}",
+        f"  folders      {freed.folders:,} on this machine, {size(freed.folder_bytes)}",
+    ]
+    show({"deleted": view.id, "freed": freed}, lines, as_json=as_json)

@@ -1,0 +1,242 @@
+"""Nights and trials: the morning's screens, names of runs, what never began, `farm run list` and `delete`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.devices.device import AdbAddress, Device
+from farm.report.html.page import render
+from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.serve.address import Address, link
+from farm.serve.pages import status_page
+from farm.store.artifacts import ArtifactStore
+from farm.store.records import ArtifactRecord, RunRecord
+from farm.store.rows import now_ms
+from farm.store.store import Store, open_store
+from farm.store.view import RunToolchain
+from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.system.user import user_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm_home import FarmHome
+
+HOUR = 3_600_000
+JOBS = tuple(
+    Job(Case("s", case, module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))
+    for case in ("add", "conv", "relu", "softmax")
+)
+PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
+FACTS = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "hardware"}
+
+
+@pytest.fixture
+def store(home: FarmHome) -> Store:
+    home.state.mkdir(exist_ok=True)
+    return open_store(home.state / "farm.db")
+
+
+def record(
+    store: Store,
+    hours: float,
+    outcomes: Sequence[Verdict] = (),
+    *,
+    purpose: str = "nightly",
+    user: str = "",
+    size: float = 1000.0,
+    artifacts: tuple[ArtifactRecord, ...] = (),
+    command: str = "farm run",
+    name: str = "",
+    night: str = "",
+    line: str = "",
+) -> str:
+    """Record a run of `hours` ago that ended; without outcomes it found no device."""
+    began = round(now_ms() - hours * HOUR)
+    toolchain = RunToolchain(line, line, private=purpose == "trial")
+    priority = "nightly" if purpose == "nightly" else "person"
+    run_id = store.begin_run(
+        RunRecord(command, user or user_name(), "bench", FACTS, began, priority, toolchain, name, night)
+    )
+    store.plan_jobs(run_id, JOBS)
+    for job, verdict in zip(JOBS, outcomes, strict=False):
+        measured = Measurement("pte_size", "bytes", Direction.LOWER, (size,), exact=True)
+        reason = "" if verdict is Verdict.PASSED else "output 0 is off"
+        one = Attempt(job.id, verdict, Stage.DONE, reason, device="phone-1", started_ms=began, measurements=(measured,))
+        store.record_attempt(run_id, one, PHONE, artifacts=artifacts)
+    failed = Verdict.FAILED in outcomes
+    store.finish_run(run_id, 4 if not outcomes else 1 if failed else 0)
+    return run_id
+
+
+GREEN = (Verdict.PASSED,) * len(JOBS)
+RED = (Verdict.FAILED,) * len(JOBS)
+
+
+def answer(home: FarmHome, *arguments: str) -> dict[str, object]:
+    done = home.farm(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_a_night_is_red_where_its_first_cell_was(home: FarmHome, store: Store) -> None:
+    with store:
+        record(store, 26, (Verdict.PASSED, *RED[1:]), name="phones/htp", night="n1")
+        red = record(store, 3, RED, name="phones/htp", night="n2")
+        green = record(store, 2, GREEN, name="phones/cpu", night="n2")
+        absent = record(store, 1, name="phones/gpu", night="n2")
+        tried = record(store, 0.5, GREEN, purpose="trial", name="mine")
+        page = status_page(store, Address("/", {}))
+        html = render(page.template, None, address=Address("/", {}), link=link, **page.values)
+
+    shown = home.farm("status").stdout
+    lines = shown.splitlines()
+    assert lines[0] == "the night: 3 runs, 8 jobs: 4 failed, 4 passed"
+    heads = [line for line in lines if line.startswith("2")]
+    assert [head.split(":")[0] for head in heads] == [red, absent, green]
+    assert heads[1].endswith("NEVER BEGAN")
+    assert lines[lines.index(heads[0]) + 1] == "  phones/htp"
+    assert max(map(len, lines)) <= 80
+    assert "NEW FAILURES: 1" in lines
+    assert "STILL FAILING: 3" in lines
+    assert "NOT TESTED" not in shown
+    assert tried not in shown
+    runs = answer(home, "status")["status"]["runs"]  # type: ignore[index]
+    assert [one["run"]["run_id"] for one in runs] == [red, absent, green]
+
+    triage = home.farm("triage").stdout
+    assert f"RED in {red} phones/htp: 4" in triage
+    assert "NEVER BEGAN: 1" in triage
+    assert {one["run"] for one in answer(home, "triage")["jobs"]} == {red}  # type: ignore[attr-defined]
+
+    assert "8 jobs: 4 failed, 4 passed" in html
+    assert html.index(f'/runs/{red}"') < html.index(f'/runs/{green}"')
+
+
+def test_cells_of_other_lines_and_nightly_runs_of_cron_are_of_the_night(home: FarmHome, store: Store) -> None:
+    with store:
+        before = record(store, 25, RED, command="farm run --suite a --nightly")
+        red = record(store, 2, RED, line="main", command="farm run --suite a --nightly --toolchain main")
+        again = record(store, 3, RED, command="farm run --suite b --nightly")
+        fine = record(store, 1, GREEN, command="farm run --suite b --nightly")
+    runs = answer(home, "status")["status"]["runs"]  # type: ignore[index]
+    assert [one["run"]["run_id"] for one in runs] == [red, fine]
+    assert not {before, again} & {one["run"]["run_id"] for one in runs}
+    of_line = answer(home, "status", "--line", "main")["status"]["runs"]  # type: ignore[index]
+    assert [one["run"]["run_id"] for one in of_line] == [red]
+
+
+def test_a_trial_is_compared_and_raises_nothing(home: FarmHome, store: Store) -> None:
+    from farm.regressions.look_back import record_look_back
+
+    with store:
+        nights = [record(store, 24 * days, GREEN) for days in (3, 2, 1)]
+        mine = record(store, 0.5, GREEN, size=2000.0, purpose="trial")
+        looked = record_look_back(store, mine)
+        assert len(looked.night.exact) == len(JOBS)
+        assert store.alerts.open() == []
+    assert "REGRESSIONS" not in home.farm("status").stdout
+    points = answer(home, "history", "s/relu")["points"]
+    assert {point["run_id"] for point in points} == set(nights)  # type: ignore[attr-defined]
+    own = home.farm("status", mine).stdout
+    assert "compared with the default line, and no part of its history" in own
+    assert f"{mine}: trial of" in own
+
+
+def test_latest_is_ones_own_and_that_of_a_night(home: FarmHome, store: Store) -> None:
+    with store:
+        night = record(store, 5, GREEN, user="ci")
+        record(store, 4, GREEN, purpose="trial", name="pad-fix")
+        named = record(store, 3, GREEN, purpose="trial", name="pad-fix")
+        mine = record(store, 2, GREEN, purpose="trial")
+        record(store, 1, GREEN, purpose="trial", user="ada")
+        record(store, 0.5, purpose="trial")
+        assert store.runs.resolve("latest") == mine
+        assert store.runs.resolve("latest~1") == named
+        assert store.runs.resolve("latest@nightly") == night
+        assert store.runs.resolve("latest@default") == night
+        assert store.runs.resolve("pad-fix") == named
+    assert answer(home, "report", "pad-fix")["id"] == named
+    done = home.farm("report", "latest", env={"LOGNAME": "grace"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "latest: grace has no run yet" in done.stderr
+
+
+def test_what_never_began_is_listed_and_nothing_else_tells_of_it(home: FarmHome, store: Store) -> None:
+    with store:
+        good = record(store, 3, GREEN, purpose="trial", name="good")
+        absent = record(store, 2, purpose="trial")
+        assert store.runs.resolve("latest", unbegun=True) == absent
+    status = home.farm("status").stdout
+    assert good in status
+    assert "NOT TESTED" not in status
+    assert answer(home, "report", "latest")["id"] == good
+    listed = home.farm("run", "list")
+    assert listed.returncode == 0, listed.stderr
+    assert max(map(len, listed.stdout.splitlines())) <= 80
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == [absent, good]
+    assert "NEVER BEGAN" in listed.stdout.splitlines()[0]
+    with open_store(home.state / "farm.db") as again:
+        # As `farm run --resume` does.
+        again.plan_jobs(absent, JOBS)
+        again.record_attempt(absent, Attempt(JOBS[0].id, Verdict.PASSED, Stage.DONE, "", device="phone-1"), PHONE)
+        again.finish_run(absent, 4)
+        assert again.runs.resolve("latest") == absent
+
+
+def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: Store) -> None:
+    from farm.regressions.look_back import record_look_back
+
+    artifacts = ArtifactStore(home.state / "artifacts")
+    shared, own = (ArtifactRecord(artifacts.put(text), len(text), "etdump") for text in (b"shared", b"own"))
+    with store:
+        night = record(store, 30, GREEN, artifacts=(shared,))
+        mine = record(store, 1, GREEN, purpose="trial", size=2000.0, artifacts=(shared, own))
+        record_look_back(store, mine)
+    folder = home.state / "runs" / mine
+    folder.mkdir(parents=True)
+    (folder / "report.html").write_text("a page")
+    for one in (shared, own):
+        # What is younger may be about to be named.
+        os.utime(artifacts.path(one.sha256), (now_ms() / 1000 - 700,) * 2)
+
+    asked = home.farm("run", "delete", mine)
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert "--yes does it" in asked.stderr
+    done = home.farm("run", "delete", "latest", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert not folder.exists()
+    assert artifacts.find(shared.sha256)
+    assert artifacts.find(own.sha256) is None
+    with sqlite3.connect(home.state / "farm.db") as database:
+        assert database.execute("SELECT id FROM run").fetchall() == [(night,)]
+        assert database.execute("SELECT count(*) FROM alert").fetchone() == (0,)
+        assert database.execute("SELECT DISTINCT run_id FROM run_job").fetchall() == [(night,)]
+
+
+def test_a_run_that_goes_on_or_that_an_alert_names_is_not_deleted(home: FarmHome, store: Store) -> None:
+    from farm.regressions.look_back import record_look_back
+    from farm.request.resume import in_progress
+
+    with store:
+        good = record(store, 30, GREEN)
+        bad = record(store, 2, GREEN, size=2000.0)
+        record_look_back(store, bad)
+        elsewhere = store.begin_run(RunRecord("farm run", user_name(), "lab-7", FACTS, now_ms()))
+        here = store.begin_run(RunRecord("farm run", user_name(), "bench", FACTS, now_ms()))
+        with in_progress(home.state / "runs" / here):
+            for run_id, why in (
+                (good, "named by alert #1"), (bad, "named by alert #1"),
+                (elsewhere, "may be going on, on lab-7"), (here, "is still running"),
+            ):  # fmt: skip
+                done = home.farm("run", "delete", run_id, "--yes")
+                assert (done.returncode, done.stdout) == (2, ""), run_id
+                assert why in done.stderr
+        killed = home.farm("run", "delete", here, "--yes")
+        assert killed.returncode == 0, killed.stderr
