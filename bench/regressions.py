@@ -235,7 +235,8 @@ class Farm:
         past = self.world.past(series, night)
         values = levelled(Scale.RATIO, self.world.measured[series, past].tolist(), self._steps(series, past))
         device = str(self.world.device_of(series, night))
-        return Observation(self.series[series], device, values, float(self.world.measured[series, night]))
+        devices = [str(self.world.device_of(series, one)) for one in past.tolist()]
+        return Observation(self.series[series], device, values, float(self.world.measured[series, night]), devices)
 
     def _steps(self, series: int, past: np.ndarray) -> dict[int, float]:
         """Return the known steps by their place among the nights `past`."""

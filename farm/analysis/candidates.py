@@ -31,6 +31,9 @@ SETTLED = 4
 # So many of the newest runs, or twice as many, have to be better than those before by that many standard errors.
 _SETTLED_ERRORS = 3.0
 _LEAST_OLD = 3
+# Fewest values of a device that tell how it differs from others, and by how many standard errors it has to.
+_LEAST_OF_DEVICE = 3
+_DEVICE_ERRORS = 2.0
 # A run is that many sigmas too good by chance once in forty times.
 _LUCK_SIGMAS = 2.0
 
@@ -155,6 +158,32 @@ def levelled(scale: Scale, values: Sequence[float], steps: Mapping[int, float]) 
     return [
         unscaled(scale, float(number)) if by else value for value, number, by in zip(values, numbers, off, strict=True)
     ]
+
+
+def on_device(scale: Scale, values: Sequence[float], devices: Sequence[str], device: str) -> list[float]:
+    """Return `values`, oldest first, as they would have been on `device`, as far as it can be seen how others differ.
+
+    `devices` has that of each value. Another one has its median moved to that of `device` where both have enough values
+    and differ by more than chance.
+    """
+    found = list(values)
+    recent = slice(-2 * BASELINE, None)
+    by_device: dict[str, list[float]] = {}
+    for number, name in zip(scaled(scale, values[recent]).tolist(), devices[recent], strict=True):
+        if math.isfinite(number):
+            by_device.setdefault(name, []).append(number)
+    known = {name: np.array(numbers) for name, numbers in by_device.items() if len(numbers) >= _LEAST_OF_DEVICE}
+    here = known.get(device)
+    if here is None or len(known) == 1:
+        return found
+    _, mad = median_and_mad(np.concatenate([numbers - middle(numbers) for numbers in known.values()]))
+    for name, there in known.items():
+        offset = middle(here) - middle(there)
+        error = NORMAL * mad * math.sqrt(math.pi / 2.0 * (1.0 / len(here) + 1.0 / len(there)))
+        if abs(offset) > _DEVICE_ERRORS * error:
+            moved = (unscaled(scale, number + offset) for number in scaled(scale, values).tolist())
+            found = [new if of == name else old for new, old, of in zip(moved, found, devices, strict=True)]
+    return found
 
 
 def reference(series: Series, values: Sequence[float], steps: Mapping[int, float]) -> int:

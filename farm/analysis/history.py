@@ -48,6 +48,8 @@ class Point(msgspec.Struct, frozen=True, gc=False):
     """Hash of what the case is."""
     bundle: str = ""
     """Its key, where the bundle is still there to be run again."""
+    device: str = ""
+    """Serial of what ran it; empty where nobody needs it."""
     mad: float | None = None
     """Of the samples, in the metric's unit; for charts alone."""
 

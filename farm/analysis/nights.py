@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from farm.analysis.candidates import CANDIDATES, Judgement, judge
+from farm.analysis.candidates import CANDIDATES, Judgement, judge, on_device
 from farm.analysis.confirmation import Answer, Confirmation
 from farm.analysis.robust import NORMAL, median, median_and_mad
 from farm.analysis.scale import GATES, Gates, Scale, Series, change_text
@@ -33,6 +33,15 @@ class Observation(msgspec.Struct, frozen=True):
     history: Sequence[float]
     """Values of the comparable runs before, oldest first, with known steps taken out (`levelled`)."""
     value: float
+    devices: Sequence[str] = ()
+    """That ran each of the history; none where it was always `device`."""
+
+    @property
+    def past(self) -> Sequence[float]:
+        """Return the history as it would have been on `device`."""
+        if self.series.exact or set(self.devices) <= {self.device}:
+            return self.history
+        return on_device(self.series.scale, self.history, self.devices, self.device)
 
 
 class DeviceShift(msgspec.Struct, frozen=True):
@@ -76,8 +85,10 @@ def judge_night(
     and metrics whose shift was confirmed to be the programs': their series are judged as they are.
     """
 
+    pasts = {id(one): one.past for one in observations}
+
     def judged(one: Observation, shift: float = 0.0) -> Judgement:
-        return judge(one.series, one.history, one.value, shift=shift, gates=gates[one.series.scale])
+        return judge(one.series, pasts[id(one)], one.value, shift=shift, gates=gates[one.series.scale])
 
     judgements = [judged(one) for one in observations]
     groups: dict[tuple[str, str], list[int]] = {}

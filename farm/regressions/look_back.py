@@ -115,7 +115,16 @@ def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]
     known = {key: [one for one in found if one.run_id != run_id] for key, found in alerts.items()}
     compared = [one for past in pasts for one in compared_series(past, known)]
     night = judge_night(
-        [Observation(one.series.series, one.past.device, _levelled(one), one.values[-1]) for one in compared],
+        [
+            Observation(
+                one.series.series,
+                one.past.device,
+                _levelled(one),
+                one.values[-1],
+                [point.device for point in one.points[:-1]],
+            )
+            for one in compared
+        ],
         programs=programs,
     )
 

@@ -10,7 +10,8 @@ import pytest
 from farm.analysis.candidates import Finding
 from farm.analysis.confirmation import confirm
 from farm.analysis.nights import NightJudgement, Observation, judge_night, programs_are_cause
-from farm.analysis.scale import GATES, Gates, Scale
+from farm.analysis.scale import GATES, Gates, Scale, Series
+from farm.results.attempt import Direction
 
 from .conftest import FALLBACK, LATENCY, SQNR, in_turns, noisy
 
@@ -108,3 +109,33 @@ def test_new_series_are_said_to_be_too_young() -> None:
     young = [msgspec.structs.replace(one, history=one.history[:3]) for one in night(hot=1.3)]
     assert {one.finding for one in judge_night(young).judgements} == {Finding.INSUFFICIENT_DATA}
     assert judge_night(young).shifts == ()
+
+
+def on_two_devices(count: int, *, apart: float, tonight: float = 1.0) -> list[Observation]:
+    """Return series that ran on either of two devices, the second slower, and all on that one tonight."""
+    found = []
+    for number in range(count):
+        devices = ["fast" if (7 * night + number) % 3 else "slow" for night in range(24)]
+        values = [
+            value * (1.0 + apart * (device == "slow"))
+            for value, device in zip(noisy(24, seed=number), devices, strict=True)
+        ]
+        [value] = noisy(1, 1e6 * (1.0 + apart) * tonight, seed=1000 + number)
+        series = Series(str(number), "latency", "ns", Direction.LOWER)
+        found.append(Observation(series, "slow", values, value, devices))
+    return found
+
+
+def test_a_device_that_is_always_slower_is_no_shift_and_hides_nothing() -> None:
+    quiet = judge_night(on_two_devices(30, apart=0.06))
+    assert not quiet.shifts
+    assert len(quiet.candidates) <= 5
+    blind = judge_night([msgspec.structs.replace(one, devices=()) for one in on_two_devices(30, apart=0.06)])
+    assert len(blind.candidates) > len(quiet.candidates) or blind.shifts
+    found = [judge_night([one]).candidates for one in on_two_devices(30, apart=0.06, tonight=1.08)]
+    assert sum(map(len, found)) >= 27
+
+
+def test_devices_that_do_not_differ_stay_as_they_were_measured() -> None:
+    for one in on_two_devices(20, apart=0.0)[:3]:
+        assert one.past == one.history

@@ -415,6 +415,7 @@ def test_a_counter_that_flips_is_said_once_not_to_be_deterministic(store: Store)
     ]
     assert [night for night, _ in said] == [4]
     assert said[0][1].endswith(f": pte_size of {world.jobs[0].id}")
+    assert {point.device for one in told[-1].compared for point in one.points} == {"phone"}
     assert store.alerts.open() == []
 
 

@@ -117,4 +117,5 @@ def _point(row: Row[Any], facts: Mapping[str, str]) -> Point:
         device_kind=row.kind,
         case_version=row.version,
         bundle=row.bundle_key,
+        device=row.serial,
     )
