@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm import __version__
-from farm.cli.options import SuggestingGroup
+from farm.cli.options import SuggestingGroup, with_numbers
 from farm.errors import FarmError, InfraError
 
 if TYPE_CHECKING:
@@ -81,6 +81,9 @@ def _broken_pipes() -> Iterator[None]:
         discard(sys.stdout)
 
 
+_VERBOSE = ("-v", "--verbose")
+
+
 class _LazyGroup(SuggestingGroup):
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _broken_pipes():
@@ -121,6 +124,8 @@ class _LazyGroup(SuggestingGroup):
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="farm")
+@click.option("-v", "--verbose", is_flag=True, expose_value=False,
+              help="Say with what a command works, and where an error came from. Also behind COMMAND.")  # fmt: skip
 def cli() -> None:
     """Run ExecuTorch suites on Snapdragon devices and remember every number.
 
@@ -142,8 +147,9 @@ def main() -> None:
     # twentieth of a short command.
     gc.set_threshold(150_000)
     try:
-        code = cli(prog_name="farm", standalone_mode=False)
+        code = cli(_spoken(sys.argv[1:]), prog_name="farm", standalone_mode=False)
     except FarmError as error:
+        _explain(error)
         code = _fail(str(error), error.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:
         _say(error.format_message())
@@ -155,6 +161,7 @@ def main() -> None:
     except click.Abort:
         code = 130
     except OSError as error:
+        _explain(error)
         code = _fail(f"{error.filename or 'the system'}: {error.strerror or error}", InfraError.exit_code)
     except Exception:  # noqa: BLE001 - ours to fix; and not exit code 1, which says that a job failed
         _say(traceback.format_exc().rstrip())
@@ -162,6 +169,34 @@ def main() -> None:
     # Nor is it worth looking through at the end, which Python does twice: a sixth of a short command.
     gc.freeze()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _spoken(arguments: list[str]) -> list[str]:
+    """Return a command line for click, as `with_numbers` does; -v may stand anywhere before --."""
+    words = with_numbers(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    if not set(_VERBOSE).isdisjoint(words[:end]):
+        from farm.cli.output import be_verbose
+
+        be_verbose()
+    return [word for at, word in enumerate(words) if at >= end or word not in _VERBOSE]
+
+
+def _explain(error: BaseException) -> None:
+    """With -v, say where in farm an error came from, and what came before it."""
+    if "farm.cli.output" not in sys.modules:
+        return
+    from farm.cli.output import is_verbose, notice
+
+    if not is_verbose():
+        return
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if before is not None:
+        _explain(before)
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = next((frame for frame in reversed(frames) if "/farm/" in frame.filename), frames[-1])
+    place = f"{ours.filename.rpartition('/farm/')[2]}:{ours.lineno}, {ours.name}"
+    notice(f"{type(error).__name__} in farm/{place}: {error}")
 
 
 def _fail(message: str, code: int) -> int:

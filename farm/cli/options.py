@@ -12,10 +12,10 @@ import click
 from click.core import ParameterSource
 
 from farm.errors import UnknownNameError, UsageError
-from farm.system.durations import in_seconds
+from farm.system.durations import LONGEST_S, in_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -101,12 +101,55 @@ def duration(context: click.Context, option: click.Parameter, value: str | None)
     return seconds
 
 
-def timeout_option(text: str, default: float = 300.0) -> Decorator:
-    """Return the option `--timeout` in seconds, as `timeout_s`."""
+class _Time(click.ParamType[float]):
+    """A time as `duration` takes it; a number alone is in seconds."""
+
+    name = "time"
+
+    def __init__(self, least_s: float, most_s: float) -> None:
+        self._least_s, self._most_s = least_s, most_s
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return seconds. Raises BadParameter."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = in_seconds(value)
+        if seconds is None:
+            self.fail(f"{value!r}: expected a time such as 90s, 10m or 1h30m, or seconds", param, ctx)
+        if not self._least_s <= seconds <= self._most_s:
+            self.fail(f"{value!r} is not in the range from {self._least_s:g} to {self._most_s:g} s", param, ctx)
+        return seconds
+
+
+def timeout_option(text: str, default: float = 300.0, most_s: float = LONGEST_S) -> Decorator:
+    """Return the option `--timeout` as `timeout_s`, in seconds."""
     return click.option(
-        "--timeout", "timeout_s", type=click.FloatRange(min=1), default=default, show_default=True, metavar="SECONDS",
-        help=text,
+        "--timeout", "timeout_s", type=_Time(1, most_s), default=f"{default:g}s", metavar="TIME",
+        show_default=True, help=text,
     )  # fmt: skip
+
+
+def virtual_option(text: str, *, one: bool = False) -> Decorator:
+    """Return the option `--virtual [N]`: 1 without a number, and no more than that, as a truth value, with `one`.
+
+    `farm.cli.main` gives it the number that it was given without.
+    """
+    most, metavar = (1, "[1]") if one else (None, "[N]")
+    return click.option(
+        "--virtual", type=click.IntRange(0, most), default=0, metavar=metavar, help=text,
+        callback=(lambda _context, _option, value: bool(value)) if one else None,
+    )  # fmt: skip
+
+
+def with_numbers(arguments: Sequence[str]) -> list[str]:
+    """Return a command line in which every `--virtual` has a number: what follows it may be a job."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    following = [*arguments[1:], ""]
+    return [
+        "--virtual=1" if at < end and word == "--virtual" and not following[at].isdecimal() else word
+        for at, word in enumerate(arguments)
+    ]
 
 
 def soc_option(text: str) -> Decorator:
@@ -179,7 +222,7 @@ purpose_options = _together(
 )  # fmt: skip
 
 one_off_options = _together(
-    click.option("--virtual", type=click.IntRange(1, 1), metavar="1", help="Run it on a virtual device."),
+    virtual_option("Run it on a virtual device.", one=True),
     click.option("--iterations", type=click.IntRange(1, 100_000), default=3, show_default=True,
                  help="Timed executions of every inference."),
     click.option("--warm-up", type=click.IntRange(0, 100_000), default=1, show_default=True,
@@ -188,8 +231,7 @@ one_off_options = _together(
 )  # fmt: skip
 
 devices_options = _together(
-    click.option("--virtual", type=click.IntRange(min=0), default=0, metavar="N",
-                 help="Run on N virtual devices a SoC, with an HTP simulator, instead of attached ones."),
+    virtual_option("Run on N virtual devices a SoC, with an HTP simulator, instead of attached ones; 1 without N."),
     click.option("--device", "devices", multiple=True, metavar="NAME",
                  help="Only attached devices of this name or serial; repeatable."),
     click.option("--label", "labels", multiple=True,
@@ -205,5 +247,5 @@ interleaved_options = _together(
                  help="Of each of them in a pair; without JOB up to 20 of short ones."),
     click.option("--device", default="", metavar="NAME",
                  help="This attached device; otherwise that of the newer run, or one like it."),
-    click.option("--virtual", is_flag=True, help="A virtual device of its own: as of itself for virtual results."),
+    virtual_option("A virtual device of its own: as of itself for virtual results.", one=True),
 )  # fmt: skip

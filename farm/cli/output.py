@@ -7,6 +7,8 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
+import time
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
@@ -87,7 +89,40 @@ def print_json(answer: Mapping[str, object]) -> None:
 def notice(text: str) -> None:
     """Print on standard error how a command goes on."""
     # On one line: what a device says is not to begin one, which GitHub could take for a command.
-    echo(f"farm: {one_line(text)}", err=True)
+    when = f"{time.strftime('%H:%M:%S')} " if is_verbose() else ""
+    echo(f"farm: {when}{one_line(text)}", err=True)
+
+
+_verbose = threading.Event()
+
+
+def be_verbose() -> None:
+    """Say from now on what a command works with, and when it says what."""
+    from farm.config import settings
+    from farm.config.store_address import shown_address
+
+    _verbose.set()
+    seen = set()
+
+    def show_config(config: Config) -> None:
+        shown = (
+            f"configuration: {config.file or 'no farm.toml'}",
+            f"store: {shown_address(config.store_url)}",
+            f"state: {config.state_dir}",
+            f"cache: {config.cache_dir}",
+            f"QNN: {config.sdk_root or 'of the wheel in the environment'}",
+        )
+        if shown not in seen:
+            seen.add(shown)
+            for line in shown:
+                notice(line)
+
+    settings.HEARERS.append(show_config)
+
+
+def is_verbose() -> bool:
+    """Return whether somebody asked for more with -v."""
+    return _verbose.is_set()
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.system.durations import age_in_seconds
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 RESULTS = 30
 """Newest results of every job that stay by default: a baseline of 21 and room for nights that cannot be compared."""
-
-_AGE = re.compile(r"(\d{1,5})([hdw])")
-_UNITS_MS = {"h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 
 
 class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,8 +68,8 @@ class KeepReason(StrEnum):
 
 def age_ms(text: str) -> int | None:
     """Return `90d`, `12w` or `36h` in milliseconds; None for what is none."""
-    match = _AGE.fullmatch(text.strip())
-    return int(match[1]) * _UNITS_MS[match[2]] if match else None
+    seconds = age_in_seconds(text)
+    return None if seconds is None else int(seconds * 1000)
 
 
 def decide(

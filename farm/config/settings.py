@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import platformdirs
@@ -23,6 +23,7 @@ from farm.config.devices import (
 )
 from farm.config.notify import NotifyConfig, read_notify
 from farm.config.retention import RetentionConfig, age_ms
+from farm.config.store_address import with_files_beside
 from farm.config.toolchains import ToolchainConfig, read_toolchains
 from farm.config.variables import QNN_PATHS, require_folder, require_known_variables, require_there
 from farm.errors import ConfigError, UsageError
@@ -30,6 +31,9 @@ from farm.system.ids import is_run_id
 from farm.system.memory import usable_bytes
 from farm.system.toml_tables import read_table
 from farm.system.trust import weakness
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FILE_NAME = "farm.toml"
 
@@ -149,6 +153,10 @@ class Config(msgspec.Struct, frozen=True):
         return self.state_dir / "runs" / run_id
 
 
+HEARERS: list[Callable[[Config], None]] = []
+"""They hear of every configuration that is loaded."""
+
+
 def load_config(file: Path | None = None, *, folder: Path | None = None) -> Config:
     """Return the configuration.
 
@@ -184,7 +192,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     state_dir = (state_dir or platformdirs.user_state_path("farm")).absolute()
     for place, variable, key in ((cache_dir, "FARM_CACHE_DIR", "cache"), (state_dir, "FARM_STATE_DIR", "state")):
         require_folder(place, variable if os.environ.get(variable) else f"{path or FILE_NAME}: paths.{key}")
-    return Config(
+    config = Config(
         cache_dir=cache_dir,
         state_dir=state_dir,
         suite_folders=tuple(path for name in table.suites if (path := _beside(base, name)) is not None),
@@ -204,6 +212,9 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         toolchains=read_toolchains(path or Path(FILE_NAME), table.toolchain, lambda value: _beside(base, value)),
         trace=table.build.trace,
     )
+    for hear in HEARERS:
+        hear(config)
+    return config
 
 
 def _retention(file: Path | str, table: RetentionConfig) -> RetentionConfig:
@@ -236,10 +247,10 @@ def _builder_memory(file: Path | str, table: _BuildTable, builders: int) -> tupl
 
 
 def _store_url(base: Path, value: str | None) -> str | None:
-    """Return the URL with the path of an SQLite file made absolute, relative to the file that names it."""
+    """Return the URL with the paths in it made absolute, relative to the file that names it."""
     prefix = "sqlite:///"
     if value is None or not value.startswith(prefix):
-        return value
+        return value and with_files_beside(base, value)
     return f"{prefix}{base / value.removeprefix(prefix)}"
 
 
@@ -251,7 +262,7 @@ def _store_of_environment() -> str:
         # Not shown: it may hold a password.
         expected = "a path such as ./farm.db, 'sqlite:///FILE' or 'postgresql://user@host/database'"
         raise UsageError(f"FARM_STORE is no address of a store: expected {expected}")
-    return value
+    return with_files_beside(Path.cwd(), value) if value.startswith("postgres") else value
 
 
 def _from_environment(name: str) -> Path | None:

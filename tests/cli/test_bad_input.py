@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,3 +126,56 @@ def test_without_a_device_it_says_what_is_attached(home: FarmHome, tmp_path: Pat
     assert done.returncode == 4
     assert "no attached device is a SM8650 that can be used: attached are none" in done.stderr
     assert "--virtual" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("-v", "status"), ("status", "--verbose")])
+def test_verbose_says_with_what_a_command_works_and_where_an_error_came_from(
+    home: FarmHome, words: tuple[str, ...]
+) -> None:
+    (home.cwd / "farm.toml").write_text("store = 'postgresql://ada:secret@127.0.0.1:1/farm'\n")
+    done = home.farm(*words)
+    assert done.returncode == 4
+    lines = done.stderr.splitlines()
+    assert re.fullmatch(rf"farm: \d\d:\d\d:\d\d configuration: {home.cwd}/farm.toml", lines[0])
+    assert lines[1].endswith("store: postgresql://ada:***@127.0.0.1:1/farm")
+    assert any("StoreError in farm/store/database.py" in line for line in lines)
+    assert lines[-1].startswith("farm: postgresql://ada:***@127.0.0.1:1/farm: ")
+    assert "secret" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "jobs"),
+    [
+        (("--virtual",), 8),
+        (("--virtual", "-k", "conv"), 1),
+        (("--virtual", "2", "-k", "conv"), 1),
+        (("--virtual=0",), 8),
+    ],
+)
+def test_virtual_is_one_without_a_number(home: FarmHome, words: tuple[str, ...], jobs: int) -> None:
+    done = home.farm("run", "--soc", "SM8650", "--suite", "smoke", "--collect-only", *words)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, jobs), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "says"),
+    [
+        ("confirm", ("--virtual", "smoke/conv2d"), "there is no store yet"),
+        ("confirm", ("--virtual", "1", "smoke/conv2d"), "there is no store yet"),
+        ("repro", ("--virtual", "smoke/conv2d"), "there is no store yet"),
+        ("repro", ("--virtual", "1", "smoke/conv2d"), "there is no store yet"),
+        ("repro", ("--virtual", "2", "smoke/conv2d"), "--virtual: 2 is not in the range 0<=x<=1"),
+        ("debug", ("--virtual", "smoke/conv2d"), "has no target"),
+        ("sql", ("--timeout", "5m", "SELECT 1"), "there is no store yet"),
+        ("sql", ("--timeout", "300", "SELECT 1"), "there is no store yet"),
+        ("sql", ("--timeout", "2d", "SELECT 1"), "--timeout: '2d' is not in the range from 1 to 86400 s"),
+        ("sql", ("--timeout", "soon", "SELECT 1"), "expected a time such as 90s, 10m or 1h30m, or seconds"),
+        ("prune", ("--keep", "1h30m", "--dry-run"), "there is no store yet"),
+        ("prune", ("--keep", "9d", "--dry-run", "--yes"), "leave one of them out"),
+        ("cache", ("prune", "--older", "2w", "--dry-run", "--yes"), "leave one of them out"),
+    ],
+)
+def test_options_of_one_kind_are_taken_alike(home: FarmHome, command: str, words: tuple[str, ...], says: str) -> None:
+    done = home.farm(command, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr

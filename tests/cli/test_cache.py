@@ -34,14 +34,18 @@ def test_what_compiles_left_is_counted_and_removed_and_what_they_use_is_not(tmp_
             (str(builder), 1, 1500),
         ]
         dry = home.farm("cache", "prune", "--older", "30d", "--dry-run")
-        assert dry.stdout == f"would remove 0 bundles, 0 B, and {total}\n"
+        again = "farm cache prune --older 30d --yes"
+        assert dry.stdout == f"would remove 0 bundles, 0 B, and {total}\nnothing was removed; to remove it: {again}\n"
         assert partial.is_dir()
-        assert home.farm("cache", "prune", "--older", "30d").stdout == f"removed 0 bundles, 0 B, and {total}\n"
+        # A script of before has no --yes, and no terminal.
+        done = home.farm("cache", "prune", "--older", "30d")
+        assert done.stdout == f"removed 0 bundles, 0 B, and {total}\n"
+        assert "add --yes" in done.stderr
         assert not partial.exists()
         assert list((home.cache / "builders").iterdir()) == []
         assert (home.cache / "virtual" / "of a run").is_dir()
     with own_folder(home.cache / "builders", "living") as living:
         (living / "file").touch()
         assert "that compiles left" not in home.farm("cache", "show").stdout
-        assert home.farm("cache", "prune", "--all").stdout == "removed 0 bundles, 0 B\n"
+        assert home.farm("cache", "prune", "--all", "--yes").stdout == "removed 0 bundles, 0 B\n"
         assert (living / "file").exists()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import json_option, limit_option
+from farm.cli.options import json_option, limit_option, timeout_option
 from farm.cli.output import echo, notice, opened, print_json
 from farm.errors import UsageError
 from farm.report.terminal.layout import columns
@@ -24,9 +24,7 @@ _CELL = 60
 
 @click.command("sql")
 @click.argument("query")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(1, 86_400), default=60.0, show_default=True,
-              metavar="SECONDS",
-              help="Longest that the query may take; then it is ended, on the server too.")  # fmt: skip
+@timeout_option("Longest that the query may take; then it is ended, on the server too.", 60.0, 86_400)
 @limit_option("Most rows.", 1000)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header instead of a table.")
 @json_option("Print JSON instead of a table.")

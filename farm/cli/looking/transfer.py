@@ -13,7 +13,7 @@ from farm.cli.output import echo, notice, opened, print_json, standard_output, w
 from farm.errors import UsageError
 from farm.report.formats import DEFAULT, export_formats
 from farm.report.model.format import plural
-from farm.system.durations import in_seconds
+from farm.system.durations import OLDEST_S, in_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,9 +84,9 @@ def _since_ms(text: str) -> int:
     try:
         begin = datetime.datetime.combine(datetime.date.fromisoformat(text), datetime.time()).astimezone()
     except ValueError:
-        seconds = in_seconds(text)
+        seconds = in_seconds(text, OLDEST_S)
         if seconds is None:
-            problem = "expected an age of at most 30 days, such as 12h or 7d, or a day, such as 2026-11-21"
+            problem = "expected an age, such as 12h or 7d, or a day, such as 2026-11-21"
             raise UsageError(f"--since {text!r}: {problem}") from None
         begin = datetime.datetime.now().astimezone() - datetime.timedelta(seconds=seconds)
     return max(0, int(begin.timestamp() * 1000))

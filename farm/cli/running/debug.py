@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.cli.options import OUTPUT_FILE, json_option, soc_option, timeout_option, toolchain_option
+from farm.cli.options import OUTPUT_FILE, json_option, soc_option, timeout_option, toolchain_option, virtual_option
 from farm.cli.output import as_called, echo, notice, show, write_file
 from farm.config.settings import load_config
 from farm.errors import UsageError
@@ -33,7 +33,7 @@ _NAME = WIDTH - 2 * _FIGURES
 @soc_option("SoC, where JOB has no target.")
 @click.option("--precision", help="Precision, where JOB has no target and the case has several.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
-@click.option("--virtual", is_flag=True, help="Run on the HTP simulator only: no device, and no column for it.")
+@virtual_option("Run on the HTP simulator only: no device, and no column for it.", one=True)
 @click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="Which of the inputs of the case.")  # fmt: skip
 @timeout_option("Longest that the job may take on one device.", 600.0)

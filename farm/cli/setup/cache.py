@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -10,11 +12,12 @@ import click
 
 from farm.bundles.cache import BundleCache, leftovers
 from farm.cli.options import SuggestingGroup, config_option, json_option
-from farm.cli.output import echo, show
+from farm.cli.output import echo, notice, show
 from farm.config.settings import load_config
 from farm.errors import UsageError
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns
+from farm.system.durations import age_in_seconds
 from farm.toolchains.sdk.removal import cached_sdks, removable_sdks, remove_sdk
 from farm.toolchains.worktrees import STALE_S, prune_worktrees, worktrees
 
@@ -27,9 +30,7 @@ if TYPE_CHECKING:
     from farm.toolchains.sdk.removal import CachedSdk
     from farm.toolchains.worktrees import WorktreeEntry
 
-_AGE = re.compile(r"(\d+)([smhd])")
 _SIZE = re.compile(r"(\d+)([kMGT]?)B?")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -75,26 +76,38 @@ def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> N
 @click.option("--older", metavar="AGE", help="Not used for so long: 30d, 12h, 90m.")
 @click.option("--keep", metavar="SIZE", help="Least recently used beyond this size: 10GB, 500MB.")
 @click.option("--all", "everything", is_flag=True, help="All of them.")
-@click.option("--dry-run", is_flag=True, help="Say what would go, remove nothing.")
-def prune(config_file: Path | None, older: str | None, keep: str | None, *, everything: bool, dry_run: bool) -> None:
+@click.option("--yes", is_flag=True, help="Remove; otherwise say what would go, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what would go, whoever asks.")
+def prune(
+    config_file: Path | None, older: str | None, keep: str | None, *, everything: bool, yes: bool, dry_run: bool
+) -> None:
     """Remove bundles, and what compiles that were ended left behind.
 
     Environments of toolchains go as well: those of that AGE or all; with --keep
     those that no command uses, as farm's own packages have changed since. QNN
     SDKs go that are of that AGE, or all, unless farm.toml names them. Source
     trees of commits go that are of that AGE, or all, unless a command uses one.
+
+    Without --yes nothing is removed. A script without a terminal still
+    removes, as it always did, and hears that --yes is missing.
     """
     from farm.toolchains.overview import remove_environment
 
     if sum(map(bool, (older, keep, everything))) != 1:
         raise UsageError("say what to remove: one of --older AGE, --keep SIZE, --all")
+    if yes and dry_run:
+        raise UsageError("--yes removes, and --dry-run does not: leave one of them out")
+    if not (yes or dry_run):
+        dry_run = sys.stdout.isatty()
+        if not dry_run:
+            notice("add --yes: without it this removes only where there is no terminal")
     config = load_config(config_file)
     cache = BundleCache(config.cache_dir)
     left = leftovers(cache.root)
-    age_s = _parse(older, _AGE, _SECONDS, "--older", "30d") if older else None
+    age_s = _age_s(older) if older else None
     removed = cache.prune(
         older_than_s=age_s or 0.0,
-        keep_bytes=int(_parse(keep, _SIZE, _BYTES, "--keep", "10GB")) if keep else None,
+        keep_bytes=_parse_size(keep) if keep else None,
         dry_run=dry_run,
     )
     environments = _old_environments(cache.root, 0.0 if everything else age_s)
@@ -113,6 +126,9 @@ def prune(config_file: Path | None, older: str | None, keep: str | None, *, ever
     others += [_worktrees(trees)] if trees else []
     more = "".join(f", and {one}" for one in others)
     echo(f"{'would remove' if dry_run else 'removed'} {len(removed)} bundles, {freed}{more}")
+    if dry_run and (removed or others):
+        words = [word for word in sys.argv[1:] if word != "--dry-run"]
+        echo(f"nothing was removed; to remove it: {shlex.join(['farm', *words, '--yes'])}")
 
 
 def _old_environments(cache_dir: Path, age_s: float | None) -> list[EnvironmentRow]:
@@ -144,8 +160,15 @@ def _total(left: Sequence[Leftover]) -> str:
     return f"{plural(len(left), 'folder')} that compiles left, with {files} files, {size(nbytes)}"
 
 
-def _parse(text: str, pattern: re.Pattern[str], units: dict[str, int], option: str, example: str) -> float:
-    match = pattern.fullmatch(text.strip())
+def _age_s(text: str) -> float:
+    seconds = age_in_seconds(text)
+    if seconds is None:
+        raise UsageError(f"--older {text!r} is not understood, expected something like 30d")
+    return seconds
+
+
+def _parse_size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{option} {text!r} is not understood, expected something like {example}")
-    return float(match[1]) * units[match[2]]
+        raise UsageError(f"--keep {text!r} is not understood, expected something like 10GB")
+    return int(match[1]) * _BYTES[match[2]]

@@ -68,14 +68,19 @@ def _age(context: click.Context, option: click.Parameter, value: str | None) -> 
 )
 @click.option("--orphans", is_flag=True, help="Also files in the state folder of runs that this store does not have.")
 @click.option("--yes", is_flag=True, help="Delete; otherwise say what would go, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what would go, as without --yes.")
 @json_option()
-def command(config_file: Path | None, *, orphans: bool, yes: bool, as_json: bool, **given: str | int | None) -> None:
+def command(
+    config_file: Path | None, *, orphans: bool, yes: bool, dry_run: bool, as_json: bool, **given: str | int | None
+) -> None:
     """Delete old runs: their rows, files that no other run has, their folders; comparisons and searches of that age.
 
     A run stays for any one reason: its age, its place among the newest, one of the 30 newest results of a job, that
     it is going on, that an alert names it. What is not given comes from [retention] in farm.toml. Without --yes
     nothing is deleted. Compiled bundles have a command of their own: 'farm cache prune'.
     """
+    if yes and dry_run:
+        raise UsageError("--yes deletes, and --dry-run does not: leave one of them out")
     named = {name: value for name, value in given.items() if value is not None}
     config = load_config(config_file)
     rules = _rules(config.retention, named, orphans=orphans)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from farm.cli.options import FILE, json_option
+from farm.cli.options import FILE, json_option, timeout_option
 from farm.cli.output import echo, notice, print_json
 from farm.config.settings import Config, load_config
 from farm.errors import UsageError
@@ -50,7 +50,7 @@ def _folder(_context: click.Context, parameter: click.Parameter, value: Path | N
 @click.option("--force", is_flag=True, help="Sign again what is signed already, by whomever.")
 @click.option("--adopt", is_flag=True, help="Sign nothing: vouch for signed files that are there.")
 @click.option("--python", type=FILE, help="Interpreter for elfsigner (< 3.12).")
-@click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds for one file.")
+@timeout_option("Longest that one file may take.")
 @json_option()
 def command(
     config_file: Path | None,
@@ -59,7 +59,7 @@ def command(
     sdk_root: Path | None,
     hexagon_sdk: Path | None,
     python: Path | None,
-    timeout: float,
+    timeout_s: float,
     *,
     direct: bool,
     force: bool,
@@ -95,7 +95,7 @@ def command(
             vouch_for(one.unsigned, one.signed)
         done = [(one.signed, "adopted") for one in plan]
     else:
-        done = _sign(config, plan, python, timeout, force=force)
+        done = _sign(config, plan, python, timeout_s, force=force)
     if as_json:
         print_json({"files": [{"file": str(path), "state": state} for path, state in done]})
         return
@@ -108,7 +108,7 @@ def command(
 
 
 def _sign(
-    config: Config, plan: tuple[Signing, ...], python: Path | None, timeout: float, *, force: bool
+    config: Config, plan: tuple[Signing, ...], python: Path | None, timeout_s: float, *, force: bool
 ) -> list[tuple[Path, str]]:
     from farm.runtime.signing.elfsigner import find_elfsigner, find_python
     from farm.runtime.signing.sign import sign
@@ -130,7 +130,7 @@ def _sign(
                 tool=tool,
                 python=interpreter,
                 show=lambda line: echo(f"  elfsigner: {line}", err=True),
-                timeout_s=timeout,
+                timeout_s=timeout_s,
             )
     return [(one.signed, "signed" if one in todo else "is signed already") for one in plan]
 
