@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import subprocess
 
 JOB = "smoke/conv2d[SM8650-htp-8a8w]"
-RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "-k", "conv2d")
+RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "-k")
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +22,8 @@ def profiled(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Farm
     folder = tmp_path_factory.mktemp("profiled")
     (folder / "cwd").mkdir()
     home = FarmHome(farm_cache, folder / "state", folder / "cwd")
-    for profile in ("detailed", "detailed", "auto"):
-        done = home.farm(*RUN, "--profile", profile, timeout_s=300)
+    for profile, cases in (("detailed", "conv2d or layer_norm"), ("detailed", "conv2d"), ("auto", "conv2d")):
+        done = home.farm(*RUN, cases, "--profile", profile, timeout_s=300)
         assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     return home
 
@@ -58,6 +58,32 @@ def test_json_has_every_row_and_says_of_which_run(profiled: FarmHome) -> None:
     assert {row["n"] for row in nodes} == {3}
     newest = json.loads(profiled.farm("profile", JOB, "--json").stdout)["profiles"][0]
     assert newest["run_id"] > profile["run_id"]
+
+
+def test_a_node_says_its_module_and_source_line_and_modules_add_up(profiled: FarmHome) -> None:
+    of_job = ("profile", "smoke/layer_norm", "--run", "latest~2")
+    (profile,) = json.loads(profiled.farm(*of_job, "--by", "module", "--json").stdout)["profiles"]
+    [norm] = [row for row in profile["operators"] if "layer_norm" in row["node"]]
+    assert norm["module"] == "layer"
+    file, _, line = norm["source"].rpartition(":")
+    assert file == "quantized_ops/operators.py"
+    code = (Path(__file__).parents[2] / "test_suites" / file).read_text().splitlines()[int(line) - 1]
+    assert "self.layer(" in code
+    sums = {one["name"]: one for one in profile["sums"]}
+    assert sums["layer"]["p50"] == norm["p50"]
+    assert sum(one["share"] for one in sums.values()) == pytest.approx(1)
+    [by_line] = [row for row in lines_of(profiled.farm(*of_job, "--by", "line")) if norm["source"] in row]
+    assert by_line.split()[1] == "1"
+    [shown] = [row for row in lines_of(profiled.farm(*of_job)) if "operators.py" in row]
+    assert "layer" in shown.split()
+    assert f"operators.py:{line}" in shown
+    assert "OpId" not in shown
+
+
+def test_a_program_of_which_no_module_is_known_says_so(profiled: FarmHome) -> None:
+    done = profiled.farm("profile", JOB, "--by", "module")
+    assert done.returncode == 2
+    assert f"of {JOB} no module or line is known" in done.stderr
 
 
 def test_two_runs_are_compared_node_by_node(profiled: FarmHome) -> None:
@@ -99,6 +125,7 @@ def test_a_trace_and_the_files_are_written(profiled: FarmHome) -> None:
         (("--diff", "latest", "nope"), "unknown run 'nope'"),
         (("--diff", "latest~2", "latest~1", "--trace", "x.json"), "--diff takes two runs"),
         (("smoke/conv2d", "--trace", "/proc/x/y.json"), "cannot write /proc/x/y.json"),
+        (("smoke/conv2d", "--depth", "2"), "--depth is for --by module"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_code_2(profiled: FarmHome, arguments: tuple[str, ...], said: str) -> None:

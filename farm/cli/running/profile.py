@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.config.settings import Config
+    from farm.report.model.profile_tables import OriginSum
     from farm.report.terminal.profile import JobChanges
     from farm.store.records import ProfileRecord
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 @click.argument("job", required=False)
 @click.option("--run", "run", help="Of this run, instead of the newest that has a profile.")
 @click.option("--diff", nargs=2, metavar="RUN RUN", help="Compare the profiles of two runs; of all jobs without JOB.")
+@click.option("--by", type=click.Choice(["module", "line"]),
+              help="Add up what each module of the model took, or each line of its code.")  # fmt: skip
+@click.option("--depth", type=click.IntRange(min=1), metavar="N",
+              help="With --by module: as parts of modules of N names, layers.3 of layers.3.conv for 2.")  # fmt: skip
 @limit_option("Most rows of a table.")
 @click.option("--trace", type=OUTPUT_FILE, metavar="FILE",
               help="Write a trace for ui.perfetto.dev or chrome://tracing.")  # fmt: skip
@@ -36,6 +41,8 @@ def command(
     job: str | None,
     run: str | None,
     diff: tuple[str, str] | None,
+    by: str | None,
+    depth: int | None,
     limit: int,
     trace: Path | None,
     artifacts: Path | None,
@@ -45,14 +52,18 @@ def command(
 ) -> None:
     """Show where the time of JOB goes, node by node, in its newest attempt that has a profile.
 
+    Each node with the module of the model that it comes from, and the line of its code, where they are known.
+
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians over the timed
     inferences. 'farm run --profile detailed' makes profiles.
     """
     if diff is not None:
-        if run or trace or artifacts:
-            raise UsageError("--diff takes two runs, and neither --run, --trace nor --artifacts")
+        if run or trace or artifacts or by:
+            raise UsageError("--diff takes two runs, and neither --run, --by, --trace nor --artifacts")
         _compare(config_file, job or "*", diff, limit, as_json=as_json)
         return
+    if depth and by != "module":
+        raise UsageError("--depth is for --by module")
     if job is None:
         raise UsageError("which JOB? Give suite/case; or --diff RUN RUN alone, for all jobs of two runs")
     with opened(config_file, readonly=True) as (config, store):
@@ -60,20 +71,39 @@ def command(
     if (trace or artifacts) and len(found) > 1:
         names = ", ".join(record.job_id for record in found[:4]) + (", ..." if len(found) > 4 else "")
         raise UsageError(f"{job} means {len(found)} jobs, files are written of one: {names}")
+    sums = [_sums(one, by, depth or 0) for one in found]
+    if by and not any(sums):
+        raise UsageError(
+            f"of {job} no module or line is known: its programs were compiled by an older farm or elsewhere, or their "
+            "nodes have no names of the model, as with xnnpack"
+        )
     if as_json:
-        print_json({"profiles": found})
+        with_sums = ({**msgspec.to_builtins(record), "sums": one} for record, one in zip(found, sums, strict=True))
+        print_json({"profiles": list(with_sums) if by else found})
     else:
-        for number, record in enumerate(found):
-            echo("\n".join([*([""] if number else []), *_shown(record, limit)]))
+        for number, (record, one) in enumerate(zip(found, sums, strict=True)):
+            echo("\n".join([*([""] if number else []), *_shown(record, _tables(record, one, by, limit))]))
     if trace:
         _write_trace(config, found[0], trace)
     if artifacts:
         _write_artifacts(config, found[0], artifacts)
 
 
-def _shown(record: ProfileRecord, limit: int) -> list[str]:
-    from farm.report.terminal.profile import profile_lines
+def _sums(record: ProfileRecord, by: str | None, depth: int) -> tuple[OriginSum, ...]:
+    from farm.report.model.profile_tables import origin_sums
 
+    return origin_sums(record.operators, by_line=by == "line", depth=depth) if by else ()
+
+
+def _tables(record: ProfileRecord, sums: Sequence[OriginSum], by: str | None, limit: int) -> list[str]:
+    from farm.report.terminal.profile import profile_lines, sum_lines
+
+    if not by:
+        return profile_lines(record.operators, limit, width())
+    return sum_lines(sums, "source line" if by == "line" else by, limit, width()) or ["  no module or line is known"]
+
+
+def _shown(record: ProfileRecord, tables: Sequence[str]) -> list[str]:
     started = fmt.local_time(record.time_ms)
     n = max((row.n for row in record.operators), default=0)
     counted = f", {fmt.plural(n, 'inference')}" if n else ""
@@ -85,7 +115,7 @@ def _shown(record: ProfileRecord, limit: int) -> list[str]:
     if record.device_kind == "virtual":
         time = "time of the host's processor" if runs_on_cpu(record.backend) else "host time of a simulator"
         lines.append(f"  VIRTUAL: {time}: not comparable with hardware")
-    lines += ["", *profile_lines(record.operators, limit, width())]
+    lines += ["", *tables]
     if record.artifacts:
         lines += ["", *(f"  kept: {artifact.kind}, {artifact.size:,} bytes" for artifact in record.artifacts)]
     return lines

@@ -22,7 +22,15 @@ from farm.report.model.alerts import alert_change, is_confirmed
 from farm.report.model.chart import distributions
 from farm.report.model.commits import commit_link, range_link, short, since_text, standing_text, toolchain_text
 from farm.report.model.cross_target import cross_targets
-from farm.report.model.profile_tables import SHOWN_JOBS, debugged, layer_table, operator_tables, profiled, row_limit
+from farm.report.model.profile_tables import (
+    SHOWN_JOBS,
+    debugged,
+    layer_table,
+    module_sums,
+    operator_tables,
+    profiled,
+    row_limit,
+)
 from farm.report.model.rerun import ways_again
 from farm.report.model.status import exit_meaning
 from farm.report.model.summary import (
@@ -208,7 +216,9 @@ def _environment() -> jinja2.Environment:
     )
     named = ("count", "decibel", "cosine", "small", "percent", "duration", "quantity", "clock", "day")
     environment.filters |= {name: getattr(fmt, name) for name in named}
-    functions = (operator_tables, layer_table, exit_meaning, distributions, alert_change, is_confirmed, one_line)
+    functions = (
+        operator_tables, module_sums, layer_table, exit_meaning, distributions, alert_change, is_confirmed, one_line,
+    )  # fmt: skip
     for function in (*functions, ways_again):
         environment.filters[function.__name__] = function
     environment.filters |= {

@@ -11,7 +11,7 @@ from farm.results.attempt import LayerComparison, OperatorProfile
 from farm.results.profile.event_names import is_whole_call, sums
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from farm.report.model.summary import JobSummary, RunSummary
 
@@ -21,8 +21,13 @@ ROW_BUDGET = 6_000
 """Rows of profiles in a page in all."""
 ROW_LIMITS = (5, 25)
 """Least and most rows that one table of a profile gets of it."""
+MODULE_ROWS = 12
+"""Rows of a table of modules in a page, where modules are parts of fewer."""
 LAYER_LIMIT = 2_000
 """Most layers of one job that a page shows."""
+
+MODEL = "the model itself"
+"""The name of what is in no module but the model, as code of its `forward` is."""
 
 _UNITS = ("cycles", "us", "ns")
 
@@ -41,6 +46,18 @@ class OperatorTable(msgspec.Struct, frozen=True):
     def left_out_share(self) -> float:
         """What the rows that are not shown take of the total, 0 to 1."""
         return self.left_out_total / self.total if self.total else 0.0
+
+
+class OriginSum(msgspec.Struct, frozen=True):
+    """What all nodes of one module, or of one line of code, took in one unit."""
+
+    name: str
+    """`layers.3.conv`, `models/text.py:42`; MODEL for what is in no module, empty where that is not known."""
+    unit: str
+    nodes: int
+    p50: float
+    """Sum of the medians."""
+    share: float
 
 
 class LayerRow(msgspec.Struct, frozen=True):
@@ -86,6 +103,43 @@ def operator_tables(operators: Sequence[OperatorProfile], limit: int) -> tuple[O
         left = sum(row.p50 for row in rest)
         tables.append(OperatorTable(unit, total, len(rows), tuple(rows[:limit]), len(rest), left))
     return tuple(tables)
+
+
+def origin_sums(
+    operators: Iterable[OperatorProfile], *, by_line: bool = False, depth: int = 0
+) -> tuple[OriginSum, ...]:
+    """Return what each module took, or with `by_line` each line of code, the greatest first, by unit.
+
+    With a `depth` modules count as the one that they are part of, of so many names; 0 for each as it is. Of a unit in
+    which nothing is known there is no sum.
+    """
+    sums_of: dict[tuple[str, str], list[float]] = {}
+    for row in operators:
+        if not is_whole_call(row):
+            parts = row.module.split(".")
+            module = ".".join(parts[:depth] if depth else parts) or (MODEL if row.source else "")
+            one = sums_of.setdefault((row.unit, row.source if by_line else module), [0, 0.0, 0.0])
+            sums_of[row.unit, row.source if by_line else module] = [one[0] + 1, one[1] + row.p50, one[2] + row.share]
+    known = {unit for unit, name in sums_of if name}
+    found = [
+        OriginSum(name, unit, int(nodes), p50, share)
+        for (unit, name), (nodes, p50, share) in sums_of.items()
+        if unit in known
+    ]
+    order = {unit: number for number, (unit, _) in enumerate(by_unit(dict.fromkeys(known, 0.0)))}
+    return tuple(sorted(found, key=lambda one: (order[one.unit], -one.p50, one.name)))
+
+
+def module_sums(operators: Iterable[OperatorProfile]) -> tuple[OriginSum, ...]:
+    """Return what modules took, each at the greatest depth at which a table of them is short; a long one is cut."""
+    rows = tuple(operators)
+    found: tuple[OriginSum, ...] = ()
+    for depth in range(1, 1 + max((row.module.count(".") + 1 for row in rows), default=0)):
+        deeper = origin_sums(rows, depth=depth)
+        if found and len(deeper) > MODULE_ROWS:
+            break
+        found = deeper
+    return found[: ROW_LIMITS[1]]
 
 
 def by_unit(totals: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,11 +19,15 @@ from farm.system.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from farm.report.model.profile_tables import OriginSum
     from farm.results.attempt import OperatorProfile
     from farm.store.records import ProfileRecord
 
 # What QNN appends to the name of a node: numbers that change with the graph around it.
 _OP_ID = re.compile(r":?\bOpId_\d+$")
+_HEAD = ("node", "delegate")
+_ORIGIN_HEAD = ("node", "module", "source line", "delegate")
+_LEAST_NAME = 12
 # The options at the end of a job's id; neither their names nor their values hold a hyphen.
 _OPTIONS = re.compile(r"(?:-[^-=\[\]]+=[^-\[\]]*)+\]$")
 
@@ -156,18 +161,42 @@ def profile_lines(rows: Sequence[OperatorProfile], limit: int, width: int = 80) 
     parts = [row for row in rows if not is_whole_call(row)]
     for unit, total in by_unit(sums(parts)):
         found = sorted((row for row in parts if row.unit == unit), key=lambda row: -row.p50)
-        table = [("node", "delegate", unit, "share")]
-        table += [(row.node, row.delegate, fmt.count(row.p50), f"{100 * row.share:.1f}%") for row in found[:limit]]
+        origins = any(row.module or row.source for row in found)
+        head, cells = (_ORIGIN_HEAD, _origin_cells) if origins else (_HEAD, _node_cells)
+        none = [""] * (len(head) - 1)
+        table = [[*head, unit, "share"]]
+        table += [[*cells(row), fmt.count(row.p50), _percent(row.share)] for row in found[:limit]]
         rest = found[limit:]
         if rest:
             left = sum(row.p50 for row in rest)
-            table.append((f"{len(rest)} more", "", fmt.count(left), f"{100 * left / total if total else 0:.1f}%"))
-        table.append((f"all {len(found)}", "", fmt.count(total), ""))
+            table.append([f"{len(rest)} more", *none, fmt.count(left), _percent(left / total if total else 0.0)])
+        table.append([f"all {len(found)}", *none, fmt.count(total), ""])
+        if origins and len({row.delegate for row in found}) == 1:
+            # One delegate call has them all: its name goes above, and leaves room.
+            table = [[*row[:3], *row[4:]] for row in table]
+            table[0][0] = f"node in {found[0].delegate}" if found[0].delegate else "node"
         lines += ["", *_aligned(table, width)]
     whole = [row for row in rows if is_whole_call(row)]
     if whole:
-        table = [("what the delegate says of whole calls", "delegate", "median", "")]
-        table += [(row.node.partition(": ")[2], row.delegate, fmt.count(row.p50), row.unit) for row in whole[:limit]]
+        said = [("what the delegate says of whole calls", "delegate", "median", "")]
+        said += [(row.node.partition(": ")[2], row.delegate, fmt.count(row.p50), row.unit) for row in whole[:limit]]
+        lines += ["", *_aligned(said, width)]
+    return lines[1:]
+
+
+def sum_lines(found: Sequence[OriginSum], what: str, limit: int, width: int = 80) -> list[str]:
+    """Return tables of what modules or lines of code took, one a unit; `what` they are stands above them."""
+    lines: list[str] = []
+    for unit, of_unit in groupby(found, key=lambda one: one.unit):
+        rows = list(of_unit)
+        table = [(what, "nodes", unit, "share")]
+        table += [
+            (one.name or "not known", str(one.nodes), fmt.count(one.p50), _percent(one.share)) for one in rows[:limit]
+        ]
+        for name, part in ((f"{len(rows[limit:])} more", rows[limit:]), (f"all {len(rows)}", rows)):
+            if part:
+                nodes, total = str(sum(one.nodes for one in part)), fmt.count(sum(one.p50 for one in part))
+                table.append((name, nodes, total, "" if part is rows else _percent(sum(one.share for one in part))))
         lines += ["", *_aligned(table, width)]
     return lines[1:]
 
@@ -189,6 +218,20 @@ def change_lines(found: Sequence[NodeChange], limit: int, width: int = 80) -> li
         table.append((f"all {len(ordered)}", fmt.count(old), fmt.count(new), _ratio(new / old if old else None), ""))
         lines += ["", *_aligned(table, width)]
     return lines[1:]
+
+
+def _node_cells(row: OperatorProfile) -> tuple[str, ...]:
+    return row.node, row.delegate
+
+
+def _origin_cells(row: OperatorProfile) -> tuple[str, ...]:
+    # Where it comes from says more than the number that QNN gave it.
+    node = _OP_ID.sub("", row.node) if row.module or row.source else row.node
+    return node, row.module, row.source, row.delegate
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
 
 
 def _change_cells(change: NodeChange, *, several: bool) -> tuple[str, str, str, str, str]:
@@ -222,13 +265,22 @@ def _ratio(value: float | None) -> str:
 
 
 def _aligned(table: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return lines: a name cut to what the other columns leave, a delegate where there is one, and figures."""
+    """Return lines: names cut to what the other columns leave, a delegate where there is one, and figures."""
     cells = [[one_line(cell) for cell in row] for row in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    room = max(12, min(widths[0], width - 2 * len(widths) - sum(widths[1:])))
-    left = 2 if cells[0][1] == "delegate" else 1
-    shown = [[_cut(row[0], room), *row[1:]] for row in cells]
+    cut = 1 + sum(name in _ORIGIN_HEAD[1:3] for name in cells[0][1:])
+    room = max(_LEAST_NAME * cut, width - 2 * len(widths) - sum(widths[cut:]))
+    names = widths[:cut]
+    while sum(names) > room:
+        names[names.index(max(names))] -= 1
+    left = cut + ("delegate" in cells[0])
+    shown = [[_cut(row[0], names[0]), *map(_cut_front, row[1:cut], names[1:]), *row[cut:]] for row in cells]
     return columns(shown, right=range(left, len(widths)), indent="  ")
+
+
+def _cut_front(name: str, width: int) -> str:
+    """Return a path with its beginning left out: modules of one model begin alike, and so do files."""
+    return name if len(name) <= width else f"…{name[1 - width :]}"
 
 
 def _cut(name: str, width: int) -> str:
