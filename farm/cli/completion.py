@@ -9,10 +9,10 @@ import contextlib
 import os
 import re
 import sys
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import (
     BashComplete,
     CompletionItem,
@@ -22,7 +22,7 @@ from click.shell_completion import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from farm.config.settings import Config
 
@@ -65,6 +65,7 @@ def answer(cli: click.Command) -> int:
         # Nothing may appear between what somebody types.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         add_completion_class(_Bash)
+        click.Parameter.shell_complete = complete_parameter  # type: ignore[assignment, method-assign]
         shell_complete(cli, {}, "farm", VARIABLE, os.environ[VARIABLE])
         sys.stdout.flush()
     return 0
@@ -78,20 +79,37 @@ def script(cli: click.Command, shell: str) -> str:
     return kind(cli, {}, "farm", VARIABLE).source()
 
 
-def teach(command: click.Command) -> None:
-    """Let the options and arguments of a command offer the values that there are."""
-    for param in command.params:
-        values = _OPTIONS.get(param.opts[-1])
-        if isinstance(param, click.Argument):
-            values = _ARGUMENTS.get((command.name or "", param.name or "")) or _ARGUMENTS.get(("", param.name or ""))
-        if values is not None:
-            offered = partial(_offered, values, is_path=param.opts[-1] in _OR_PATHS)
-            param.shell_complete = offered  # type: ignore[method-assign]
+def complete_parameter(param: click.Parameter, context: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+    """Return the values that there are for an option or argument, else what click knows of it."""
+    values = _OPTIONS.get(param.opts[-1])
+    if isinstance(param, click.Argument):
+        name = param.name or ""
+        values = _ARGUMENTS.get((context.command.name or "", name)) or _ARGUMENTS.get(("", name))
+    if values is None:
+        return _of_click(param, context, incomplete)
+    if param.opts[-1] in _OR_PATHS and incomplete.startswith((".", "/", "~")):
+        return [CompletionItem(incomplete, type="file")]
+    folded = incomplete.casefold()
+    found: dict[str, None] = {}
+    with contextlib.suppress(Exception):
+        for value in values(_Asked(context, incomplete)):
+            if _WORD.fullmatch(value) and value.casefold().startswith(folded):
+                found[value] = None
+    return [CompletionItem(value) for value in found]
+
+
+_of_click = click.Parameter.shell_complete
 
 
 class _Asked(NamedTuple):
     context: click.Context
     incomplete: str
+
+    @property
+    def is_later(self) -> bool:
+        """Whether something of the command is there already."""
+        given = [name for name, value in self.context.params.items() if value]
+        return any(self.context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in given)
 
     @property
     def config(self) -> Config:
@@ -108,20 +126,6 @@ class _Asked(NamedTuple):
             with contextlib.suppress(Exception):
                 found += stored(self.config.store_url, name)
         return found
-
-
-def _offered(
-    values: Callable[[_Asked], Iterable[str]], context: click.Context, incomplete: str, *, is_path: bool
-) -> list[CompletionItem[None]]:
-    if is_path and incomplete.startswith((".", "/", "~")):
-        return [CompletionItem(incomplete, type="file")]
-    folded = incomplete.casefold()
-    found: dict[str, None] = {}
-    with contextlib.suppress(Exception):
-        for value in values(_Asked(context, incomplete)):
-            if _WORD.fullmatch(value) and value.casefold().startswith(folded):
-                found[value] = None
-    return [CompletionItem(value) for value in found]
 
 
 def _socs(_asked: _Asked) -> Iterable[str]:
@@ -245,7 +249,8 @@ _ARGUMENTS = {
     ("", "sdk"): _sdks,
     ("", "shell"): _shells,
     ("devices", "names"): _devices,
-    ("suites", "names"): _suites,
+    ("list", "names"): lambda asked: [*_suites(asked), "tune"],  # farm suites, which has a command as well
+    ("tune", "case"): _jobs,
     ("show", "name"): _toolchains,
     ("check", "name"): _toolchains,
     ("remove", "version"): _environments,

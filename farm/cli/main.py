@@ -99,7 +99,7 @@ class _LazyGroup(SuggestingGroup):
         del ctx
         return list(_COMMANDS)
 
-    def find_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
         if cmd_name not in _COMMANDS:
             return None

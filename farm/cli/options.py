@@ -24,20 +24,7 @@ _RUN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,79}")
 
 
 class SuggestingGroup(click.Group):
-    """A group that offers the nearest command where a name is unknown, and whose commands complete values."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, which completes values where a shell asks for them; None for one that is unknown."""
-        command = self.find_command(ctx, cmd_name)
-        if command is not None and ctx.resilient_parsing:
-            from farm.cli.completion import teach
-
-            teach(command)
-        return command
-
-    def find_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, None for one that is unknown."""
-        return super().get_command(ctx, cmd_name)
+    """A group that offers the nearest command where a name is unknown."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -59,7 +46,7 @@ class _OutputFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path. Raises BadParameter where it cannot be written."""
-        path = super().convert(value, param, ctx)
+        path: Any = super().convert(value, param, ctx)
         folder = next((parent for parent in path.absolute().parents if parent.exists()), path)
         if not folder.is_dir():
             self.fail(f"{path}: {folder} is no folder", param, ctx)
@@ -112,7 +99,7 @@ class _Time(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return seconds. Raises BadParameter."""
         try:
-            seconds = float(value)
+            seconds: float | None = float(value)
         except ValueError:
             seconds = in_seconds(value)
         if seconds is None:

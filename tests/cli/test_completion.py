@@ -9,11 +9,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 from click.shell_completion import BashComplete
 from farm_home import FarmHome
 
-from farm.cli.completion import VARIABLE
+from farm.cli.completion import VARIABLE, complete_parameter
 from farm.cli.main import cli
 from farm.store.store import open_store
 
@@ -71,6 +72,8 @@ def offered(stocked: FarmHome, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     monkeypatch.setenv("FARM_CACHE_DIR", str(stocked.cache))
     monkeypatch.setenv("FARM_STATE_DIR", str(stocked.state))
 
+    monkeypatch.setattr(click.Parameter, "shell_complete", complete_parameter)
+
     def offered(*words: str) -> list[str]:
         found = BashComplete(cli, {}, "farm", VARIABLE).get_completions(list(words[:-1]), words[-1])
         return [one.value for one in found]
@@ -99,6 +102,11 @@ def offered(stocked: FarmHome, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         (("virtual", "fault", "x", "st"), {"stall"}),
         (("export", "--format", "ct"), {"ctrf"}),
         (("completion", ""), {"bash", "zsh", "fish"}),
+        (("suites", "own"), {"own_ops"}),
+        (("suites", "smoke", "own"), {"own_ops"}),
+        (("suites", "tune", "own_ops/"), {"own_ops/tanh"}),
+        (("run", ""), {"list", "delete"}),
+        (("run", "delete", "be"), {"before_the_pass"}),
     ],
 )
 def test_a_tab_offers_what_there_is(offered: Callable[..., list[str]], words: tuple[str, ...], among: set[str]) -> None:
