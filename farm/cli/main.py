@@ -53,7 +53,7 @@ _COMMANDS = {
     "import": ("looking.transfer", "Read runs that 'farm export' wrote into this store."),
     "repro": ("running.exec", "Run a past result again from its exact bundle, or write a script that does."),
     "sql": ("looking.sql", "Ask the store a question in SQL, read only."),
-    "suites": ("setup.suites", "List suites, or the cases of some."),
+    "suites": ("setup.suites", "List suites, or the cases of some; suggest limits for a case."),
     "socs": ("setup.suites", "List the SoCs that farm knows."),
     "doctor": ("setup.doctor", "Say what can be compiled, staged and run here, and how to repair what cannot."),
     "toolchain": ("setup.toolchain", "List, show, check and make toolchains: what compiles."),

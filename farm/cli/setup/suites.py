@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import json_option
+from farm.cli.options import SuggestingGroup, json_option
 from farm.cli.output import echo, print_json, show, width
+from farm.cli.setup.tune import tune_command
 from farm.report.terminal.layout import columns
 
 if TYPE_CHECKING:
@@ -17,10 +18,31 @@ if TYPE_CHECKING:
     from farm.suites.suite import Case
 
 
-@click.command("suites")
+class _SuitesGroup(SuggestingGroup):
+    """A group whose first argument is the name of a suite, unless it is one of its commands."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `list` before what is no command."""
+        if not args or (args[0] not in self.commands and args[0] not in self.get_help_option_names(ctx)):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("suites", cls=_SuitesGroup)
+def suites_command() -> None:
+    """List the suites, or the cases of some; suggest limits for a case.
+
+    \b
+    farm suites                           the suites that farm knows
+    farm suites smoke ./my_suite          the cases of those
+    farm suites tune my_suite/residual    limits, from what it measured
+    """
+
+
+@suites_command.command("list")
 @click.argument("names", nargs=-1)
 @json_option("Print JSON instead of a table.")
-def suites_command(names: tuple[str, ...], config_file: Path | None, *, as_json: bool) -> None:
+def list_command(names: tuple[str, ...], config_file: Path | None, *, as_json: bool) -> None:
     """List the suites; with NAMES (or paths), the cases of those.
 
     Jobs and precisions are those that a suite declares. Every case also runs
@@ -58,6 +80,9 @@ def _known_issues(case: Case) -> str:
             socs = f" on {len(issue.socs)} SoCs" if issue.socs else ""
             places.append(f"{', '.join(dict.fromkeys(precisions))}{socs}")
     return f"  (known issue: {'; '.join(places)})" if places else ""
+
+
+suites_command.add_command(tune_command)
 
 
 @click.command("socs")
