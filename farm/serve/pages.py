@@ -19,12 +19,14 @@ from farm.report.model.status_query import history_answer, read_status, records_
 from farm.store.queries.browse import STATES, Progress, RunFilter
 from farm.store.toolchains import line_text
 from farm.store.view import Purpose
+from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.serve.address import Address
     from farm.store.leases.rules import Lease
+    from farm.store.records import HistoryPoint
     from farm.store.store import Store
 
 _EVENTS, _ATTEMPTS_SHOWN, _ATTEMPTS = 200, 40, 1000
@@ -80,7 +82,7 @@ def status_page(store: Store, address: Address) -> PageAnswer:
         "lines": list(map(line_text, store.status.lines())),
         "shown": sorted({line_text(one.run.toolchain.line if one.run.toolchain else "") for one in status.runs}),
     }
-    return PageAnswer("status.html.j2", values, lambda: {"status": status})
+    return PageAnswer("status.html.j2", values, lambda: {"schema": 2, "status": status})
 
 
 def runs_page(store: Store, address: Address) -> PageAnswer:
@@ -212,16 +214,21 @@ def history_page(store: Store, address: Address) -> PageAnswer:
                 f"{len(names)} jobs match {pattern!r}, at most {_MOST_JOBS} are listed as JSON: name fewer"
             )
         asked: tuple[str | None, ...] = metrics or (None,)
-        points = [point for one in asked for point in store.history.points(pattern, one, soc or None, limit, line)]
+        points = [point for one in asked for point in _points(store, pattern, one, soc, limit, line)]
         return history_answer(points, records_of(store, points, line), steps_of(store, points, metrics, line), line)
 
-    found = [point for name in shown for point in store.history.points(name, None, None, limit, line)]
+    found = [point for name in shown for point in _points(store, name, None, "", limit, line)]
     facts = store.history.fingerprints(point.fingerprint for point in found)
     values |= {"tables": tables(found, metrics or USUAL, facts), "jobs": len(names)}
     values |= {"records": records_of(store, found, line), "record_text": fmt.record}
     values |= {"steps": steps_of(store, found, metrics, line), "change_of": change_of, "word_of": word_of}
     values["pages"] = max(1, -(-len(names) // _JOBS_A_PAGE))
     return PageAnswer("history.html.j2", values, answer)
+
+
+def _points(store: Store, pattern: str, metric: str | None, soc: str, limit: int, line: str) -> list[HistoryPoint]:
+    """Return points of a line, and of trials of whoever serves: one's own, on one's own machine."""
+    return store.history.points(pattern, metric, soc or None, limit, line, trials_of=user_name())
 
 
 def progress_answer(store: Store) -> dict[str, Any]:

@@ -96,6 +96,8 @@ class HistoryPoint(msgspec.Struct, frozen=True):
     """Of the run's toolchain; not there where it is not known."""
     dirty: bool | msgspec.UnsetType = msgspec.UNSET
     """It was not as in the commit; not there where it was, or that is not known."""
+    trial: bool | msgspec.UnsetType = msgspec.UNSET
+    """The run was only compared with the line; not there where it belongs to it."""
 
 
 class ProfileRecord(msgspec.Struct, frozen=True):

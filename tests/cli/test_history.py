@@ -79,7 +79,9 @@ def test_heap_runs_show_numbers_and_debug_runs_are_no_history(home: FarmHome, st
         record(store, 1, USUAL, HEAP)
         record(store, 2, {**USUAL, "debug": "intermediate outputs"}, LATENCY)
     assert (only_debugged.returncode, only_debugged.stdout) == (0, "")
-    assert only_debugged.stderr == "farm: s/c has no history yet: no attempt, or of 'farm debug' alone\n"
+    assert only_debugged.stderr == (
+        "farm: s/c has no history yet: no attempt that counts: 'farm run list' lists the runs\n"
+    )
     done = home.farm("history", "s/c")
     lines = done.stdout.splitlines()
     assert len(lines) == 4

@@ -60,7 +60,7 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
         }
         assert runs_page(store, Address("/runs", {"line": "main"})).answer()["total"] == 2
     assert f'href="https://git.example/executorch/commit/{NEW}"' in shown["history"]
-    assert mine not in shown["history"]
+    assert '<span class="tag">trial</span>' in shown["history"]
     assert main in shown["status"]
     assert mine in shown["runs"]
     assert "<td>trial</td>" in shown["runs"]
@@ -72,7 +72,7 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
     assert max(len(line) for line in done.stdout.splitlines() if "https" not in line) <= 80
     answer = json.loads(home.farm("history", "s/c", "--line", "main", "--json").stdout)
     assert answer["line"] == "main"
-    assert {(point["run_id"], point["commit"]) for point in answer["points"]} == {(before, OLD), (main, NEW)}
+    assert {(point["run_id"], point["commit"]) for point in answer["points"]} == {(before, OLD), (main, NEW), (mine, NEW)}
     plain = json.loads(home.farm("history", "s/c", "--json").stdout)
     assert "line" not in plain
     assert {point["run_id"] for point in plain["points"]} == {default}
@@ -82,7 +82,7 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
     assert status.splitlines()[1].startswith(main)
     assert json.loads(home.farm("status", "--json").stdout)["status"]["runs"][0]["run"]["run_id"] == default
     own = home.farm("status", mine).stdout
-    assert "compared with line main, and no part of its history" in own
+    assert "compared with line main, and changes nothing there" in own
     assert "NEW FAILURES" in own
     unknown = home.farm("triage", "--line", "mian")
     assert (unknown.returncode, "main" in unknown.stderr) == (2, True)

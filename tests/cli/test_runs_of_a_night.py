@@ -142,11 +142,28 @@ def test_a_trial_is_compared_and_raises_nothing(home: FarmHome, store: Store) ->
         assert len(looked.night.exact) == len(JOBS)
         assert store.alerts.open() == []
     assert "REGRESSIONS" not in home.farm("status").stdout
-    points = answer(home, "history", "s/relu")["points"]
-    assert {point["run_id"] for point in points} == set(nights)  # type: ignore[attr-defined]
+    found = answer(home, "history", "s/relu")
+    points = {point["run_id"]: point.get("trial", False) for point in found["points"]}  # type: ignore[attr-defined]
+    assert points == {**dict.fromkeys(nights, False), mine: True}
+    assert [one["record"]["tries"] for one in found["reliability"]] == [3]  # type: ignore[attr-defined]
+    [row] = [line for line in home.farm("history", "s/relu").stdout.splitlines() if mine[-6:] in line]
+    assert "passed, trial" in row
+    plain = answer(home, "history", "s/relu", "--no-trials")["points"]
+    assert {point["run_id"] for point in plain} == set(nights)  # type: ignore[attr-defined]
     own = home.farm("status", mine).stdout
-    assert "compared with the default line, and no part of its history" in own
+    assert "compared with the default line, and changes nothing there" in own
     assert f"{mine}: trial of" in own
+
+
+def test_who_never_runs_a_night_sees_what_trials_did(home: FarmHome, store: Store) -> None:
+    with store:
+        record(store, 2, GREEN, purpose="trial")
+        mine = record(store, 1, GREEN, purpose="trial")
+        record(store, 0.5, GREEN, purpose="trial", user="ada")
+    done = home.farm("history", "s/relu")
+    assert (done.returncode, done.stdout.count("passed, trial")) == (0, 2), done.stderr
+    assert "trials alone: numbers are judged once there are runs with --purpose nightly" in done.stderr
+    assert home.farm("status").stdout.startswith(f"{mine}: trial of")
 
 
 def test_latest_is_ones_own_and_that_of_a_night(home: FarmHome, store: Store) -> None:

@@ -13,6 +13,7 @@ from farm.errors import UsageError
 from farm.report.model.format import plural
 from farm.report.terminal.layout import LEAST_WIDTH, fitted
 from farm.system.text import one_line
+from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 @soc_option("Only jobs for this SoC.")
 @click.option("--metric", "metrics", multiple=True, help="Metric to show, repeatable; otherwise the usual ones.")
 @line_option()
+@click.option("--trials/--no-trials", default=True, help="Your trials as well, marked so.")
 @limit_option("Newest attempts of a job.")
 @json_option("Print every metric as JSON instead of a table.")
 def history_command(
@@ -36,6 +38,7 @@ def history_command(
     limit: int,
     config_file: Path | None,
     *,
+    trials: bool,
     as_json: bool,
 ) -> None:
     """Show what the numbers of JOB were, run by run, oldest first.
@@ -43,8 +46,9 @@ def history_command(
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians of an attempt's
     samples. Virtual devices and hardware are never in one table. What is different about a run from the one before is
     shown beside it. Below, how often the job passed in its last 20 runs, and whether it is flaky; then a line for each
-    metric that moved, from its least to its greatest, and its known steps. Runs of 'farm debug' are left out, and those
-    of a dirty or private checkout: 'farm report RUN' compares one with its line.
+    metric that moved, from its least to its greatest, and its known steps. Of your trials, and runs of a dirty or
+    private checkout, the numbers stand between those of the line, marked so; nothing is told of them below. Runs of
+    'farm debug' and 'farm repro' are left out.
     """
     from farm.report.model.history import USUAL, tables
     from farm.report.model.status_query import history_answer, records_of, steps_of
@@ -53,7 +57,10 @@ def history_command(
     with opened(config_file, readonly=True) as (config, store):
         shown = store.status.line_to_show(line)
         asked: tuple[str | None, ...] = metrics or (None,)
-        points = [point for metric in asked for point in store.history.points(job, metric, soc, limit, shown)]
+        whose = user_name() if trials else ""
+        points = [
+            point for metric in asked for point in store.history.points(job, metric, soc, limit, shown, trials_of=whose)
+        ]
         facts = store.history.fingerprints(point.fingerprint for point in points)
         records, steps = records_of(store, points, shown), steps_of(store, points, metrics, shown)
         known = config.toolchains.get(shown)
@@ -64,8 +71,10 @@ def history_command(
     if shown:
         notice(f"line {shown}")
     if not points:
-        lacks = f"no attempt in line {shown}" if shown else "no attempt, or of 'farm debug' alone"
+        lacks = f"no attempt in line {shown}" if shown else "no attempt that counts: 'farm run list' lists the runs"
         notice(f"{job} has no history yet: {lacks}")
+    elif all(point.trial for point in points):
+        notice("these are your trials alone: numbers are judged once there are runs with --purpose nightly")
     for text in history_lines(tables(points, metrics or USUAL, facts), records, steps, url, width()):
         echo(text)
 

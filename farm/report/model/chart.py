@@ -32,6 +32,8 @@ class ChartPoint(msgspec.Struct, frozen=True):
     broken: bool = False
     """Something is different from here on: the line does not go on."""
     bad: bool = False
+    apart: bool = False
+    """It belongs to no line."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -41,6 +43,7 @@ class Mark(msgspec.Struct, frozen=True):
     y: str
     title: str
     bad: bool
+    apart: bool = False
 
 
 class Chart(msgspec.Struct, frozen=True):
@@ -78,14 +81,14 @@ def chart(label: str, points: Sequence[ChartPoint], words: Callable[[float], str
         x = f"{across(point.place):.1f}"
         if point.broken:
             rules.append(x)
-        if point.broken or not math.isfinite(point.value):
+        if point.broken or not (math.isfinite(point.value) or point.apart):
             lines.append(line)
             line = []
         if math.isfinite(point.value):
             y = f"{HEIGHT - up(point.value):.1f}"
-            line.append(f"{x},{y}")
+            line += [] if point.apart else [f"{x},{y}"]
             when = f", {fmt.day(point.time_ms)}" if point.time_ms else ""
-            marks.append(Mark(x, y, f"{point.name}{when}: {words(point.value)}", point.bad))
+            marks.append(Mark(x, y, f"{point.name}{when}: {words(point.value)}", point.bad, point.apart))
     lines.append(line)
     days = [fmt.day(point.time_ms) for point in points if point.time_ms]
     description = f"{label}, {len(finite)} values"

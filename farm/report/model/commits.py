@@ -65,7 +65,7 @@ def standing_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
     if not toolchain or not toolchain.private:
         return ""
     line = f"line {toolchain.line}" if toolchain.line else "the default line"
-    return f"compared with {line}, and no part of its history, baseline or status"
+    return f"compared with {line}, and changes nothing there"
 
 
 def since_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:

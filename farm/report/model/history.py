@@ -96,7 +96,8 @@ def _table(
     for _, attempt in groupby(points, key=lambda point: (point.time_ms, point.run_id)):
         values = {point.metric: point for point in attempt}
         first = next(iter(values.values()))
-        before = rows[-1].first if rows else first
+        # A trial changes nothing for those that come after it.
+        before = next((row.first for row in reversed(rows) if not row.first.trial), rows[-1].first if rows else first)
         change = what_changed(before, first, facts)
         rows.append(HistoryRow(first, tuple(values.get(metric) for metric in metrics), change))
     charts = [_chart(metric, units[metric], column, rows) for column, metric in enumerate(metrics)]
@@ -118,6 +119,14 @@ def _chart(metric: str, unit: str, column: int, rows: Sequence[HistoryRow]) -> C
         value = math.nan if figure is None or figure.p50 is None else float(figure.p50)
         bad = row.first.verdict == "failed" and not row.first.known_issue
         points.append(
-            ChartPoint(place, value, row.first.run_id, broken=bool(row.change), bad=bad, time_ms=row.first.time_ms)
+            ChartPoint(
+                place,
+                value,
+                f"{row.first.run_id}{', trial' if row.first.trial else ''}",
+                time_ms=row.first.time_ms,
+                broken=bool(row.change) and not row.first.trial,
+                bad=bad,
+                apart=bool(row.first.trial),
+            )
         )
     return chart(metric, points, lambda value: quantity(value, unit))

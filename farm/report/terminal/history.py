@@ -47,6 +47,7 @@ def history_lines(
         ]
         for row in table.rows:
             verdict = "known issue" if row.first.known_issue else row.first.verdict
+            verdict += ", trial" if row.first.trial else ""
             commit = [f"{short(row.first.commit or '')}{'+' if row.first.dirty else ''}"] if named else []
             rows.append([_time(row.first.time_ms), row.first.run_id[-6:], *commit, verdict, *map(_figure, row.figures)])
         changes = ["", "", *(row.change for row in table.rows)]
@@ -103,7 +104,8 @@ def _plots(table: HistoryTable, columns_shown: int) -> list[str]:
     """Return a line for every metric that moved: oldest to newest, with its least and greatest."""
     lines = []
     width = max(map(len, table.metrics), default=0)
-    for metric, column in zip(table.metrics, zip(*(row.figures for row in table.rows), strict=True), strict=True):
+    series = [row for row in table.rows if not row.first.trial] or table.rows
+    for metric, column in zip(table.metrics, zip(*(row.figures for row in series), strict=True), strict=True):
         found = [point for point in column if point is not None]
         known = sorted((point for point in found if point.p50 is not None), key=lambda point: point.p50 or 0.0)
         if known and known[0].p50 != known[-1].p50:

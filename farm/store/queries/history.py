@@ -53,19 +53,20 @@ class HistoryReader:
         soc: str | None = None,
         limit: int = 20,
         line: str | None = "",
+        *,
+        trials_of: str = "",
     ) -> list[HistoryPoint]:
         """Return what jobs measured in a line, grouped by job, device kind and metric, oldest first in each group.
 
         None as `metric` is every metric; as `line` every run, also what is only compared with a line. `limit` counts
-        the newest attempts of a job on a device kind.
+        the newest attempts of a job on a device kind, and as many of trials of the user `trials_of`.
         """
         with self._database.reading() as connection:
             jobs = list(matching_jobs(connection, job_pattern, soc))
             rows: list[Any] = []
             if jobs:
-                rows += connection.execute(
-                    statement("history.attempts"), {"jobs": jobs, "most": limit, **of_line(line)}
-                )
+                of = {"jobs": jobs, "most": limit, "user": values.clean(trials_of), **of_line(line)}
+                rows += connection.execute(statement("history.attempts"), of)
             measured: dict[int, list[tuple[Any, ...]]] = {}
             for attempts in chunks([row.attempt_id for row in rows]):
                 for name in ("history.medians", "history.counts"):
@@ -213,6 +214,7 @@ def _point(
         p50=p50,
         n=n,
         device_facts=device_facts(row.build, row.runtime),
+        trial=row.run_private or UNSET,
         commit=row.run_commit or UNSET,
         dirty=row.run_dirty or UNSET,
     )

@@ -30,11 +30,12 @@ SELECT hash, facts FROM fingerprint WHERE hash IN :hashes;
 SELECT DISTINCT metric FROM series WHERE job_id IN :jobs;
 
 -- The newest `most` attempts of each job and kind of device in a line, oldest first; of every run where `any_line` is 1.
+-- As many of trials of a user that were compared with the line, where one is given.
 -- An attempt that needed no device is of the kind of its run's devices, where that is one.
 -- name: attempts
 SELECT * FROM (
     SELECT tried.*, row_number() OVER (
-        PARTITION BY tried.job_row, tried.device_kind ORDER BY tried.run_started_ms DESC, tried.attempt_id DESC
+        PARTITION BY tried.job_row, tried.device_kind, tried.run_private ORDER BY tried.run_started_ms DESC, tried.attempt_id DESC
     ) AS age
     FROM (
         SELECT attempt.id AS attempt_id, run_job.job_id AS job_row, job.name AS job_id, run.id AS run_id,
@@ -45,7 +46,8 @@ SELECT * FROM (
                    SELECT CASE WHEN min(kind) = max(kind) THEN min(kind) END
                    FROM run_device AS had JOIN device AS one ON one.id = had.device_id WHERE had.run_id = run.id
                ), '') AS device_kind,
-               attempt.verdict, attempt.known_issue, device.build, run_device.runtime, run.run_commit, run.run_dirty
+               attempt.verdict, attempt.known_issue, device.build, run_device.runtime, run.run_commit, run.run_dirty,
+               run.run_private
         FROM run_job
         JOIN attempt ON attempt.run_job_id = run_job.id
         JOIN run ON run.id = run_job.run_id
@@ -54,7 +56,8 @@ SELECT * FROM (
         LEFT JOIN device ON device.id = attempt.device_id
         LEFT JOIN run_device ON run_device.run_id = run.id AND run_device.device_id = device.id
         WHERE run_job.job_id IN :jobs AND run.run_kind <> 'debug'
-          AND (:any_line = 1 OR (run.run_line = :line AND NOT run.run_private))
+          AND (:any_line = 1 OR (run.run_line = :line AND (
+               NOT run.run_private OR (run.user_name = :user AND run.run_kind <> 'repro'))))
     ) AS tried
 ) AS ranked
 WHERE age <= :most
