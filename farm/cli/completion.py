@@ -249,7 +249,9 @@ _ARGUMENTS = {
     ("", "sdk"): _sdks,
     ("", "shell"): _shells,
     ("devices", "names"): _devices,
-    ("list", "names"): lambda asked: [*_suites(asked), "tune"],  # farm suites, which has a command as well
+    # What has commands beside its arguments.
+    ("list", "names"): lambda asked: [*_suites(asked), *([] if asked.is_later else ["tune"])],
+    ("run", "pytest_arguments"): lambda asked: [] if asked.is_later else ["list", "delete"],
     ("tune", "case"): _jobs,
     ("show", "name"): _toolchains,
     ("check", "name"): _toolchains,
