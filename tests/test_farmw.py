@@ -108,6 +108,16 @@ def test_the_tests_are_run_by_pytest(machine: Machine) -> None:
     assert machine.farmw("test", "-k", "x").stdout == "stub python -m pytest -k x\n"
 
 
+def test_extras_that_are_chosen_are_installed_and_stay(machine: Machine) -> None:
+    venv = machine.set_up("build,simulator,cluster")
+    assert machine.farmw("socs", FARM_EXTRAS="cluster").stdout == "stub farm socs\n", "there is nothing to do"
+    (venv / ".farmw.extras").write_text("cluster")
+    assert machine.farmw("socs").stdout == "stub farm socs\n"
+    for wrong in ("clutser", "x; touch /tmp/x", "../x"):
+        done = machine.farmw("socs", FARM_EXTRAS=wrong)
+        assert (done.returncode, "cluster" in done.stderr) == (2, True)
+
+
 def test_no_compiler(machine: Machine) -> None:
     (machine.bin / "c++").unlink()
     done = machine.farmw("socs")

@@ -25,7 +25,15 @@ QNN_PATHS = {
 }
 """Paths of the [qnn] table, and the variable that overrides each; empty where there is none."""
 
-_OTHERS = ("FARM_CONFIG", "FARM_STORE", "FARM_CACHE_DIR", "FARM_STATE_DIR", "FARM_SERVE_TOKEN", "FARM_VENV")
+_OTHERS = (
+    "FARM_CONFIG",
+    "FARM_STORE",
+    "FARM_CACHE_DIR",
+    "FARM_STATE_DIR",
+    "FARM_SERVE_TOKEN",
+    "FARM_VENV",
+    "FARM_EXTRAS",
+)
 # As near as a slip of the finger, and not as another program's variable could be.
 _NEAR = 0.85
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sqlite3
+import sys
 import time
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -16,6 +17,7 @@ from sqlalchemy import Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, ProgrammingError
 
+from farm.config.store_address import require_tls_files, secrets_of, shown_address
 from farm.errors import MissingToolError, NoStoreError, StoreError, UsageError
 from farm.store.problems import ELSEWHERE, is_busy, is_contention, store_error
 from farm.store.schema import REVISION, VERSION_TABLE
@@ -55,7 +57,11 @@ class Database:
     def __init__(self, address: str | Path, *, readonly: bool = False, existing: bool = False) -> None:
         self._url = _parse(address)
         self.readonly = readonly
-        self.name = self._url.database or "" if self.is_sqlite else self._url.render_as_string(hide_password=True)
+        whole = self._url.render_as_string(hide_password=False)
+        self.name = self._url.database or "" if self.is_sqlite else shown_address(whole)
+        self._secrets = () if self.is_sqlite else secrets_of(whole)
+        if not self.is_sqlite:
+            require_tls_files(whole)
         if self.is_sqlite:
             self._check_file(existing=existing or readonly)
         with self._in_words():
@@ -211,7 +217,8 @@ class Database:
         if self.readonly:
             if revision is None:
                 # Also where a process was killed before it had made the tables.
-                raise NoStoreError(f"{self.name}: {_NO_STORE}")
+                where = "" if self.is_sqlite else " in this database"
+                raise NoStoreError(f"{self.name}: {_NO_STORE}{where}")
             self._refuse_newer(revision)
             raise StoreError(f"{self.name}: the store is of an older farm: 'farm run' brings it up to date")
         self._patiently(self._migrate)
@@ -295,12 +302,19 @@ class Database:
             yield
         except DBAPIError as error:
             self._look()
-            raise store_error(self.name, error) from error
+            raise store_error(self.name, error, self._secrets) from error
         except ModuleNotFoundError as error:
             raise MissingToolError(
-                f"{self.name}: the store needs the Python package {error.name!r}: "
-                "install farm with its extra 'cluster': pip install 'snapdragon-farm[cluster]'"
+                f"{self.name}: the store needs the Python package {error.name!r}: {_how_to_install()}"
             ) from None
+
+
+def _how_to_install() -> str:
+    """Return how PostgreSQL's drivers get into this environment."""
+    # As farmw leaves it in the environment that it makes.
+    if any(Path(sys.prefix).glob(".farmw-*")):
+        return "FARM_EXTRAS=cluster ./farmw doctor installs it, once"
+    return "install farm with its extra 'cluster': pip install 'snapdragon-farm[cluster]'"
 
 
 def _parse(address: str | Path) -> URL:
@@ -317,7 +331,7 @@ def _parse(address: str | Path) -> URL:
     if backend in ("postgres", "postgresql"):
         return url.set(drivername="postgresql")
     if backend != "sqlite" or not url.database or url.database == ":memory:":
-        raise UsageError(f"store: {url.render_as_string(hide_password=True)!r} is no place for one: {_EXPECTED}")
+        raise UsageError(f"store: {shown_address(address)!r} is no place for one: {_EXPECTED}")
     return url
 
 

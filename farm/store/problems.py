@@ -11,6 +11,8 @@ from sqlalchemy.exc import DataError, IntegrityError
 from farm.errors import RowRefusedError, StoreError, StoreLostError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy.exc import DBAPIError
 
 ELSEWHERE = "name another place in farm.toml (store) or $FARM_STORE"
@@ -40,6 +42,16 @@ _LEFT_HALF_DONE = "a process was killed as it made it: 'farm run' completes it"
 # SQLSTATE. The driver has none for a connection that is refused, only the server's words.
 _UNDEFINED_TABLE, _INVALID_CATALOG = "42P01", "3D000"
 _NO_SUCH_DATABASE = re.compile(r'database "[^"]*" does not exist')
+_REMEDIES = (
+    (
+        re.compile("password authentication failed|no password supplied"),
+        "its password belongs into ~/.pgpass, or the file that $PGPASSFILE names (docs/leases.md)",
+    ),
+    (
+        re.compile("permission denied for schema"),
+        "this user may make no tables: ALTER DATABASE ... OWNER TO this user, or GRANT CREATE ON SCHEMA public TO it",
+    ),
+)
 
 
 def is_busy(error: BaseException | None) -> bool:
@@ -53,11 +65,14 @@ def is_contention(error: DBAPIError) -> bool:
     return is_busy(error.orig) or _sqlstate(error.orig) in ("40001", "40P01")
 
 
-def store_error(name: str, error: DBAPIError) -> StoreError:
-    """Return the error to raise for what the database `name` refused; StoreLostError where waiting does not help."""
+def store_error(name: str, error: DBAPIError, secrets: Sequence[str] = ()) -> StoreError:
+    """Return the error to raise for what the database `name` refused; StoreLostError where waiting does not help.
+
+    `secrets` are in no message.
+    """
     original: Any = error.orig
     code, state = _primary(original), _sqlstate(original)
-    words = " ".join(str(original).split())[:400]
+    words = _words(str(original), secrets)
     if code in _LOSSES:
         return StoreLostError(f"{name}: {_LOSSES[code]}")
     if state == _UNDEFINED_TABLE or (code == sqlite3.SQLITE_ERROR and words.startswith("no such table")):
@@ -68,7 +83,17 @@ def store_error(name: str, error: DBAPIError) -> StoreError:
         return StoreError(f"{name}: {_LEFT_HALF_DONE}")
     if isinstance(error, DataError | IntegrityError):
         return RowRefusedError(f"{name}: the database refuses what is to be written: {words}")
-    return StoreError(f"{name}: {_PROBLEMS.get(code) or f'the database refuses: {words}'}")
+    remedy = next((f": {remedy}" for pattern, remedy in _REMEDIES if pattern.search(words)), "")
+    return StoreError(f"{name}: {_PROBLEMS.get(code) or f'the database refuses: {words}{remedy}'}")
+
+
+def _words(text: str, secrets: Sequence[str]) -> str:
+    """Return what a database says on one line, each of its lines once and no password in it."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    # Of a server that is asked with TLS and then without.
+    lines = dict.fromkeys(line.strip().removeprefix("connection failed: ") for line in text.splitlines())
+    return " ".join(" ".join(lines).split())[:400]
 
 
 def _primary(error: BaseException | None) -> int:

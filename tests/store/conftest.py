@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import pwd
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from postgresql_server import running_cluster
 
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
@@ -25,51 +20,11 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
-def _server_binaries() -> Path | None:
-    found = shutil.which("pg_ctl")
-    folders = [Path(found).parent] if found else []
-    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "pg_ctl").exists()), None)
-
-
 @pytest.fixture(scope="session")
 def postgresql_cluster() -> Iterator[str]:
     """The folder of the socket of a running cluster, whose superuser `farm` needs no password."""
-    binaries = _server_binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server here: initdb and pg_ctl are not installed")
-    if importlib.util.find_spec("psycopg") is None:
-        pytest.skip("psycopg is not installed: pip install 'snapdragon-farm[cluster]'")
-    # Not under tmp_path: that is closed to others, its name is too long for a socket, and root may not run a server.
-    folder = Path(tempfile.mkdtemp(prefix="farm-pg-", dir="/tmp"))
-    prefix: list[str] = []
-    if os.geteuid() == 0:
-        try:
-            owner = pwd.getpwnam("postgres")
-        except KeyError:
-            folder.rmdir()
-            pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
-        os.chown(folder, owner.pw_uid, owner.pw_gid)
-        prefix = ["runuser", "-u", "postgres", "--"]
-
-    def run(*argv: str) -> None:
-        # Not to a pipe, which the server would hold open.
-        with tempfile.TemporaryFile() as output:
-            done = subprocess.run([*prefix, *argv], stdout=output, stderr=output, cwd=folder, check=False)
-            output.seek(0)
-            assert done.returncode == 0, output.read().decode()
-
-    data = folder / "data"
-    try:
-        run(str(binaries / "initdb"), "-D", str(data), "-U", "farm", "-A", "trust", "-E", "UTF8", "-N", "--locale=C")
-        options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
-        run(str(binaries / "pg_ctl"), "-D", str(data), "-w", "-o", options, "start")
-        try:
-            yield str(folder)
-        finally:
-            run(str(binaries / "pg_ctl"), "-D", str(data), "-w", "-m", "immediate", "stop")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with running_cluster() as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -178,9 +178,14 @@ def test_an_address_that_is_none_is_a_usage_error(address: str) -> None:
 
 
 @pytest.mark.parametrize(("driver", "readonly"), [("psycopg", False), ("psycopg2", True)])
-def test_a_missing_driver_is_said(monkeypatch: pytest.MonkeyPatch, driver: str, readonly: bool) -> None:
+def test_a_missing_driver_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str, readonly: bool) -> None:
     monkeypatch.setitem(sys.modules, driver, None)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(MissingToolError, match=rf"'{driver}': .* pip install 'snapdragon-farm\[cluster\]'"):
+        open_store("postgresql://farm@localhost/farm", readonly=readonly)
+    # In an environment that farmw has made.
+    (tmp_path / ".farmw-build,simulator").touch()
+    with pytest.raises(MissingToolError, match=rf"'{driver}': FARM_EXTRAS=cluster ./farmw doctor installs it, once"):
         open_store("postgresql://farm@localhost/farm", readonly=readonly)
 
 

@@ -1,0 +1,173 @@
+"""Stores on PostgreSQL over the network: passwords, TLS, and what is said of a database that holds no store yet."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from postgresql_server import running_cluster
+from receivers import LOOPBACK, make_certificate
+
+from farm.config.settings import load_config
+from farm.config.store_address import shown_address
+from farm.errors import NoStoreError, StoreError, UsageError
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from farm_home import FarmHome
+
+PASSWORD = "s3cret/pass word"
+QUOTED = "s3cret%2Fpass%20word"
+
+
+class Server(NamedTuple):
+    """A PostgreSQL that lets nobody in over the network without TLS and a password."""
+
+    port: int
+    authority: Path
+    """Of its certificate."""
+
+    def url(self, database: str = "lab", user: str = "ann", password: str = QUOTED, **options: object) -> str:
+        login = f"{user}:{password}" if password else user
+        query = "&".join(f"{key}={value}" for key, value in options.items())
+        return f"postgresql://{login}@{LOOPBACK}:{self.port}/{database}" + (f"?{query}" if query else "")
+
+    @property
+    def verified(self) -> str:
+        return self.url(sslmode="verify-full", sslrootcert=self.authority)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
+    certificate = make_certificate(tmp_path_factory.mktemp("tls"))
+    with socket.create_server((LOOPBACK, 0)) as free:
+        port = free.getsockname()[1]
+    settings = (f"listen_addresses={LOOPBACK}", f"port={port}", "ssl=on", "ssl_cert_file={folder}/loopback.pem",
+                "ssl_key_file={folder}/loopback.pem")  # fmt: skip
+    hba = f"local all all trust\nhostssl all all {LOOPBACK}/32 scram-sha-256\n"
+    with running_cluster(*settings, hba=hba, files=[certificate]) as folder:
+        with psycopg.connect(f"host={folder} port={port} user=farm dbname=postgres", autocommit=True) as connection:
+            for name in ("ann", "bob"):
+                connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}'")
+            connection.execute("CREATE DATABASE lab OWNER ann")
+            connection.execute("CREATE DATABASE empty OWNER ann")
+        yield Server(port, certificate)
+
+
+def refusal(url: str, *, readonly: bool = False) -> str:
+    """Return what is said of an address, which shows no password."""
+    with pytest.raises((StoreError, UsageError)) as caught:
+        open_store(url, readonly=readonly)
+    text = str(caught.value)
+    assert PASSWORD not in text
+    assert QUOTED not in text
+    assert "\n" not in text
+    return text
+
+
+def test_a_store_over_tls_with_the_server_checked(server: Server) -> None:
+    with open_store(server.verified) as store:
+        with store._database.reading() as connection:
+            query = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
+            assert connection.exec_driver_sql(query).scalar() is True
+        assert PASSWORD not in store._database.name
+        assert "ann:***@" in store._database.name
+    # By the other driver as well.
+    with open_store(server.verified, readonly=True) as store:
+        assert store.runs.latest_id() is None
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_server_that_is_none_that_is_trusted_gets_no_password(server: Server, tmp_path: Path, readonly: bool) -> None:
+    other = make_certificate(tmp_path)
+    said = refusal(server.url(sslmode="verify-full", sslrootcert=other), readonly=readonly)
+    assert "certificate verify failed" in said
+    # Another name than the certificate has.
+    url = server.verified.replace(LOOPBACK, "localhost")
+    assert 'does not match host name "localhost"' in refusal(url, readonly=readonly)
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_passwords_come_from_a_file_and_are_never_shown(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readonly: bool
+) -> None:
+    open_store(server.url()).close()
+    for name in ("PGPASSWORD", "PGPASSFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    without = server.url(password="")
+    assert "$PGPASSFILE" in refusal(without, readonly=readonly)
+    passwords = tmp_path / "passwords"
+    passwords.write_text(f"{LOOPBACK}:{server.port}:lab:ann:{PASSWORD}\n")
+    passwords.chmod(0o600)
+    open_store(f"{without}?passfile={passwords}", readonly=readonly).close()
+    monkeypatch.setenv("PGPASSFILE", str(passwords))
+    open_store(without, readonly=readonly).close()
+    monkeypatch.delenv("PGPASSFILE")
+    wrong = PASSWORD.replace("3", "4")
+    said = refusal(server.url(password=wrong.replace("/", "%2F").replace(" ", "%20")), readonly=readonly)
+    assert "password authentication failed" in said
+    assert wrong not in said
+    assert said.count("password authentication failed") == 1
+    # In the query as well, where libpq takes it too.
+    said = refusal(f"{without}?password={wrong.replace(' ', '%20')}", readonly=readonly)
+    assert wrong not in said
+    assert "password=***" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sslmode": "verify-ful"}, "unknown sslmode 'verify-ful': did you mean 'verify-full'?"),
+        ({"sslmode": "verify-full", "sslrootcert": "/nowhere/ca.pem"}, "sslrootcert: there is no file /nowhere/ca.pem"),
+        ({"sslrootcert": "/etc/hostname"}, "sslmode=prefer goes on without it: add sslmode=verify-full"),
+        ({"passfile": "/nowhere/pass"}, "passfile: there is no file /nowhere/pass"),
+    ],
+)
+def test_what_is_named_for_tls_is_used_or_refused(options: dict[str, str], said: str) -> None:
+    assert said in refusal(Server(1, None).url(**options))  # type: ignore[arg-type]
+
+
+def test_paths_in_an_address_are_beside_the_file_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FARM_STORE", raising=False)
+    config = tmp_path / "farm.toml"
+    config.write_text('store = "postgresql://ann@lab/farm?sslmode=verify-full&sslrootcert=ca.pem&passfile=p"\n')
+    assert load_config(config).store_url == (
+        f"postgresql://ann@lab/farm?sslmode=verify-full&sslrootcert={tmp_path}/ca.pem&passfile={tmp_path}/p"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FARM_STORE", "postgresql://ann@lab/farm?sslrootcert=system&sslcert=own.pem")
+    assert load_config(config).store_url == (f"postgresql://ann@lab/farm?sslrootcert=system&sslcert={tmp_path}/own.pem")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:SECRET@lab:5432/farm", "postgresql://ann:***@lab:5432/farm"),
+        ("postgresql://ann:SEC%40RET@lab/farm?sslmode=require", "postgresql://ann:***@lab/farm?sslmode=require"),
+        ("postgresql://ann@/farm?host=/run/pg&password=SECRET", "postgresql://ann@/farm?host=/run/pg&password=***"),
+        ("postgresql://lab/farm?sslpassword=SECRET", "postgresql://lab/farm?sslpassword=***"),
+        ("sqlite:////data/a:b@c.db", "sqlite:////data/a:b@c.db"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    assert shown_address(url) == shown
+
+
+def test_an_empty_database_is_no_store_yet_and_becomes_one(server: Server, home: FarmHome) -> None:
+    empty = server.url("empty")
+    with pytest.raises(NoStoreError, match="there is no store yet: 'farm run' makes one in this database"):
+        open_store(empty, readonly=True)
+    done = home.farm("status", env={"FARM_STORE": empty})
+    assert (done.returncode, "no store yet" in done.stderr, "older farm" in done.stderr) == (2, True, False)
+    assert QUOTED not in done.stderr
+    # Who owns nothing in it may make nothing in it.
+    assert "ALTER DATABASE ... OWNER TO this user" in refusal(server.url("empty", user="bob"))
+    open_store(empty).close()
+    with open_store(empty, readonly=True) as store:
+        assert store.runs.latest_id() is None
