@@ -7,15 +7,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from chromium import look, start
+from chromium import flaws, keep_screenshot, look, start
+from compare.made import everything
 from report_context import context, with_stale
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
+import farm
+from farm.nightly.render import render_night
+from farm.nightly.templates import SAMPLE
+from farm.report.html.compare import render_compare
+from farm.report.html.page import render_diff
 from farm.report.html.page_of_run import write_html
+from farm.report.model.diff import diff_runs
 from farm.store.view import RunView
 
 Open = Callable[..., WebDriver]
@@ -45,6 +53,14 @@ def pages(
     found["known"] = folder / "known.html"
     known = with_stale(example_run)
     write_html(known, found["known"], context(known))
+    made = {
+        "compare": render_compare(everything()),
+        "night": render_night(SAMPLE, [msgspec.structs.replace(SAMPLE, id="20260228-020000-000000")], "x/", ""),
+        "diff": render_diff(diff_runs(example_run, inside_run), virtual=True),
+    }
+    for name, html in made.items():
+        found[name] = folder / f"{name}.html"
+        found[name].write_text(html, encoding="utf-8")
     return found
 
 
@@ -396,3 +412,29 @@ def test_without_scripts_the_first_screen_the_failures_and_the_matrix_are_there(
         assert not browser.find_element(By.ID, "toolbar").is_displayed()
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+@pytest.mark.parametrize("width", [1280, pytest.param(400, marks=pytest.mark.whole)])
+def test_nothing_of_a_page_is_where_it_should_not_be(
+    browser: WebDriver, pages: dict[str, Path], width: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    browser.get_log("browser")
+    unfold = "[...document.querySelectorAll('main details')].slice(0, 3).forEach(one => { one.open = true })"
+    found = {}
+    # A large run has more of what the others have.
+    for name in pages.keys() - {"large"}:
+        look(browser, pages[name], "#job=j0" if name == "known" else "", width=width)
+        browser.execute_script(unfold)
+        found[name] = flaws(browser)
+        keep_screenshot(browser, tmp_path_factory.getbasetemp(), f"report-{name}-{width}")
+    assert {name: what for name, what in found.items() if what} == {}
+    assert browser.get_log("browser") == []
+
+
+def test_every_page_that_is_a_file_is_looked_at(pages: dict[str, Path]) -> None:
+    templates = Path(farm.__file__).parent.parent / "reports"
+    of_pages = {one.name.partition(".")[0] for one in templates.glob("*.j2") if '{% extends "' in one.read_text()}
+    # Of tests/serve/test_browser.py.
+    served = {"status", "runs", "files", "devices", "device", "history", "login", "error"}
+    assert of_pages - served - {"page"} == {"run", "compare", "night", "diff"}
+    assert {"example", "compare", "night", "diff"} <= pages.keys()

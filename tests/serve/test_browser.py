@@ -14,12 +14,17 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 from selenium_axe_python import Axe
+from starlette.routing import Route
+
+from farm.serve.app import create_app
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from conftest import Filled, Server
+
+    from farm.config.settings import Config
 
 TOKEN = "correct-horse-battery-staple"
 PAGES = ("", "runs", "diff?a=latest~2&b=latest~1", "devices", "devices/pixel-left", "history?job=quantized_ops/conv2d",
@@ -56,10 +61,10 @@ def find(browser: WebDriver, selector: str) -> Any:
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1366), ("dark", 1366), ("light", 400)])
-def test_access_for_everybody_and_no_page_is_wider_than_its_window(
-    browser: WebDriver, server: Server, scheme: str, width: int
+def test_access_for_everybody_and_nothing_of_a_page_is_where_it_should_not_be(
+    browser: WebDriver, server: Server, tmp_path_factory: pytest.TempPathFactory, scheme: str, width: int
 ) -> None:
-    found = {}
+    found, misplaced = {}, {}
     for path in PAGES:
         show(browser, f"{server.url}/{path}", scheme=scheme, width=width)
         violations = Axe(browser)
@@ -68,10 +73,21 @@ def test_access_for_everybody_and_no_page_is_wider_than_its_window(
         found[path] = [
             f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in told if one["impact"] in ("serious", "critical")
         ]
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= width, path
+        misplaced[path] = chromium.flaws(browser)
+        chromium.keep_screenshot(browser, tmp_path_factory.getbasetemp(), f"served-{path}-{scheme}-{width}")
         assert browser.execute_script("return window.pwned") is None
     assert found == {path: [] for path in PAGES}
+    assert misplaced == {path: [] for path in PAGES}
     assert complaints(browser) == []
+
+
+def test_every_page_is_looked_at(config: Config) -> None:
+    asked = {f"/{path.partition('?')[0]}" for path in PAGES}
+    routes = [route for route in create_app(config, "127.0.0.1", "")._app.routes if isinstance(route, Route)]
+    # What is no page; and that of those who may not look yet, which is looked at below.
+    others = {"/api/progress", "/assets/{name}", "/artifacts/{sha256}", "/login", "/logout"}
+    left = {one.path for one in routes if not any(one.path_regex.fullmatch(path) for path in asked)}
+    assert left == others
 
 
 def test_a_run_moves_on_while_somebody_looks_and_keeps_the_focus(
@@ -142,11 +158,16 @@ def test_the_report_of_a_run_is_the_file_with_a_way_home(browser: WebDriver, ser
 
 
 def test_one_logs_in_and_out(
-    browser: WebDriver, start: Callable[..., AbstractContextManager[Server]], filled: Filled
+    browser: WebDriver,
+    start: Callable[..., AbstractContextManager[Server]],
+    filled: Filled,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     del filled
     with start(TOKEN) as server:
         show(browser, f"{server.url}/runs?user=grace")
+        assert chromium.flaws(browser) == []
+        chromium.keep_screenshot(browser, tmp_path_factory.getbasetemp(), "served-login")
         axe = Axe(browser)
         axe.inject()
         assert [one["id"] for one in axe.run()["violations"] if one["impact"] in ("serious", "critical")] == []
