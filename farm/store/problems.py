@@ -91,9 +91,10 @@ def _words(text: str, secrets: Sequence[str]) -> str:
     """Return what a database says on one line, each of its lines once and no password in it."""
     for secret in secrets:
         text = text.replace(secret, "***")
-    # Of a server that is asked with TLS and then without.
-    lines = dict.fromkeys(line.strip().removeprefix("connection failed: ") for line in text.splitlines())
-    return " ".join(" ".join(lines).split())[:400]
+    lines = [line.strip().removeprefix("connection failed: ") for line in text.partition("\nLINE ")[0].splitlines()]
+    # A server that is asked with TLS, and then without, says the same twice.
+    once = {line.rpartition(" failed: ")[2]: line for line in reversed(lines)}
+    return " ".join(" ".join(reversed(once.values())).split())[:400]
 
 
 def _primary(error: BaseException | None) -> int:
