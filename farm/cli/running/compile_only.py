@@ -6,10 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from farm.cli.options import refuse_together
-from farm.cli.output import show
+from farm.cli.output import show, width
 from farm.cli.progress import make_front
 from farm.report.model import format as fmt
-from farm.report.terminal.layout import columns
+from farm.report.terminal.layout import columns, wrapped
 from farm.run.compile_only import CompileOutcome, compile_only
 
 if TYPE_CHECKING:
@@ -45,20 +45,24 @@ def compile_and_show(config: Config, request: RunRequest, *, as_json: bool) -> i
     with make_front() as front:
         compilation = compile_only(config, request, front)
     answer = {"exit_code": compilation.exit_code, "interrupted": compilation.interrupted, "jobs": compilation.jobs}
-    show(answer, _lines(compilation), as_json=as_json)
+    show(answer, _lines(compilation, width()), as_json=as_json)
     return compilation.exit_code
 
 
-def _lines(compilation: Compilation) -> list[str]:
+def _lines(compilation: Compilation, columns_at_most: int) -> list[str]:
     rows = [["job", "", "took", "size", "partitions", "left to the CPU"], *map(_row, compilation.jobs)]
     counts = Counter(job.outcome for job in compilation.jobs)
     failures = [job for job in compilation.jobs if job.reason]
-    lines = columns(rows, right=(2, 3, 4))
+    lines = [_cut(line, columns_at_most) for line in columns(rows, right=(2, 3, 4))]
     for job in failures:
-        lines += ["", f"{job.job}: {job.reason}"]
+        lines += ["", *wrapped(f"{job.job}: {job.reason}", columns_at_most)]
         lines += [f"  what the compiler printed: {job.log}"] if job.log else []
     total = ", ".join(f"{counts[outcome]} {outcome}" for outcome in CompileOutcome if counts[outcome])
     return [*lines, "", f"{total}; nothing was run, and nothing is recorded"]
+
+
+def _cut(line: str, most: int) -> str:
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def _row(job: CompiledJob) -> list[str]:

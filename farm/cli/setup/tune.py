@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from farm.request.tuning import TunedPrecision, Tuning
 
 
-@click.command("tune")
+@click.command("tune", short_help="Suggest limits for a case, as a diff.")
 @click.argument("case", callback=named, metavar="SUITE/CASE")
 @click.option("--run", "ref", metavar="RUN",
               help="Take the results of this run: latest, or an id; otherwise the newest of each job.")  # fmt: skip
