@@ -21,6 +21,7 @@ from farm.pool.fleet import Choice
 from farm.pytest_plugin.plan import PLAN_VARIABLE, SuitePlan, devices_left
 from farm.request.ending import exit_code_of, write_report
 from farm.request.pytest_session import STORE_VARIABLE
+from farm.store.view import Purpose
 from farm.suites.socs import find_soc, load_socs
 from farm.system.interrupts import INTERRUPTED, InterruptHandler
 from farm.system.processes import ending
@@ -66,6 +67,9 @@ class SuiteRequest(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ()
     """Of pytest."""
     command: str = ""
+    name: str = ""
+    """What the run is called."""
+    purpose: Purpose = Purpose.TRIAL
     quiet: bool = False
     """Standard output is not for pytest: it writes to standard error."""
 
@@ -230,6 +234,8 @@ class _Launch:
                 tools,
                 command=self._request.command,
                 facts=tools.fingerprint(kind),
+                purpose=self._request.purpose,
+                name=self._request.name,
             ),
             cache_root=self._config.cache_dir,
             suite_folders=self._config.suite_folders,

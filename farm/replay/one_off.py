@@ -22,7 +22,7 @@ from farm.pool.fleet import Choice
 from farm.request.ending import exit_code_of, write_report
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt
-from farm.store.view import RunToolchain
+from farm.store.view import Purpose, RunToolchain
 from farm.suites.suite import Job
 from farm.system.interrupts import INTERRUPTED, InterruptHandler
 
@@ -58,6 +58,9 @@ class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What else its numbers depend on."""
     toolchain: RunToolchain | None = None
     """Of the run whose program is run again; None where it is that of this command."""
+    name: str = ""
+    """What the run is called."""
+    purpose: Purpose = Purpose.TRIAL
 
 
 class OneOffOutcome(msgspec.Struct, frozen=True):
@@ -151,7 +154,10 @@ def _begin(
     facts = here | facts_of(manifest.versions) | request.facts
     if request.profile.flags(kind) != Profile.AUTO.flags(kind):
         facts["profile"] = str(request.profile)
-    record = run_record(config, store, tools, command=request.command, facts=facts, again=request.toolchain)
+    record = run_record(
+        config, store, tools, command=request.command, facts=facts, purpose=request.purpose, name=request.name,
+        again=request.toolchain,
+    )  # fmt: skip
     run_id = store.begin_run(
         record, lambda run_id: leave_intent(config.run_folder(run_id), None, [job], config.toolchain.name)
     )

@@ -48,7 +48,7 @@ def history_command(
     shown beside it. Below, how often the job passed in its last 20 runs, and whether it is flaky; then a line for each
     metric that moved, from its least to its greatest, and its known steps. Of your trials, and runs of a dirty or
     private checkout, the numbers stand between those of the line, marked so; nothing is told of them below. Runs of
-    'farm debug' and 'farm repro' are left out.
+    'farm debug' are left out.
     """
     from farm.report.model.history import USUAL, tables
     from farm.report.model.status_query import history_answer, records_of, steps_of

@@ -15,6 +15,7 @@ from farm.cli.options import (
     json_option,
     limit_option,
     one_off_options,
+    purpose_options,
     refuse_together,
     toolchain_option,
 )
@@ -53,6 +54,7 @@ _PROFILES = ("auto", "off", "basic", "detailed")
               help="How closely to look inside; detailed shows every node.")  # fmt: skip
 @limit_option("Most rows of a profile.")
 @one_off_options
+@purpose_options
 @toolchain_option
 @json_option("Print everything as JSON instead.")
 def exec_command(
@@ -65,6 +67,8 @@ def exec_command(
     iterations: int,
     warm_up: int,
     timeout_s: float,
+    name: str,
+    purpose: str | None,
     toolchain: str,
     config_file: Path | None,
     *,
@@ -84,6 +88,7 @@ def exec_command(
     from farm.pool.fleet import Choice
     from farm.replay.one_off import OneOffRequest
     from farm.replay.ready_program import ReadyRequest, plan_ready, run_ready
+    from farm.store.view import Purpose
     from farm.toolchains.select import use_toolchain
 
     program |= {"virtual": bool(program["virtual"]), "profile": Profile(program["profile"])}
@@ -102,6 +107,8 @@ def exec_command(
         timeout_s=timeout_s,
         profile=asked.profile,
         command=as_called(),
+        name=name,
+        purpose=Purpose(purpose or Purpose.TRIAL),
     )
     with opened(config_file) as (config, store):
         outcome = run_ready(use_toolchain(config, toolchain, notice), store, ready, request, output, notice)

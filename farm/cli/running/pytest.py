@@ -12,6 +12,7 @@ from farm.cli.options import (
     OUTPUT_FILE,
     devices_options,
     json_option,
+    purpose_options,
     refuse_together,
     require_separator,
     toolchain_option,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     help=f"What programs are compiled for: {', '.join(BACKENDS)}.",
 )
 @devices_options
+@purpose_options
 @toolchain_option
 @click.option("--html", type=OUTPUT_FILE, help="Write the report here as well.")
 @json_option("Print the run as JSON; pytest then writes to standard error.")
@@ -67,6 +69,7 @@ def command(
     """
     from farm.pool.fleet import Choice
     from farm.pytest_plugin.launch import SuiteRequest, is_listing, list_tests, run
+    from farm.store.view import Purpose
     from farm.toolchains.select import use_toolchain
 
     require_separator(pytest_arguments)
@@ -78,6 +81,7 @@ def command(
         refuse_together(attached, FOR_ATTACHED)
         if not asked["soc"]:
             raise UsageError("--soc must be given with --virtual; 'farm socs' lists what there is")
+    asked["purpose"] = Purpose(asked["purpose"] or Purpose.TRIAL)
     choice = Choice(devices, labels)
     request = SuiteRequest(**asked, choice=choice, arguments=pytest_arguments, command=as_called(), quiet=as_json)
     outcome = run(use_toolchain(load_config(config_file), toolchain, notice), request, notice)

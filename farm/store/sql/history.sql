@@ -56,8 +56,7 @@ SELECT * FROM (
         LEFT JOIN device ON device.id = attempt.device_id
         LEFT JOIN run_device ON run_device.run_id = run.id AND run_device.device_id = device.id
         WHERE run_job.job_id IN :jobs AND run.run_kind <> 'debug'
-          AND (:any_line = 1 OR (run.run_line = :line AND (
-               NOT run.run_private OR (run.user_name = :user AND run.run_kind <> 'repro'))))
+          AND (:any_line = 1 OR (run.run_line = :line AND (NOT run.run_private OR run.user_name = :user)))
     ) AS tried
 ) AS ranked
 WHERE age <= :most
