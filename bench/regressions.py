@@ -24,6 +24,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from step_alerts import Alert, RunRange, grouped, new_alerts
 
@@ -44,7 +45,7 @@ from farm.analysis.confirmation import (
 from farm.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, suspicion
 from farm.analysis.nights import Observation, judge_night, programs_are_cause
 from farm.analysis.robust import discoveries
-from farm.analysis.scale import GATES, Gates, Scale, Series
+from farm.analysis.scale import GATES, Scale, Series
 from farm.analysis.sequential import add_pairs, confirmed_again, until_clear
 from farm.results.attempt import Direction
 
@@ -152,9 +153,11 @@ class World:
         del number
         return self._noisy(series, good, new, WITHIN_RUN)
 
-    def _noisy(self, series: int, good: int, new: int, within: float) -> tuple[np.ndarray, np.ndarray]:
+    def _noisy(
+        self, series: int, good: int, new: int, within: float, inferences: int = INFERENCES
+    ) -> tuple[np.ndarray, np.ndarray]:
         tonight = 1.0 + DRIFT * self._draw.standard_normal()
-        noise = np.maximum(1.0 + within * self._draw.standard_normal((2, INFERENCES)), 0.2)
+        noise = np.maximum(1.0 + within * self._draw.standard_normal((2, inferences)), 0.2)
         return self._level[series, good] * tonight * noise[0], self._level[series, new] * tonight * noise[1]
 
 
@@ -192,7 +195,7 @@ class Farm:
         self._seen = [one for one in range(self.world.series) if not np.isnan(self.world.measured[one, night])]
         observations = [self._observation(series, night) for series in self._seen]
         usual = GATES[Scale.RATIO]
-        gates = {**GATES, Scale.RATIO: Gates(usual.change, self.sigmas, usual.confirmed)}
+        gates = {**GATES, Scale.RATIO: msgspec.structs.replace(usual, sigmas=self.sigmas)}
         seen = judge_night(observations, gates=gates)
         programs = set()
         for shift in seen.shifts:

@@ -12,9 +12,11 @@ import numpy as np
 from regressions import BETWEEN_NIGHTS, DEVICES, VALUES, WITHIN_RUN, Farm, Score, World
 
 from farm.analysis.candidates import CANDIDATES, LEAST_BASELINE
+from farm.analysis.confirmation import INFERENCES
 from farm.analysis.flakiness import wilson
 from farm.analysis.nights import Observation, judge_night
 from farm.analysis.scale import Series
+from farm.analysis.sequential import inferences_for
 from farm.results.attempt import Direction
 
 if TYPE_CHECKING:
@@ -111,7 +113,9 @@ class CoarseClock(World):
         return np.median(_ticks(took, truth), axis=2)
 
     def pair(self, series: int, good: int, new: int, number: int = 0) -> Pair:
-        was, now = super().pair(series, good, new, number)
+        del number
+        inferences = inferences_for(float(self._level[series, good]), INFERENCES)
+        was, now = self._noisy(series, good, new, WITHIN_RUN, inferences)
         return _ticks(was, self._draw), _ticks(now, self._draw)
 
 

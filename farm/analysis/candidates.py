@@ -31,6 +31,8 @@ SETTLED = 4
 # So many of the newest runs, or twice as many, have to be better than those before by that many standard errors.
 _SETTLED_ERRORS = 3.0
 _LEAST_OLD = 3
+# Units of what a clock measures.
+_CLOCKS = ("ns",)
 # Fewest values of a device that tell how it differs from others, and by how many standard errors it has to.
 _LEAST_OF_DEVICE = 3
 _DEVICE_ERRORS = 2.0
@@ -106,7 +108,7 @@ def judge(
     change = difference(now, median)
     sigmas = change / sigma if sigma else math.copysign(math.inf, change) if change else 0.0
     finding = Finding.UNCHANGED
-    if abs(change) > gates.change and abs(sigmas) > gates.sigmas:
+    if abs(change) > gates.change and (abs(sigmas) > gates.sigmas or abs(change) > gates.always):
         finding = way(series.direction, change)
     return Judgement(
         finding,
@@ -128,6 +130,9 @@ def may_hide_regression(series: Series, judgement: Judgement) -> bool:
     if series.direction is Direction.NONE or judgement.finding not in (Finding.UNCHANGED, Finding.INSUFFICIENT_DATA):
         return False
     if judgement.finding is Finding.INSUFFICIENT_DATA:
+        return True
+    if judgement.sigma == 0.0 and series.unit in _CLOCKS:
+        # Times repeat to the bit where the clock is coarser than they are noisy: what is below a tick is not seen.
         return True
     worse = judgement.change if series.direction is Direction.LOWER else -judgement.change
     return worse + _LUCK_SIGMAS * judgement.sigma > GATES[series.scale].change

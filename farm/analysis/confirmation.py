@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -59,6 +60,10 @@ Pair = tuple[Sequence[float], Sequence[float]]
 Of a list of pairs the good one began those with an even index; a pair that is missing has sides without samples.
 """
 
+# A sample is no outlier so many ticks of a coarse clock from the others. A clock is coarse where each time that it
+# shows is shown so often.
+_NEAR_TICKS = 1.5
+_COARSE = 3
 # Fewest differences from which on it is seen that whoever runs second is at a disadvantage, and how many standard
 # errors that has to be: below, taking it out would cost more than it gives.
 _LEAST_ORDERED = 6
@@ -82,7 +87,8 @@ def confirm(
     included: p is that of any of them, and with 0 they may only refute.
     """
     gate = GATES[scale].confirmed if gate is None else gate
-    differences = _without_order(_differences(scale, pairs))
+    tick = _tick(scale, pairs)
+    differences = _without_order(_differences(scale, pairs, tick))
     differences = differences[~np.isnan(differences)]
     count = len(differences)
     if not count:
@@ -102,6 +108,8 @@ def confirm(
     # A few pairs have no interval.
     interval = f" ({change_text(scale, low)} to {change_text(scale, high)})" if high - low < math.inf else ""
     reason = f"{change_text(scale, change)}{interval} in {count} pairs, p = {p_value:.2g}"
+    if answer is Answer.UNKNOWN and (share := _share_of_tick(pairs, tick)) > gate:
+        reason += f"; the clock ticks in steps of {100.0 * share:.0f} %: more inferences a turn tell more"
     return Confirmation(answer, reason, count, change, low, high, p_value)
 
 
@@ -129,20 +137,48 @@ def pairs_needed(candidates: int, rate: float = FALSE_ALERTS) -> int:
     return max(PAIRS, math.ceil(math.log2(max(1, candidates) / rate)) + 1)
 
 
-def _differences(scale: Scale, pairs: Sequence[Pair]) -> NDArray[np.float64]:
+def _tick(scale: Scale, pairs: Sequence[Pair]) -> float:
+    """Return the tick of the clock that samples are times of, where it is so coarse that most are equal; else 0."""
+    if scale is not Scale.RATIO:
+        return 0.0
+    samples = [one for pair in pairs for side in pair for one in side if 0.0 < one < math.inf]
+    shown = sorted(set(samples))
+    if len(shown) < 2 or len(samples) < _COARSE * len(shown):
+        return 0.0
+    return min(after - before for before, after in pairwise(shown))
+
+
+def _share_of_tick(pairs: Sequence[Pair], tick: float) -> float:
+    """Return the tick as a share of what the good bundle takes."""
+    return tick / median(np.concatenate([np.asarray(good) for good, _ in pairs if len(good)])) if tick else 0.0
+
+
+def _differences(scale: Scale, pairs: Sequence[Pair], tick: float) -> NDArray[np.float64]:
     """Return what each pair differs by; NaN where it cannot be compared."""
     found = []
     for good, new in pairs:
         if len(good) and len(new):
-            was, now = (_middle(scaled(scale, samples)) for samples in (good, new))
+            was, now = (_middle(scale, samples, tick) for samples in (good, new))
             found.append(difference(now, was))
         else:
             found.append(math.nan)
     return np.array(found, np.float64)
 
 
-def _middle(numbers: NDArray[np.float64]) -> float:
-    return math.nan if np.isnan(numbers).any() else median(numbers)
+def _middle(scale: Scale, samples: Sequence[float], tick: float) -> float:
+    """Return the middle of samples on the scale: their median, or their mean where a clock shows only whole ticks.
+
+    A duration between two ticks is sometimes shown as the one and sometimes as the other, as often as it is near to it.
+    """
+    numbers = scaled(scale, samples)
+    if np.isnan(numbers).any():
+        return math.nan
+    if tick:
+        shown = np.asarray(samples, np.float64)
+        middle = median(shown)
+        mean = float(np.mean(np.clip(shown, middle - _NEAR_TICKS * tick, middle + _NEAR_TICKS * tick)))
+        return float(scaled(scale, [mean])[0])
+    return median(numbers)
 
 
 def _without_order(differences: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -46,10 +46,12 @@ class Gates(msgspec.Struct, frozen=True):
     """Of a candidate: how many times what the history varies by."""
     confirmed: float
     """Of a change that pairs confirm: a size, on the scale of the metric."""
+    always: float = math.inf
+    """A candidate however much the history varies: pairs vary by less than nights do."""
 
 
 GATES = {
-    Scale.RATIO: Gates(math.log(1.03), 1.5, math.log(1.02)),
+    Scale.RATIO: Gates(math.log(1.03), 1.5, math.log(1.02), math.log(1.06)),
     Scale.DECIBEL: Gates(0.5, 1.5, 0.25),
     Scale.COSINE: Gates(0.5, 1.5, 0.25),
     Scale.SHARE: Gates(0.01, 1.5, 0.005),

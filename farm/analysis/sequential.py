@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -18,6 +19,19 @@ LEAST_PAIRS = 4
 """Fewest pairs that refute."""
 P_AGAIN = 0.05
 """For what pairs confirmed, in as many pairs of new processes: luck that stays with a process is gone."""
+
+
+# Least time of one side in a pair, and most inferences that are taken for it: more of those that a clock hardly sees.
+_TURN_NS = 50e6
+MOST_INFERENCES = 20
+_SHORT_NS, _MOST_SHORT = 250e3, 100
+
+
+def inferences_for(latency_ns: float, least: int) -> int:
+    """Return how many inferences a side has in a pair: more of short ones, which a moment can disturb."""
+    most = MOST_INFERENCES if latency_ns >= _SHORT_NS else _MOST_SHORT
+    return max(least, min(math.ceil(_TURN_NS / latency_ns), most)) if latency_ns > 0.0 else least
+
 
 class Look(NamedTuple):
     """Pairs to measure, and what may be said then."""

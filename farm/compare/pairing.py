@@ -10,7 +10,7 @@ import msgspec
 
 from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, confirm, control
 from farm.analysis.scale import GATES, Series
-from farm.analysis.sequential import add_pairs
+from farm.analysis.sequential import MOST_INFERENCES, add_pairs, inferences_for
 from farm.regressions.look_back import TIMES
 from farm.report.model.compare import PairedMetric
 from farm.results.attempt import Attempt, Direction, Verdict
@@ -31,8 +31,6 @@ FIRST_PAIRS = 6
 _POINTS = 0.5
 # Least time of one side in a pair, and inferences that are taken for it: as `farm confirm` of a run, and fewer of what
 # takes long, as a moment cannot disturb those.
-_TURN_NS = 50e6
-_LEAST_INFERENCES, _MOST_INFERENCES = 1, 20
 
 
 class MeasuredMetric(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,8 +192,7 @@ def inferences_of(measurements: Sequence[Measurement]) -> int:
     """Return how many inferences a side has in a pair, from the latencies of the judged turns."""
     latencies = [statistics.median(one.samples) for one in measurements if one.metric == "latency" and one.samples]
     longest = max(latencies, default=0.0)
-    wanted = math.ceil(_TURN_NS / longest) if longest > 0 else _MOST_INFERENCES
-    return max(_LEAST_INFERENCES, min(wanted, _MOST_INFERENCES))
+    return inferences_for(longest, 1) if longest > 0 else MOST_INFERENCES
 
 
 def is_open(metrics: Sequence[MeasuredMetric], *, first: bool) -> bool:

@@ -12,6 +12,7 @@ from farm.analysis.candidates import levelled
 from farm.analysis.confirmation import P_CONFIRMED, Answer, Confirmation
 from farm.analysis.factors import Factor
 from farm.analysis.first_bad import Bracket
+from farm.analysis.sequential import inferences_for
 from farm.errors import FarmError, InfraError, NoDeviceError, UsageError
 from farm.regressions.factor_swap import plan_swaps, swap_factors
 from farm.regressions.paired_test import Claim, compare, first_bad
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from farm.replay.stored_result import StoredResult
     from farm.store.records import AlertRecord
     from farm.store.store import Store
-
-# Least time of one side in a pair, and most inferences that are taken for it.
-_TURN_NS = 50e6
-_MOST_INFERENCES = 20
 
 
 @dataclass
@@ -123,10 +120,9 @@ class Remeasurement:
         return None
 
     def _inferences(self, number: ComparedSeries) -> int:
-        """Return how many inferences a side has in a pair: more of short ones, which a moment can disturb."""
+        """Return how many inferences a side has in a pair."""
         latencies = [one.values[-1] for one in number.past.series if one.series.metric == "latency"]
-        short = math.ceil(_TURN_NS / latencies[0]) if latencies and latencies[0] > 0 else 0
-        return max(self._request.inferences, min(short, _MOST_INFERENCES))
+        return inferences_for(latencies[0] if latencies else 0.0, self._request.inferences)
 
     def _attribute(self, number: ComparedSeries, bench: InterleavedBench, result: RemeasuredSeries) -> None:
         """Add the first bad run and the likely cause to `result`."""

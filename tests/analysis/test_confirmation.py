@@ -159,6 +159,34 @@ def test_four_pairs_of_ten_that_are_infinite_confirm_nothing() -> None:
     assert math.isfinite(said.change)
 
 
+def ticking(takes: float, count: int, draw: np.random.Generator) -> list[float]:
+    """Return what a clock that ticks every 10 us shows of inferences that vary by 1 %."""
+    took = takes * (1.0 + 0.01 * draw.standard_normal(count))
+    return (np.floor(took / 1e4 + draw.random(count)) * 1e4).tolist()
+
+
+def test_a_clock_that_is_coarser_than_the_step_is_averaged_over_many_inferences() -> None:
+    draw = np.random.default_rng(5)
+    inside, found = 0, 0
+    for _ in range(40):
+        pairs = [(ticking(5e4, 100, draw), ticking(5.4e4, 100, draw)) for _ in range(10)]
+        said = confirm(Scale.RATIO, pairs, up=True)
+        found += said.answer is Answer.CONFIRMED
+        inside += said.low <= math.log(1.08) <= said.high
+    assert found == 40
+    assert inside >= 36
+
+
+def test_a_clock_that_is_too_coarse_is_said_to_be() -> None:
+    draw = np.random.default_rng(0)
+    pairs = [(ticking(5e4, 5, draw), ticking(5.15e4, 5, draw)) for _ in range(10)]
+    said = confirm(Scale.RATIO, pairs, up=True)
+    assert said.answer is Answer.UNKNOWN
+    assert "the clock ticks in steps of 20 %" in said.reason
+    fine = confirm(Scale.RATIO, in_turns(1.02, noise=0.05), up=True)
+    assert "clock" not in fine.reason
+
+
 def said(p_value: float, answer: Answer = Answer.CONFIRMED) -> Confirmation:
     return Confirmation(answer, "+8.0 %", 10, 0.08, 0.06, 0.1, p_value)
 

@@ -186,7 +186,7 @@ def test_chance_among_many_jobs_is_taken_back() -> None:
     assert (alone.answer, among.answer) == ("worse", "unknown")
 
 
-@pytest.mark.parametrize(("latency_ms", "inferences"), [(0.1, 20), (5, 10), (2000, 1)])
+@pytest.mark.parametrize(("latency_ms", "inferences"), [(0.1, 100), (1, 20), (5, 10), (2000, 1)])
 def test_short_programs_get_more_inferences_and_long_ones_fewer(latency_ms: float, inferences: int) -> None:
     latency = Measurement("latency", "ns", Direction.LOWER, (latency_ms * 1e6,) * 3)
     assert inferences_of([latency]) == inferences
