@@ -55,7 +55,8 @@
       put(state, device.state);
       state.className = `js-state state ${device.state}`;
     }
-    put(row.querySelector(".js-held"), device.held);
+    const held = row.querySelector(".js-held");
+    put(held, device.held || held?.dataset.nobody || "");
     const health = row.querySelector(".js-health");
     const [kind, words] = healthWords[device.health] || ["", device.health];
     if (health && health.textContent !== words) {

@@ -124,6 +124,9 @@ def test_devices_change_hands_while_somebody_looks(browser: WebDriver, server: S
     from farm.store.leases.registry import HealthEvent
     from farm.store.leases.rules import Priority
 
+    show(browser, f"{server.url}/devices/pixel-left")
+    wait(browser, lambda b: find(b, "#live-note").text == "Live.")
+    assert find(browser, ".js-held").text == "nobody"
     show(browser, f"{server.url}/devices")
     row = 'tr[data-device="R5CX1"]'
     wait(browser, lambda b: find(b, "#live-note").text == "Live.")
