@@ -264,6 +264,6 @@ def test_metrics_that_need_pairs() -> None:
     assert [one.metric for one in series_of(past(0, "a"), past(1, "b"), ["latency", "latency"])] == ["latency"]
     with pytest.raises(UnknownNameError, match="did you mean 'latency'"):
         series_of(past(0, "a"), past(1, "b"), ["latenzy"])
-    with pytest.raises(UsageError, match="repeats exactly"):
+    with pytest.raises(UsageError, match="is deterministic"):
         series_of(past(0, "a"), past(1, "b"), ["pte_size"])
     assert worse(Series("", "sqnr", "dB", Direction.HIGHER)).up is False
