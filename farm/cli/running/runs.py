@@ -48,7 +48,7 @@ def list_command(
 
 
 def _cells(run: ListedRun, now_ms: int) -> list[str]:
-    from farm.report.model.format import age
+    from farm.report.model.format import age, plural
 
     done = run.progress
     if not run.began:
@@ -57,7 +57,7 @@ def _cells(run: ListedRun, now_ms: int) -> list[str]:
         state = f"NOT FINISHED, {done.done} of {done.planned} jobs"
     else:
         red = done.counts.get("failed", 0)
-        state = f"exit code {done.exit_code}, {done.planned} jobs{f', {red} failed' if red else ''}"
+        state = f"exit code {done.exit_code}, {plural(done.planned, 'job')}{f', {red} failed' if red else ''}"
     return [run.run_id, run.purpose, age((now_ms - run.started_ms) / 1000), run.user, run.name, state]
 
 

@@ -12,6 +12,7 @@ from farm.report.model.commits import since_text, standing_text, toolchain_text
 from farm.report.model.cross_target import CrossTarget, cross_targets, elsewhere_line
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 from farm.report.terminal.layout import LEAST_WIDTH, wrapped
+from farm.store.view import Purpose
 from farm.system.text import one_line, visible
 
 if TYPE_CHECKING:
@@ -68,7 +69,10 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     width, found = max(width, LEAST_WIDTH), cross_targets(summary)
     lines = _wrapped(summary.verdict_line, width, _STYLES[summary.tone])
     lines += _virtual(summary, width)
-    for text in (toolchain_text(view.toolchain), standing_text(view.toolchain), since_text(view.toolchain)):
+    standing = standing_text(view.toolchain)
+    # Of a status or a job it stands beside the run's purpose.
+    standing = f"a trial: {standing}" if view.purpose == Purpose.TRIAL and standing else standing
+    for text in (toolchain_text(view.toolchain), standing, since_text(view.toolchain)):
         lines += _wrapped(text, width, "") if text else []
     lines += _heap(summary, width)
     kinds = (("FAILED", Outcome.FAILED, "red"), ("STALE", Outcome.STALE, "red"), ("INFRA", Outcome.INFRA, "yellow"))
