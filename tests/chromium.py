@@ -55,11 +55,12 @@ def look(browser: WebDriver, page: Path, fragment: str = "", *, scheme: str = "l
 def keep_screenshot(browser: WebDriver, folder: Path, name: str) -> None:
     """Write the whole page, up to 5,000 pixels of it, as a PNG file."""
     width, height = browser.execute_script("return [innerWidth, document.documentElement.scrollHeight]")
-    clip = {"x": 0, "y": 0, "width": width, "height": min(height, 5000), "scale": 1}
-    asked = {"format": "png", "captureBeyondViewport": True, "clip": clip}
+    # What is beyond the window may not be drawn yet.
+    metrics = {"width": width, "height": min(height, 5000), "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     folder = Path(SCREENSHOTS) if SCREENSHOTS else folder / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
-    shot = browser.execute_cdp_cmd("Page.captureScreenshot", asked)["data"]
+    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
     (folder / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.png").write_bytes(base64.b64decode(shot))
 
 
