@@ -186,6 +186,19 @@ def test_a_folder_that_is_a_file_is_refused_by_its_key(
         load_config(folder=tmp_path)
 
 
+def test_times_are_seconds_or_as_people_write_them(tmp_path: Path) -> None:
+    path = tmp_path / "farm.toml"
+    path.write_text(
+        "[build]\ntimeout_s = '1h30m'\n[health]\ngate_wait_s = '10m'\ndisk_wait_s = 7\n[leases]\nttl_s = '1m'\n"
+    )
+    config = load_config(path)
+    assert (config.build_timeout_s, config.leases.ttl_s) == (5400, 60)
+    assert (config.health.gate_wait_s, config.health.disk_wait_s) == (600, 7)
+    path.write_text("[build]\ntimeout_s = 'a while'\n")
+    with pytest.raises(ConfigError, match=r"build\.timeout_s: is 'a while', expected seconds, or a time"):
+        load_config(path)
+
+
 def test_a_device_may_be_named_as_its_own_serial_and_its_soc_in_any_case(tmp_path: Path) -> None:
     path = tmp_path / "farm.toml"
     path.write_text("[[device]]\nserial = 'left'\nname = 'left'\nsoc = 'sm8650'\n")

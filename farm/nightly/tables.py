@@ -12,6 +12,7 @@ from farm.backends.registry import DEFAULT_BACKEND
 from farm.config.notify import Mail, Webhook
 from farm.errors import ConfigError, UnknownNameError, UsageError
 from farm.request.profiling import Profile
+from farm.system.toml_tables import seconds_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,7 +160,7 @@ def _table(kind: type[_T], data: object, place: str, problems: list[str]) -> _T 
             problems += [f"{place}: {key} is missing"] * field.required
             continue
         try:
-            values[field.name] = msgspec.convert(data[key], field.type)
+            values[field.name] = msgspec.convert(seconds_of(key, data[key]), field.type)
         except msgspec.ValidationError as error:
             # Other values are not shown: somebody may have written a secret.
             value = f" is {data[key]:g}" if isinstance(data[key], int | float) else ""

@@ -165,5 +165,5 @@ def _reference(bundle: Bundle, kind: str, sample: int, index: int) -> NDArray[np
         return bundle.reference(kind, sample, index)
     except (OSError, ValueError) as error:
         raise BundleError(
-            f"bundle {bundle.manifest.key[:12]} is damaged: {error}: run 'farm cache prune --all' and build again"
+            f"bundle {bundle.manifest.key[:12]} is damaged: {error}: run 'farm cache prune --all --yes' and build again"
         ) from None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from farm.errors import ConfigError, UnknownNameError
+from farm.system.durations import in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,12 +32,38 @@ def read_table(path: Path, kind: type[_T]) -> _T:
 
 
 def convert_table(path: Path, table: object, kind: type[_T], key: str = "") -> _T:
-    """Return what a TOML file has at `key` as a `kind`. Raises ConfigError as `read_table` does."""
+    """Return what a TOML file has at `key` as a `kind`. Raises ConfigError as `read_table` does.
+
+    What is called `..._s` may be a time as people write it, `30m`, as well as seconds.
+    """
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError:
+        table = _with_seconds(table, kind)
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
         place, problem = _find(table, kind, key) or (key, str(error))
         raise ConfigError(path, place, problem) from None
+
+
+def seconds_of(key: str, value: Any) -> Any:
+    """Return a value that has `key`: seconds where the key is one of seconds and the value a time, else what it is."""
+    seconds = in_seconds(value) if key.endswith("_s") and isinstance(value, str) else None
+    return value if seconds is None else seconds
+
+
+def _with_seconds(value: Any, kind: Any) -> Any:
+    kind = _without_none(kind, value)
+    if isinstance(value, dict) and _is_struct(kind):
+        fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+        return {
+            name: seconds_of(name, part) if fields.get(name) is float else _with_seconds(part, fields.get(name))
+            for name, part in value.items()
+        }
+    if isinstance(value, list) and typing.get_origin(kind) is tuple:
+        return [_with_seconds(part, typing.get_args(kind)[0]) for part in value]
+    return value
 
 
 def _find(value: object, kind: Any, key: str) -> tuple[str, str] | None:
@@ -59,6 +86,8 @@ def _find(value: object, kind: Any, key: str) -> tuple[str, str] | None:
     for place, part, its_kind in _parts(value, kind, key):
         if found := _find(part, its_kind, place):
             return found
+    if kind is float and key.endswith("_s") and isinstance(value, str):
+        problem = f"is {value!r}, expected seconds, or a time of at most 30 days, such as 90s, 10m or 1h30m"
     if typing.get_origin(kind) is typing.Literal and isinstance(value, str):
         problem = str(UnknownNameError("value", value, typing.get_args(kind)))
     return key, problem
