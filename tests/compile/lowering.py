@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 from executorch.backends.qualcomm.partition.utils import generate_qnn_executorch_option
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
@@ -26,6 +28,7 @@ from farm.bundles.key import toolchain_versions
 from farm.compile.flows.delegation import read_delegation, require_whole_graph
 from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.flow import Example, Lowering, Stopwatch
+from farm.compile.flows.node_origins import EdgeOrigins
 from farm.compile.flows.qualcomm import FLOW, compiler_specs
 from farm.errors import DelegationError, FarmError
 from farm.suites.suite import Target
@@ -36,9 +39,18 @@ if TYPE_CHECKING:
 INPUTS = (torch.ones(1, 8),)
 
 
-class Chain(torch.nn.Module):
+class Gate(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(torch.sigmoid(x + 1.0) * 2.0)
+        return torch.sigmoid(x + 1.0)
+
+
+class Chain(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = torch.nn.Sequential(Gate())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.gate(x) * 2.0)
 
 
 class End(torch.nn.Module):
@@ -62,7 +74,8 @@ def lower(module: torch.nn.Module, left: Iterable[str] = ()) -> dict[str, object
         require_whole_graph("lpai", delegation)
     except DelegationError as error:
         verdict = str(error)
-    return {**delegation._asdict(), "verdict": verdict}
+    origins = EdgeOrigins(edge, Path(__file__).parent).of(edge.to_executorch())
+    return {**delegation._asdict(), "verdict": verdict, "origins": msgspec.to_builtins(origins)}
 
 
 def specs_of(target: Target, *, virtual: bool = False) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,23 @@ def test_a_graph_of_which_nothing_is_taken(graphs: dict[str, Any]) -> None:
     nothing = graphs["nothing"]
     assert (nothing["partitions"], nothing["delegated_ops"]) == (0, 0)
     assert "0 partitions, with aten.add.Tensor (2 times), aten.mul.Tensor left for the CPU" in nothing["verdict"]
+
+
+def test_nodes_of_every_delegate_and_those_on_the_cpu_say_where_they_come_from(graphs: dict[str, Any]) -> None:
+    """The module and the line of the code, in the first partition, in the second, and of what stands between them."""
+    lowering = Path(__file__).with_name("lowering.py")
+    origins, code = graphs["split"]["origins"], lowering.read_text().splitlines()
+
+    def said(origin: list[str]) -> tuple[str, str]:
+        file, _, line = origin[1].partition(":")
+        assert file == lowering.name
+        return origin[0], code[int(line) - 1].strip()
+
+    first, second = (origins["calls"][call] for call in sorted(origins["calls"], key=int))
+    [kernel] = origins["kernels"].values()
+    inside, outside = ("gate.0", "return torch.sigmoid(x + 1.0)"), ("", "return torch.relu(self.gate(x) * 2.0)")
+    assert said(first["aten_add_tensor"]) == said(kernel) == inside
+    assert said(second["aten_mul_tensor"]) == said(second["aten_relu_default"]) == outside
 
 
 def test_a_long_list_of_operators_is_cut() -> None:

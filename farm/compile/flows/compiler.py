@@ -23,7 +23,7 @@ from farm.compile.flows.delegation import built_operators, read_delegation
 from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.factory import make_example, make_inputs, make_module, read_expected
 from farm.compile.flows.flow import Lowering, Stopwatch
-from farm.compile.flows.node_origins import node_origins
+from farm.compile.flows.node_origins import EdgeOrigins
 from farm.program.canonical import program_hash
 from farm.suites.options import compile_options
 from farm.system.hashes import sha256_of
@@ -107,10 +107,11 @@ def _compile(
             references["quantized"] = [_outputs(lowered.quantized, inputs) for inputs in samples]
         steps = _output_steps(lowered.quantized)
     with watch.step("serialize"):
+        origins = EdgeOrigins(lowered.edge, Path(case.folder).parent)
         program = lowered.edge.to_executorch(lowered.config)
         with (folder / MODEL).open("wb") as file:
             program.write_to_file(file)
-        write_origins(folder, node_origins(lowered.edge, program, Path(case.folder).parent))
+        write_origins(folder, origins.of(program))
     if _for_optrace(target):
         _keep_graphs(folder / MODEL, folder / OPTRACE)
     return CompiledProgram(

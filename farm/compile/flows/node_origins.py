@@ -24,36 +24,27 @@ _FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
 _TORCH = Path(torch.__file__).parent
 
 
-def node_origins(edge: EdgeProgramManager, program: ExecutorchProgramManager, suites: Path) -> Origins:
-    """Return where the nodes inside of delegates, and those that no delegate took, come from.
+class EdgeOrigins:
+    """Where the nodes of a lowered program come from. To be made before it is serialized, which gives other handles."""
 
-    `edge` is what `program` was made of; paths of sources below the folder `suites` are relative to it.
-    """
-    places = [suites, *(Path(entry) for entry in sys.path if entry)]
-    graph_module = edge.exported_program().graph_module
-    lowered = [
-        getattr(graph_module, node.args[0].target) for node in graph_module.graph.nodes if _name_of(node) == _CALL
-    ]
-    called = sorted(program.delegate_map.get(_METHOD) or {})
-    calls = {}
-    # One that is missing would give its nodes to another.
-    if len(called) == len(lowered):
-        for instruction, module in zip(called, lowered, strict=True):
-            calls[instruction] = _origins_of(module.original_module.graph_module.graph.nodes, places)
-    return Origins(calls, _kernels(program, set(called), places))
+    def __init__(self, edge: EdgeProgramManager, suites: Path) -> None:
+        """Paths of sources below the folder `suites` are relative to it."""
+        places = [suites, *(Path(entry) for entry in sys.path if entry)]
+        graph_module = edge.exported_program().graph_module
+        nodes = graph_module.graph.nodes
+        lowered = [getattr(graph_module, node.args[0].target) for node in nodes if _name_of(node) == _CALL]
+        self._inside = [_origins_of(one.original_module.graph_module.graph.nodes, places) for one in lowered]
+        self._by_handle = {node.meta.get("debug_handle"): _origin(node.meta, places) for node in nodes}
 
-
-def _kernels(program: ExecutorchProgramManager, called: set[int], places: Sequence[Path]) -> dict[int, Origin]:
-    nodes = program.exported_program().graph_module.graph.nodes
-    by_handle = {node.meta.get("debug_handle"): node for node in nodes if node.op == "call_function"}
-    found = {}
-    for instruction, handle in (program.debug_handle_map.get(_METHOD) or {}).items():
-        if instruction in called or not isinstance(handle, int) or handle not in by_handle:
-            continue
-        origin = _origin(by_handle[handle].meta, places)
-        if origin != UNKNOWN:
-            found[int(instruction)] = origin
-    return found
+    def of(self, program: ExecutorchProgramManager) -> Origins:
+        """Return them by the instructions of what it was serialized to."""
+        called = sorted(program.delegate_map.get(_METHOD) or {})
+        # One that is missing would give its nodes to another.
+        calls = dict(zip(called, self._inside, strict=True)) if len(called) == len(self._inside) else {}
+        # Of a delegate's call these are the handles of all its nodes.
+        handles = {at: one for at, one in (program.debug_handle_map.get(_METHOD) or {}).items() if at not in called}
+        kernels = {at: self._by_handle.get(handle, UNKNOWN) for at, handle in handles.items() if type(handle) is int}
+        return Origins(calls, {at: origin for at, origin in kernels.items() if origin != UNKNOWN})
 
 
 def _origins_of(nodes: Iterable[torch.fx.Node], places: Sequence[Path]) -> dict[str, Origin]:
