@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 from farm_home import FarmHome
 
+from farm.cli.devices.compact import compact_lines, waiting_lines
 from farm.cli.devices.devices import _listing
 from farm.devices.adb.server import start_adb_server
 from farm.devices.device import Unusable
@@ -27,7 +28,7 @@ from farm.devices.discovery import Scan
 from farm.errors import UnknownNameError
 from farm.pool.inventory import DeviceRow, find_rows, rows
 from farm.store.leases.registry import Registered
-from farm.store.leases.rules import Lease, Priority
+from farm.store.leases.rules import Lease, Priority, Waiting
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 from farm.virtual.faults import Fault, inject
@@ -122,6 +123,43 @@ def test_a_small_screen_shows_one_line_each_and_says_what_it_leaves_out() -> Non
     lines = str(_listing(found, (), 80, 10)).splitlines()
     assert len(lines) == 10
     assert "and 11 more" in lines[-1]
+
+
+def test_forty_phones_are_a_line_each_and_what_needs_attention_is_first() -> None:
+    facts = {"soc": "SM8650", "kind": "hardware", "state": "ready", "battery_percent": 81, "temperature_c": 31.5}
+    found = [DeviceRow(id=f"d{n:02}", serial=f"d{n:02}", **facts) for n in range(37)]  # type: ignore[arg-type]
+    found[3] = DeviceRow(**_fields(found[3]) | {"holder": "ada", "purpose": "farm run --soc SM8650 --suite smoke"})
+    found[5] = DeviceRow(**_fields(found[5]) | {"health": "suspect", "health_reason": "its canary fails: " + "x" * 90})
+    found[7] = DeviceRow(**_fields(found[7]) | {"state": "out", "reason": "its screen is broken", "in_service": False})
+    found += [LONGEST, DeviceRow(id="g", serial="g", soc="SM8750", state="absent", last_seen_ms=1)]
+    found += [DeviceRow(id="m", serial="m", soc="SM8750", state="absent", reason="nothing listens there")]
+    lines = compact_lines(found, 80)
+    assert max(map(len, lines)) <= 80
+    titles = {line: place for place, line in enumerate(lines) if not line.startswith("  ")}
+    assert list(titles) == ["NEEDS ATTENTION: 3", "IN USE: 1", "FREE: 34", "OUT OF SERVICE: 1", "ABSENT: 1"]
+    assert len(lines) == 40 + len(titles)
+    assert [line.split()[0] for line in lines[1:4]] == ["serial-of-forty-charact…", "d05", "m"]
+    assert "suspect: its canary fails: xxx" in lines[2]
+    assert lines[titles["IN USE: 1"] + 1].split()[2:] == ["ada", "farm", "run", "--soc", "SM8650", "--suite", "smoke"]
+    assert lines[-1].split()[:2] == ["g", "SM8750"]
+
+
+def test_who_waits_is_told_with_what_for_and_since_when() -> None:
+    found = [DeviceRow(id=f"{n}@lab", serial=n, name=n, soc="SM8650") for n in ("left", "desk", "rack")]
+    since_ms = int(time.mktime((2026, 11, 23, 14, 2, 0, 0, 0, -1)) * 1000)
+    waiting = [
+        Waiting(("left@lab",), 1, "ann", "lab", 1, "farm lease", Priority.PERSON, since_ms),
+        Waiting(
+            tuple(row.id for row in found), 1, "\x1b[31mbob", "lab", 2, "farm run " * 20, Priority.NIGHTLY, since_ms
+        ),
+    ]
+    title, ann, bob = waiting_lines(waiting, found, 80)
+    assert title == "WAITING: 2"
+    assert ann.split() == ["ann", "left", "since", "14:02", "farm", "lease"]
+    assert "  1 of 3 SM8650  since 14:02  farm run farm run" in bob
+    assert bob.isprintable()
+    assert len(bob) <= 80
+    assert waiting_lines([], found, 80) == []
 
 
 def _fields(row: DeviceRow) -> dict[str, object]:

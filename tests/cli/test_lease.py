@@ -153,6 +153,9 @@ def test_who_has_it_is_said_and_a_person_who_waits_gets_it(ada: User, store: Sto
     waiting = ada.start("lease", FIRST, "--wait", "2m")
     assert waiting.stderr is not None
     assert "waiting: " in waiting.stderr.readline()
+    [queued] = store.leases.waiting()
+    assert (queued.user, queued.devices, queued.count, queued.purpose) == ("ada", (FIRST,), 1, "farm lease")
+    assert "; waiting as well: ada since " in ada.is_refused("lease", FIRST, "--no-wait", code=4)
     leases = store.leases.all()
     assert store.leases.renew(leases, ttl_s=60).wanted == {FIRST}
     store.leases.release(leases)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from farm.cli.devices.compact import ATTENTION, compact_lines, holder_of, waiting_lines
 from farm.cli.options import json_option
 from farm.cli.output import echo, echo_coloured, has_reader, opened, print_json
 from farm.cli.output import width as terminal_width
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from farm.pool.inventory import DeviceRow
+    from farm.store.leases.rules import Waiting
 
 _WATCH_SECONDS = 2.0
+_MOST_DETAILED = 8
 _NOW_SECONDS = 10.0
 _STYLES = {"ready": "green", "absent": "dim", "out": "yellow", "quarantined": "bold red"}
 _INDENT = "    "
@@ -35,12 +38,17 @@ _HEALTH_STYLES = {"suspect": "yellow", "quarantined": "bold red"}
 @click.command("devices")
 @click.argument("names", nargs=-1, metavar="[DEVICE|SOC]...")
 @click.option("--watch", is_flag=True, help="Look again every two seconds, until Ctrl-C.")
+@click.option("--details/--compact", "details", default=None,
+              help=f"All of each device, or a line; by itself a line of more than {_MOST_DETAILED}.")  # fmt: skip
 @json_option("Print JSON; with --watch, one line each time.")
-def command(*, names: tuple[str, ...], watch: bool, as_json: bool, config_file: Path | None) -> None:
+def command(
+    *, names: tuple[str, ...], watch: bool, details: bool | None, as_json: bool, config_file: Path | None
+) -> None:
     """Show the attached devices: what they are, how they are, who has them.
 
     The SoC is what the device says itself. Those that were attached before
-    are shown as absent.
+    are shown as absent. Of many devices, what needs attention is first. Who
+    waits for devices is shown below.
     """
     from farm.pool.inventory import find_rows, take_inventory
     from farm.report.terminal.run import rendered
@@ -48,18 +56,43 @@ def command(*, names: tuple[str, ...], watch: bool, as_json: bool, config_file: 
 
     with Supervisor() as supervisor, opened(config_file) as (config, store):
 
-        def look() -> list[DeviceRow]:
-            return find_rows(take_inventory(config, store, supervisor), names)
+        def look() -> _DeviceList:
+            found = find_rows(take_inventory(config, store, supervisor), names)
+            ids = {row.id for row in found}
+            return _DeviceList(found, [one for one in store.leases.waiting() if not names or ids & {*one.devices}])
 
         if watch:
-            _watch(look, names, as_json=as_json)
+            _watch(look, names, details, as_json=as_json)
         elif as_json:
-            print_json({"devices": look()})
+            print_json(look()._asdict())
         else:
-            echo_coloured(rendered([_listing(look(), names, _width())], _width(), color=sys.stdout.isatty()))
+            screen = _screen(look(), names, details, _width())
+            echo_coloured(rendered([screen], _width(), color=sys.stdout.isatty()))
 
 
-def _watch(look: Callable[[], list[DeviceRow]], names: Sequence[str], *, as_json: bool) -> None:
+class _DeviceList(NamedTuple):
+    devices: list[DeviceRow]
+    waiting: list[Waiting]
+
+
+def _screen(seen: _DeviceList, names: Sequence[str], details: bool | None, width: int, height: int = 0) -> Text:
+    """Return the devices, and who waits for them; with a `height` no more lines than that."""
+    from rich.text import Text
+
+    waiting = waiting_lines(seen.waiting, seen.devices, width)
+    room = max(1, height - len(waiting)) if height else 0
+    if details if details is not None else len(seen.devices) <= _MOST_DETAILED or names:
+        shown = _listing(seen.devices, names, width, room)
+    else:
+        lines = compact_lines(seen.devices, width)
+        if room and len(lines) > room:
+            lines = [*lines[: room - 1], f"and {len(lines) - room + 1} more lines: 'farm devices' shows them"[:width]]
+        shown = Text("\n".join(lines))
+        shown.highlight_regex(rf"(?m)^{ATTENTION}.*", "bold red")
+    return Text("\n").join([shown, *map(Text, waiting)])
+
+
+def _watch(look: Callable[[], _DeviceList], names: Sequence[str], details: bool | None, *, as_json: bool) -> None:
     """Show until Ctrl-C, which is how it ends."""
     import contextlib
 
@@ -73,16 +106,17 @@ def _watch(look: Callable[[], list[DeviceRow]], names: Sequence[str], *, as_json
             while has_reader():
                 found = look()
                 if as_json:
-                    echo(plain_json(msgspec.json.encode({"schema": 1, "devices": found})).decode())
+                    echo(plain_json(msgspec.json.encode({"schema": 1, **found._asdict()})).decode())
                 else:
-                    echo(f"{time.strftime('%H:%M:%S')}\n{_listing(found, names, _width())}\n")
+                    echo(f"{time.strftime('%H:%M:%S')}\n{_screen(found, names, details, _width())}\n")
                 time.sleep(_WATCH_SECONDS)
             return
         # Nothing is cut silently: what is shown is made to fit.
         with Live(console=_console(), auto_refresh=False, vertical_overflow="crop") as live:
             while True:
                 found = look()
-                live.update(_listing(found, names, _width(), shutil.get_terminal_size().lines - 1), refresh=True)
+                height = shutil.get_terminal_size().lines - 1
+                live.update(_screen(found, names, details, _width(), height), refresh=True)
                 time.sleep(_WATCH_SECONDS)
 
 
@@ -154,7 +188,7 @@ def _cells(row: DeviceRow) -> list[tuple[str, str]]:
         (row.kind, ""),
         (row.state, _STYLES.get(row.state, "red")),
         (health, _HEALTH_STYLES.get(health, "")),
-        (_holder(row) or ("free" if row.state == "ready" else ""), ""),
+        (holder_of(row) or ("free" if row.state == "ready" else ""), ""),
     ]
     return [(one_line(cell), style) for cell, style in cells]
 
@@ -166,13 +200,6 @@ def _body(row: DeviceRow, width: int) -> list[Text]:
     return [
         Text(line, style) for text, style in parts for line in wrapped(f"{_INDENT}{text}", width, "", whole_words=False)
     ]
-
-
-def _holder(row: DeviceRow) -> str:
-    if not row.holder:
-        return ""
-    until = time.strftime(" until %H:%M", time.localtime(row.until_ms / 1000)) if row.until_ms else ""
-    return f"{row.holder}{until}"
 
 
 def _details(row: DeviceRow) -> list[str]:

@@ -200,7 +200,7 @@ def acquire(
         while not (taken := store.leases.poll(token, ttl_s=ttl_s)):
             leases = {lease.device: lease for lease in store.leases.all()}
             held = [_holder(leases[device.id], device.name or device.id) for device in devices if device.id in leases]
-            holders = "; ".join(held) or "others wait for it, and were first"
+            holders = "; ".join([*held, *_queue(store, devices)]) or "somebody else was first"
             if time.monotonic() >= deadline:
                 hint = "wait longer" if wait_s else "wait for it"
                 raise NoDeviceError(f"{holders}: {hint} with --wait 10m, or choose another")
@@ -213,6 +213,19 @@ def acquire(
         return taken[0]
     finally:
         store.leases.withdraw(token)
+
+
+def _queue(store: Store, devices: Sequence[Device]) -> list[str]:
+    """Return who else waits for one of `devices`, in one text; nothing where there is nobody."""
+    from farm.devices.text import clean_text
+
+    ids, here = {device.id for device in devices}, (os.getpid(), socket.gethostname())
+    waiting = [
+        f"{one.user} since {clock_time(one.since_ms)} ({one.purpose})"
+        for one in store.leases.waiting()
+        if (one.pid, one.host) != here and ids & {*one.devices}
+    ]
+    return [clean_text(f"waiting as well: {', '.join(waiting)}", _SHOWN_CHARACTERS)] if waiting else []
 
 
 def reserved_by_me(store: Store) -> list[Lease]:

@@ -17,7 +17,7 @@ from farm.errors import LeaseLostError
 from farm.store import schema, values
 from farm.store.clock import clock_ms
 from farm.store.leases import rows as lease_rows
-from farm.store.leases.rules import Lease, Priority
+from farm.store.leases.rules import Lease, Priority, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -203,6 +203,11 @@ class Leases:
                 over |= {} if reserved_by else {"reserved_for": "", "reserved_until_ms": 0}
                 found.append(msgspec.structs.replace(lease, **over))
             return found
+
+    def waiting(self) -> list[Waiting]:
+        """Return who waits for devices now, the most urgent first, then who waits longest."""
+        with self._database.reading() as connection:
+            return lease_rows.waiting_now(connection, self._clock(connection))
 
     def now_ms(self) -> int:
         """Return the time on the database's clock; epoch, milliseconds."""

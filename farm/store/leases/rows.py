@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, delete, func, or_, select, text, update
 
 from farm.errors import LeaseLostError
 from farm.store import schema, values
-from farm.store.leases.rules import Lease, Priority, Request, grant, to_yield
+from farm.store.leases.rules import Lease, Priority, Request, Waiting, grant, to_yield
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -128,6 +128,25 @@ def find_waiter(connection: Connection, token: str) -> Row[Any]:
     if row is None:
         raise LeaseLostError("this request for devices is not in the store any more: ask anew")
     return row
+
+
+def waiting_now(connection: Connection, now_ms: int) -> list[Waiting]:
+    """Return the processes that are alive and wait, the most urgent first, then who waits longest."""
+    row = schema.waiter.c
+    query = select(schema.waiter).where(row.expires_ms > now_ms, row.wanted > 0)
+    return [
+        Waiting(
+            devices=_decode(found.devices),
+            count=found.wanted,
+            user=found.user_name,
+            host=found.host,
+            pid=found.pid,
+            purpose=found.purpose,
+            priority=Priority(found.priority),
+            since_ms=found.since_ms,
+        )
+        for found in connection.execute(query.order_by(row.priority.desc(), row.since_ms, row.id))
+    ]
 
 
 def _requests(connection: Connection, now_ms: int) -> list[Request]:

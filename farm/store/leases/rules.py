@@ -37,6 +37,22 @@ class Request(msgspec.Struct, frozen=True):
     since_ms: int
 
 
+class Waiting(msgspec.Struct, frozen=True):
+    """A process that waits for devices, as people see it. Times are on the store's clock: epoch, milliseconds."""
+
+    devices: tuple[str, ...]
+    """Ids of those it can use."""
+    count: int
+    """How many more it wants."""
+    user: str
+    host: str
+    pid: int
+    purpose: str
+    """What it would do with them."""
+    priority: Priority
+    since_ms: int
+
+
 class Lease(msgspec.Struct, frozen=True):
     """Who has a device. Times are on the store's clock: epoch, milliseconds."""
 
