@@ -164,6 +164,11 @@ def test_who_never_runs_a_night_sees_what_trials_did(home: FarmHome, store: Stor
     assert (done.returncode, done.stdout.count("passed, trial")) == (0, 2), done.stderr
     assert "trials alone: numbers are judged once there are runs with --purpose nightly" in done.stderr
     assert home.farm("status").stdout.startswith(f"{mine}: trial of")
+    with open_store(home.state / "farm.db") as again:
+        names = [job.id for job in JOBS]
+        assert {found.result.run_id for found in again.status.job_results(names)} == {mine}
+        night = record(again, 4, GREEN[:1])
+        assert [found.result.run_id for found in again.status.job_results(names)].count(night) == 1
 
 
 def test_latest_is_ones_own_and_that_of_a_night(home: FarmHome, store: Store) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.results.attempt import Verdict
+from farm.store import values
 from farm.store.details import attempt_of, comparisons_of
 from farm.store.records import JobResult
 from farm.store.statements import chunks, statement
@@ -71,19 +72,31 @@ def elsewhere(job: JobView, results: Iterable[JobResult]) -> tuple[CaseResult, .
 
 
 def newest_results(
-    connection: Connection, job_ids: Collection[int], run_ids: Collection[str] | None, line: str, also: str = ""
+    connection: Connection,
+    job_ids: Collection[int],
+    run_ids: Collection[str] | None,
+    line: str,
+    also: str = "",
+    *,
+    trials_of: str = "",
 ) -> list[JobResult]:
     """Return the newest results of jobs, by their row ids; none of `farm debug`.
 
-    They are of `run_ids`, whatever they belong to; of None those of a line, and of the run `also`.
+    They are of `run_ids`, whatever they belong to; of None those of a line, and of the run `also`. Of a job without any
+    it is that of a trial of the user `trials_of`.
     """
-    of_runs: dict[str, Any] = {"line": line, "run": also} if run_ids is None else {"runs": sorted(run_ids)}
+    of_runs: dict[str, Any] = {"line": line, "run": also, "user": ""} if run_ids is None else {"runs": sorted(run_ids)}
     if run_ids is not None and not run_ids:
         return []
     name = "status.newest_rows" if run_ids is None else "status.newest_rows_of_runs"
     rows: list[Any] = []
     for jobs in chunks(job_ids):
-        rows += [row for row in connection.execute(statement(name), {"jobs": jobs, **of_runs}) if row.tried is not None]
+        found_rows = connection.execute(statement(name), {"jobs": jobs, **of_runs}).all()
+        without = [row.id for row in found_rows if row.tried is None]
+        rows += [row for row in found_rows if row.tried is not None]
+        if run_ids is None and trials_of and without:
+            of_trials = {**of_runs, "jobs": without, "user": values.clean(trials_of)}
+            rows += [row for row in connection.execute(statement(name), of_trials) if row.tried is not None]
     newer = {row.tried: row.planned for row in rows if row.planned != row.tried}
     newer_runs: dict[int, str] = {}
     for ids in chunks(list(newer.values())):

@@ -126,7 +126,7 @@ class StatusReader:
     def job_results(
         self, job_ids: Collection[str], run_ids: Collection[str] | None = None, line: str = ""
     ) -> list[JobResult]:
-        """Return the newest result in a line of each job that has one; of `run_ids` alone where given.
+        """Return the newest result in a line, or else in a trial of one's own, of each job; of `run_ids` where given.
 
         Runs of `farm debug` are left out.
         """
@@ -136,7 +136,7 @@ class StatusReader:
         with self._database.reading() as connection:
             for names in chunks(job_ids):
                 jobs = connection.scalars(statement("status.jobs_named"), {"names": names}).all()
-                found += newest_results(connection, jobs, run_ids, line)
+                found += newest_results(connection, jobs, run_ids, line, trials_of=user_name())
         return found
 
 

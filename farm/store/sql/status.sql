@@ -52,20 +52,21 @@ SELECT id FROM job WHERE name IN :names ORDER BY id;
 -- name: jobs_of_cases
 SELECT id FROM job WHERE case_name IN :cases AND (soc IN :socs OR precision IN :precisions) ORDER BY id;
 
--- The newest rows of jobs that have an attempt, and those that were planned, in runs of a line and in `run`: along the
--- index of a job's runs.
+-- The newest rows of jobs that have an attempt, and those that were planned, in runs of a line, in trials of a user, and
+-- in `run`: along the index of a job's runs.
 -- By run, not by row: an imported run may be older than those before it.
 -- name: newest_rows
 SELECT job.id,
        (SELECT tried.id FROM run_job AS tried
         WHERE tried.job_id = job.id AND tried.decisive_attempt_id IS NOT NULL
           AND EXISTS (SELECT 1 FROM run WHERE run.id = tried.run_id AND run.run_kind <> 'debug'
-                      AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :run))
+                      AND ((run.run_line = :line AND (NOT run.run_private OR run.user_name = :user)) OR run.id = :run))
         ORDER BY tried.run_id DESC LIMIT 1) AS tried,
        (SELECT planned.id FROM run_job AS planned
         WHERE planned.job_id = job.id
           AND EXISTS (SELECT 1 FROM run WHERE run.id = planned.run_id AND run.run_kind <> 'debug'
-                      AND ((run.run_line = :line AND NOT run.run_private AND run.run_began) OR run.id = :run))
+                      AND ((run.run_line = :line AND run.run_began
+                            AND (NOT run.run_private OR run.user_name = :user)) OR run.id = :run))
         ORDER BY planned.run_id DESC LIMIT 1) AS planned
 FROM job WHERE job.id IN :jobs
 ORDER BY job.id;
