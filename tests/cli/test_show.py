@@ -105,6 +105,16 @@ def test_it_is_the_newest_run_that_has_a_result_unless_one_is_named(state: Path)
     assert "s/add[SM8650-htp-8a8w]: not run" in show(state, "s/add", "--run", "latest")
 
 
+@pytest.mark.parametrize("name", ["s/conv", "./s/conv", "../here/s/conv[SM8650-htp-8a8w]", "/there/s/conv"])
+def test_a_suite_may_be_named_by_its_path(state: Path, name: str) -> None:
+    assert show(state, name).startswith("s/conv[SM8650-htp-8a8w]: failed")
+
+
+def test_the_name_of_a_test_is_no_path(state: Path) -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown job 'pytest/tests/s/conv'"):
+        show(state, "pytest/tests/s/conv")
+
+
 def test_what_names_no_job_or_several_is_refused(state: Path) -> None:
     with pytest.raises(UsageError, match="s means 3 jobs, one is shown: "):
         show(state, "s")

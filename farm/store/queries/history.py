@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _NOTHING = "(the store has no job yet: 'farm run' makes some)"
 # `./my_suites/mine/conv`, as one may name a case whose suite is in no folder that farm looks in.
-_NAMED_BY_PATH = re.compile(r"\.{0,2}/(?:[^\[]*/)?([^/\[]+/[^/]+)")
+_NAMED_BY_PATH = re.compile(r"\A\.{0,2}/(?:[^\[]*/)?([^/\[]+/[^/]+)")
 # Ids in one statement; nobody reads the history of more.
 _MOST_PARAMETERS = 10_000
 # An attempt that failed is part of the history of what was asked for: metric, unit, direction, exact, p50 and n.
