@@ -18,7 +18,7 @@ def listed() -> list[list[str]]:
     """The words of every command in the list, without what is said of it."""
     block = README.read_text(encoding="utf-8").split("## What it does", 1)[1].split("```")[1]
     lines = [re.split(r" {2,}", line)[0] for line in block.strip().splitlines()]
-    return [command.split() for line in lines for command in line.split("; ")]
+    return [command.split() for line in lines if line for command in line.split("; ")]
 
 
 def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
