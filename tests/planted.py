@@ -120,7 +120,7 @@ class Planted:
     suite: Path
     releases: dict[int, Path] = field(default_factory=dict)
 
-    def run(self, layers: int = 0, *options: str) -> str:
+    def run(self, layers: int = 0, *options: str, nightly: bool = True) -> str:
         """Run the job as compiled by the release that adds so many layers; return the run's id."""
         ran = self.home.farm(
             "run",
@@ -131,6 +131,7 @@ class Planted:
             "--virtual",
             "1",
             "--json",
+            *(("--purpose", "nightly") if nightly else ()),
             *options,
             timeout_s=400,
             env=self.env(layers),

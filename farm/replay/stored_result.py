@@ -23,6 +23,7 @@ from farm.suites.options import check_options
 from farm.suites.socs import check_target, find_soc
 from farm.suites.suite import Job, Target
 from farm.system.publish import make_folders
+from farm.system.user import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,11 +108,12 @@ def find_recorded_job(
 def results_before(store: Store, stored: StoredResult) -> Iterator[StoredResult]:
     """Yield the results of the same job on the same kind of device in runs before that of `stored`, newest first.
 
-    They are of the line that its run belongs to, or is compared with.
+    They are of the line that its run belongs to, or is compared with; before a trial also trials of one's own.
     """
     seen = set()
     line = stored.run.toolchain.line if stored.run.toolchain else ""
-    points = store.history.points(stored.view.id, None, None, _ALL, line)
+    user = user_name() if stored.run.toolchain and stored.run.toolchain.private else ""
+    points = store.history.points(stored.view.id, None, None, _ALL, line, trials_of=user)
     for point in sorted(points, key=lambda point: (point.time_ms, point.run_id), reverse=True):
         if point.run_id in seen or point.device_kind != stored.kind:
             continue

@@ -221,8 +221,9 @@ def _check(asked: SimpleNamespace, pytest_arguments: tuple[str, ...], outputs: d
     require_separator(pytest_arguments)
     if asked.nightly and asked.purpose == "trial":
         raise UsageError("--nightly is --purpose nightly, not trial: leave one of them out")
-    unrecorded = {"--name": asked.name} if asked.collect_only or asked.compile_only else {}
-    refuse_together(unrecorded, "no run is recorded that it could name: leave {} out")
+    if asked.collect_only or asked.compile_only:
+        purpose = asked.purpose if asked.compile_only else None
+        refuse_together({"--name": asked.name, "--purpose": purpose}, "no run is recorded that has it: leave {} out")
     if asked.heap and (asked.iterations is not None or asked.warm_up is not None):
         raise UsageError("--heap runs every job once and times nothing: leave --iterations and --warm-up out")
     if asked.confirm:
