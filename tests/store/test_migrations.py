@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import shutil
 import signal
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from old_store import INF, INTEGERS, JOBS, RUNS, SAMPLES, make_old_store, old_ro
 from sqlalchemy import Engine, event
 
 from farm.errors import StoreError
+from farm.results.measurements import counted
 from farm.store.schema import REVISION
 from farm.store.store import open_store
 
@@ -82,6 +85,24 @@ def test_an_old_store_goes_on(address: str, make: type[Make]) -> None:
         store.record_attempt(run_id, make.attempt(job))
         assert store.status.of_run(run_id).jobs[0].job_id == job.id
         assert len({point.run_id for point in store.history.points("quantized_ops/case_2", "latency")}) == len(RUNS) + 1
+
+
+def test_a_counter_of_which_neither_way_is_better_goes_on_in_its_series(tmp_path: Path, make: type[Make]) -> None:
+    address = str(tmp_path / "farm.db")
+    make_old_store(address)
+    with contextlib.closing(sqlite3.connect(address)) as connection, connection:
+        connection.execute(
+            "UPDATE series SET metric = 'delegated_ops', unit = 'count', direction = 'higher' WHERE exact"
+        )
+    job = make.job("case_2")
+    with open_store(address) as store:
+        run_id = make.begin(store, job)
+        store.record_attempt(run_id, make.attempt(job, measurements=(counted("delegated_ops", 60),)))
+        points = store.history.points("quantized_ops/case_2", "delegated_ops", limit=100)
+    assert {point.direction for point in points} == {"none"}
+    with contextlib.closing(sqlite3.connect(address)) as connection:
+        of_case = "SELECT count(*) FROM series JOIN job ON job.id = job_id WHERE metric = ? AND job.name = ?"
+        assert connection.execute(of_case, ("delegated_ops", job.id)).fetchone() == (1,)
 
 
 # Kills itself before its nth statement that changes something, or before it commits (0).
@@ -163,6 +184,7 @@ sys.path[:0] = [sys.argv[2], sys.argv[2] + "/tests"]
 from pathlib import Path
 from old_store import make_old_store, revision, snapshot
 from farm.errors import StoreError
+from farm.results.measurements import counted
 from farm.store.store import open_store
 
 address, filler = sys.argv[1], Path(sys.argv[1]).with_name("filler")
