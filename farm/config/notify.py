@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -69,7 +70,7 @@ def read_notify(path: Path, table: NotifyConfig, beside: Callable[[str], PurePat
     """Return the table with absolute paths; `beside` makes a path of the file absolute. Raises ConfigError."""
     webhooks = []
     for number, hook in enumerate(table.webhook):
-        for problem in webhook_problems(hook):
+        for problem in (*webhook_problems(hook), *_address_problems(hook)):
             raise ConfigError(path, f"notify.webhook[{number}]", problem)
         files = {key: str(beside(getattr(hook, key)) or "") for key in ("url_file", "token_file")}
         webhooks.append(msgspec.structs.replace(hook, **files))
@@ -79,6 +80,22 @@ def read_notify(path: Path, table: NotifyConfig, beside: Callable[[str], PurePat
             raise ConfigError(path, "notify.mail", problem)
         mail = msgspec.structs.replace(mail, password_file=str(beside(mail.password_file) or ""))
     return NotifyConfig(tuple(webhooks), mail)
+
+
+def _address_problems(hook: QuarantineWebhook) -> Iterator[str]:
+    """Yield what is wrong with an address in the file itself."""
+    if not hook.url:
+        return
+    try:
+        parts = urlsplit(hook.url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
+    except ValueError:
+        is_address = False
+    if not is_address:
+        # Not shown: what somebody took for an address may be a secret.
+        yield "url: expected http://HOST/PATH or https://HOST/PATH, without a user"
+    elif parts.scheme == "http" and (hook.token_env or hook.token_file):
+        yield "a token over http is shown to everybody: use https"
 
 
 def webhook_problems(hook: Webhook) -> Iterator[str]:
