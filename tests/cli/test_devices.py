@@ -18,17 +18,20 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 from farm_home import FarmHome
 
 from farm.cli.devices.compact import compact_lines, waiting_lines
+from farm.cli.devices.device import command as device_command
 from farm.cli.devices.devices import _listing
 from farm.devices.adb.server import start_adb_server
 from farm.devices.device import Unusable
 from farm.devices.discovery import Scan
 from farm.errors import UnknownNameError
 from farm.pool.inventory import DeviceRow, find_rows, rows
-from farm.store.leases.registry import Registered
+from farm.store.leases.registry import HealthEvent, Registered
 from farm.store.leases.rules import Lease, Priority, Waiting
+from farm.store.store import open_store
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
 from farm.virtual.faults import Fault, inject
@@ -223,6 +226,14 @@ def test_names_notes_and_watching_as_a_user_sees_them(home: FarmHome, adb: tuple
         os.close(master)
     assert socket.gethostname() in done.stdout
 
+    with open_store(home.state / "farm.db") as store:
+        [device] = store.devices.all()
+        store.devices.record_health(HealthEvent(device.id, "gave_up", "quarantined", "it was gone"))
+    said = home.farm("device", "unquarantine", "left", env=env).stdout
+    assert said == "left is suspect: released from quarantine: a canary has to pass first\n"
+    # As it was called before.
+    assert home.farm("device", "release", "left", env=env).stdout == "left is not in quarantine: it is suspect\n"
+    assert "release" not in CliRunner().invoke(device_command, ["--help"]).output
     assert home.farm("device", "forget", "left", env=env).returncode == 0
     assert home.farm("device", "in", SERIAL, env=env).returncode == 2
     assert "left" not in home.farm("devices", env=env).stdout
