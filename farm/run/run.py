@@ -235,7 +235,8 @@ class _Run:
         from farm.request.recording import is_private_run
 
         ids, private = [job.id for job in jobs], is_private_run(tools, self._request.purpose)
-        self._past = self._store.selection.expected(ids, kind, tools.line)
+        trials_of = user_name() if private else ""
+        self._past = self._store.selection.expected(ids, kind, tools.line, trials_of=trials_of)
         if self._request.failed_first:
             self._first = self._store.selection.failed_last(ids, kind, user_name(), tools.line, private=private)
 

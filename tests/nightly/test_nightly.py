@@ -160,8 +160,10 @@ def test_every_cell_is_a_nightly_run_in_the_store(night: Night) -> None:
     assert night.told["code"] == 1
     [failure] = cells[0]["new_failures"]
     assert failure["job_id"] == "mine/no_signal[SM8650-xnnpack-fp32]"
-    status = json.loads(night.home.farm("status", "--json").stdout)["status"]["runs"][0]["run"]
-    assert (status["run_id"], status["priority"]) == (cells[1]["run_id"], "nightly")
+    runs = [one["run"] for one in json.loads(night.home.farm("status", "--json").stdout)["status"]["runs"]]
+    assert [run["run_id"] for run in runs] == [cell["run_id"] for cell in cells], "the failure is in the first cell"
+    assert {run["purpose"] for run in runs} == {"nightly"}
+    assert [run["name"].partition("/")[2] for run in runs] == ["all", "good"]
     assert wait_for_no_process(night.home) == {}
 
 

@@ -40,13 +40,15 @@ class SelectionReader:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
 
-    def expected(self, job_ids: Sequence[str], kind: str, line: str = "") -> dict[str, ExpectedJob]:
-        """Return what recent runs of a line on devices of a kind let expect of jobs that have a verdict.
+    def expected(
+        self, job_ids: Sequence[str], kind: str, line: str = "", *, trials_of: str = ""
+    ) -> dict[str, ExpectedJob]:
+        """Return what recent runs of a line, and trials of a user, on devices of a kind let expect of judged jobs.
 
         Of a job that the line has no verdict of, its times are those of any other run, and its last verdict is empty.
         """
         with self._database.reading() as connection:
-            in_line = _recent(connection, job_ids, kind, line)
+            in_line = _recent(connection, job_ids, kind, line, trials_of)
             elsewhere = _recent(connection, [job for job in job_ids if job not in in_line], kind, None)
         found = {name: _expected(rows, verdict_of(rows[0])) for name, rows in in_line.items()}
         return found | {name: _expected(rows, _NEVER) for name, rows in elsewhere.items()}
@@ -91,11 +93,13 @@ class SelectionReader:
         return dict(zip(names, self._database.write(agree), strict=True))
 
 
-def _recent(connection: Connection, job_ids: Sequence[str], kind: str, line: str | None) -> dict[str, list[Row[Any]]]:
+def _recent(
+    connection: Connection, job_ids: Sequence[str], kind: str, line: str | None, trials_of: str = ""
+) -> dict[str, list[Row[Any]]]:
     """Return the newest verdicts of jobs, by their ids, the newest first."""
     found: dict[str, list[Row[Any]]] = {}
     for jobs in chunks(job_ids):
-        of = {"jobs": jobs, "kind": kind, "most": _RECENT_RUNS, **of_line(line)}
+        of = {"jobs": jobs, "kind": kind, "most": _RECENT_RUNS, "user": values.clean(trials_of), **of_line(line)}
         for row in connection.execute(statement("selection.expected"), of):
             found.setdefault(row.name, []).append(row)
     return found

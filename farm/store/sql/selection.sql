@@ -1,5 +1,5 @@
--- The recent runs of jobs in a line that ended with a verdict about the code, newest first, and what they took; of every
--- run where `any_line` is 1.
+-- The recent runs of jobs in a line, and trials of a user that were compared with it, that ended with a verdict about the
+-- code, newest first, and what they took; of every run where `any_line` is 1.
 -- name: expected
 SELECT recent.*,
        (SELECT sum(attempt.seconds) FROM attempt
@@ -16,7 +16,7 @@ FROM (
     JOIN attempt ON attempt.id = run_job.decisive_attempt_id
     WHERE job.name IN :jobs AND run_job.decisive_verdict IN ('passed', 'failed')
       AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-      AND (:any_line = 1 OR (run.run_line = :line AND NOT run.run_private))
+      AND (:any_line = 1 OR (run.run_line = :line AND (NOT run.run_private OR run.user_name = :user)))
 ) AS recent
 WHERE age <= :most
 ORDER BY age;
