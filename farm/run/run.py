@@ -235,8 +235,8 @@ class _Run:
         from farm.request.recording import is_private_run
 
         ids, private = [job.id for job in jobs], is_private_run(tools, self._request.purpose)
-        trials_of = user_name() if private else ""
-        self._past = self._store.selection.expected(ids, kind, tools.line, trials_of=trials_of)
+        mine = user_name() if private else ""
+        self._past = self._store.selection.expected(ids, kind, tools.line, trials_of=mine)
         if self._request.failed_first:
             self._first = self._store.selection.failed_last(ids, kind, user_name(), tools.line, private=private)
 
@@ -324,11 +324,10 @@ class _Run:
         """Return how this run asks for devices that others may use as well."""
         from farm.pool.lease_keeper import LeaseTerms
         from farm.store.leases.rules import Priority
-        from farm.store.view import Purpose
 
         return LeaseTerms(
             ttl_s=self._config.leases.ttl_s,
-            priority=Priority.NIGHTLY if self._request.purpose is Purpose.NIGHTLY else Priority.PERSON,
+            priority=Priority.NIGHTLY if self._request.purpose == "nightly" else Priority.PERSON,
             purpose=self._request.command,
             most=self._request.most_devices,
         )
