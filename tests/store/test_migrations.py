@@ -20,6 +20,7 @@ from sqlalchemy import Engine, event
 
 from farm.errors import StoreError
 from farm.results.measurements import counted
+from farm.store.queries.browse import RunFilter
 from farm.store.schema import REVISION
 from farm.store.store import open_store
 
@@ -85,6 +86,28 @@ def test_an_old_store_goes_on(address: str, make: type[Make]) -> None:
         store.record_attempt(run_id, make.attempt(job))
         assert store.status.of_run(run_id).jobs[0].job_id == job.id
         assert len({point.run_id for point in store.history.points("quantized_ops/case_2", "latency")}) == len(RUNS) + 1
+
+
+def test_recorded_runs_keep_their_purpose_and_what_never_began_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "farm.db"
+    absent = "20261123-010000-ffffff"
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        old.executescript((Path(_ROOT) / "tests" / "golden" / "store.sql").read_text(encoding="utf-8"))
+        old.execute(
+            "INSERT INTO run (id, command, user_name, host, fingerprint_hash, started_ms, finished_ms, exit_code, priority)"
+            " SELECT ?, 'farm run', 'ada', 'bench', hash, 1795395600000, 1795395601000, 4, 'person' FROM fingerprint LIMIT 1",
+            (absent,),
+        )
+        old.commit()
+        before = dict(old.execute("SELECT id, priority FROM run").fetchall())
+    with open_store(path) as store:
+        runs, _ = store.browse.runs(RunFilter(), 100)
+        assert {run.run_id for run in runs if not run.began} == {absent}
+        purposes = {run.run_id: "nightly" if before[run.run_id] == "nightly" else "manual" for run in runs}
+        assert {run.run_id: run.purpose for run in runs} == purposes
+        assert (
+            store.runs.resolve("latest", own=False) != absent == store.runs.resolve("latest", own=False, unbegun=True)
+        )
 
 
 def test_a_counter_of_which_neither_way_is_better_goes_on_in_its_series(tmp_path: Path, make: type[Make]) -> None:
