@@ -112,7 +112,7 @@ def attached_kind(config: Config, socs: Sequence[str], choice: Choice, superviso
 
 
 def _require_known(scan: Scan, registered: Mapping[str, Registered], choice: Choice) -> None:
-    """Raise UnknownNameError for a wanted device that nobody ever heard of."""
+    """Raise UnknownNameError for a wanted device that nobody ever heard of, or a label that none has."""
     known = {name for one in scan.devices for name in (one.serial, one.id, one.name)}
     known |= {one.serial for one in scan.unusable} | {
         name for one in registered.values() for name in (one.id, one.name)
@@ -120,6 +120,11 @@ def _require_known(scan: Scan, registered: Mapping[str, Registered], choice: Cho
     for name in choice.devices:
         if name not in known:
             raise UnknownNameError("device", name, known - {""})
+    labels = {label for one in (*scan.devices, *registered.values()) for label in one.labels}
+    for label in choice.labels:
+        # Of a device that cannot be asked now only farm.toml knows them.
+        if label not in labels and not scan.unusable:
+            raise UnknownNameError("label", label, labels, "" if labels else "(no device has any)")
 
 
 def _require(socs: Sequence[str], devices: Sequence[Device], refused: Sequence[str]) -> None:

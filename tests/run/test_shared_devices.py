@@ -122,7 +122,8 @@ def test_names_labels_and_service_are_remembered_and_obeyed(pair: Attached) -> N
     refused = pair.farm(*RUN, "--device", "virtual-SM8650-1")
     assert refused.returncode == 4
     assert "out of service: its screen is broken" in refused.stderr
-    assert pair.farm(*RUN, "--label", "slow").returncode == 4
+    unknown = pair.farm(*RUN, "--label", "fats")
+    assert (unknown.returncode, "unknown label 'fats': did you mean 'fast'?" in unknown.stderr) == (2, True)
     unknown = pair.farm(*RUN, "--device", "dask")
     assert (unknown.returncode, "unknown device 'dask': did you mean 'desk'?" in unknown.stderr) == (2, True)
     assert pair.farm("device", "name", "virtual-SM8650-1", "desk").returncode == 2
