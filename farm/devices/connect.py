@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,6 +72,9 @@ def require_named(config: Config) -> None:
         if device.in_service:
             _require_files(file, f"device[{number}]", device.ssh)
             _require_address(file, f"device[{number}].address", device.address)
+            if device.power and shutil.which(device.power[0]) is None:
+                problem = f"there is no program {device.power[0]} that can be executed: correct it, or leave it out"
+                raise ConfigError(file, f"device[{number}].power", problem)
 
 
 def _require_files(file: Path, place: str, login: SshLogin | None) -> None:

@@ -15,6 +15,7 @@ from ssh_server import alive
 
 from farm.config.settings import load_config
 from farm.devices import discovery
+from farm.devices.connect import require_named
 from farm.devices.device import Device, PowerCommand
 from farm.devices.power import cycle_power
 from farm.devices.recovery import Step, StepResult, recover
@@ -126,6 +127,17 @@ def test_farm_toml_names_the_command_of_a_device(bench: Bench, tmp_path: Path) -
         with pytest.raises(ConfigError) as caught:
             load_config(config)
         assert said in str(caught.value)
+
+
+def test_a_command_that_is_not_there_is_refused_before_it_is_needed(tmp_path: Path) -> None:
+    config = tmp_path / "farm.toml"
+    for program in ("./hub", "no-such-program"):
+        config.write_text(f'[[device]]\nserial = "A"\npower = ["{program}", "3"]\n')
+        with pytest.raises(ConfigError, match=r"device\[0\]\.power: there is no program .*(/hub|no-such-program)"):
+            require_named(load_config(config))
+    script(tmp_path, "")
+    config.write_text('[[device]]\nserial = "A"\npower = ["./hub power"]\n')
+    require_named(load_config(config))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's file")

@@ -17,7 +17,7 @@ from farm.devices.discovery import _alone
 from farm.devices.hosts import reach_server
 from farm.devices.ssh.config import ssh_address
 from farm.devices.ssh.transport import SshTransport
-from farm.errors import ConfigError, DeviceError, DeviceGoneError, InfraError, UntrustedError
+from farm.errors import ConfigError, DeviceError, DeviceGoneError, InfraError
 from farm.system.processes import Supervisor
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def test_the_users_own_file_counts_where_nobody_else_can_write_it(
     own.chmod(0o600)
     assert [hop.place for hop in ssh_address(login).jumps] == ["bastion"]
     own.chmod(0o666)
-    with pytest.raises(UntrustedError, match="can be written by everybody"):
+    with pytest.raises(InfraError, match=r"config is not used, .*: it can be written by everybody: .*chmod go-w"):
         ssh_address(login)
     own.chmod(0o600)
     own.write_text("Hosst board\n")

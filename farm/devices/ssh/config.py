@@ -17,7 +17,7 @@ import msgspec
 from farm.config.devices import SSH_PORT, is_ssh_host, is_ssh_user
 from farm.devices.device import SshAddress
 from farm.devices.text import clean_text
-from farm.errors import InfraError, MissingToolError, UntrustedError
+from farm.errors import InfraError, MissingToolError
 from farm.system.trust import weakness
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def _file(login: SshLogin) -> Path | None:
         return None
     if problem := weakness(file):
         # It may name commands, and whose host keys are believed.
-        raise UntrustedError(file, problem)
+        remedy = f"let only yourself write it ('chmod go-w {file}'), or set ssh_config = 'none'"
+        raise InfraError(f"{file} is not used, as somebody else could have written it: {problem}: {remedy}")
     return file
 
 
