@@ -19,6 +19,7 @@ from farm.devices.device import common_kind
 from farm.errors import InfraError, MissingToolError, NoDeviceError, NothingSelectedError, UsageError
 from farm.pool.fleet import Choice
 from farm.pytest_plugin.plan import PLAN_VARIABLE, SuitePlan, devices_left
+from farm.pytest_plugin.relay import relayed_output
 from farm.request.ending import exit_code_of, write_report
 from farm.request.pytest_session import STORE_VARIABLE
 from farm.store.view import Purpose
@@ -254,13 +255,15 @@ class _Launch:
         # An ini file may have said otherwise: what is on the command line comes after it.
         python = plan.compiler.python
         argv = [python, "-m", "pytest", *_PLUGINS, "-n", str(len(serials)), *self._request.arguments]
-        with _standard_output_for(quiet=self._request.quiet):
+        with _standard_output_for(quiet=self._request.quiet), relayed_output() as relay:
             child = supervisor.spawn(argv, name="pytest", env=self._environment(plan), foreground=True)
         try:
             return child.process.wait()
         except KeyboardInterrupt:
             self._interrupted = True
             return _let_end(child)
+        finally:
+            relay.finish()
 
     def _environment(self, plan: SuitePlan) -> dict[str, str]:
         from farm.devices.adb.server import find_adb
