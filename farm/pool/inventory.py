@@ -14,6 +14,7 @@ from farm.devices.discovery import ABSENT
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, UnknownNameError
 from farm.suites.socs import load_socs
+from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,10 +24,14 @@ if TYPE_CHECKING:
     from farm.devices.discovery import Scan
     from farm.devices.status import DeviceStatus
     from farm.store.leases.registry import Registered
-    from farm.store.leases.rules import Lease
+    from farm.store.leases.rules import Lease, Waiting
     from farm.store.store import Store
     from farm.suites.socs import Soc
     from farm.system.processes import Supervisor
+
+
+# More of them are told by their SoC.
+_NAMES_SHOWN = 2
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +215,15 @@ def find_rows(found: Sequence[DeviceRow], names: Sequence[str]) -> list[DeviceRo
             raise UnknownNameError("device or SoC", name, known, "('farm socs' lists every SoC)")
     wanted, folded = set(names), {name.casefold() for name in names}
     return [row for row in found if row.soc.casefold() in folded or {row.name, row.serial, row.id} & wanted]
+
+
+def wanted_of(one: Waiting, known: Mapping[str, DeviceRow]) -> str:
+    """Return what somebody waits for: `desk`, `1 of 3 SM8650`. Pure."""
+    if len(one.devices) <= _NAMES_SHOWN and one.count == len(one.devices):
+        rows = (known.get(id_) or DeviceRow(id=id_, serial=id_) for id_ in one.devices)
+        return " and ".join(one_line(row.name or row.serial) for row in rows)
+    socs = sorted({known[id_].soc if id_ in known else "?" for id_ in one.devices})
+    return f"{one.count} of {len(one.devices)} {'/'.join(map(one_line, socs))}"
 
 
 def _backends(soc: Soc, kind: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.errors import UsageError
-from farm.pool.inventory import DeviceRow, remembered, resolve_device
+from farm.pool.inventory import DeviceRow, remembered, resolve_device, wanted_of
 from farm.report.html.page import diff_values
 from farm.report.model import format as fmt
 from farm.report.model.alerts import by_range, change_of, remark_text, word_of
@@ -153,12 +153,14 @@ def devices_page(store: Store, address: Address) -> PageAnswer:
         and all(word in f"{row.name} {row.id} {row.product} {' '.join(row.labels)}".casefold() for word in words)
     ]
     values = {"rows": rows, "total": len(found), "socs": socs, "states": states, "soc": soc, "state": state}
-    return PageAnswer("devices.html.j2", {**values, "health": health}, lambda: {"devices": rows})
+    waiting, known = store.leases.waiting(), {row.id: row for row in found}
+    values |= {"health": health, "waiting": [(one, wanted_of(one, known)) for one in waiting]}
+    return PageAnswer("devices.html.j2", values, lambda: {"devices": rows, "waiting": waiting})
 
 
 def device_page(store: Store, address: Address, device: str) -> PageAnswer:
     """One device, as `farm device show`, what ran on it of late, and how it drifts."""
-    known = resolve_device(store, device)
+    known = resolve_device(store, device, forgotten=True)
     events = store.devices.health_events(known.id, _EVENTS)
     lease = next((lease for lease in store.leases.all() if lease.device == known.id), None)
     row = remembered(known, lease)

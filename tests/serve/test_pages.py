@@ -10,6 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from farm.report.formats.run_json import parse_json
+from farm.store.leases.rules import Priority
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
@@ -144,6 +145,21 @@ def test_devices_are_filtered(server: Server) -> None:
     assert ids("soc=SM8650&health=healthy") == ["R5CX1"]
     assert ids("state=out") == ["R5CX3"]
     assert ids("q=PIXEL") == ["R5CX1"]
+
+
+def test_who_waits_for_a_device_is_told_to_the_eye_and_to_programs(server: Server, filled: Filled) -> None:
+    token = filled.store.leases.request(
+        ["R5CX1"], count=1, user="<b>eve", host="bench", pid=1, purpose="farm lease", priority=Priority.PERSON, ttl_s=60
+    )
+    try:
+        page, told = server.get("/devices").text, server.json("/devices")
+    finally:
+        filled.store.leases.withdraw(token)
+    assert '<th scope="row">&lt;b&gt;eve</th><td>pixel-left</td>' in page
+    assert [(one["user"], one["devices"], one["purpose"]) for one in told["waiting"]] == [
+        ("<b>eve", ["R5CX1"], "farm lease")
+    ]
+    assert token not in page + json.dumps(told)
 
 
 def test_history_has_a_plot_of_what_moved_and_a_table(server: Server) -> None:

@@ -6,11 +6,12 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.devices.discovery import ABSENT, OUT
+from farm.pool.inventory import wanted_of
 from farm.report.model.format import short_age
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from farm.pool.inventory import DeviceRow
     from farm.store.leases.rules import Waiting
@@ -19,7 +20,6 @@ ATTENTION = "NEEDS ATTENTION"
 _GROUPS = (ATTENTION, "IN USE", "FREE", "OUT OF SERVICE", "ABSENT")
 # So that the reason has a third of 80 columns.
 _NAME_CHARACTERS = 24
-_NAMES_SHOWN = 2
 
 
 def compact_lines(found: Sequence[DeviceRow], width: int) -> list[str]:
@@ -52,14 +52,6 @@ def waiting_lines(waiting: Sequence[Waiting], found: Iterable[DeviceRow], width:
         for row, one in zip(cells, waiting, strict=True)
     ]
     return [f"WAITING: {len(waiting)}", *(line[:width].rstrip() for line in lines)]
-
-
-def wanted_of(one: Waiting, known: Mapping[str, DeviceRow]) -> str:
-    """Return what somebody waits for: `desk`, `1 of 3 SM8650`."""
-    if len(one.devices) <= _NAMES_SHOWN and one.count == len(one.devices):
-        return " and ".join(_name(known[id_]) if id_ in known else one_line(id_) for id_ in one.devices)
-    socs = sorted({known[id_].soc if id_ in known else "?" for id_ in one.devices})
-    return f"{one.count} of {len(one.devices)} {'/'.join(map(one_line, socs))}"
 
 
 def _since(one: Waiting) -> str:
