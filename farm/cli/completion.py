@@ -249,6 +249,7 @@ _ARGUMENTS = {
     ("", "sdk"): _sdks,
     ("", "shell"): _shells,
     ("devices", "names"): _devices,
+    ("check", "names"): _devices,
     # What has commands beside its arguments.
     ("list", "names"): lambda asked: [*_suites(asked), *([] if asked.is_later else ["tune"])],
     ("run", "pytest_arguments"): lambda asked: [] if asked.is_later else ["list", "delete"],
