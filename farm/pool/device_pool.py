@@ -365,7 +365,8 @@ class DevicePool:
         # An unfit device is brought back while it is ours and there is anything left to do.
         recover = number in self._unfit and self._is_ours(number) and not self._stopped.is_set() and not self._is_over
         fence, until_s = self.leases.fence(number), self.leases.until_s(number)
-        return WorkerGrant(self._may_go(number), fence, until_s, recover, self._outvoted[number], others)
+        wanted = number in self.leases.leaving
+        return WorkerGrant(self._may_go(number), fence, until_s, recover, self._outvoted[number], others, wanted)
 
     def _is_ours(self, number: int) -> bool:
         """Return whether a device is there for this run, well or not."""
