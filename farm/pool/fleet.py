@@ -120,7 +120,8 @@ def _require_known(scan: Scan, registered: Mapping[str, Registered], choice: Cho
     for name in choice.devices:
         if name not in known:
             raise UnknownNameError("device", name, known - {""})
-    labels = {label for one in (*scan.devices, *registered.values()) for label in one.labels}
+    labels = {label for device in scan.devices for label in device.labels}
+    labels |= {label for one in registered.values() for label in one.labels}
     for label in choice.labels:
         # Of a device that cannot be asked now only farm.toml knows them.
         if label not in labels and not scan.unusable:
