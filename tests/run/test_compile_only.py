@@ -5,7 +5,18 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
+
+from farm.bundles.bundle import MANIFEST, Manifest, TensorSpec
+from farm.bundles.cache import BundleCache
+from farm.bundles.key import bundle_key
+from farm.compile.protocol import BuildReply
+from farm.program.canonical import program_hash
+from farm.run.rebuild import Rebuild
+from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.system.hashes import sha256_of
+from farm.toolchains.toolchain import Compiler, Toolchain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,9 +70,7 @@ def _asked(home: FarmHome, *more: str) -> tuple[int, list[dict[str, Any]], str]:
     return done.returncode, json.loads(done.stdout)["jobs"], done.stderr
 
 
-def test_it_compiles_and_stops_and_what_is_compiled_anew_is_told_from_what_was_cached(
-    home: FarmHome, tmp_path: Path
-) -> None:
+def test_it_compiles_and_stops(home: FarmHome, tmp_path: Path) -> None:
     scale = tmp_path / "scale.txt"
     scale.write_text("2.0")
     _write_suite(home.cwd / "mine", scale)
@@ -77,6 +86,14 @@ def test_it_compiles_and_stops_and_what_is_compiled_anew_is_told_from_what_was_c
     # A night's screen and a history have nothing to show of it.
     assert not home.state.exists()
 
+
+@pytest.mark.whole
+def test_what_is_compiled_anew_is_told_from_what_was_cached(home: FarmHome, tmp_path: Path) -> None:
+    scale = tmp_path / "scale.txt"
+    scale.write_text("2.0")
+    _write_suite(home.cwd / "mine", scale)
+    code, jobs, _ = _asked(home, "--compile-only", "-k", "scaled")
+    assert (code, [job["outcome"] for job in jobs]) == (0, ["compiled"])
     scale.write_text("3.0")
     code, [job], notes = _asked(home, "--compile-only", "--rebuild", "-k", "scaled")
     assert (code, job["outcome"]) == (0, "compiled")
@@ -84,6 +101,51 @@ def test_it_compiles_and_stops_and_what_is_compiled_anew_is_told_from_what_was_c
     assert "differs from what was cached: another program; other inputs or references (1 of 2 files)" in job["reason"]
     assert f"{_JOB}: compiled anew, it differs" in notes
     assert "1 bundle, 1 of them cached before: 0 the same, 1 different" in notes
+
+
+def _fill(folder: Path, key: str, program: bytes, reference: bytes = b"r") -> None:
+    (folder / "reference_fp32").mkdir()
+    files = {"model.pte": program, "reference_fp32/output_0_0.raw": reference}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    tensors = (TensorSpec((1,), "int8"),)
+    manifest = Manifest(
+        key=key, job_id=_JOB, soc="SM8650", backend="xnnpack", precision="fp32", samples=1, inputs=tensors,
+        outputs=tensors, pte_bytes=len(program), delegates={"XnnpackBackend": 1}, delegated_ops=1, fallback_ops={},
+        seconds={}, versions={}, files={name: sha256_of(folder / name) for name in files}, references=("fp32",),
+        program=program_hash(folder / "model.pte"),
+    )  # fmt: skip
+    (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+
+
+@pytest.mark.parametrize(
+    ("program", "reference", "says", "counted"),
+    [
+        (b"old", b"r", "", "1 the same, 0 different"),
+        (b"newer", b"r", "another program (bytes 3 -> 5)", "0 the same, 1 different"),
+        (b"old", b"s", "other inputs or references (1 of 1 files)", "0 the same, 1 different"),
+        (None, b"r", "did not compile anew; what was cached before stays in the cache", "0 the same, 0 different"),
+    ],
+)
+def test_how_a_new_bundle_differs_from_the_cached_one(
+    tmp_path: Path, program: bytes | None, reference: bytes, says: str, counted: str
+) -> None:
+    case = Case(suite="mine", name="scaled", module="torch.nn:ReLU", inputs=(InputSpec((1,)),))
+    job, cache, notes = Job(case, Target("SM8650", "xnnpack", "fp32")), BundleCache(tmp_path), list[str]()
+    tools = Toolchain({"executorch": "1.5.1"}, Compiler("", {}), "")
+    key = bundle_key(job, tools.versions)
+    cache.build(key, lambda folder: _fill(folder, key, b"old"))
+    rebuild = Rebuild(cache, notes.append)
+    assert rebuild.find([job], tools) == {job.id: (key, False)}
+    if program is not None:
+        cache.build(key, lambda folder: _fill(folder, key, program, reference), anew=True)
+    text = rebuild.ended(BuildReply(key, ok=program is not None, seconds=1.0))
+    assert text.endswith(says)
+    assert notes[-1].endswith(f"1 bundle, 1 of them cached before: {counted}")
+    assert [note for note in notes[:-1] if says and says in note] == notes[:-1]
+    bundle = cache.lookup(key)
+    assert bundle is not None
+    assert bundle.model.read_bytes() == (program or b"old")
 
 
 @pytest.mark.whole
