@@ -54,7 +54,14 @@ def piped(home: FarmHome, *arguments: str, columns: str = "") -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", [("report",), ("status",), ("diff", "latest~1")], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("report",),
+        pytest.param(("status",), marks=pytest.mark.whole),
+        pytest.param(("diff", "latest~1"), marks=pytest.mark.whole),
+    ],
+)
 def test_a_pipe_gets_the_whole_reason_unless_somebody_says_how_wide_it_is(
     red: FarmHome, command: tuple[str, ...]
 ) -> None:
@@ -90,7 +97,14 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("arguments", [("status",), ("show", JOB.id), ("devices",), ("report", "--json"), ("--help",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status",),
+        ("devices",),
+        *(pytest.param(one, marks=pytest.mark.whole) for one in (("report", "--json"), ("--help",))),
+    ],
+)
 def test_a_command_whose_reader_has_left_ends_quietly_as_it_would_have(
     red: FarmHome, arguments: tuple[str, ...]
 ) -> None:

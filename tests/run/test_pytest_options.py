@@ -73,17 +73,16 @@ def test_a_plugin_that_the_user_names_sees_every_phase_of_every_job_here_and_in_
     [
         (("--tb=long",), "--tb=long"),
         (("--tb", "long"), "--tb long"),
-        (("-k", "add", "-vv"), "-vv"),
-        (("-s",), "-s"),
+        pytest.param(("-k", "add", "-vv"), "-vv", marks=pytest.mark.whole),
+        pytest.param(("-s",), "-s", marks=pytest.mark.whole),
         (("-xs",), "-xs"),
-        (("--durations=3",), "--durations=3"),
-        (("--collect-only",), "--collect-only"),
+        pytest.param(("--durations=3",), "--durations=3", marks=pytest.mark.whole),
+        pytest.param(("--collect-only",), "--collect-only", marks=pytest.mark.whole),
         (("--junitxml", "x.xml"), "--junitxml x.xml"),
         (("tests/test_mine.py",), "tests/test_mine.py"),
-        (("--sw",), "--sw"),
+        pytest.param(("--sw",), "--sw", marks=pytest.mark.whole),
         (("-h",), "-h"),
     ],
-    ids=" ".join,
 )
 def test_what_pytest_would_take_and_ignore_is_refused(
     home: FarmHome, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], named: str
