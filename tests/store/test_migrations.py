@@ -94,8 +94,8 @@ def test_recorded_runs_keep_their_purpose_and_what_never_began_is_known(tmp_path
     with contextlib.closing(sqlite3.connect(path)) as old:
         old.executescript((Path(_ROOT) / "tests" / "golden" / "store.sql").read_text(encoding="utf-8"))
         old.execute(
-            "INSERT INTO run (id, command, user_name, host, fingerprint_hash, started_ms, finished_ms, exit_code, priority)"
-            " SELECT ?, 'farm run', 'ada', 'bench', hash, 1795395600000, 1795395601000, 4, 'person' FROM fingerprint LIMIT 1",
+            "INSERT INTO run (id, command, user_name, host, fingerprint_hash, started_ms, finished_ms, exit_code)"
+            " SELECT ?, 'farm run', 'ada', 'bench', hash, 1795395600000, 1795395601000, 4 FROM fingerprint LIMIT 1",
             (absent,),
         )
         old.commit()
