@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 TIMES = ("htp_cycles", "latency")
+_OF_ITS_SHARE, _LEFT = "htp_cycles", "fallback_ops"
 """Metrics of how long a program takes, the one that says most first."""
 
 
@@ -145,10 +146,14 @@ def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[Aler
     # What can be compared is a question of the runs, the same for all numbers of a job.
     comparable = {point.run_id for point in split(past.runs).comparable()}
     indices = [index for index, run in enumerate(past.runs) if run.run_id in comparable]
+    left = next((one.values for one in past.series if one.series.metric == _LEFT), None)
     for one in past.series:
         if math.isnan(one.values[-1]) or not is_judged(past, one):
             continue
         having = [index for index in indices if not math.isnan(one.values[index])]
+        if left is not None and one.series.metric == _OF_ITS_SHARE:
+            # A program that delegates more than those before has more cycles, and is no worse for it.
+            having = [index for index in having if left[index] == left[-1] or math.isnan(left[-1])]
         points = tuple(past.runs[index] for index in having)
         values = tuple(one.values[index] for index in having)
         alerts = [alert for alert in known.get((one.id, past.runs[-1].device_kind), ()) if alert.state in STEPS]

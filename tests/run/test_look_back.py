@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from pair_bench_stub import World
 
+from farm.analysis.candidates import Finding, judge
+from farm.analysis.history import Point
+from farm.analysis.scale import Series
 from farm.errors import DeviceGoneError, UsageError
 from farm.regressions import baseline
-from farm.regressions.look_back import record_look_back
+from farm.regressions.look_back import compared_series, record_look_back
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.store.queries.points import JobPast, SeriesPast
 from farm.store.records import AlertState, NewAlert, Remark
 from farm.store.store import open_store
 
@@ -208,6 +212,20 @@ def test_a_step_that_is_declared_is_as_great_as_it_is_off_the_level(store: Store
     assert abs(store.alerts.get(one.alert).change) < 0.06
     [kept] = [alert for alert in store.alerts.of_jobs([job]) if alert.id == step.id]
     assert kept.device == "phone"
+
+
+@pytest.mark.parametrize(("left", "candidates"), [(1, ["htp_cycles"]), (0, [])])
+def test_cycles_of_a_program_that_delegates_more_are_not_compared_with_those_before(
+    left: int, candidates: list[str]
+) -> None:
+    """As for a fusion of what the CPU had: it takes cycles that nothing took before."""
+    runs = tuple(Point(f"run {n}", n, math.nan, {}, "virtual", "v") for n in range(13))
+    cycles = SeriesPast(1, Series("1", "htp_cycles", "cycles", Direction.LOWER), (*(1e6 + n for n in range(12)), 1.3e6))
+    fallback = SeriesPast(2, Series("2", "fallback_ops", "count", Direction.LOWER, exact=True), (*[1.0] * 12, left))
+    found = list(compared_series(JobPast("a job", "device", runs, (cycles, fallback)), {}))
+    judged = {one.series.series.metric: judge(one.series.series, one.values[:-1], one.values[-1]) for one in found}
+    assert [metric for metric, one in judged.items() if one.finding is Finding.REGRESSION] == candidates
+    assert (judged["fallback_ops"].finding is Finding.IMPROVEMENT) == (not left)
 
 
 def test_a_run_that_is_resumed_has_the_numbers_of_its_last_attempt(store: Store) -> None:
