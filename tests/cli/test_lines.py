@@ -72,7 +72,8 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
     assert max(len(line) for line in done.stdout.splitlines() if "https" not in line) <= 80
     answer = json.loads(home.farm("history", "s/c", "--line", "main", "--json").stdout)
     assert answer["line"] == "main"
-    assert {(point["run_id"], point["commit"]) for point in answer["points"]} == {(before, OLD), (main, NEW), (mine, NEW)}
+    points = {(point["run_id"], point["commit"]) for point in answer["points"]}
+    assert points == {(before, OLD), (main, NEW), (mine, NEW)}
     plain = json.loads(home.farm("history", "s/c", "--json").stdout)
     assert "line" not in plain
     assert {point["run_id"] for point in plain["points"]} == {default}

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("list")
 @click.option("--user", default="", metavar="NAME", help="Of this user alone.")
-@click.option(
-    "--purpose", type=click.Choice(["trial", "nightly", "manual"]), help="For this purpose alone."
-)
+@click.option("--purpose", type=click.Choice(["trial", "nightly", "manual"]), help="For this purpose alone.")
 @line_option("What belongs to it alone.")
 @limit_option("Most runs.")
 @json_option()
