@@ -56,7 +56,8 @@ def alert(view: RunView, job_id: str, **changes: object) -> AlertRecord:
         "id": 1, "series_id": 1, "job_id": job_id, "metric": "latency", "unit": "ns", "direction": "lower",
         "exact": False, "device_kind": "virtual", "run_id": view.id, "finding": "regression", "state": "confirmed",
         "last_good": "r20", "first_bad": "r21", "change": 0.11, "low": 0.1, "high": 0.12, "p_value": 0.001,
-        "reason": "7.1 ms, was 6.4 ms over 21 runs", "likely_cause": "runtime", "device": "", "found_ms": view.started_ms,
+        "reason": "7.1 ms, was 6.4 ms over 21 runs", "likely_cause": "runtime", "device": "",
+        "found_ms": view.started_ms,
         **changes,
     }  # fmt: skip
     return AlertRecord(**facts)  # type: ignore[arg-type]

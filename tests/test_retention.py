@@ -36,7 +36,9 @@ def test_a_run_goes_at_the_very_age_and_one_of_the_future_stays() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "days"), [("90d", 90), (" 12w ", 84), ("36h", 1.5), ("1.5d", 1.5), ("1d12h", 1.5), ("0d", 0)])
+@pytest.mark.parametrize(
+    ("text", "days"), [("90d", 90), (" 12w ", 84), ("36h", 1.5), ("1.5d", 1.5), ("1d12h", 1.5), ("0d", 0)]
+)
 def test_ages(text: str, days: float) -> None:
     assert age_ms(text) == days * DAY
 
