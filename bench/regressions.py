@@ -38,6 +38,7 @@ from farm.analysis.confirmation import (
     Answer,
     Confirmation,
     Pair,
+    alone_level,
     confirm,
     control,
     pairs_needed,
@@ -182,6 +183,8 @@ class Farm:
     def __post_init__(self) -> None:
         self.series = [Series(str(one), "latency", "ns", Direction.LOWER) for one in range(self.world.series)]
         self.steps = [{} for _ in self.series]
+        # How many are measured beside the one that is.
+        self._family = 1
 
     def run(self) -> None:
         for night in range(self.world.nights):
@@ -216,9 +219,12 @@ class Farm:
         pairs = pairs_needed(len(candidates))
         ups = [seen.judgements[one].change > 0 for one in candidates]
         candidates = tuple(self._seen[one] for one in candidates)
+        self._family = len(candidates)
         answers = [self._compare(one, night, up=up, first=pairs) for one, up in zip(candidates, ups, strict=True)]
+        self._family = len(others)
         pairs = pairs_needed(len(others))
         more = [self._compare(one, night, up=True, first=pairs, level=P_UNSUSPECTED) for one in others]
+        self._family = 1
         found = []
         for one, answer in zip([*candidates, *others], [*control(answers), *control(more)], strict=True):
             self.spent[answer.answer.value] += 1
@@ -288,7 +294,8 @@ class Farm:
 
         def is_open(looks: int) -> bool:
             nonlocal answer
-            answer = confirm(Scale.RATIO, pairs, up=up, gate=gate, level=level, looks=looks)
+            needed = min(level, alone_level(self._family)) if looks == 1 else level
+            answer = confirm(Scale.RATIO, pairs, up=up, gate=gate, level=needed, looks=looks)
             return answer.answer is Answer.UNKNOWN
 
         until_clear(first, measure, is_open, early=True)

@@ -129,6 +129,11 @@ def control(confirmations: Sequence[Confirmation], rate: float = FALSE_ALERTS) -
     )
 
 
+def alone_level(family: int, rate: float = FALSE_ALERTS) -> float:
+    """Return the p-value with which a change passes `control` as the only one of so many."""
+    return rate / max(1, family)
+
+
 def pairs_needed(candidates: int, rate: float = FALSE_ALERTS) -> int:
     """Return how many pairs let even a single true change among so many candidates pass `control`.
 

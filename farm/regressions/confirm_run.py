@@ -184,12 +184,13 @@ class _ConfirmRun:
                 left.append((compared, looked.night.judgements[index], alert))
         measured = sum(self._remeasurement.good(compared) is not None for compared, _, _ in left)
         pairs = self._pairs(measured, is_candidate=True)
+        family = measured + len(self._family_before(is_candidate=True))
         not_measured = 0
         for number, (compared, judgement, alert) in enumerate(left):
             if time.monotonic() >= self._end_s:
                 return not_measured + len(left) - number
             self._note(f"{compared.past.job_id}: {compared.series.series.metric} {judgement.reason}")
-            result = self._remeasurement.measure(compared, pairs, up=judgement.change > 0)
+            result = self._remeasurement.measure(compared, pairs, up=judgement.change > 0, family=family)
             if result is None:
                 not_measured += 1
                 continue
@@ -204,6 +205,7 @@ class _ConfirmRun:
             return 0
         self._note(f"programs that changed and are no candidates: {len(found)}, measured in the time that is left")
         pairs = self._pairs(len(found), is_candidate=False)
+        family = len(found) + len(self._family_before(is_candidate=False))
         end_s = self._end_s if math.isfinite(self._end_s) else time.monotonic() + CHANGED_S
         # Without a candidate nobody's device is waited for.
         self._benches.wait_s = _TAKEN_S
@@ -214,7 +216,7 @@ class _ConfirmRun:
                 not_measured += len(found) - number
                 break
             up = worse(compared.series.series).up
-            result = self._remeasurement.measure(compared, pairs, up=up, level=P_UNSUSPECTED)
+            result = self._remeasurement.measure(compared, pairs, up=up, level=P_UNSUSPECTED, family=family)
             if result is None:
                 not_measured += 1
             elif not result.device:

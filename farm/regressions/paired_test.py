@@ -112,6 +112,7 @@ def compare(
     *,
     gate: float | None = None,
     level: float = P_CONFIRMED,
+    first_level: float = 1.0,
     early: bool = False,
     fresh: bool = False,
 ) -> list[Compared]:
@@ -119,9 +120,9 @@ def compare(
 
     What they confirm of times is confirmed once more, in new processes for every turn, and has the size that it has in
     these; with `fresh` all pairs are such, once. `gate` is on the scale of the series, `level` what a p-value has to be
-    below. `early`: end as soon as it is clear that nothing is so. A side that crashes or whose numbers are wrong is the
-    reason of an unknown. Raises InfraError for the farm's and the device's trouble, UsageError for a bundle that is
-    gone.
+    below, and `first_level` as well where as many pairs are left. `early`: end as soon as it is clear that nothing is
+    so. A side that crashes or whose numbers are wrong is the reason of an unknown. Raises InfraError for the farm's and
+    the device's trouble, UsageError for a bundle that is gone.
     """
     was, now = (bench.side(one) if isinstance(one, StoredResult) else one for one in (good, new))
     numerics = any(_is_of_outputs(series) for series, _ in claims)
@@ -139,7 +140,8 @@ def compare(
         return bool(found)
 
     def is_open(looks: int) -> bool:
-        compared[:] = [_compared(claim, found, gate, level, looks) for claim in claims]
+        needed = min(level, first_level) if looks == 1 else level
+        compared[:] = [_compared(claim, found, gate, needed, looks) for claim in claims]
         return any(one.confirmation.answer is Answer.UNKNOWN for one in compared)
 
     until_clear(pairs, measure, is_open, early=early)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.analysis.candidates import levelled
-from farm.analysis.confirmation import P_CONFIRMED, Answer, Confirmation
+from farm.analysis.confirmation import P_CONFIRMED, Answer, Confirmation, alone_level
 from farm.analysis.factors import Factor
 from farm.analysis.first_bad import Bracket
 from farm.analysis.sequential import inferences_for
@@ -71,9 +71,19 @@ class Remeasurement:
         self._results = Results(store)
 
     def measure(
-        self, number: ComparedSeries, pairs: int, *, up: bool, attribute: bool = True, level: float = P_CONFIRMED
+        self,
+        number: ComparedSeries,
+        pairs: int,
+        *,
+        up: bool,
+        attribute: bool = True,
+        level: float = P_CONFIRMED,
+        family: int = 1,
     ) -> RemeasuredSeries | None:
-        """Return what that many pairs show of a number, and where its step is; None where no device can be had."""
+        """Return what that many pairs show of a number, and where its step is; None where no device can be had.
+
+        `family`: how many are measured; what would not stand among them has twice as many pairs.
+        """
         points, first, new = number.points, number.first, len(number.points) - 1
         good = self.good(number)
         result = RemeasuredSeries(points, unknown("no bundle of the runs before is there any more"), good or first, new)
@@ -87,7 +97,10 @@ class Remeasurement:
             was, now = (self._results.of(number.past.job_id, points[index].run_id) for index in (good, new))
             bench = self._benches.of(now)
             claim = Claim(number.series.series, up)
-            [compared] = compare(bench, [claim], was, now, pairs, self._inferences(number), level=level, early=True)
+            [compared] = compare(
+                bench, [claim], was, now, pairs, self._inferences(number),
+                level=level, first_level=alone_level(family), early=True,
+            )  # fmt: skip
         except UsageError as error:
             result.confirmation = unknown(reason_line(str(error)))
             return result
