@@ -498,7 +498,9 @@ def test_a_checkout_that_is_not_built_is_named_itself(tmp_path: Path, monkeypatc
     folder = tmp_path / "executorch"
     make_repository(folder, {"exir/__init__.py": "", "backends/x.py": ""})
     commit(folder, "Two", {"exir/__init__.py": "pass\n"})
-    code, said = farm("--commits", "HEAD~1..HEAD", "--checkout", str(folder), "--virtual", "smoke/add[SM8650-htp-8a8w]")
+    code, said = farm(
+        "--commits", "HEAD~1..HEAD", "--checkout", str(folder), "--virtual=1", "smoke/add[SM8650-htp-8a8w]"
+    )
     expected = f"{folder}/backends/qualcomm/python has no PyQnnManagerAdaptor*.so: build it with {folder}/backends/"
     assert (code, expected in said) == (MissingToolError.exit_code, True), said
 
@@ -535,7 +537,7 @@ def test_a_request_that_changed_is_refused_and_a_finished_one_is_shown(
     folder = tmp_path / "state" / "bisects" / state.id
     folder.mkdir(parents=True)
     write_state(folder, msgspec.structs.replace(state, request=request))
-    span = ("--commits", "HEAD~1..HEAD", "--checkout", str(checkout), "--virtual")
+    span = ("--commits", "HEAD~1..HEAD", "--checkout", str(checkout), "--virtual=1")
     code, said = farm(*span, "--metric", "latency", job)
     assert code == 2
     assert f"bisection {state.id} of these commits is not finished and was asked otherwise (metric)" in said
