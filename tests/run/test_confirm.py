@@ -105,7 +105,7 @@ def test_what_cannot_be_compared_is_refused(planted: Planted, good: str, twice: 
         ([JOB, "--good", twice, "--bad", good], f"run {twice} is newer than run {good}"),
         ([JOB, "--bad", good], "has no result before run"),
         ([JOB, "--metric", "htp_cycle"], "did you mean 'htp_cycles'"),
-        ([JOB, "--metric", "pte_size"], "repeats exactly"),
+        ([JOB, "--metric", "pte_size"], "is deterministic"),
     ):
         done = planted.home.farm("confirm", *arguments)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr
