@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,10 +124,15 @@ def virtual_option(text: str, *, one: bool = False) -> Decorator:
     `farm.cli.main` gives it the number that it was given without.
     """
     most, metavar = (1, "[1]") if one else (None, "[N]")
+
+    def given(context: click.Context, option: click.Parameter, value: int) -> int | bool:
+        if not value and context.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT:
+            raise click.BadParameter("0 is no number of virtual devices: leave --virtual out for attached ones")
+        return bool(value) if one else value
+
     return click.option(
-        "--virtual", type=click.IntRange(0, most), default=0, metavar=metavar, help=text,
-        callback=(lambda _context, _option, value: bool(value)) if one else None,
-    )  # fmt: skip
+        "--virtual", type=click.IntRange(0, most), default=0, metavar=metavar, help=text, callback=given
+    )
 
 
 def with_numbers(arguments: Sequence[str]) -> list[str]:
@@ -178,7 +184,10 @@ def refuse_together(given: dict[str, Any], because: str) -> None:
 def require_separator(pytest_arguments: tuple[str, ...]) -> None:
     """Raise UsageError for arguments that do not stand behind `--`."""
     if pytest_arguments and "--" not in sys.argv:
-        raise UsageError(f"{pytest_arguments[0]!r} is not understood; arguments for pytest stand behind --")
+        word = pytest_arguments[0]
+        if ("--virtual", word) in pairwise(sys.argv):
+            raise UsageError(f"--virtual takes a number, not {word!r}; arguments for pytest stand behind --")
+        raise UsageError(f"{word!r} is not understood; arguments for pytest stand behind --")
 
 
 FOR_ATTACHED = "{} is for attached devices: leave it, or --virtual, out"

@@ -96,7 +96,7 @@ def sides_of(
     if a == b:
         raise UsageError(
             "both sides are the same: give --toolchain, --qnn or --options twice, for A and for B, or --checkout DIR "
-            "with --base COMMIT"
+            "with --base COMMIT; --option is for both sides, --options parts them"
         )
     return a, b
 

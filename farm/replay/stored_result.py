@@ -99,7 +99,7 @@ def find_recorded_job(
             raise UsageError(f"run {run.id} has no result of {pattern}: 'farm history {pattern}' shows which runs have")
     if len(names) > 1:
         shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-        raise UsageError(f"{pattern} means {len(names)} jobs, one is {what_for}: {shown}")
+        raise UsageError(f"{pattern} means {len(names)} jobs, and only one can be {what_for}: name it: {shown}")
     if run is None:
         raise UsageError(f"{pattern} has no result yet: no attempt{'' if debug else ', or of farm debug alone'}")
     return run, next(view for view in run.jobs if view.id == names[0])

@@ -153,7 +153,6 @@ def test_verbose_says_with_what_a_command_works_and_where_an_error_came_from(
         (("--virtual",), 8),
         (("--virtual", "-k", "conv"), 1),
         (("--virtual", "2", "-k", "conv"), 1),
-        (("--virtual=0",), 8),
     ],
 )
 def test_virtual_is_one_without_a_number(home: FarmHome, words: tuple[str, ...], jobs: int) -> None:
@@ -164,6 +163,9 @@ def test_virtual_is_one_without_a_number(home: FarmHome, words: tuple[str, ...],
 @pytest.mark.parametrize(
     ("command", "words", "says"),
     [
+        ("run", ("--soc", "SM8650", "--suite", "smoke", "--virtual", "0"), "leave --virtual out for attached ones"),
+        ("run", ("--soc", "SM8650", "--suite", "smoke", "--virtual", "two"), "--virtual takes a number, not 'two'"),
+        ("repro", ("--virtual=0", "smoke/conv2d"), "leave --virtual out for attached ones"),
         ("confirm", ("--virtual", "smoke/conv2d"), "there is no store yet"),
         ("confirm", ("--virtual", "1", "smoke/conv2d"), "there is no store yet"),
         ("repro", ("--virtual", "smoke/conv2d"), "there is no store yet"),

@@ -116,7 +116,7 @@ def test_the_name_of_a_test_is_no_path(state: Path) -> None:
 
 
 def test_what_names_no_job_or_several_is_refused(state: Path) -> None:
-    with pytest.raises(UsageError, match="s means 3 jobs, one is shown: "):
+    with pytest.raises(UsageError, match="s means 3 jobs, and only one can be shown: name it: s/"):
         show(state, "s")
     with pytest.raises(UnknownNameError, match="did you mean 's/conv'"):
         show(state, "s/cnov")

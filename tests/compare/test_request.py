@@ -126,6 +126,8 @@ def test_builders_are_shared_by_how_much_each_side_compiles(
     [
         (("--toolchain", "1.5.0"), "--suite must be given"),
         (("--suite", "smoke"), "both sides are the same"),
+        (("--suite", "smoke", "--option", "use_dlbc=true", "--option", "use_dlbc=false"),
+         "--option is for both sides, --options parts them"),
         (("--suite", "smoke", "--toolchain", "nope", "--toolchain", "1.5.0"), "unknown toolchain 'nope'"),
         (("--suite", "smoke", "--options", "", "--options", "nope=1"), "unknown option of the htp backend 'nope'"),
         (("--suite", "smoke", "--options", "", "--options", "use_dlbc=true", "--programs-only", "--devices", "1"),
