@@ -14,6 +14,7 @@ from farm.request.named_job import known_suites
 from farm.results.attempt import Verdict
 from farm.store.recording import case_versions
 from farm.suites.figures import COMPARED, REFERENCES
+from farm.suites.limits import MANIFEST
 from farm.suites.manifests import resolve_suite
 from farm.suites.socs import PRECISIONS, READY
 from farm.suites.suite import Job, Target
@@ -100,9 +101,12 @@ def tune(config: Config, store: Store, request: TuneRequest) -> Tuning:
 
 
 def _find(config: Config, name: str) -> tuple[Path, Case, str]:
+    name = name.rstrip("/") or name
     suite_name, slash, case_name = name.rpartition("/")
     if not slash or not suite_name or "[" in name:
         raise UsageError(f"{name!r} names no case: expected suite/case, as in my_suite/residual")
+    if (Path(name) / MANIFEST).is_file() and not (Path(suite_name) / MANIFEST).is_file():
+        raise UsageError(f"{name} is a suite: name a case of it, as in {name}/CASE")
     suite = resolve_suite(suite_name, known_suites(config, suite_name))
     cases = {case.name: case for case in suite.cases}
     if case_name not in cases:

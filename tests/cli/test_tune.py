@@ -144,6 +144,9 @@ def test_what_is_no_measurement_of_this_case_is_left_out_and_named(home: FarmHom
     changed = home.farm("suites", "tune", "./mine/relu")
     assert changed.returncode == 2
     assert f"mine/relu[SM8650-htp-8a8w] of run {run_id}: the case, or its code, has changed since" in changed.stderr
+    for named in ("./mine", "./mine/"):
+        suite = home.farm("suites", "tune", named)
+        assert (suite.returncode, "is a suite: name a case of it, as in ./mine/CASE" in suite.stderr) == (2, True)
     included = home.farm("suites", "tune", "smoke/conv2d")
     assert (included.returncode, "tune quantized_ops/conv2d" in included.stderr) == (2, True)
 

@@ -98,6 +98,20 @@ def test_one_statement_may_be_written_in_any_way(reader: Store, query: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("SELECT nope FROM runs", ": did you mean run?"),
+        ("SELECT nope FROM zzz", ": tables are alert, "),
+        ("SELECT nope FROM run", "nope"),
+    ],
+)
+def test_a_table_that_is_missing_is_answered_with_those_there_are(reader: Store, query: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        reader.ask(query, 5)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "query",
     [
         "DELETE FROM run",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import OperationalError
@@ -41,6 +43,8 @@ _ILL = ("08", "53", "57", "58", "XX")
 _CANCELED = "57014"
 _READ_ONLY_TRANSACTION = "25006"
 _SYNTAX = "42601"
+_SQLITE_TABLE = re.compile(r"^no such table: (?:main\.)?(\w+)$")
+_POSTGRESQL_TABLE = re.compile(r'^relation "(?:public\.)?(\w+)" does not exist$')
 # Where farm's user may do everything, the query runs as a role that may only read tables (PostgreSQL 14 and later).
 # The snapshot that this statement takes is also what forbids to make the transaction one that writes.
 _LIMITS = """
@@ -109,7 +113,7 @@ def _sqlite_error(query: str, error: Exception, seconds: float, *, late: bool) -
     if code in (sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY):
         return UsageError(_READS_ONLY)
     if code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISUSE, sqlite3.SQLITE_RANGE):
-        return UsageError(f"the query: {_words(error)}")
+        return UsageError(f"the query: {_words(error)}{_tables(_SQLITE_TABLE.search(_words(error)))}")
     return OperationalError(query, None, error)
 
 
@@ -159,8 +163,19 @@ def _postgresql_error(query: str, error: Exception, seconds: float) -> Exception
     # Without a code it is the driver that complains: of a connection that broke, or of a text that cannot be sent.
     if code.startswith(_ILL) if code else isinstance(error, ServerError):
         return OperationalError(query, None, error)
-    words = error.diag.message_primary if isinstance(error, Error) else None
-    return UsageError(f"the query: {words or _words(error)}{f' ({_ONE_SELECT})' if code == _SYNTAX else ''}")
+    words = (error.diag.message_primary if isinstance(error, Error) else None) or _words(error)
+    more = f" ({_ONE_SELECT})" if code == _SYNTAX else ""
+    return UsageError(f"the query: {words}{more or _tables(_POSTGRESQL_TABLE.search(words))}")
+
+
+def _tables(missing: re.Match[str] | None) -> str:
+    """Return what to add to an error about a table that is missing: the nearest that there is, or all of them."""
+    if missing is None:
+        return ""
+    from farm.store.schema import metadata
+
+    near = get_close_matches(missing[1].casefold(), metadata.tables, n=1, cutoff=0.5)
+    return f": did you mean {near[0]}?" if near else f": tables are {', '.join(sorted(metadata.tables))}"
 
 
 def _too_long(seconds: float) -> UsageError:
