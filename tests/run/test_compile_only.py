@@ -11,8 +11,10 @@ import pytest
 from farm.bundles.bundle import MANIFEST, Manifest, TensorSpec
 from farm.bundles.cache import BundleCache
 from farm.bundles.key import bundle_key
+from farm.cli.running.compile_only import compiled_lines
 from farm.compile.protocol import BuildReply
 from farm.program.canonical import program_hash
+from farm.run.compile_only import Compilation, CompiledJob, CompileOutcome
 from farm.run.rebuild import Rebuild
 from farm.suites.suite import Case, InputSpec, Job, Target
 from farm.system.hashes import sha256_of
@@ -68,6 +70,20 @@ inputs = [{{ shape = [4, 8] }}]
 def _asked(home: FarmHome, *more: str) -> tuple[int, list[dict[str, Any]], str]:
     done = home.farm("run", "--soc", "SM8650", "--suite", "./mine", "--backend", "xnnpack", "--json", *more)
     return done.returncode, json.loads(done.stdout)["jobs"], done.stderr
+
+
+@pytest.mark.parametrize("wide", [80, 200])
+def test_its_table_fits_and_cuts_no_title(wide: int) -> None:
+    job = CompiledJob(
+        job="quantized_ops/leaky_relu_inplace[SM8650-htp-16a16w]", outcome=CompileOutcome.COMPILED, seconds=12.3,
+        folder="f", pte_bytes=123_456, partitions=1, fallback_ops={"aten::add": 2},
+    )  # fmt: skip
+    lines = compiled_lines(Compilation(jobs=(job, job)), wide)
+    assert max(map(len, lines)) <= wide
+    titles = next(line for line in lines if "took" in line)
+    assert titles.endswith("left to the CPU")
+    assert (len(lines), titles.startswith("job")) == ((8, False) if wide == 80 else (5, True))
+    assert sum(line.endswith("aten::add x2") for line in lines) == 2
 
 
 def test_it_compiles_and_stops(home: FarmHome, tmp_path: Path) -> None:

@@ -45,15 +45,21 @@ def compile_and_show(config: Config, request: RunRequest, *, as_json: bool) -> i
     with make_front() as front:
         compilation = compile_only(config, request, front)
     answer = {"exit_code": compilation.exit_code, "interrupted": compilation.interrupted, "jobs": compilation.jobs}
-    show(answer, _lines(compilation, width()), as_json=as_json)
+    show(answer, compiled_lines(compilation, width()), as_json=as_json)
     return compilation.exit_code
 
 
-def _lines(compilation: Compilation, columns_at_most: int) -> list[str]:
+def compiled_lines(compilation: Compilation, columns_at_most: int) -> list[str]:
+    """Return what became of each job, why some failed, and how many there are of each outcome."""
     rows = [["job", "", "took", "size", "partitions", "left to the CPU"], *map(_row, compilation.jobs)]
     counts = Counter(job.outcome for job in compilation.jobs)
     failures = [job for job in compilation.jobs if job.reason]
-    lines = [_cut(line, columns_at_most) for line in columns(rows, right=(2, 3, 4))]
+    lines = columns(rows, right=(2, 3, 4))
+    if max(map(len, lines)) > columns_at_most:
+        # A job has two lines then: neither its name nor what is left to the CPU can be spared.
+        figures = columns([row[1:] for row in rows], right=(1, 2, 3), indent="  ")
+        lines = [line for row, below in zip(rows, figures, strict=True) for line in (row[0], below)]
+    lines = [_cut(line, columns_at_most) for line in lines]
     for job in failures:
         lines += ["", *wrapped(f"{job.job}: {job.reason}", columns_at_most)]
         lines += [f"  what the compiler printed: {job.log}"] if job.log else []

@@ -50,12 +50,15 @@ def history_lines(
             verdict += ", trial" if row.first.trial else ""
             commit = [f"{short(row.first.commit or '')}{'+' if row.first.dirty else ''}"] if named else []
             rows.append([_time(row.first.time_ms), row.first.run_id[-6:], *commit, verdict, *map(_figure, row.figures)])
+        rows, dropped = _narrowed(rows, 4 + len(named), width)
         changes = ["", "", *(row.change for row in table.rows)]
         first = 3 + len(named)
-        aligned = columns(rows, right=range(first, first + len(table.metrics)), indent="  ")
+        aligned = columns(rows, right=range(first, len(rows[0])), indent="  ")
         lines += [
             shown for line, what in zip(aligned, changes, strict=True) for shown in _with_change(line, what, width)
         ]
+        if dropped:
+            lines += wrapped(f"  no room for {', '.join(dropped)}: --metric, or a wider terminal", width)
         if job in records:
             lines.append(f"  {fmt.record(records[job])}")
         if link := _newest_change(commits, commit_url):
@@ -67,6 +70,14 @@ def history_lines(
                 step = f"{one.metric} {word_of(one)} since {one.first_bad}: {change_of(one)}, {one.state}"
                 lines += wrapped(f"  #{one.id} {step}", width)
     return lines
+
+
+def _narrowed(rows: list[list[str]], least: int, width: int) -> tuple[list[list[str]], list[str]]:
+    """Return as many columns of a table, `least` at least, as fit, and the titles of those that do not."""
+    kept = len(rows[0])
+    while kept > least and max(map(len, columns([row[:kept] for row in rows], indent="  "))) > width:
+        kept -= 1
+    return [row[:kept] for row in rows], rows[0][kept:]
 
 
 def _newest_change(commits: Sequence[str], url: str) -> str:
