@@ -32,6 +32,9 @@ def shown_address(url: str) -> str:
     """Return the address without its passwords."""
     if url.startswith("sqlite"):
         return url
+    if _is_ambiguous(url):
+        # Where the password ends nobody can tell.
+        return f"{url.partition('://')[0]}://***"
     head, login, place = _login(url)
     user, colon, _ = login.partition(":")
     shown = f"{head}{user}{colon and ':***'}{place}"
@@ -42,6 +45,15 @@ def secrets_of(url: str) -> tuple[str, ...]:
     """Return the passwords in the address."""
     own = unquote(_login(url)[1].partition(":")[2])
     return tuple(filter(None, (own, *(value for key, value in _query(url) if key in _SECRETS))))
+
+
+def require_one_login(url: str) -> None:
+    """Raise UsageError, which quotes none of it, for an address of which nobody can tell where its password ends."""
+    if _is_ambiguous(url):
+        raise UsageError(
+            "store: the address has an @, or a / or # before it, that is part of the user or password: write %40 for "
+            "@, %2F for / and %23 for # there"
+        )
 
 
 def require_tls_files(url: str) -> None:
@@ -57,6 +69,11 @@ def require_tls_files(url: str) -> None:
     if query.get("sslrootcert") and mode not in _CHECKING:
         problem = f"sslmode={mode} goes on without it"
         raise UsageError(f"store: sslrootcert is to check the server, and {problem}: add sslmode=verify-full")
+
+
+def _is_ambiguous(url: str) -> bool:
+    login, at, place = url.partition("://")[2].partition("?")[0].partition("@")
+    return bool(at) and not url.startswith("sqlite") and ("@" in place or "/" in login or "#" in login)
 
 
 def _login(url: str) -> tuple[str, str, str]:

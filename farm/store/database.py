@@ -17,7 +17,7 @@ from sqlalchemy import Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, ProgrammingError
 
-from farm.config.store_address import require_tls_files, secrets_of, shown_address
+from farm.config.store_address import require_one_login, require_tls_files, secrets_of, shown_address
 from farm.errors import MissingToolError, NoStoreError, StoreError, UsageError
 from farm.store.problems import ELSEWHERE, is_busy, is_contention, store_error
 from farm.store.schema import REVISION, VERSION_TABLE
@@ -55,6 +55,8 @@ class Database:
     """A database with the schema of this program; read `docs/store.md` for what it promises."""
 
     def __init__(self, address: str | Path, *, readonly: bool = False, existing: bool = False) -> None:
+        if isinstance(address, str):
+            require_one_login(address)
         self._url = _parse(address)
         self.readonly = readonly
         whole = self._url.render_as_string(hide_password=False)

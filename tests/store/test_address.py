@@ -152,11 +152,21 @@ def test_paths_in_an_address_are_beside_the_file_that_names_it(tmp_path: Path, m
         ("postgresql://ann:SEC%40RET@lab/farm?sslmode=require", "postgresql://ann:***@lab/farm?sslmode=require"),
         ("postgresql://ann@/farm?host=/run/pg&password=SECRET", "postgresql://ann@/farm?host=/run/pg&password=***"),
         ("postgresql://lab/farm?sslpassword=SECRET", "postgresql://lab/farm?sslpassword=***"),
+        ("postgresql://ann:SEC@RET@lab/farm", "postgresql://***"),
+        ("postgresql://ann:SEC@RET/SEC@lab:5432/farm", "postgresql://***"),
+        ("postgresql://ann:SEC/RET@lab:5432/farm", "postgresql://***"),
         ("sqlite:////data/a:b@c.db", "sqlite:////data/a:b@c.db"),
     ],
 )
 def test_an_address_is_shown_without_its_secrets(url: str, shown: str) -> None:
     assert shown_address(url) == shown
+
+
+@pytest.mark.parametrize("password", ["SEC@RET", "SEC@RET/SEC", "SEC/RET"])
+def test_a_password_that_cannot_be_told_from_the_rest_is_refused_and_not_shown(home: FarmHome, password: str) -> None:
+    done = home.farm("status", env={"FARM_STORE": f"postgresql://farm:{password}@{LOOPBACK}:1/farm"})
+    assert (done.returncode, "write %40 for @" in done.stderr) == (2, True), done.stderr
+    assert not any(part in done.stdout + done.stderr for part in ("SEC", "RET"))
 
 
 def test_an_empty_database_is_no_store_yet_and_becomes_one(server: Server, home: FarmHome) -> None:
