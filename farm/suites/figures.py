@@ -58,6 +58,9 @@ class Figure(msgspec.Struct, frozen=True):
     """On request: the limit is for the mean over all samples, else for the worst."""
     exact: bool = False
     """Repeats exactly on the same device kind."""
+    least: float = -math.inf
+    """No value is below it, nor above `greatest`: a limit there cannot be meant."""
+    greatest: float = math.inf
 
     @property
     def word(self) -> str:
@@ -67,6 +70,13 @@ class Figure(msgspec.Struct, frozen=True):
     def worst(self, values: Sequence[float]) -> float:
         """Return the worst of some values."""
         return min(values) if self.direction is Direction.HIGHER else max(values)
+
+    def limit_problem(self, limit: float) -> str:
+        """Return why no limit can be this one; empty where it can."""
+        if self.least <= limit <= self.greatest:
+            return ""
+        most = f" and at most {self.greatest:g}" if self.greatest < math.inf else ""
+        return f"is {limit:g}, expected {'a number' if self.least == -math.inf else f'at least {self.least:g}'}{most}"
 
     def breaks(self, value: float, limit: float) -> bool:
         """Return whether a value is beyond a limit; NaN is."""
@@ -127,16 +137,16 @@ FIGURES = {
     figure.name: figure
     for figure in (
         # In quantization steps of the output; where it is quantized.
-        Figure("steps", "1", _LOWER, against=(), has_column=True),
-        Figure("peak", "1", _LOWER, against=(), has_column=True),
+        Figure("steps", "1", _LOWER, against=(), has_column=True, least=0),
+        Figure("peak", "1", _LOWER, against=(), has_column=True, least=0),
         # How far the SQNR against FP32 is below that of the quantized module on the CPU.
         Figure("loss_db", "dB", _LOWER, against=(), has_column=True, decides=False),
         Figure("sqnr_db", "dB", _HIGHER, has_column=True),
-        Figure("cosine", "1", _HIGHER, against=("fp32",), has_column=True, near_one=True),
-        Figure("max_abs", "1", _LOWER, against=(), has_column=True),
-        Figure("mismatch", "1", _LOWER, against=(), has_column=True, for_integers=True),
-        Figure("top1", "1", _HIGHER, top1_agreement, on_request=True, by_mean=True),
-        Figure("tokens", "1", _HIGHER, top1_agreement, on_request=True, by_mean=True),
+        Figure("cosine", "1", _HIGHER, against=("fp32",), has_column=True, near_one=True, least=-1, greatest=1),
+        Figure("max_abs", "1", _LOWER, against=(), has_column=True, least=0),
+        Figure("mismatch", "1", _LOWER, against=(), has_column=True, for_integers=True, least=0, greatest=1),
+        Figure("top1", "1", _HIGHER, top1_agreement, on_request=True, by_mean=True, least=0, greatest=1),
+        Figure("tokens", "1", _HIGHER, top1_agreement, on_request=True, by_mean=True, least=0, greatest=1),
         Figure("psnr_db", "dB", _HIGHER, psnr_db, on_request=True),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -13,7 +14,7 @@ import msgspec
 
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
 from farm.errors import ConfigError, UnknownNameError
-from farm.suites.figures import FIGURES
+from farm.suites.figures import FIGURES, REFERENCES
 from farm.suites.socs import PRECISIONS, READY, load_socs
 from farm.suites.suite import Case, Expectation, InputSpec, KnownIssue, Metric, Suite, Tolerance, cpu_precisions
 from farm.system.resources import data_folder
@@ -29,6 +30,16 @@ _FACTORY = re.compile(r"\.{0,2}[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MOST_NESTED = 32
 _LEAST_INT, _GREATEST_INT = -(2**63), 2**64 - 1
 
+# Of an input: what each distribution is drawn with.
+_DRAWN_WITH = {
+    "normal": ("scale",),
+    "uniform": ("low", "high"),
+    "integers": ("low", "high"),
+    "linspace": ("low", "high"),
+    "arange": (),
+    "constant": ("low",),
+}
+
 # What a manifest looks like; the defaults of its [suite] table fill in what a case leaves out.
 
 
@@ -37,7 +48,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _CaseTable(_Table, frozen=True):
-    inputs: tuple[InputSpec, ...]
+    inputs: tuple[InputSpec, ...] = ()
     module: str = ""
     checkpoint: str = ""
     program: str = ""
@@ -100,7 +111,9 @@ def load_suite(manifest: Path, including: tuple[Path, ...] = ()) -> Suite:
         )
     _check_known(manifest, "suite.precisions", table.suite.precisions, PRECISIONS)
     _check_known(manifest, "suite.tolerance", table.suite.tolerance, PRECISIONS)
+    _check_limits(manifest, "suite.tolerance", table.suite.tolerance)
     _check_known(manifest, "suite.backends", table.suite.backends, BACKENDS)
+    _check_misspelt(manifest, table.case)
     place = str(manifest.parent.resolve())
     cases = [_case(manifest, place, table.suite, name, case) for name, case in table.case.items()]
     for include in table.include:
@@ -123,6 +136,40 @@ def _check_known(manifest: Path, key: str, names: Iterable[str], known: Collecti
             raise ConfigError(manifest, key, f"{name!r} is none of {', '.join(known)}")
 
 
+def _check_misspelt(manifest: Path, cases: Mapping[str, _CaseTable]) -> None:
+    """Raise ConfigError for what adds to a case of another name: `[case.stm.tolerance.8a8w]`."""
+    whole = {name for name, case in cases.items() if case.inputs or case.module or case.program or case.pte}
+    for name in cases:
+        if name not in whole and whole:
+            problem = f"has neither inputs nor anything to run: {UnknownNameError('case', name, whole)}"
+            raise ConfigError(manifest, f"case.{name}", problem)
+
+
+def _check_limits(manifest: Path, key: str, tolerances: Mapping[str, Tolerance]) -> None:
+    for (precision, tolerance), reference in itertools.product(tolerances.items(), REFERENCES):
+        for name, limit in msgspec.structs.asdict(getattr(tolerance, reference)).items():
+            if limit is not None and (problem := FIGURES[name].limit_problem(limit)):
+                raise ConfigError(manifest, f"{key}.{precision}.{reference}.{name}", problem)
+
+
+def _check_drawn(manifest: Path, key: str, spec: InputSpec) -> None:
+    """Raise ConfigError unless there are values that `spec` can be drawn from."""
+    usual, drawn = InputSpec(), f"the distribution {spec.distribution!r}"
+    for name in ("low", "high", "scale"):
+        value = getattr(spec, name)
+        if value != getattr(usual, name) and name not in _DRAWN_WITH[spec.distribution]:
+            takes = " and ".join(_DRAWN_WITH[spec.distribution]) or "neither low, high nor scale"
+            raise ConfigError(manifest, f"{key}.{name}", f"{drawn} takes {takes}: leave it out")
+        if not math.isfinite(value):
+            raise ConfigError(manifest, f"{key}.{name}", f"is {value}, expected a finite number")
+    if spec.scale < 0:
+        raise ConfigError(manifest, f"{key}.scale", f"is {spec.scale:g}, expected at least 0")
+    if spec.distribution == "uniform" and spec.low > spec.high:
+        raise ConfigError(manifest, f"{key}.low", f"is {spec.low:g}, expected at most high, {spec.high:g}")
+    if spec.distribution == "integers" and int(spec.low) >= int(spec.high):
+        raise ConfigError(manifest, f"{key}.low", f"is {spec.low:g}, expected a whole number below high, {spec.high:g}")
+
+
 def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _CaseTable) -> Case:
     key = f"case.{name}"
     _check_name(manifest, key, name)
@@ -134,12 +181,16 @@ def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _Ca
     _check_inputs(manifest, key, table)
     _check_known(manifest, f"{key}.precisions", table.precisions, PRECISIONS)
     _check_known(manifest, f"{key}.tolerance", table.tolerance, PRECISIONS)
+    _check_limits(manifest, f"{key}.tolerance", table.tolerance)
     for issue in table.known_issues:
         _check_known(manifest, f"{key}.known_issues.precisions", issue.precisions, PRECISIONS)
         _check_known(manifest, f"{key}.known_issues.socs", issue.socs, load_socs())
         _check_known(manifest, f"{key}.known_issues.backends", issue.backends, BACKENDS)
     on_request = [figure.name for figure in FIGURES.values() if figure.on_request]
     _check_known(manifest, f"{key}.metrics", (metric.name for metric in table.metrics), on_request)
+    for index, metric in enumerate(table.metrics):
+        if metric.least is not None and (problem := FIGURES[metric.name].limit_problem(metric.least)):
+            raise ConfigError(manifest, f"{key}.metrics[{index}].least", problem)
     for expected in table.expect:
         _check_known(manifest, f"{key}.expect.precisions", expected.precisions, PRECISIONS)
         _check_known(manifest, f"{key}.expect.socs", expected.socs, load_socs())
@@ -204,7 +255,8 @@ def _check_value(manifest: Path, key: str, value: object, depth: int = 0) -> Non
 def _check_inputs(manifest: Path, key: str, table: _CaseTable) -> None:
     if not table.inputs:
         raise ConfigError(manifest, f"{key}.inputs", "at least one input is needed")
-    for spec in table.inputs:
+    for index, spec in enumerate(table.inputs):
+        _check_drawn(manifest, f"{key}.inputs[{index}]", spec)
         if spec.shape is None and not spec.files:
             raise ConfigError(manifest, f"{key}.inputs", "an input has a shape or files")
         if any(size < 1 for size in spec.shape or ()):
