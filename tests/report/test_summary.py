@@ -189,6 +189,22 @@ def test_the_rerun_command_looks_as_closely_as_the_run(example_run: RunView, com
     assert argv[where : where + 2] == carried
 
 
+@pytest.mark.parametrize(
+    ("given", "again"),
+    [
+        ("--suite ./", "./"),
+        ("--suite=suite.toml", "suite.toml"),
+        ("--suite smoke --suite ../", "../"),
+        ("--suite my/quantized_ops --suite ./", "my/quantized_ops"),
+        ("--suite ./ --suite ../", "quantized_ops"),
+    ],
+)
+def test_the_rerun_command_has_the_path_of_a_suite(example_run: RunView, given: str, again: str) -> None:
+    jobs = summarize(msgspec.structs.replace(example_run, command=f"farm run {given}")).jobs
+    argv = shlex.split(next(one.rerun for one in jobs if one.job.suite == "quantized_ops"))
+    assert argv[argv.index("--suite") + 1] == again
+
+
 def test_the_rerun_command_compiles_with_the_toolchain_of_the_run(example_run: RunView) -> None:
     selected = msgspec.structs.replace(example_run, toolchain=RunToolchain(name="/home/ada/my tree", private=True))
     argv = shlex.split(summarize(selected).jobs[0].rerun)

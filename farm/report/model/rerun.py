@@ -96,8 +96,13 @@ def _values(words: Sequence[str], option: str) -> list[str]:
 
 
 def _suite_argument(suite: str, words: Sequence[str]) -> str:
+    """Return what a suite was called in a command: its path, where it was given by one."""
+    nameless = []
     for value in _values(words, "--suite"):
         path = PurePath(value)
-        if suite == (path.parent if path.suffix == ".toml" else path).name:
+        name = (path.parent if path.suffix == ".toml" else path).name
+        if suite == name:
             return value
-    return suite
+        # "./", "../" and "suite.toml" do not tell what their folder is called.
+        nameless += [value] if name in {"", ".."} else []
+    return nameless[0] if len(nameless) == 1 else suite
