@@ -60,9 +60,11 @@ class ConfigError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """No `kind` is called `name`; the nearest of `known` is offered."""
+    """No `kind` is called `name`; the nearest of `known` is offered, or else the first of `shown`: `known`, sorted."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], hint: str = "", shown: Sequence[str] | None = None
+    ) -> None:
         import difflib
 
         self.kind, self.name = kind, name
@@ -73,8 +75,8 @@ class UnknownNameError(UsageError):
         if near:
             message += f": did you mean {near[0]!r}?"
         elif names:
-            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-            message += f": known are {shown}"
+            shown = names if shown is None else shown
+            message += f": known are {', '.join(shown[:8])}{', ...' if len(shown) > 8 else ''}"
         super().__init__(f"{message}{' ' + hint if hint else ''}")
 
 

@@ -92,7 +92,7 @@ def find_recorded_job(
         names = list(newest)
         run = store.runs.view(newest[names[-1]]) if names else None
     else:
-        run = store.runs.view(store.runs.resolve(ref))
+        run = store.runs.view(store.runs.resolve(ref, unbegun_named=True))
         known = set(store.history.job_names(pattern))
         names = [view.id for view in run.jobs if view.id in known]
         if not names:

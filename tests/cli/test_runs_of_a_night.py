@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.devices.device import AdbAddress, Device
+from farm.errors import UsageError
 from farm.report.html.page import render
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.serve.address import Address, link
@@ -201,15 +202,45 @@ def test_what_never_began_is_listed_and_nothing_else_tells_of_it(home: FarmHome,
     assert answer(home, "report", "latest")["id"] == good
     listed = home.farm("run", "list")
     assert listed.returncode == 0, listed.stderr
-    assert max(map(len, listed.stdout.splitlines())) <= 80
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == [absent, good]
-    assert "NEVER BEGAN" in listed.stdout.splitlines()[0]
+    head, *lines = listed.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines] == [absent, good]
+    assert head.split() == ["run", "purpose", "age", "user", "exit", "jobs", "name"]
+    at = head.index("jobs")
+    assert [line[at:].split("  ")[0] for line in lines] == ["NEVER BEGAN", "4"]
+    assert lines[1][head.index("name") :] == "good"
     with open_store(home.state / "farm.db") as again:
         # As `farm run --resume` does.
         again.plan_jobs(absent, JOBS)
         again.record_attempt(absent, Attempt(JOBS[0].id, Verdict.PASSED, Stage.DONE, "", device="phone-1"), PHONE)
         again.finish_run(absent, 4)
         assert again.runs.resolve("latest") == absent
+
+
+def test_a_run_that_never_began_is_found_by_its_name_where_it_is_meant(home: FarmHome, store: Store) -> None:
+    with store:
+        good = record(store, 4, GREEN, purpose="trial", name="pads")
+        absent = record(store, 3, purpose="trial", name="broken")
+        again = record(store, 2, purpose="trial", name="pads")
+        assert store.runs.resolve("pads") == good
+        assert store.runs.resolve("pads", unbegun=True) == again
+        with pytest.raises(UsageError, match="unknown run 'broken'"):
+            store.runs.resolve("broken")
+    assert answer(home, "report", "broken")["id"] == absent
+    assert answer(home, "report", "pads")["id"] == again
+    assert answer(home, "run", "delete", "broken", "--yes")["deleted"] == absent
+
+
+def test_a_run_that_is_not_known_is_answered_with_the_nearest_name_or_the_newest(store: Store) -> None:
+    with store:
+        ids = [record(store, hours, GREEN, name=f"mine-{hours}") for hours in range(1, 11)]
+        record(store, 0.5, GREEN, name="broken")
+        with pytest.raises(UsageError, match=r"unknown run 'brken': did you mean 'broken'\?$"):
+            store.runs.resolve("brken")
+        with pytest.raises(UsageError) as raised:
+            store.runs.resolve("zz")
+        shown = str(raised.value).partition("known are ")[2].split(", ")
+        assert shown[1:] == [*ids[:7], "..."]
 
 
 def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: Store) -> None:

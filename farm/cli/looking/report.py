@@ -25,7 +25,7 @@ def report_command(
     from farm.request.ending import write_report
 
     with opened(config_file, readonly=True) as (config, store):
-        view = store.runs.view(store.runs.resolve(run))
+        view = store.runs.view(store.runs.resolve(run, unbegun_named=True))
         folder = html.parent if html else config.run_folder(view.id)
         folder.mkdir(parents=True, exist_ok=True)
         report = write_report(view, html or folder / "report.html", store, config.state_dir)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.store.queries.browse import ListedRun
+
+
+_HEAD = ("run", "purpose", "age", "user", "exit", "jobs", "name")
 
 
 @click.command("list")
@@ -32,31 +34,34 @@ def list_command(
     A run that ended without a device, or before anything was executed, never
     began: it is listed, and nothing else tells of it.
     """
-    from farm.report.terminal.layout import columns, fitted
+    from farm.report.terminal.layout import LEAST_WIDTH, columns
     from farm.store.queries.browse import RunFilter
     from farm.store.toolchains import line_text
 
     with opened(config_file, readonly=True) as (_, store):
         chosen = "" if line is None else line_text(store.status.line_to_show(line))
         runs, total = store.browse.runs(RunFilter(user=user, purpose=purpose or "", line=chosen), limit)
-    now_ms = time.time_ns() // 1_000_000
-    lines = columns([_cells(run, now_ms) for run in runs]) if runs else ["no run is like that" if total else "no run"]
+    lines = columns([_HEAD, *map(_cells, runs)]) if runs else ["no run is like that" if total else "no run"]
     lines += [f"and {total - len(runs)} more: --limit"] if total > len(runs) else []
-    show({"runs": runs, "total": total}, (fitted(text, width()) for text in lines), as_json=as_json)
+    # What is last, and cut where there is no room, are names.
+    at_most = max(width(), LEAST_WIDTH)
+    cut = (text if len(text) <= at_most else f"{text[: at_most - 1]}…" for text in lines)
+    show({"runs": runs, "total": total}, cut, as_json=as_json)
 
 
-def _cells(run: ListedRun, now_ms: int) -> list[str]:
-    from farm.report.model.format import age, plural
+def _cells(run: ListedRun) -> list[str]:
+    from farm.report.model.format import short_age
+    from farm.system.text import one_line
 
     done = run.progress
+    red = done.counts.get("failed", 0)
+    jobs = f"{done.planned}, {red} failed" if red else f"{done.planned}"
     if not run.began:
-        state = f"NEVER BEGAN, exit code {done.exit_code}"
+        jobs = "NEVER BEGAN"
     elif done.finished_ms is None:
-        state = f"NOT FINISHED, {done.done} of {done.planned} jobs"
-    else:
-        red = done.counts.get("failed", 0)
-        state = f"exit code {done.exit_code}, {plural(done.planned, 'job')}{f', {red} failed' if red else ''}"
-    return [run.run_id, run.purpose, age((now_ms - run.started_ms) / 1000), run.user, run.name, state]
+        jobs = f"{done.done} of {done.planned} done"
+    code = "-" if done.exit_code is None else f"{done.exit_code}"
+    return [run.run_id, run.purpose, short_age(run.started_ms), one_line(run.user, 12), code, jobs, one_line(run.name)]
 
 
 @click.command("delete")

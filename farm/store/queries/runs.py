@@ -50,16 +50,16 @@ class RunReader:
             newest: str | None = connection.scalar(statement("runs.back"), {"back": 0, **_ANY, "unbegun": 1})
             return newest
 
-    def resolve(self, ref: str, *, own: bool = True, unbegun: bool = False) -> str:
+    def resolve(self, ref: str, *, own: bool = True, unbegun: bool = False, unbegun_named: bool = False) -> str:
         """Return the run id that `latest`, `latest~1` (the one before), an id, its unique beginning or a name means.
 
         `latest` is the newest run of this user, of anybody where `own` is False; `latest@nightly` is that of a night,
         `latest@main` of the line `main`. Of several runs of a name it is the newest. Runs that never began count where
-        `unbegun` is True. Raises UnknownNameError with the nearest id, UsageError where several ids begin so or none is
-        that far back.
+        `unbegun` is True, and with `unbegun_named` where they are called by name. Raises UnknownNameError with the
+        nearest id or name, UsageError where several ids begin so or none is that far back.
         """
         with self._database.reading() as connection:
-            return resolve_run(connection, ref, own=own, unbegun=unbegun)
+            return resolve_run(connection, ref, own=own, unbegun=unbegun, unbegun_named=unbegun_named)
 
     def line(self, run_id: str) -> tuple[str, bool]:
         """Return the line that a run belongs to or, where the second is True, that it is only compared with.
@@ -99,7 +99,9 @@ class RunReader:
             }
 
 
-def resolve_run(connection: Connection, ref: str, *, own: bool = True, unbegun: bool = False) -> str:
+def resolve_run(
+    connection: Connection, ref: str, *, own: bool = True, unbegun: bool = False, unbegun_named: bool = False
+) -> str:
     """Return the run id that `ref` means; `RunReader.resolve` has the errors."""
     ref = values.clean(ref, values.NAME_LIMIT)
     match = _LATEST.fullmatch(ref)
@@ -111,14 +113,17 @@ def resolve_run(connection: Connection, ref: str, *, own: bool = True, unbegun: 
         return ref
     if len(begin_so) == 1:
         return begin_so[0]
-    named: str | None = connection.scalar(statement("runs.back"), {"back": 0, **_ANY, "name": ref}) if ref else None
+    called = {"back": 0, **_ANY, "name": ref, "unbegun": int(unbegun or unbegun_named)}
+    named: str | None = connection.scalar(statement("runs.back"), called) if ref else None
     if named is not None:
         return named
     if begin_so and ref:
         shown = ", ".join(begin_so[:8]) + (", ..." if len(begin_so) > 8 else "")
         raise UsageError(f"several runs begin with {ref!r}: {shown}")
     known = list(connection.scalars(statement("runs.newest"), {"most": 1000}))
-    raise UnknownNameError("run", ref, known, "" if known else "(the store has none: 'farm run' makes one)")
+    names = connection.scalars(statement("runs.names"), {"most": 1000})
+    hint = "" if known else "(the store has none: 'farm run' makes one)"
+    raise UnknownNameError("run", ref, [*known, *names], hint, shown=known)
 
 
 def find_line(connection: Connection, name: str) -> str:

@@ -10,6 +10,9 @@ ORDER BY started_ms DESC, id DESC LIMIT 1 OFFSET :back;
 -- name: newest
 SELECT id FROM run ORDER BY started_ms DESC, id DESC LIMIT :most;
 
+-- name: names
+SELECT run_name FROM run WHERE run_name <> '' GROUP BY run_name ORDER BY max(started_ms) DESC LIMIT :most;
+
 -- Ids that are LIKE a pattern, with / before what is no wildcard.
 -- name: like
 SELECT id FROM run WHERE id LIKE :pattern ESCAPE '/' ORDER BY started_ms DESC, id DESC LIMIT :most;
