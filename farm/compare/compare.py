@@ -24,6 +24,7 @@ from farm.report.model.compare import (
     SideResult,
     compiled_facts,
 )
+from farm.report.model.compare_totals import turns_text
 from farm.suites.options import runtime_flags
 from farm.system.interrupts import INTERRUPTED, InterruptHandler
 
@@ -92,7 +93,7 @@ def compare_sides(
         if request.execute and differing and not stop.is_set():
             configs = (sides[0].config, sides[1].config)
             pool = known.pool = MeasuringPool(configs, store, request, note, stop)
-            note(f"{len(differing)} of {len(known.names)} jobs differ: running them in turns")
+            note(known.what_differs(differing))
             kept_s = time.monotonic()
 
             def look() -> None:
@@ -186,6 +187,11 @@ class _KnownJobs:
             if (a is not None or b is not None) and not same:
                 found.append(JobToRun(name=name, target=jobs[1].target, a=a, b=b))
         return found
+
+    def what_differs(self, differing: Sequence[JobToRun]) -> str:
+        """Return why jobs are run in turns: their programs differ, or what runs them."""
+        what = "the runners or QNN libraries" if self._swaps else "the options of the runner"
+        return turns_text(len(differing), len(self.names), sum(self._job(one.name).same for one in differing), what)
 
     def report(self, *, interrupted: bool) -> CompareReport:
         """Return what there is to say."""

@@ -23,7 +23,7 @@ from farm.replay.tensor_files import distribution, random_sample, read_samples
 from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Comparison, Verdict
 from farm.results.numerics import compare, worst
-from farm.results.outputs import compared
+from farm.results.outputs import UNJUDGED, compared
 from farm.suites.options import parse_options
 from farm.suites.socs import READY, check_target, find_soc, load_socs
 from farm.suites.suite import Case, Job, Target
@@ -278,7 +278,10 @@ def run_ready(
         figures.extend(_figures(sample, index, array) for (sample, index), array in outputs.items())
         if folder is not None:
             _save(folder, raw, outputs)
-        return msgspec.structs.replace(attempt, comparisons=_comparisons(ready, outputs)) if ready.expected else attempt
+        if not ready.expected:
+            return attempt
+        notes = (note if note != UNJUDGED else "it ran; no limit decides what was compared" for note in attempt.notes)
+        return msgspec.structs.replace(attempt, comparisons=_comparisons(ready, outputs), notes=tuple(notes))
 
     one = run_one(config, store, request, lambda _tools, _supervisor: ready.bundle(config), say, look)
     return ReadyOutcome(one, tuple(figures))

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 FiguresByOutput = dict[tuple[int, str], list[Figures]]
 """By output and reference: the figures of each sample, in order."""
 
+UNJUDGED = "it ran; nothing says what its outputs should be"
+"""Note of what ran without any reference."""
+
 
 def outputs_problem(bundle: Bundle, raw: RawResult, report: RunnerReport) -> Ending | None:
     """Return why the outputs cannot be compared; None when every file is there and fits the references."""
@@ -138,7 +141,7 @@ def _unjudged(
     bundle: Bundle, figures: Mapping[tuple[int, str], list[Figures]], limits: Mapping[str, Limits], job: Job
 ) -> Ending | None:
     if not bundle.manifest.references:
-        return Ending(Verdict.PASSED, Stage.DONE, notes=("it ran; nothing says what its outputs should be",))
+        return Ending(Verdict.PASSED, Stage.DONE, notes=(UNJUDGED,))
     for index, spec in enumerate(bundle.manifest.outputs):
         if not any(is_decided(worst(figures[index, kind]), limits[kind]) for kind in bundle.manifest.references):
             return not_judged(

@@ -13,6 +13,7 @@ from farm.report.formats.compare import compare_commands, compare_json, compare_
 from farm.report.formats.github import add_summary
 from farm.report.html.compare import change_chart, render_compare
 from farm.report.model.compare import CompareReport
+from farm.report.model.compare_totals import turns_text
 from farm.report.terminal.compare import compare_lines
 
 
@@ -40,6 +41,18 @@ def test_terminal_has_what_needs_a_look_first_in_eighty_columns() -> None:
     assert [line for line in titles if line in order] == order
     assert "B: here: executorch 1.5.1, torch 2.13.0, qnn v2.51, commit 1a2b3c1a2b3c with" in lines
     assert "1 of 8 programs are the same" in lines
+
+
+def test_what_is_run_in_turns_says_what_differs() -> None:
+    assert "1 of 1 program is the same" in compare_lines(report(job(side("p"), side("p"))), limit=20)
+    runners = "the runners or QNN libraries"
+    assert turns_text(1, 1, 1, runners) == (
+        "the program of 1 job is the same, the runners or QNN libraries differ: running it in turns"
+    )
+    assert turns_text(8, 8, 8, runners).startswith("the programs of 8 jobs are the same, the runners or QNN")
+    assert turns_text(8, 8, 6, runners).startswith("2 of 8 programs differ, and so do the runners or QNN libraries: ")
+    assert turns_text(2, 8, 0, runners) == "2 of 8 jobs differ: running them in turns"
+    assert turns_text(1, 1, 0, runners) == "1 of 1 job differs: running it in turns"
 
 
 def test_columns_of_the_overview_stand_below_each_other() -> None:

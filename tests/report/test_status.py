@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from report_context import alert
 
@@ -7,7 +8,7 @@ from farm.analysis.flakiness import Record, Reliability
 from farm.report.model.status import SickDevice, Standing, run_standing, standing, status_of
 from farm.report.terminal.status import status_lines
 from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
-from farm.store.view import RunView
+from farm.store.view import RunToolchain, RunView
 
 NOW = 1_795_225_501_000
 DAY = 86_400_000
@@ -74,6 +75,13 @@ def test_the_text_has_what_needs_a_look_first_and_fits_80_columns() -> None:
     assert "    before: passed in earlier-run, 3 days ago" in lines
     assert "unfinished: other of ada" in text
     assert "unfinished: the-run" not in text
+
+
+@pytest.mark.parametrize(("line", "called"), [("", "the default line"), ("nightly-qnn", "line nightly-qnn")])
+def test_a_job_that_is_new_to_a_line_is_said_to_be_new_to_that_line(line: str, called: str) -> None:
+    told = msgspec.structs.replace(run(job("failed")), toolchain=RunToolchain(line=line))
+    lines = status_lines(status_of([run_standing(told)], [], []), NOW, limit=10)
+    assert f"    never had a verdict in {called} before" in lines
 
 
 def test_an_empty_store_says_what_to_do() -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from farm.report.model import format as fmt
 from farm.report.model.alerts import alert_change, is_confirmed
+from farm.report.model.commits import line_name
 from farm.report.model.status import Standing, standing
 from farm.report.model.summary import JobSummary, Outcome, RunSummary
 
@@ -127,6 +128,6 @@ def _sentence(groups: Sequence[TriageGroup], fixed: int, run: RunSummary) -> str
 
 def _before(job: JobStatus, run: RunSummary) -> str:
     if job.before is None:
-        return "never had a verdict before"
+        return f"never had a verdict in {line_name(run.view.toolchain)} before"
     verdict = "known issue" if job.before.known_issue else job.before.verdict
     return f"{verdict} in {job.before.run_id}, {fmt.days((run.view.started_ms - job.before.time_ms) / 1000)} before"

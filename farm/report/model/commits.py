@@ -60,12 +60,16 @@ def toolchain_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
     return f"{text}: {toolchain.subject}" if toolchain.subject and toolchain.commit else text
 
 
+def line_name(toolchain: RunToolchain | msgspec.UnsetType) -> str:
+    """Return what the line of a run is called in a sentence."""
+    return f"line {toolchain.line}" if toolchain and toolchain.line else "the default line"
+
+
 def standing_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
     """Return what becomes of a run's numbers, where they do not belong to the line; empty where they do."""
     if not toolchain or not toolchain.private:
         return ""
-    line = f"line {toolchain.line}" if toolchain.line else "the default line"
-    return f"compared with {line}, and changes nothing there"
+    return f"compared with {line_name(toolchain)}, and changes nothing there"
 
 
 def since_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:

@@ -147,6 +147,17 @@ def sentence(report: CompareReport) -> str:
     return f"{jobs}: {', '.join(found)}"
 
 
+def turns_text(number: int, total: int, same: int, what: str) -> str:
+    """Return why `number` of `total` jobs are run in turns; `same` have the same program, and `what` differs."""
+    running = f"running {'it' if number == 1 else 'them'} in turns"
+    if same and same == number:
+        programs = "the program of 1 job is" if number == 1 else f"the programs of {number} jobs are"
+        return f"{programs} the same, {what} differ: {running}"
+    if same:
+        return f"{number - same} of {fmt.plural(number, 'program')} differ, and so do {what}: {running}"
+    return f"{number} of {fmt.plural(total, 'job')} {'differs' if total == 1 else 'differ'}: {running}"
+
+
 def merged(names: Mapping[str, int]) -> str:
     """Return operators and how often: `aten.add.Tensor x2, aten.gelu.default`."""
     return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in sorted(names.items())) or "none"

@@ -9,6 +9,7 @@ import msgspec
 
 from farm.analysis.flakiness import Record, Reliability
 from farm.report.model import format as fmt
+from farm.report.model.commits import line_name
 from farm.store.records import AlertRecord, AlertState, JobStatus, Remark, RunStatus, UnfinishedRun
 from farm.store.view import Purpose
 
@@ -222,12 +223,12 @@ def ended_text(run: RunStatus) -> str:
     return f"exit code {run.exit_code}" if run.began else "NEVER BEGAN"
 
 
-def reasons_of(job: JobStatus, now_ms: int) -> list[str]:
-    """Return why a job is where it is, and what it was before."""
+def reasons_of(job: JobStatus, run: RunStatus, now_ms: int) -> list[str]:
+    """Return why a job of a run is where it is, and what it was before in the line."""
     stage = f"{job.stage}: " if job.stage and job.verdict != _PASSED else ""
     lines = [f"{stage}{job.reason}"] if job.reason else []
     if job.before is None:
-        return [*lines, "never had a verdict before"]
+        return [*lines, f"never had a verdict in {line_name(run.toolchain)} before"]
     verdict = "known issue" if job.before.known_issue else job.before.verdict
     return [*lines, f"before: {verdict} in {job.before.run_id}, {ago(job.before.time_ms, now_ms)}"]
 

@@ -53,8 +53,9 @@ def compare_lines(report: CompareReport, limit: int, width: int = 80) -> list[st
 
 
 def _overview(report: CompareReport) -> Iterator[str]:
-    same = f"{report.same_programs} of {fmt.plural(len(report.jobs), 'program')} are the same"
-    yield same
+    total = len(report.jobs)
+    verb = "is" if total == 1 else "are"
+    yield f"{report.same_programs} of {fmt.plural(total, 'program')} {verb} the same"
     rows = overview(report)
     if rows:
         yield from columns([("", "A", "B", "change"), *((row.what, row.a, row.b, row.change) for row in rows)])

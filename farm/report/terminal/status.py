@@ -96,7 +96,7 @@ def _jobs(status: Status, now_ms: int, limit: int, kind: Standing) -> list[str]:
         [
             job.job_id,
             *([f"in {one.title}"] if several else []),
-            *reasons_of(job, now_ms),
+            *reasons_of(job, one.run, now_ms),
             *([remark_text(remark)] if remark else []),
         ]
         for one, job in status.jobs(kind)
