@@ -237,6 +237,7 @@ class _Launch:
                 facts=tools.fingerprint(kind),
                 purpose=self._request.purpose,
                 name=self._request.name,
+                say=self._note,
             ),
             cache_root=self._config.cache_dir,
             suite_folders=self._config.suite_folders,

@@ -102,7 +102,7 @@ def run_one(
         with acquirer:
             bundle = find_bundle(tools, acquirer.supervisor)
             acquired = acquirer.acquire(None if request.virtual else request.choice)
-            run_id = _begin(config, store, request, tools, bundle, acquired)
+            run_id = _begin(config, store, request, tools, bundle, acquired, say)
             folder = config.run_folder(run_id)
             kept: tuple[ArtifactRecord, ...] = ()
 
@@ -143,7 +143,13 @@ def finish_run(
 
 
 def _begin(
-    config: Config, store: Store, request: OneOffRequest, tools: Toolchain, bundle: Bundle, acquired: AcquiredDevice
+    config: Config,
+    store: Store,
+    request: OneOffRequest,
+    tools: Toolchain,
+    bundle: Bundle,
+    acquired: AcquiredDevice,
+    say: Callable[[str], None],
 ) -> str:
     from farm.request.recording import run_record
     from farm.request.resume import leave_intent
@@ -156,7 +162,7 @@ def _begin(
         facts["profile"] = str(request.profile)
     record = run_record(
         config, store, tools, command=request.command, facts=facts, purpose=request.purpose, name=request.name,
-        again=request.toolchain,
+        again=request.toolchain, say=say,
     )  # fmt: skip
     run_id = store.begin_run(
         record, lambda run_id: leave_intent(config.run_folder(run_id), None, [job], config.toolchain.name)

@@ -15,7 +15,7 @@ from farm.system.git import git
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from farm.config.settings import Config
@@ -39,11 +39,15 @@ def run_record(
     name: str = "",
     night: str = "",
     again: RunToolchain | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> RunRecord:
     """Return what is recorded of a run with `tools`, the selected toolchain of `config`; `facts` are its fingerprint.
 
-    `again` is the toolchain of the run whose program is only run again.
+    `again` is the toolchain of the run whose program is only run again. `say` is told of a name that means another run
+    so far; every night has the same ones.
     """
+    if not night and (before := store.runs.newest_called(name)):
+        say(f"{name!r} means this run from now on: it meant {before}")
     toolchain = recorded_toolchain(config, store, tools, purpose)
     facts = dict(facts)
     if again is not None and again != toolchain:

@@ -216,15 +216,9 @@ class _Run:
         from farm.request.resume import leave_intent
 
         record = run_record(
-            self._config,
-            self._store,
-            tools,
-            command=self._request.command,
-            facts=fingerprint,
-            purpose=self._request.purpose,
-            name=self._request.name,
-            night=self._request.night,
-        )
+            self._config, self._store, tools, command=self._request.command, facts=fingerprint, say=self._listener.note,
+            purpose=self._request.purpose, name=self._request.name, night=self._request.night,
+        )  # fmt: skip
         # A run that anybody can see can be resumed.
         return self._store.begin_run(
             record, lambda run_id: leave_intent(self._config.run_folder(run_id), self._request, jobs)

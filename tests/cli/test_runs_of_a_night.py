@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.config.settings import load_config
 from farm.devices.device import AdbAddress, Device
 from farm.errors import UsageError
 from farm.report.html.page import render
+from farm.request.recording import run_record
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.serve.address import Address, link
 from farm.serve.pages import status_page
@@ -22,6 +24,7 @@ from farm.store.store import Store, open_store
 from farm.store.view import RunToolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
 from farm.system.user import user_name
+from farm.toolchains.toolchain import Compiler, Toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -241,6 +244,19 @@ def test_a_run_that_is_not_known_is_answered_with_the_nearest_name_or_the_newest
             store.runs.resolve("zz")
         shown = str(raised.value).partition("known are ")[2].split(", ")
         assert shown[1:] == [*ids[:7], "..."]
+
+
+def test_a_name_that_another_run_has_already_is_said_to_mean_the_new_one(store: Store) -> None:
+    config, tools = load_config(None), Toolchain({"executorch": "1.5.1"}, Compiler("", {}), "")
+    said: list[str] = []
+    with store:
+        record(store, 3, GREEN, name="pads")
+        before = record(store, 2, name="pads")
+        record(store, 1, GREEN, name="pads", user="ada")
+        record(store, 1, GREEN, name="others", user="ada")
+        for name, night in (("", ""), ("others", ""), ("pads", "n1"), ("pads", "")):
+            run_record(config, store, tools, command="farm run", facts={}, name=name, night=night, say=said.append)
+    assert said == [f"'pads' means this run from now on: it meant {before}"]
 
 
 def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: Store) -> None:

@@ -61,6 +61,13 @@ class RunReader:
         with self._database.reading() as connection:
             return resolve_run(connection, ref, own=own, unbegun=unbegun, unbegun_named=unbegun_named)
 
+    def newest_called(self, name: str) -> str | None:
+        """Return the id of this user's newest run of a name, None when there is none."""
+        of = {**_ANY, "name": values.clean(name, values.NAME_LIMIT), "user": values.clean(user_name()), "unbegun": 1}
+        with self._database.reading() as connection:
+            newest: str | None = connection.scalar(statement("runs.back"), {"back": 0, **of}) if name else None
+            return newest
+
     def line(self, run_id: str) -> tuple[str, bool]:
         """Return the line that a run belongs to or, where the second is True, that it is only compared with.
 
