@@ -25,7 +25,11 @@ _RUN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,79}")
 
 
 class SuggestingGroup(click.Group):
-    """A group that offers the nearest command where a name is unknown."""
+    """A group that offers the nearest command where a name is unknown, or what `otherwise` says of that name."""
+
+    def __init__(self, *args: Any, otherwise: dict[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.otherwise = otherwise or {}
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -33,6 +37,8 @@ class SuggestingGroup(click.Group):
         """Return the command that `args` begin with. Raises UnknownNameError."""
         known = self.list_commands(ctx)
         if args and args[0] not in known and not args[0].startswith("-"):
+            if otherwise := self.otherwise.get(args[0]):
+                raise UsageError(f"there is no 'farm {self.name_in_help}{args[0]}': {otherwise}")
             raise UnknownNameError("command", args[0], known, f"(farm {self.name_in_help}--help lists them)")
         return super().resolve_command(ctx, args)
 

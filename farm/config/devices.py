@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 ADB_PORT = 5037
 SSH_PORT = 22
 
+POWER_SERIAL = "{serial}"
+"""Stands in a power command for the device's serial."""
+
+# Not `${NAME}`, which is for a shell that the command starts.
+_PLACEHOLDER = re.compile(r"(?<!\$)\{\w+\}")
 _SERIAL = re.compile(r"[\x21-\x7e]{1,128}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
@@ -251,6 +256,10 @@ class DeviceTables:
         self._expect(not table.local, f"{key}.power", "this machine cannot cut its own power: leave it out")
         fine = all(word and "\0" not in word for word in table.power)
         self._expect(fine, f"{key}.power", "expected a program and its arguments, none of them empty")
+        for name in (name for word in table.power for name in _PLACEHOLDER.findall(word)):
+            if name != POWER_SERIAL:
+                problem = UnknownNameError("placeholder", name, [POWER_SERIAL])
+                raise ConfigError(self._path, f"{key}.power", str(problem))
         self._within(f"{key}.power_timeout_s", table.power_timeout_s, 1, 600)
         program, *arguments = table.power
         return (str(self._beside(program)) if "/" in program else program, *arguments)

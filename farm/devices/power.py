@@ -10,15 +10,13 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
+from farm.config.devices import POWER_SERIAL
 from farm.devices.text import clean_text
 from farm.errors import DeviceError, DeviceTimeoutError
 from farm.system.processes import ending
 
 if TYPE_CHECKING:
     from farm.devices.device import Device, PowerCommand
-
-SERIAL = "{serial}"
-"""Stands in a command for the device's serial."""
 
 # Of what it prints, the end is kept.
 _KEPT_BYTES = 4096
@@ -34,7 +32,7 @@ def cycle_power(device: Device, command: PowerCommand) -> str:
     """
     if device.serial.startswith("-"):
         raise DeviceError(device.serial, "its serial begins with '-': the power command could take it for an option")
-    argv = [word.replace(SERIAL, device.serial) for word in command.argv]
+    argv = [word.replace(POWER_SERIAL, device.serial) for word in command.argv]
     facts = {"SERIAL": device.serial, "NAME": device.name, "SOC": device.soc}
     try:
         process = subprocess.Popen(

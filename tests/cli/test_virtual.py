@@ -79,6 +79,7 @@ def test_devices_stay_fail_on_request_and_leave_nothing(home: FarmHome, server: 
         assert "did you mean 'desk'" in home.farm("virtual", "fault", "dask", "wrong_soc").stderr
         soc = ("-s", f"product:{SERIAL}", "shell", "getprop ro.soc.model")
         assert adb(server, *soc).stdout == "SM8550\n"
+        assert "'farm virtual clear desk'" in home.farm("virtual", "fault", "desk", "clear").stderr
         assert home.farm("virtual", "clear", SERIAL).returncode == 0
         assert adb(server, *soc).stdout == "SM8650\n"
 

@@ -109,17 +109,21 @@ def test_farm_toml_names_the_command_of_a_device(bench: Bench, tmp_path: Path) -
     config = tmp_path / "farm.toml"
     config.write_text(
         '[[device]]\nserial = "virtual-SM8650-0"\npower = ["./hub", "-p", "3"]\npower_timeout_s = 20\n'
-        '[[device]]\nserial = "virtual-SM8750-0"\npower = ["uhubctl", "-a", "cycle"]\n'
+        '[[device]]\nserial = "virtual-SM8750-0"\npower = ["uhubctl", "-a", "${HOME}{serial}"]\n'
     )
     loaded = load_config(config)
     found = [discovery._Found(one) for one in bench.devices]
     named = [discovery._described(one, loaded.devices) for one in found]
     assert [one.power for one in named if isinstance(one, Device)] == [
         PowerCommand((str(tmp_path / "hub"), "-p", "3"), 20.0),
-        PowerCommand(("uhubctl", "-a", "cycle"), 60.0),
+        PowerCommand(("uhubctl", "-a", "${HOME}{serial}"), 60.0),
     ]
     for text, said in (
         ('[[device]]\nlocal = true\npower = ["x"]\n', "device[0].power: this machine cannot cut its own power"),
+        (
+            '[[device]]\nserial = "A"\npower = ["x", "{serail}"]\n',
+            "device[0].power: unknown placeholder '{serail}': did you mean '{serial}'?",
+        ),
         ('[[device]]\nserial = "A"\npower = ["x", ""]\n', "device[0].power: expected a program and its arguments"),
         ('[[device]]\nserial = "A"\npower = ["x"]\npower_timeout_s = 0\n', "power_timeout_s: is 0, expected 1 to 600"),
     ):

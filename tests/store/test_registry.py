@@ -58,6 +58,11 @@ def test_a_device_that_is_forgotten_is_in_no_list_until_it_is_seen_again(store: 
     store.devices.see([Seen(device, "device", None)])
     (known,) = store.devices.all()
     assert (known.forgotten_ms, known.name, known.labels, known.health, known.status) == (0, "", (), "healthy", None)
+    store.devices.record_health(HealthEvent("phone-1", "gave_up", "quarantined", "it was gone"))
+    store.devices.forget("phone-1")
+    store.devices.see([Seen(device, "device", None)])
+    (known,) = store.devices.all()
+    assert (known.health, known.health_reason) == ("quarantined", "it was gone"), "only a person ends a quarantine"
     store.leases.reserve("phone-1", "ada", 60)
     with pytest.raises(LeaseLostError, match="phone-1 is ada's: 'farm release phone-1'"):
         store.devices.forget("phone-1")

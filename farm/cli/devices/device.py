@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
-@click.group("device", cls=SuggestingGroup)
+# Of quarantine, the nearest is the opposite.
+_OTHERWISE = {"quarantine": "'farm device out DEVICE' lets no run use it, until 'farm device in DEVICE'"}
+
+
+@click.group("device", cls=SuggestingGroup, otherwise=_OTHERWISE)
 def command() -> None:
     """Name a device, put it in or out of service, show its health.
 
@@ -134,11 +138,14 @@ def forget_command(*, device: str, config_file: Path | None) -> None:
     """Leave a device that is gone out of every list; what it ran stays.
 
     Its name, labels, note and health are gone with it. Where it is attached
-    again it is in the lists again, as one that is new.
+    again it is in the lists again, as one that is new; in quarantine still, if
+    it was: farm device unquarantine alone ends that.
     """
     with _device(config_file, device) as (store, known):
         store.devices.forget(known.id)
         echo(f"{known.called} is forgotten; 'farm device show {known.id}' still shows its history")
+        if known.health == "quarantined":
+            echo("its quarantine stays, for when it is attached again: 'farm device unquarantine' ends that")
 
 
 @command.command("show")

@@ -168,6 +168,8 @@ def _detach(server: AdbServer, addresses: Sequence[str]) -> None:
 @click.option("--bytes-per-s", type=int, default=0, help="Speed of a slow link.")
 def fault(config_file: Path | None, folder: Path | None, device: str, kind: str, **details: Any) -> None:
     """Let a virtual device fail: `farm virtual faults` lists how."""
+    if kind == "clear":
+        raise UsageError(f"clear is no fault: 'farm virtual clear {one_line(device)}' ends those that there are")
     wanted = _kind(kind)
     try:
         asked = Fault(wanted, **details)

@@ -129,6 +129,8 @@ class Registry:
     def forget(self, device: str) -> None:
         """Leave a device that is gone out of every list until it is seen again: then it is as one that is new.
 
+        Only a person's release ends a quarantine: that stays.
+
         What it ran and what happened to it stays. Raises UnknownNameError, LeaseLostError for one that is somebody's.
         """
         key = _key(device)
@@ -139,7 +141,11 @@ class Registry:
             lease = lease_row(connection, key)
             if owner := lease.reserved_by(now_ms) or (lease.user if lease.is_held(now_ms) else ""):
                 raise LeaseLostError(f"{key} is {_shown(owner)}'s: 'farm release {key}' gives it back first")
-            _change_row(connection, key, {**_AS_NEW, "forgotten_ms": now_ms})
+            facts = {**_AS_NEW, "forgotten_ms": now_ms}
+            row = schema.device_state.c
+            if connection.scalar(select(row.health).where(row.id == key)) == Health.QUARANTINED:
+                facts = {name: value for name, value in facts.items() if name not in ("health", "health_reason")}
+            _change_row(connection, key, facts)
 
         self._database.write(change)
 
