@@ -156,6 +156,14 @@ def test_who_has_it_is_said_and_a_person_who_waits_gets_it(ada: User, store: Sto
     [queued] = store.leases.waiting()
     assert (queued.user, queued.devices, queued.count, queued.purpose) == ("ada", (FIRST,), 1, "farm lease")
     assert "; waiting as well: ada since " in ada.is_refused("lease", FIRST, "--no-wait", code=4)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        ended = ada.start("lease", FIRST, "--wait", "2m")
+        assert ended.stderr is not None
+        assert "waiting: " in ended.stderr.readline()
+        ended.send_signal(number)
+        ended.communicate(timeout=60)
+        assert ended.returncode == 128 + number
+        assert [one.user for one in store.leases.waiting()] == ["ada"]
     leases = store.leases.all()
     assert store.leases.renew(leases, ttl_s=60).wanted == {FIRST}
     store.leases.release(leases)

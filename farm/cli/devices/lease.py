@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -17,8 +19,9 @@ from farm.report.terminal.layout import columns
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+    from types import FrameType
 
     from farm.config.settings import Config
     from farm.devices.device import Device
@@ -51,7 +54,7 @@ def lease_command(
     from farm.pool.inventory import resolve_device
     from farm.system.processes import Supervisor
 
-    with Supervisor() as supervisor, opened(config_file) as (config, store):
+    with ended_in_order(), Supervisor() as supervisor, opened(config_file) as (config, store):
         devices = find_devices(config, store, supervisor, wanted)
         mine = {lease.device for lease in reserved_by_me(store)}
         if len(devices) == 1 and wanted.casefold() != devices[0].soc.casefold() and devices[0].id in mine:
@@ -213,6 +216,26 @@ def acquire(
         return taken[0]
     finally:
         store.leases.withdraw(token)
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise SystemExit, once, so that everything is given back."""
+    # What nohup makes deaf stays so.
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        for one in numbers:
+            signal.signal(one, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = [(one, signal.signal(one, end)) for one in numbers]
+    try:
+        yield
+    finally:
+        for one, handler in before:
+            signal.signal(one, handler)
 
 
 def _queue(store: Store, devices: Sequence[Device]) -> list[str]:

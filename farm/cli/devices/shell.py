@@ -21,7 +21,6 @@ from farm.cli.output import notice, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import FrameType
 
     from farm.devices.device import Device
     from farm.store.leases.rules import Lease
@@ -60,12 +59,12 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
     program and its arguments; for pipes and the like, sh -c '...'. The exit
     code is that of the shell, or of COMMAND.
     """
-    from farm.cli.devices.lease import acquire, find_devices, reserved_by_me
+    from farm.cli.devices.lease import acquire, ended_in_order, find_devices, reserved_by_me
     from farm.errors import UsageError
     from farm.system.processes import Supervisor
 
     words: list[str] = context.meta.get(_COMMAND, [])
-    with _ended_in_order(), Supervisor() as supervisor, opened(config_file) as (config, store):
+    with ended_in_order(), Supervisor() as supervisor, opened(config_file) as (config, store):
         if not device:
             mine = [lease.device for lease in reserved_by_me(store)]
             if len(mine) != 1:
@@ -200,26 +199,6 @@ def _purpose(words: Sequence[str]) -> str:
 
     # Not the arguments: everybody who shares the store reads it.
     return clean_text(shlex.join(["farm", "shell", *(["--", words[0]] if words else [])]))
-
-
-@contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit, once, so that everything is given back."""
-    # What nohup makes deaf stays so.
-    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
-
-    def end(number: int, frame: FrameType | None) -> None:
-        del frame
-        for one in numbers:
-            signal.signal(one, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    before = [(one, signal.signal(one, end)) for one in numbers]
-    try:
-        yield
-    finally:
-        for one, handler in before:
-            signal.signal(one, handler)
 
 
 @contextlib.contextmanager
