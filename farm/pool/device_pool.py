@@ -227,7 +227,7 @@ class DevicePool:
         if lease is not None:
             self.leases.release([lease])
         if reason:
-            self._note(f"{self._devices[number].called} is not used any more: {reason}")
+            self._note(f"{self._devices[number].called} {self.leases.why_unused(number, reason)}")
 
     def close(self) -> None:
         """Give every device back."""

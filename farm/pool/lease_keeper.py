@@ -166,6 +166,15 @@ class LeaseKeeper:
                 found[lacking[known.id]] = f"it is quarantined: {known.health_reason}"
         return found
 
+    def why_unused(self, number: int, reason: str) -> str:
+        """Return what to say of a device that is used no more, and what to do where it is quarantined."""
+        device, health = self._devices[number], ("", "")
+        with contextlib.suppress(FarmError):
+            health = self._store.devices.health([device.id])[device.id]
+        if health[0] != Health.QUARANTINED:
+            return f"is not used any more: {reason}"
+        return f"is quarantined: {health[1]}; 'farm device unquarantine {device.called}' when it is mended"
+
     def holders(self, socs: Collection[str]) -> str:
         """Return who has the devices of some SoCs."""
         held = self._held_by_others([device for device in self._devices if device.soc in socs])

@@ -15,7 +15,7 @@ from farm.pool.lease_keeper import LeaseTerms
 from farm.pool.worker_grant import WorkerGrant, read_grant
 from farm.run.scheduler import IDLE, DeviceScheduling
 from farm.store.leases.leasing import Leases
-from farm.store.leases.registry import Seen
+from farm.store.leases.registry import HealthEvent, Seen
 from farm.store.leases.rules import Lease, Priority
 from farm.store.store import Store, open_store
 
@@ -228,3 +228,15 @@ def test_a_device_with_nothing_left_to_do_is_given_back_without_a_word(
 
 def _cut_off(*_: object, **__: object) -> None:
     raise StoreError("cut off")
+
+
+def test_a_device_in_quarantine_is_said_to_be(world: World, make_pool: Callable[..., DevicePool], store: Store) -> None:
+    see(store)
+    pool = make_pool()
+    store.devices.record_health(HealthEvent(FIRST.id, "gave_up", "quarantined", "it was gone"))
+    pool.retire(0, "it was gone")
+    pool.retire(1, "its worker died")
+    assert world.notes == [
+        f"{FIRST.called} is quarantined: it was gone; 'farm device unquarantine {FIRST.called}' when it is mended",
+        f"{SECOND.called} is not used any more: its worker died",
+    ]
