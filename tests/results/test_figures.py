@@ -106,4 +106,4 @@ def test_an_unknown_figure_is_refused(farm: FarmCopy) -> None:
     manifest.write_text(text, encoding="utf-8")
     refused = farm.farm("run", "--soc", "SM8650", "--suite", str(manifest), "--backend", "xnnpack", "--virtual", "1")
     assert refused.returncode == 2
-    assert re.search("unknown field `sign_flops`", refused.stderr)
+    assert re.search("unknown key 'sign_flops': did you mean 'sign_flips'", refused.stderr)
