@@ -129,7 +129,7 @@ def test_without_a_device_it_says_what_is_attached(home: FarmHome, tmp_path: Pat
     # What never began is no run to tell of.
     assert home.farm("status").stdout.startswith("no run yet")
     assert "latest: " in home.farm("report", "latest").stderr
-    assert "NEVER BEGAN, exit code 4" in home.farm("run", "list").stdout
+    assert "NEVER BEGAN" in home.farm("run", "list").stdout
 
 
 @pytest.mark.parametrize("words", [("-v", "status"), ("status", "--verbose")])

@@ -60,7 +60,7 @@ def test_the_recipe_adds_a_format(tmp_path: Path) -> None:
             check=False,
         )
 
-    done = farm("export", "--format", "tsv")
+    done = farm("export", run_id, "--format", "tsv")
     assert (done.returncode, done.stdout) == (0, f"{JOB.id}\tfailed\tNone\n"), done.stderr
     assert "tsv    a line for each job, for spreadsheets" in farm("export", "--help").stdout
     checked = farm("nightly", "--check", str(night))

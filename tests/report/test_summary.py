@@ -205,6 +205,14 @@ def test_the_rerun_command_has_the_path_of_a_suite(example_run: RunView, given: 
     assert argv[argv.index("--suite") + 1] == again
 
 
+def test_the_rerun_command_is_for_the_devices_that_the_run_asked_for(example_run: RunView) -> None:
+    command = "farm run --soc SM8650 --suite quantized_ops --device mid --label=bench"
+    (one, *_) = summarize(msgspec.structs.replace(example_run, command=command)).jobs
+    assert one.kind == "virtual"  # one that is attached, and no other is started
+    assert "--device mid --label bench" in one.rerun
+    assert "--virtual" not in one.rerun
+
+
 def test_the_rerun_command_compiles_with_the_toolchain_of_the_run(example_run: RunView) -> None:
     selected = msgspec.structs.replace(example_run, toolchain=RunToolchain(name="/home/ada/my tree", private=True))
     argv = shlex.split(summarize(selected).jobs[0].rerun)

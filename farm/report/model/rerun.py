@@ -39,7 +39,8 @@ def ways_again(job: JobView, rerun: str, run_id: str) -> list[tuple[str, str]]:
 def rerun_command(job: JobView, *, virtual: bool, run_command: str = "", toolchain: str = "") -> str:
     """Return the command that runs `job` alone, quoted for a shell, with the same `toolchain`.
 
-    A suite that `run_command` named by its path is named so again; a command that has one job is repeated, and
+    It is for the devices that `run_command` named, and for a virtual one of its own where that had some; `virtual` says
+    so where it is no `farm run`. A suite that `run_command` named by its path is named so again; a command that has one job is repeated, and
     `farm pytest` with a -k for the test, which may match others whose names begin alike.
     """
     given = _words(run_command)
@@ -47,6 +48,9 @@ def rerun_command(job: JobView, *, virtual: bool, run_command: str = "", toolcha
         return shlex.join(given)
     if given[:2] == ["farm", "pytest"]:
         return shlex.join([*given, *([] if "--" in given else ["--"]), "-k", _test_expression(job.case)])
+    if given[:2] == ["farm", "run"]:
+        # Virtual devices that are attached are not started by a run.
+        virtual = virtual and any(word.partition("=")[0] == "--virtual" for word in given)
     words = [word for word in _NOT_K_IDENTIFIER.split(job.id) if word and word not in {"and", "or", "not"}]
     argv = ["farm", "run", "--soc", job.soc, "--suite", _suite_argument(job.suite, given)]
     if job.backend != DEFAULT_BACKEND:
@@ -57,6 +61,7 @@ def rerun_command(job: JobView, *, virtual: bool, run_command: str = "", toolcha
         argv += ["--toolchain", toolchain]
     if virtual:
         argv += ["--virtual", "1"]
+    argv += [word for name in ("--device", "--label") for value in _values(given, name) for word in (name, value)]
     if "--heap" in given:
         argv.append("--heap")
     profile = _values(given, "--profile")[-1:]
