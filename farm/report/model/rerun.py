@@ -40,8 +40,8 @@ def rerun_command(job: JobView, *, virtual: bool, run_command: str = "", toolcha
     """Return the command that runs `job` alone, quoted for a shell, with the same `toolchain`.
 
     It is for the devices that `run_command` named, and for a virtual one of its own where that had some; `virtual` says
-    so where it is no `farm run`. A suite that `run_command` named by its path is named so again; a command that has one job is repeated, and
-    `farm pytest` with a -k for the test, which may match others whose names begin alike.
+    so where it is no `farm run`. A suite that it named by its path is named so again; a command that has one job is
+    repeated, and `farm pytest` with a -k for the test, which may match others whose names begin alike.
     """
     given = _words(run_command)
     if given[:1] == ["farm"] and given[1:2] in _ONE_JOB:
