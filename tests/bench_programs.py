@@ -24,7 +24,7 @@ def documented_keys() -> dict[str, set[str]]:
     return {name: set(re.findall(r"`(\w+)`", keys)) for name, keys in _ROW.findall(text)}
 
 
-def run_bench(program: str, *arguments: str, env: Mapping[str, str], timeout_s: float = 600) -> dict[str, Any]:
+def run_bench(program: str, *arguments: str, env: Mapping[str, str], timeout_s: float = 1500) -> dict[str, Any]:
     """Run a program with `--quick`, and return its last line: JSON with the documented keys, no more and no fewer."""
     name, *more = program.split()
     done = subprocess.run(
