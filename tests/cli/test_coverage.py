@@ -135,7 +135,7 @@ def test_a_case_that_was_changed_is_stale_until_it_has_run(home: FarmHome, store
         (("--soc", "SM8850", "--backend", "lpai"), 2, "no suite of operators is made for lpai: name one with --suite"),
         (("--soc", "SM8650", "--run", "2099"), 2, "unknown run '2099'"),
         (("--soc", "SM8750", "--run", "latest"), 2, "latest: no job for SM8750 and htp: name another run, SoC or"),
-        (("--soc", "SM8650", "--suite", "./mine", "--markdown", "mine/suite.toml/x.md"), 2, "cannot write mine/suite"),
+        (("--soc", "SM8650", "--suite", "./mine", "--markdown", "mine/suite.toml/x.md"), 2, "suite.toml is no folder"),
     ],
 )
 def test_what_cannot_be_is_one_line(

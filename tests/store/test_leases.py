@@ -272,8 +272,13 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(device=st.sampled_from(DEVICES), state=st.sampled_from(["healthy", "suspect", "quarantined"]))
     def gets_well_or_ill(self, device: str, state: str) -> None:
-        self.store.devices.record_health(HealthEvent(device, "canary", state, "because"))
-        self.out = self.out - {device} | ({device} if state == "quarantined" else set())
+        # Only a person ends a quarantine.
+        event = "released" if state == "healthy" else "canary"
+        self.store.devices.record_health(HealthEvent(device, event, state, "because"))
+        if state == "quarantined":
+            self.out = self.out | {device}
+        elif event == "released":
+            self.out = self.out - {device}
 
     @invariant()
     def nobody_shares(self) -> None:
