@@ -69,7 +69,8 @@ def test_files_come_back_as_they_were_pushed(device: Device, tmp_path: Path) -> 
 def test_the_ladder_takes_every_step_of_the_transport_and_gives_up(device: Device, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "stub")
     recovery = recover(device, timeout_s=0.3)
-    assert [step.step for step in recovery.steps] == list(Step)
+    # No power switch is configured for it.
+    assert [step.step for step in recovery.steps] == [step for step in Step if step is not Step.POWER]
     assert recovery.problem == f"it cannot be rebooted: there is no folder {tmp_path / 'stub'}"
     with pytest.raises(DeviceGoneError):
         open_transport(device).run(["id"], timeout_s=1)

@@ -126,7 +126,7 @@ def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite
     assert {row["device_mse"] for row in rows.values()} == {""}
 
     with open_store(f"sqlite:///{home.state / 'farm.db'}", readonly=True) as store:
-        view = store.runs.view(store.runs.resolve("latest"))
+        view = store.runs.view(store.runs.resolve("latest", unbegun=True))
     assert view.exit_code == 1
     assert view.command.startswith("farm debug")
     assert view.fingerprint["debug"]
@@ -181,7 +181,7 @@ def test_ctrl_c_ends_it_all_and_says_so(home: FarmHome, suite: Path) -> None:
     assert processes_of(home) == {}
     assert not list((home.cache / "virtual").glob("debug-*"))
     with open_store(f"sqlite:///{home.state / 'farm.db'}", readonly=True) as store:
-        view = store.runs.view(store.runs.resolve("latest"))
+        view = store.runs.view(store.runs.resolve("latest", unbegun=True))
     assert (view.exit_code, view.jobs[0].attempts) == (130, ())
 
 
@@ -216,7 +216,7 @@ def stubbed(suite: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[DebugRepl
             code, said = error.exit_code, str(error)
         assert reply.reason in said
         with open_store(config.store_url, readonly=True) as store:
-            return code, store.runs.view(store.runs.resolve("latest"))
+            return code, store.runs.view(store.runs.resolve("latest", unbegun=True))
 
     return run
 
