@@ -184,17 +184,20 @@ class LeaseKeeper:
         """Return who has the devices that this run would use as well, by their ids."""
         if self._terms is None:
             return {}
-        held = Counter(self._devices[number].soc for number in self._leases)
+        with self._lock:
+            held = Counter(self._devices[number].soc for number in self._leases)
+            lacking = [device for number, device in enumerate(self._devices) if number not in self._leases]
         most = len(self._devices) if self._terms.most is None else self._terms.most
-        lacking = [device for number, device in enumerate(self._devices) if number not in self._leases]
         return self._held_by_others([device for device in lacking if held[device.soc] < most])
 
     def _held_by_others(self, devices: Collection[Device]) -> dict[str, str]:
         names = {device.id: device.called for device in devices}
+        # What is given just now is not yet among the leases.
+        ours = frozenset(self._requests.values())
         found = {}
         for lease in self._store.leases.all():
             who = lease.reserved_for or lease.user
-            if lease.device in names and who:
+            if lease.device in names and who and lease.token not in ours:
                 why = lease.purpose or ("reserved" if lease.reserved_for else "")
                 found[lease.device] = f"{names[lease.device]} is with {who}" + (f" ({why})" if why else "")
         return found

@@ -144,7 +144,7 @@ def _check(
         pool = DevicePool(devices, store, terms, say)
         try:
             pool.acquire(0.0)
-            held = _wait(pool, store, devices, wait_s)
+            held = _wait(pool, devices, wait_s)
             with ThreadPoolExecutor(max_workers=_MOST_AT_ONCE) as threads:
                 answers = threads.map(lambda number: _probe(plan, number, store), held)
                 found = [
@@ -198,14 +198,13 @@ def _plan(
     )
 
 
-def _wait(pool: DevicePool, store: Store, devices: Sequence[Device], wait_s: float) -> list[int]:
+def _wait(pool: DevicePool, devices: Sequence[Device], wait_s: float) -> list[int]:
     """Return the numbers of the devices that are leased: what is free at once, the others within `wait_s`."""
     begin_s = time.monotonic()
     while True:
         ours = {device.id for device in pool.held()}
         lacking = {device.id for device in devices} - ours
-        taken = {lease.device for lease in store.leases.all()} if lacking else set()
-        limit_s = wait_s if lacking <= taken else max(wait_s, _GRACE_SECONDS)
+        limit_s = wait_s if lacking <= pool.leases.missed().keys() else max(wait_s, _GRACE_SECONDS)
         if not lacking or time.monotonic() - begin_s >= limit_s:
             return [number for number, device in enumerate(devices) if device.id in ours]
         time.sleep(_LOOK_SECONDS)

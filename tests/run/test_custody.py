@@ -226,6 +226,14 @@ def test_a_device_with_nothing_left_to_do_is_given_back_without_a_word(
     assert world.notes == []
 
 
+def test_what_is_just_given_to_it_is_not_with_others(world: World, make_pool: Callable[..., DevicePool]) -> None:
+    pool, missed = make_pool(), []
+    pool.take_with(lambda _: missed.append(pool.leases.missed()))
+    world.begin(pool)
+    assert missed == [{}] * len(missed)
+    assert missed
+
+
 def _cut_off(*_: object, **__: object) -> None:
     raise StoreError("cut off")
 
