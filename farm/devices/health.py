@@ -105,6 +105,10 @@ def _doubt(mark: HealthMark) -> str:
     """Return why `mark` makes a device suspect, empty when it does not."""
     if mark.event is Event.CANARY_FAILED:
         return "" if mark.cause in BLAMELESS_CAUSES else "its canary fails"
+    if mark.event is Event.OUTVOTED:
+        return "other devices did what failed here"
+    if mark.event is Event.INFRA and mark.cause in OPEN_CAUSES:
+        return "a job that failed here is tried on another device"
     return "a job did not come to its end" if is_doubtful(mark) else ""
 
 

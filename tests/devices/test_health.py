@@ -50,11 +50,12 @@ def test_what_is_no_devices_fault_changes_nothing(cause: str) -> None:
 
 @pytest.mark.parametrize("cause", sorted(OPEN_CAUSES))
 def test_jobs_that_crash_do_not_put_a_device_into_quarantine_but_it_has_to_pass_a_canary(cause: str) -> None:
-    assert after(*[HealthMark(Event.INFRA, cause)] * 9)[0] is Health.SUSPECT
+    state, reason = after(*[HealthMark(Event.INFRA, cause, "s/c")] * 9)
+    assert (state, reason) == (Health.SUSPECT, f"a job that failed here is tried on another device: ({cause}) s/c")
 
 
 def test_a_device_that_alone_cannot_run_what_others_can_is_put_into_quarantine() -> None:
-    assert after(OUTVOTED)[0] is Health.SUSPECT
+    assert after(OUTVOTED) == (Health.SUSPECT, "other devices did what failed here: (hang) s/c passed on b")
     assert after(*(OUTVOTED, OK) * FAILURES_IN_A_ROW)[0] is Health.QUARANTINED
 
 
