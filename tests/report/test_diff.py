@@ -181,6 +181,14 @@ def test_the_text_puts_new_failures_first_and_fits_80_columns() -> None:
     assert lines[-1] == "12 of 14 jobs ended as before"
 
 
+def test_a_run_that_goes_on_is_said_to() -> None:
+    before, after = run(job("a", attempt()), id="one"), run(id="two", finished_ms=None, exit_code=None)
+    old, new, *_ = diff_lines(diff(before, after), limit=10)
+    assert (old.startswith("before: one, "), "NOT FINISHED" in old) == (True, False)
+    assert (new.startswith("after: two, "), new.endswith(", NOT FINISHED")) == (True, True)
+    assert render_diff(diff(before, after), virtual=False).count("not finished") == 1
+
+
 def test_names_of_jobs_cannot_write_to_the_terminal() -> None:
     evil = msgspec.structs.replace(job("a", FAILED), id="ops/\x1b[31mred")
     assert "\x1b" not in "\n".join(diff_lines(diff(run(), run(evil)), limit=10))

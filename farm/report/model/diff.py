@@ -102,6 +102,8 @@ class RunDiff(msgspec.Struct, frozen=True):
     """Of jobs that were compiled in both runs, by farms that knew to tell programs apart."""
     commits_url: str | msgspec.UnsetType = msgspec.UNSET
     """Where the commits between them can be read; not there where that is not known."""
+    not_finished: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Ids of runs of the two that go on, or were killed: what they lack may still come."""
 
     @property
     def has_times(self) -> bool:
@@ -143,10 +145,11 @@ def diff_runs(before: RunView, after: RunView) -> RunDiff:
     programs = compare_hashes(*_programs(before, after))
     same = frozenset(programs.same)
     jobs = [msgspec.structs.replace(job, same_program=True) if job.job_id in same else job for job in jobs]
+    not_finished = tuple(run.id for run in (before, after) if run.finished_ms is None)
     return RunDiff(
         before.id, after.id, before.started_ms, after.started_ms, _facts(before.fingerprint, after.fingerprint),
         tuple(jobs), programs if programs.same or programs.changed else msgspec.UNSET,
-        _commits_url(before, after) or msgspec.UNSET,
+        _commits_url(before, after) or msgspec.UNSET, not_finished or msgspec.UNSET,
     )  # fmt: skip
 
 

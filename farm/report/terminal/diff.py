@@ -52,8 +52,8 @@ def parts(diff: RunDiff) -> list[DiffPart]:
 def diff_lines(diff: RunDiff, limit: int, width: int = 80) -> list[str]:
     """Return what differs, what needs a look first; at most `limit` lines a group, none wider than `width`."""
     lines = [
-        f"before: {diff.before}, {fmt.clock(diff.before_ms)}",
-        f"after: {diff.after}, {fmt.clock(diff.after_ms)}",
+        f"before: {diff.before}, {_when(diff, diff.before, diff.before_ms)}",
+        f"after: {diff.after}, {_when(diff, diff.after, diff.after_ms)}",
         *(f"  {name}: {was or fmt.NOTHING} -> {now or fmt.NOTHING}" for name, was, now in diff.facts),
     ]
     for part in parts(diff):
@@ -75,6 +75,10 @@ def in_all(diff: RunDiff) -> str:
     if same == len(diff.jobs) and not any(job.changes or job.not_compared for job in diff.jobs):
         return f"{jobs}, nothing differs"
     return f"{same} of {jobs} ended as before"
+
+
+def _when(diff: RunDiff, run: str, began_ms: int) -> str:
+    return fmt.clock(began_ms) + (", NOT FINISHED" if run in (diff.not_finished or ()) else "")
 
 
 def _outcome(job: JobDiff, group: DiffGroup) -> tuple[str, str]:
