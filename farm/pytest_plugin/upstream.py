@@ -42,27 +42,28 @@ _CLEAN_SECONDS = 30.0
 
 def lay_out_sdk(folder: Path, sdk: Path, soc: Soc) -> Path:
     """Return an SDK in the new `folder`: all that `sdk` has, and stubs for what SimpleADB insists on besides."""
-    (folder / "lib").mkdir(parents=True)
-    for entry in sdk.iterdir():
-        if entry.name != "lib":
-            (folder / entry.name).symlink_to(entry)
-    skels = f"hexagon-v{soc.htp_arch}/unsigned"
-    wanted = [f"{TARGET}/libQnn{name}.so" for name in ("System", "Htp", f"HtpV{soc.htp_arch}Stub", "HtpPrepare", "Gpu")]
-    wanted += [f"{skels}/libQnnHtpV{soc.htp_arch}Skel.so"]
+    htp, lpai = f"hexagon-v{soc.htp_arch}/unsigned", f"lpai-v{soc.lpai_version}/signed"
+    host = ("System", "Htp", f"HtpV{soc.htp_arch}Stub", "HtpPrepare", "Gpu", "Lpai", "LpaiStub")
+    wanted = [f"{TARGET}/libQnn{name}.so" for name in host]
+    wanted += [f"{htp}/libQnnHtpV{soc.htp_arch}Skel.so", *([f"{lpai}/libQnnLpaiSkel.so"] if soc.lpai_version else [])]
     for library in wanted:
-        _link_or_stub(folder / "lib" / library, sdk / "lib" / library)
-    for entry in (sdk / "lib").iterdir():
-        if not (folder / "lib" / entry.name).exists():
-            (folder / "lib" / entry.name).symlink_to(entry)
+        if not (sdk / "lib" / library).is_file():
+            stub = folder / "lib" / library
+            stub.parent.mkdir(parents=True, exist_ok=True)
+            stub.write_text(_UNUSED)
+    folder.mkdir(exist_ok=True)
+    _link_all(folder, sdk)
     return folder
 
 
-def _link_or_stub(path: Path, real: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if real.is_file():
-        path.symlink_to(real)
-    else:
-        path.write_text(_UNUSED)
+def _link_all(folder: Path, source: Path) -> None:
+    """Link all that is in `source` into `folder`, beside what is there already, at every depth."""
+    for entry in source.iterdir():
+        place = folder / entry.name
+        if not place.exists():
+            place.symlink_to(entry)
+        elif place.is_dir() and entry.is_dir():
+            _link_all(place, entry)
 
 
 class Upstream:

@@ -37,7 +37,7 @@ from farm.virtual import boot as boot_module
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import StubSdk
+    from stub_sdk import StubSdk
 
     from farm.bundles.bundle import Bundle
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
-    from conftest import StubSdk
     from farm_home import FarmHome
+    from stub_sdk import StubSdk
 
 SUITE = Path(__file__).with_name("lpai_cases")
 
