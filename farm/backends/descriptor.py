@@ -58,6 +58,10 @@ class HostLibrary(msgspec.Struct, frozen=True):
     """What is wrong with such a release."""
 
 
+QNN_FEATURES = ("dump_intermediate_outputs", "saver", "skip_node_ops", "skip_node_ids", "op_packages")
+"""Of ExecuTorch's compiler, whichever backend of QNN it is for."""
+
+
 class Backend(msgspec.Struct, frozen=True, kw_only=True):
     """One backend. In names of files, fields of a Soc stand in braces: `libQnnHtpV{htp_arch}Skel.so`."""
 
@@ -66,6 +70,8 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     flow: str
     """Module whose FLOW lowers a program: farm/compile/flows/flow.py. Imported in builder processes only."""
     options: dict[str, BackendOption] = {}
+    features: tuple[str, ...] = ()
+    """What a case may ask of its compiler: names of `farm.suites.features.Features`; on the CPU they are left out."""
 
     on_cpu: bool = False
     """Every SoC has it, every case runs on it whatever its manifest says, and no QNN takes part."""

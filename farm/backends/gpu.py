@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farm.backends.descriptor import SWITCH, Backend, BackendOption, HostLibrary
+from farm.backends.descriptor import QNN_FEATURES, SWITCH, Backend, BackendOption, HostLibrary
 
 # ExecuTorch 1.5, qc_schema: QnnExecuTorchGpuPrecision; a test compares.
 _PRECISION = {"fp32": 0, "fp16": 1, "hybrid": 2, "user_provided": 3}
@@ -18,6 +18,7 @@ BACKEND = Backend(
         "use_queue_recording": BackendOption("compile", SWITCH, help="command queues recorded"),
         "use_weight_sharing": BackendOption("compile", SWITCH, help="weights shared between graphs"),
     },
+    features=(*QNN_FEATURES, "use_weight_sharing"),
     qnn_type=1,
     host_library=HostLibrary(
         "libQnnGpu.so",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farm.backends.descriptor import QUANTIZED_PRECISIONS, SWITCH, Backend, BackendOption
+from farm.backends.descriptor import QNN_FEATURES, QUANTIZED_PRECISIONS, SWITCH, Backend, BackendOption
 
 # ExecuTorch 1.5, qc_schema: QnnExecuTorchHtpPerformanceMode; a test compares.
 _PERFORMANCE = {
@@ -27,6 +27,15 @@ BACKEND = Backend(
         "use_dlbc": BackendOption("compile", SWITCH, help="inputs compressed on their way"),
         "use_slc_allocator": BackendOption("compile", SWITCH, help="the system level cache, on SoCs that have it"),
     },
+    features=(
+        *QNN_FEATURES,
+        "online_prepare",
+        "shared_buffer",
+        "use_multi_contexts",
+        "split",
+        "use_weight_sharing",
+        "use_mha2sha",
+    ),
     qnn_type=2,
     on_host="runs",
     hardware="htp_arch",

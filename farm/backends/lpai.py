@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from farm.backends.descriptor import QUANTIZED_PRECISIONS, Backend, BackendOption, HostLibrary
+from farm.backends.descriptor import QNN_FEATURES, QUANTIZED_PRECISIONS, Backend, BackendOption, HostLibrary
 
 # ExecuTorch 1.5, qc_schema: QnnExecuTorchLpaiClientPerf and QnnExecuTorchLpaiCoreAffinity; a test compares.
 _CLIENT = {"real_time": 1, "non_real_time": 2}
@@ -26,6 +26,7 @@ BACKEND = Backend(
     precisions=QUANTIZED_PRECISIONS,
     flow="farm.compile.flows.qualcomm",
     options={**_options("compile"), **_options("run", "lpai_")},
+    features=QNN_FEATURES,
     qnn_type=4,
     # ExecuTorch 1.5, backends/qualcomm/export_utils.py: LPAI v6 needs it.
     first_qnn=(2, 39),

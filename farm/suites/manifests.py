@@ -14,9 +14,21 @@ import msgspec
 
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
 from farm.errors import ConfigError, UnknownNameError
+from farm.suites.features import Features
 from farm.suites.figures import FIGURES, REFERENCES
 from farm.suites.socs import PRECISIONS, READY, load_socs
-from farm.suites.suite import Case, Expectation, InputSpec, KnownIssue, Metric, Suite, Tolerance, cpu_precisions
+from farm.suites.suite import (
+    FORWARD,
+    Case,
+    Expectation,
+    InputSpec,
+    KnownIssue,
+    MethodInputs,
+    Metric,
+    Suite,
+    Tolerance,
+    cpu_precisions,
+)
 from farm.system.resources import data_folder
 from farm.system.toml_tables import read_table
 
@@ -24,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,63}")
+_METHOD = re.compile(r"[A-Za-z_]\w{0,63}")
 _FACTORY = re.compile(r"\.{0,2}[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 # Of arguments of a module. JSON, which takes them to the builder, has no more than these whole numbers.
@@ -64,6 +77,9 @@ class _CaseTable(_Table, frozen=True):
     expect: tuple[Expectation, ...] = ()
     metrics: tuple[Metric, ...] = ()
     deterministic: bool | None = None
+    method: str = FORWARD
+    methods: dict[str, MethodInputs] = {}
+    features: Features = Features()
 
 
 class _SuiteTable(_Table, frozen=True):
@@ -178,7 +194,8 @@ def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _Ca
     _check_source(manifest, key, table)
     for place, values in ((f"{key}.args", table.args), (f"{key}.kwargs", table.kwargs)):
         _check_value(manifest, place, values)
-    _check_inputs(manifest, key, table)
+    _check_inputs(manifest, f"{key}.inputs", table.inputs, table)
+    _check_methods(manifest, key, table)
     _check_known(manifest, f"{key}.precisions", table.precisions, PRECISIONS)
     _check_known(manifest, f"{key}.tolerance", table.tolerance, PRECISIONS)
     _check_limits(manifest, f"{key}.tolerance", table.tolerance)
@@ -252,28 +269,49 @@ def _check_value(manifest: Path, key: str, value: object, depth: int = 0) -> Non
             _check_value(manifest, f"{key}[{index}]", one, depth + 1)
 
 
-def _check_inputs(manifest: Path, key: str, table: _CaseTable) -> None:
-    if not table.inputs:
-        raise ConfigError(manifest, f"{key}.inputs", "at least one input is needed")
-    for index, spec in enumerate(table.inputs):
-        _check_drawn(manifest, f"{key}.inputs[{index}]", spec)
+def _check_inputs(manifest: Path, key: str, inputs: Sequence[InputSpec], table: _CaseTable) -> None:
+    if not inputs:
+        raise ConfigError(manifest, key, "at least one input is needed")
+    for index, spec in enumerate(inputs):
+        _check_drawn(manifest, f"{key}[{index}]", spec)
         if spec.shape is None and not spec.files:
-            raise ConfigError(manifest, f"{key}.inputs", "an input has a shape or files")
+            raise ConfigError(manifest, key, "an input has a shape or files")
         if any(size < 1 for size in spec.shape or ()):
-            raise ConfigError(manifest, f"{key}.inputs", "every dimension is at least 1")
+            raise ConfigError(manifest, key, "every dimension is at least 1")
         if spec.files and len(spec.files) != table.samples:
-            raise ConfigError(manifest, f"{key}.inputs.files", f"are {len(spec.files)}, expected one a sample")
+            raise ConfigError(manifest, f"{key}.files", f"are {len(spec.files)}, expected one a sample")
         for size in spec.dynamic:
             if spec.shape is None or not 0 <= size.dim < len(spec.shape):
-                raise ConfigError(manifest, f"{key}.inputs.dynamic", f"the shape has no dimension {size.dim}")
+                raise ConfigError(manifest, f"{key}.dynamic", f"the shape has no dimension {size.dim}")
             if not 1 <= size.least <= spec.shape[size.dim] <= size.greatest:
-                raise ConfigError(
-                    manifest,
-                    f"{key}.inputs.dynamic",
-                    f"dimension {size.dim} is {spec.shape[size.dim]}, expected 1 <= least <= it <= greatest",
-                )
-    if table.pte and any(spec.dynamic for spec in table.inputs):
-        raise ConfigError(manifest, f"{key}.inputs.dynamic", "a pte knows its bounds: leave it out")
+                problem = f"dimension {size.dim} is {spec.shape[size.dim]}, expected 1 <= least <= it <= greatest"
+                raise ConfigError(manifest, f"{key}.dynamic", problem)
+    if table.pte and any(spec.dynamic for spec in inputs):
+        raise ConfigError(manifest, f"{key}.dynamic", "a pte knows its bounds: leave it out")
+
+
+def _check_methods(manifest: Path, key: str, table: _CaseTable) -> None:
+    """Raise ConfigError unless the methods are those of a module, and the features go together."""
+    for name in (table.method, *table.methods):
+        if not _METHOD.fullmatch(name):
+            raise ConfigError(manifest, f"{key}.method", f"{name[:80]!r} is no name of a method")
+    if table.methods and table.method not in table.methods:
+        raise ConfigError(manifest, f"{key}.method", str(UnknownNameError("method", table.method, table.methods)))
+    if table.pte and (table.methods or table.features.named):
+        raise ConfigError(manifest, key, "methods and features are for what is compiled: a pte is that already")
+    if table.program and not table.pte and (table.methods or table.method != FORWARD):
+        raise ConfigError(manifest, f"{key}.method", "an exported program has one method, forward: leave it out")
+    for name, method in table.methods.items():
+        if method.inputs:
+            _check_inputs(manifest, f"{key}.methods.{name}.inputs", method.inputs, table)
+    if table.methods.get(table.method, MethodInputs()).inputs:
+        problem = "the method that is executed takes the inputs of the case: leave these out"
+        raise ConfigError(manifest, f"{key}.methods.{table.method}.inputs", problem)
+    if problem := table.features.problem:
+        raise ConfigError(manifest, f"{key}.features", problem)
+    if table.features.dump_intermediate_outputs and len(table.methods) > 1:
+        problem = "ExecuTorch writes the layers of one method: leave the others out"
+        raise ConfigError(manifest, f"{key}.features.dump_intermediate_outputs", problem)
 
 
 def _placed(issue: KnownIssue, backends: tuple[str, ...]) -> KnownIssue:

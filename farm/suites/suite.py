@@ -10,6 +10,7 @@ import msgspec
 
 from farm.backends.registry import BACKENDS, cpu_backends, runs_on_cpu
 from farm.errors import IllegalTargetError, UnknownNameError
+from farm.suites.features import Features
 from farm.suites.figures import figure_fields
 from farm.suites.socs import PRECISIONS, READY, Soc, check_target
 
@@ -89,6 +90,11 @@ class Expectation(_Frozen, frozen=True):
     """Delegated partitions."""
     fallback_ops: dict[str, int] = {}
     """Operators left to the CPU, and how often."""
+    least_spill_fill_bytes: int | None = None
+    """Of the buffer that the contexts of a program share; None does not decide, as in the following."""
+    most_pte_bytes: int | None = None
+    intermediate_outputs: int | None = None
+    """Layers whose outputs an inference writes."""
     precisions: tuple[str, ...] = ()
     """Where it holds; empty is everywhere."""
     socs: tuple[str, ...] = ()
@@ -133,6 +139,17 @@ class KnownIssue(_Frozen, frozen=True):
         return self.expires is not None and self.expires < today
 
 
+FORWARD = "forward"
+"""The method of a program that a case without `method` runs."""
+
+
+class MethodInputs(_Frozen, frozen=True):
+    """What one method of a module takes."""
+
+    inputs: tuple[InputSpec, ...] = ()
+    """Empty is what the case's own method takes."""
+
+
 class Case(_Frozen, frozen=True):
     """One module with inputs, precisions and tolerances, independent of any SoC."""
 
@@ -166,6 +183,11 @@ class Case(_Frozen, frozen=True):
     deterministic: bool | None = None
     """Whether the same inputs give the same outputs every time; None is yes, unless the module has a state of its
     own: farm/results/iterations.py."""
+    method: str = FORWARD
+    """What is executed: a method, or a submodule, of the module; of a `.pte` file one of its methods."""
+    methods: dict[str, MethodInputs] = {}
+    """All that go into the program, where there are several."""
+    features: Features = Features()
     folder: str = ""
     """Folder of the suite, where its files are looked for."""
 
@@ -173,14 +195,18 @@ class Case(_Frozen, frozen=True):
     def definition(self) -> tuple[Any, ...]:
         """Return what says which program is executed on which inputs, but for the content of its files."""
         sources = (self.module, self.checkpoint, self.program, self.pte, self.expected)
-        return (*sources, self.args, self.kwargs, self.inputs, self.seed, self.samples)
+        rare = {"method": self.method, "methods": self.methods, "features": self.features}
+        usual = {"method": FORWARD, "methods": {}, "features": Features()}
+        return (*sources, self.args, self.kwargs, self.inputs, self.seed, self.samples, *((rare,) * (rare != usual)))
 
     @property
     def files(self) -> tuple[str, ...]:
         """Return the files that it names, but for Python code, relative to its folder."""
         named = (self.checkpoint, self.program, self.pte)
-        inputs = (file for spec in self.inputs for file in spec.files)
-        return tuple(file for file in (*named, *inputs, *itertools.chain(*self.expected)) if file)
+        specs = itertools.chain(self.inputs, *(method.inputs for method in self.methods.values()))
+        inputs = (file for spec in specs for file in spec.files)
+        libraries = (package.library for package in self.features.op_packages)
+        return tuple(file for file in (*named, *inputs, *itertools.chain(*self.expected), *libraries) if file)
 
     def tolerance(self, precision: str) -> Tolerance:
         """Return what decides at `precision`."""
@@ -288,6 +314,8 @@ def plan(
                     check_target(soc, backend, precision)
                     jobs.append(Job(case, Target(soc.name, backend, precision, options)))
     _check_suites(suites, backend)
+    for job in jobs:
+        _check_features(job)
     declared = {precision for suite in suites for case in suite.cases for precision in case.precisions_on(backend)}
     for precision in precisions:
         if precision not in declared:
@@ -306,4 +334,16 @@ def _check_suites(suites: Sequence[Suite], backend: str) -> None:
             raise IllegalTargetError(
                 f"suite {suite.name} has no precision for the {backend} backend: its cases declare what only "
                 f"{', '.join(cpu_backends())} runs"
+            )
+
+
+def _check_features(job: Job) -> None:
+    if runs_on_cpu(job.target.backend):
+        return
+    backend = BACKENDS[job.target.backend]
+    for name in job.case.features.named:
+        if name not in backend.features:
+            able = ", ".join(other.name for other in BACKENDS.values() if name in other.features)
+            raise IllegalTargetError(
+                f"{job.case.suite}/{job.case.name}: {name} is for {able}, not for the {backend.name} backend"
             )

@@ -1,0 +1,78 @@
+"""What a case asks of a QNN backend beyond its operators: how it is compiled, and what its device must have."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class OpPackage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An operator of the user's own in a package of QNN's: ExecuTorch 1.5, `QnnExecuTorchOpPackageInfo`."""
+
+    name: str
+    """Of the package."""
+    operator: str
+    """As torch calls it: `my_ops.mul3.default`."""
+    qnn_operator: str
+    """As the package calls it."""
+    interface_provider: str
+    library: str
+    """The package's `.so` for the machine that compiles, relative to the folder of the suite."""
+
+
+class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Features by the names that ExecuTorch's compiler has for them; the defaults are those of every other case."""
+
+    online_prepare: bool = False
+    """The device makes the graph when it loads the program."""
+    shared_buffer: bool = False
+    """Inputs and outputs are in memory that the DSP shares (rpcmem): no memory is planned for them."""
+    dump_intermediate_outputs: bool = False
+    """The program can write what every layer gives; it is executed so."""
+    saver: bool = False
+    """QNN's calls are recorded as well, into the folder `saver` of the bundle: docs of QNN's Saver backend."""
+    use_multi_contexts: bool = False
+    """Contexts of one program share their spill-fill buffer."""
+    split: int = 0
+    """The nodes are divided into so many shares, each a context of its own; wants `use_multi_contexts`."""
+    use_weight_sharing: bool = False
+    """Weights that several methods have in common are there once."""
+    use_mha2sha: bool = False
+    """Attention of many heads is taken apart into single heads."""
+    skip_node_ops: tuple[str, ...] = ()
+    """Operators that are left to the CPU: `aten.add.Tensor`."""
+    skip_node_ids: tuple[str, ...] = ()
+    """Nodes that are left to the CPU, by their names in the lowered graph: `aten_add_tensor`."""
+    op_packages: tuple[OpPackage, ...] = ()
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Return the names of those that are asked for."""
+        usual = Features()
+        return tuple(name for name in self.__struct_fields__ if getattr(self, name) != getattr(usual, name))
+
+    @property
+    def problem(self) -> str:
+        """Return why these cannot go together; "" where they can. ExecuTorch 1.5 says so late, or not at all."""
+        if self.split and not self.use_multi_contexts:
+            return "split makes several contexts, which want use_multi_contexts = true"
+        if self.split == 1 or self.split < 0:
+            return f"split is {self.split}, expected 2 or more, or 0 for one context"
+        if self.online_prepare and self.use_multi_contexts:
+            return "online_prepare makes one context on the device: leave use_multi_contexts out"
+        if self.online_prepare and self.use_weight_sharing:
+            return "online_prepare makes contexts on the device, which share no weights: leave use_weight_sharing out"
+        return ""
+
+
+# What Qualcomm's simulator and this machine lack, by feature.
+_ON_DEVICES_ALONE = {
+    "online_prepare": "its graph is made by the device when it is loaded",
+    "shared_buffer": "its inputs and outputs are in memory that a DSP shares (rpcmem)",
+    "use_weight_sharing": "contexts that share weights are not simulated",
+    "op_packages": "its operators come from a package that is built for a device",
+}
+
+
+def why_on_device(names: tuple[str, ...]) -> str:
+    """Return what of the features called `names` only a device has, as a reason; "" where a simulator has all."""
+    return "; ".join(_ON_DEVICES_ALONE[name] for name in names if name in _ON_DEVICES_ALONE)
