@@ -1,0 +1,76 @@
+"""A program in several contexts: the passes that divide its graph, as ExecuTorch's own tests of contexts do.
+
+QNN takes no `_clone_dim_order`, which copies a tensor: what stands before such a copy and what comes after it are
+partitions of their own, each with a context, and the CPU copies what goes from one to the next.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from executorch.backends.qualcomm._passes import FoldQDQ
+from executorch.backends.qualcomm._passes.qnn_pass_manager import get_qnn_pass_manager_cls
+from executorch.backends.qualcomm.builders.node_visitor import dq_ops
+from executorch.backends.qualcomm.utils.constants import (
+    QCOM_PASS_ACTIVATE_KEY,
+    QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY,
+    QCOM_QUANT_ATTRS,
+)
+from executorch.exir.dialects._ops import ops as exir_ops
+from executorch.exir.pass_base import ExportPass, PassResult
+
+
+def split_passes(shares: int) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Return ExecuTorch's passes with one that divides the graph, and what each has to come after.
+
+    They are `passes_job` and `dep_table` of `to_edge_transform_and_lower_to_qnn`.
+    """
+    manager = get_qnn_pass_manager_cls()
+    passes, after = manager.get_capture_program_passes(), manager.get_passes_dependency_for_capture_program()
+    passes[SplitGraph] = {QCOM_PASS_ACTIVATE_KEY: True, QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY: {"shares": shares}}
+    # Once what is quantized is known by its nodes' attributes, there is no (de)quantization left to stand in the way.
+    after[SplitGraph] = [FoldQDQ]
+    return passes, after
+
+
+class SplitGraph(ExportPass):  # type: ignore[misc]
+    """Divides a graph into shares of about as many operators: all that one hands to later ones goes through copies."""
+
+    def __init__(self, shares: int) -> None:
+        super().__init__()
+        self._shares = shares
+
+    def call(self, graph_module: torch.fx.GraphModule) -> PassResult:
+        """Divide the graph in place. Raises ValueError where it has fewer operators than shares."""
+        nodes = [node for node in graph_module.graph.nodes if _is_operator(node)]
+        if len(nodes) < self._shares:
+            raise ValueError(f"the graph has {len(nodes)} operators, which cannot be {self._shares} shares")
+        share_of = {node: number * self._shares // len(nodes) for number, node in enumerate(nodes)}
+        for node in graph_module.graph.nodes:
+            # What an operator with several outputs gives belongs to it.
+            if node.op == "call_function" and node.target is operator.getitem:
+                share_of[node] = share_of.get(node.args[0], 0)
+        for node in list(share_of):
+            later = [user for user in node.users if share_of.get(user, 0) > share_of[node]]
+            if later and isinstance(node.meta["val"], torch.Tensor):
+                _copy_for(node, later)
+        graph_module.recompile()
+        return PassResult(graph_module, True)
+
+
+def _is_operator(node: torch.fx.Node) -> bool:
+    # Parameters are dequantized where they are used: they are no work.
+    return node.op == "call_function" and node.target is not operator.getitem and node.target not in dq_ops
+
+
+def _copy_for(node: torch.fx.Node, users: list[torch.fx.Node]) -> None:
+    """Let `users` take a copy of what `node` gives."""
+    with node.graph.inserting_after(node):
+        copy = node.graph.call_function(exir_ops.edge.dim_order_ops._clone_dim_order.default, (node,))  # noqa: SLF001
+    copy.meta["val"] = node.meta["val"]
+    if QCOM_QUANT_ATTRS in node.meta:
+        copy.meta[QCOM_QUANT_ATTRS] = node.meta[QCOM_QUANT_ATTRS]
+    for user in users:
+        user.replace_input_with(node, copy)
