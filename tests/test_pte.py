@@ -106,7 +106,7 @@ def test_a_program_for_the_htp_names_its_soc_and_backend(models: Path) -> None:
     program = read_pte(models / "conv_sm8850.pte")
     assert program.qnn is not None
     assert (program.qnn.soc, program.qnn.backend, program.qnn.online_prepare) == ("SM8850", "htp", False)
-    forward = program.forward
+    forward = program.method("forward", "--method")
     assert [str(value) for value in (*forward.inputs, *forward.outputs)] == [
         "float32[1, 3, 16, 16]", "float32[1, 8, 16, 16]",
     ]  # fmt: skip
@@ -116,8 +116,8 @@ def test_a_program_for_the_htp_names_its_soc_and_backend(models: Path) -> None:
 def test_a_program_without_a_method_forward_says_what_it_has(models: Path) -> None:
     program = read_pte(models / "methods.pte")
     assert (program.qnn, len(program.methods)) == (None, 2)
-    with pytest.raises(ConfigError, match=r"methods\.pte: has no method 'forward', but 'double', 'triple'"):
-        _ = program.forward
+    with pytest.raises(ConfigError, match=r"methods\.pte: has no method 'forward', but 'double', 'triple'.*--method"):
+        program.method("forward", "--method")
 
 
 @pytest.mark.parametrize(

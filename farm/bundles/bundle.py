@@ -6,6 +6,7 @@ inputs/input_{sample}_{index}.raw            native dtype, C order
 reference_fp32/output_{sample}_{index}.raw   outputs of the FP32 module
 reference_quantized/output_{sample}_{index}.raw  outputs of the quantized module, on the CPU; none in floating point
 origins.json                    module path and source line of nodes; only where they are known
+saver/                          QNN's calls as C code, and their data; only where the case asks for them
 optrace/                        graphs and their schematics, for the SDK's tools; only when compiled for that
 build.log
 """
@@ -29,6 +30,7 @@ MANIFEST = "manifest.json"
 MODEL = "model.pte"
 INPUTS = "inputs"
 OPTRACE = "optrace"
+SAVER = "saver"
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -89,6 +91,16 @@ class Manifest(msgspec.Struct, frozen=True):
     peak_bytes: int = 0
     """Greatest resident memory of the process that compiled it, meanwhile, with what it kept from jobs before; 0 where
     that is not known."""
+    method: str = "forward"
+    """What of the program is executed."""
+    method_index: int = 0
+    """Where that is among the methods of the program."""
+    features: tuple[str, ...] = ()
+    """What it was compiled with: names of `farm.suites.features.Features`."""
+    needs_device: str = ""
+    """Why no simulator executes it; "" where one does."""
+    spill_fill_bytes: int | None = None
+    """Of the buffer that its contexts share; None where they share none."""
     program: str = ""
     """Hash of the program, as `farm.program.canonical` has it; empty in bundles that are older than that."""
 

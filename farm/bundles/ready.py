@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 
-def read_ready(job: Job) -> Method:
-    """Return the method that a job with a ready `.pte` runs.
+def read_ready(job: Job, how: str = "method = in its case") -> Method:
+    """Return the method that a job with a ready `.pte` runs; `how` another is named goes into the error.
 
     Raises ConfigError for a file that is no program or has nothing to run, IllegalTargetError for one that was compiled
     for another SoC or backend, or where the target has options that only a compiler could apply.
     """
     path, target = Path(job.case.folder, job.case.pte), job.target
     program = read_pte(path)
-    method = program.forward
+    method = program.method(job.case.method, how)
     if compile_options(target):
         names = ", ".join(compile_options(target))
         raise IllegalTargetError(f"{path.name} is compiled already: leave the options {names} out")
@@ -54,6 +54,13 @@ def check_inputs(job: Job, method: Method, inputs: Sequence[TensorSpec]) -> None
 def output_specs(method: Method) -> tuple[TensorSpec, ...]:
     """Return what the program says of its outputs."""
     return tuple(TensorSpec(value.shape, value.dtype) for value in method.outputs)
+
+
+def features_of(method: Method) -> tuple[str, ...]:
+    """Return what of a method's features its file says: names of `farm.suites.features.Features`."""
+    said = ("online_prepare", "shared_buffer", "dump_intermediate_outputs")
+    options = [delegate.qnn for delegate in method.delegates if delegate.qnn is not None]
+    return tuple(name for name in said if any(getattr(one, name) for one in options))
 
 
 def is_dynamic(method: Method) -> bool:

@@ -15,7 +15,7 @@ from farm.errors import BundleError, FarmError, LocalError
 from farm.execution.raw import RunnerOptions
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.blame import after_rerun
-from farm.results.judge import build_failure
+from farm.results.judge import build_failure, not_simulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +76,8 @@ class Executor:
             execution = running.result()
         except _BuildFailedError as failed:
             return (build_failure(job, failed.reason, failed.log, planned.key, infra=failed.infra),), ()
+        except _NeedsDeviceError as skipped:
+            return (skipped.attempt,), ()
         except LocalError:
             raise
         except FarmError as error:
@@ -179,6 +181,9 @@ class Executor:
         soc = self._device_run.device.soc
         if bundle.manifest.soc != soc:
             raise BundleError(f"the bundle is for {bundle.manifest.soc}, the device is a {soc}")
+        device = self._device_run.device
+        if bundle.manifest.needs_device and device.kind == "virtual":
+            raise _NeedsDeviceError(not_simulated(planned.job, bundle))
         return bundle
 
 
@@ -207,6 +212,12 @@ class _BuildFailedError(Exception):
     def __init__(self, reason: str, log: str, *, infra: bool) -> None:
         self.reason, self.log, self.infra = reason, log, infra
         super().__init__(reason)
+
+
+class _NeedsDeviceError(Exception):
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        super().__init__(attempt.reason)
 
 
 def _tail(path: Path) -> str:

@@ -1,7 +1,8 @@
 """Bundle + Device -> RawResult: stage the files, run the runner, collect what it left. No judgement.
 
 A runner process stays up as long as jobs want the same backend options, which are global to a process; a job that ends
-it, or that exceeds its time, costs one start.
+it, or that exceeds its time, costs one start. ExecuTorch's own runners take no session: each job has a process of its
+own there (`one_shot.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from farm.bundles.bundle import MODEL
@@ -16,6 +18,7 @@ from farm.devices.recovery import TELL_BOOT
 from farm.errors import DeviceError, DeviceSpaceError
 from farm.execution.content_store import SESSION_PREFIX, ContentStore, differing, expected_content, hashes_of
 from farm.execution.liveness import Liveness, StagingError, cause_of
+from farm.execution.one_shot import run_once
 from farm.execution.raw import DEBUG_FILE, ETDUMP_FILE
 from farm.execution.result import DEBUG_BYTES, Execution, collect, collect_heap
 from farm.execution.runner_process import RunnerProcess
@@ -26,6 +29,7 @@ from farm.execution.workspace import (
     OUTPUTS,
     Workspace,
     job_layout,
+    program_flags,
     runtime_layout,
     shape_flags,
 )
@@ -46,6 +50,7 @@ _DEBUG_FLAGS = {
     "debug_output_path": DEBUG_FILE,
     "debug_buffer_size": str(DEBUG_BYTES),
 }
+_DUMPS = "dump_intermediate_outputs"
 _SHELL_SECONDS = 30.0
 # Who did not answer a moment ago is not waited for.
 _LOST_SECONDS = 3.0
@@ -122,7 +127,7 @@ class DeviceSession:
             self._begin()
             self._objects.look_for([*self._runtime.hashes.values(), *wanted])
             self._stage_runtime()
-            if options is not None:
+            if options is not None and not self._runtime.one_shot:
                 self._start_runner(options)
             self._objects.ensure(small)
 
@@ -148,6 +153,9 @@ class DeviceSession:
 
         Never raises for what the device does: a DeviceError becomes `error` and `error_stage` of the result.
         """
+        if _DUMPS in workspace.bundle.manifest.features:
+            # ExecuTorch 1.5 aborts where such a program finds no room for its layers.
+            options = replace(options, debug=True)
         if self._last is not None:
             self._done.append(self._last.workspace.folder)
         self._last = execution = Execution(job_id, self.serial, workspace, folder)
@@ -267,18 +275,27 @@ class DeviceSession:
             self._hang_up()
 
     def _run(self, workspace: Workspace, options: RunnerOptions) -> RunnerEnding:
+        flags = {
+            "model_path": MODEL,
+            **program_flags(workspace.bundle.manifest),
+            **shape_flags(workspace.bundle.manifest),
+            **({"etdump_path": ETDUMP_FILE} if options.profiles else {}),
+            **(_DEBUG_FLAGS if options.debug else {}),
+        }
+        if self._runtime.one_shot:
+            return run_once(
+                self._transport, self._runtime, self.runtime_folder, workspace, options, flags,
+                demand=self._liveness.demand, broken_off=self._broken_off,
+            )  # fmt: skip
         words = _words(
             {
+                **flags,
                 "working_folder": workspace.folder.name,
-                "model_path": MODEL,
                 "input_list_path": INPUT_LIST,
                 "output_folder_path": OUTPUTS,
                 "iteration": str(options.iterations),
                 "warm_up": str(options.warm_up),
                 "timeout_ms": str(round(options.timeout_s * 1000)),
-                **shape_flags(workspace.bundle.manifest),
-                **({"etdump_path": ETDUMP_FILE} if options.profiles else {}),
-                **(_DEBUG_FLAGS if options.debug else {}),
             }
         )
         try:

@@ -87,6 +87,12 @@ def job_layout(bundle: Bundle, folder: PurePosixPath) -> Layout:
     return Layout(files, objects)
 
 
+def program_flags(manifest: Manifest) -> dict[str, str]:
+    """Return the runner's flags that the program of a bundle wants, beside its shapes."""
+    flags = {"method_index": str(manifest.method_index)} if manifest.method_index else {}
+    return flags | ({"shared_buffer": "true"} if "shared_buffer" in manifest.features else {})
+
+
 def shape_flags(manifest: Manifest) -> dict[str, str]:
     """Return the runner's flags for the files that say what shapes are executed."""
     if not manifest.dynamic:

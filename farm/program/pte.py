@@ -129,6 +129,8 @@ class Method(msgspec.Struct, frozen=True):
     delegates: tuple[Delegate, ...]
     cpu_operators: dict[str, int]
     """Operators that no delegate took, `aten::relu.out`, and how often each is called in the file."""
+    index: int = 0
+    """Where it is among the methods of the program."""
 
     @property
     def partitions(self) -> dict[str, int]:
@@ -142,14 +144,13 @@ class Program(msgspec.Struct, frozen=True):
     path: Path
     methods: tuple[Method, ...]
 
-    @property
-    def forward(self) -> Method:
-        """The method `forward`. Raises ConfigError where there is none."""
+    def method(self, name: str, how: str) -> Method:
+        """Return the method called `name`. Raises ConfigError where there is none, which ends in `how` to name one."""
         for method in self.methods:
-            if method.name == "forward":
+            if method.name == name:
                 return method
         names = ", ".join(repr(method.name[:80]) for method in self.methods[:8]) or "none"
-        raise ConfigError(self.path, "", f"has no method 'forward', but {names}: export the module itself")
+        raise ConfigError(self.path, "", f"has no method {name!r}, but {names}: name one with {how}")
 
     @property
     def qnn(self) -> QnnOptions | None:
@@ -251,10 +252,10 @@ def _methods(file: Flatbuffer, header: _Header, size: int) -> tuple[Method, ...]
     if end > size:
         raise _BrokenError(f"is cut short: has {size} bytes of {end}: copy it again")
     _, plans = file.vectors(root, _PROGRAM_PLANS)
-    return tuple(_method(file, plans[n : n + 1]) for n in range(len(plans)))
+    return tuple(_method(file, plans[n : n + 1], n) for n in range(len(plans)))
 
 
-def _method(file: Flatbuffer, plan: Positions) -> Method:
+def _method(file: Flatbuffer, plan: Positions, index: int) -> Method:
     _, values = file.vectors(plan, _PLAN_VALUES)
     return Method(
         name=file.texts(plan, _PLAN_NAME)[0],
@@ -262,6 +263,7 @@ def _method(file: Flatbuffer, plan: Positions) -> Method:
         outputs=_values(file, values, file.lists(plan, _PLAN_OUTPUTS)[0]),
         delegates=_delegates(file, plan),
         cpu_operators=_cpu_operators(file, plan),
+        index=index,
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from farm.backends.registry import find_backend
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE
 from farm.bundles.key import LPAI_TARGET
-from farm.execution.workspace import INPUT_LIST, job_layout, shape_flags
+from farm.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.replay.scripts import filled, publish_folder
 from farm.runtime.device_files import BACKEND_IN_BUILD, RUNNER_IN_BUILD, soc_name
 from farm.suites.options import runtime_flags
@@ -78,6 +78,7 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
         "iteration": "1",
         "warm_up": "0",
         **runtime_flags(target),
+        **program_flags(manifest),
         **shape_flags(manifest),
     }
     virtual = manifest.versions.get(LPAI_TARGET) == "x86"

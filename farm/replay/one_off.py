@@ -15,7 +15,7 @@ from farm.analysis.facts import CONTENTS
 from farm.bundles.key import facts_of
 from farm.device_run.artifacts import AttemptArtifacts, kept_outputs
 from farm.device_run.device_run import DeviceRun, HeatGate
-from farm.errors import FarmError, InfraError
+from farm.errors import FarmError, IllegalTargetError, InfraError
 from farm.execution.raw import RunnerOptions
 from farm.pool.acquire import DeviceAcquirer
 from farm.pool.fleet import Choice
@@ -101,6 +101,10 @@ def run_one(
         )  # fmt: skip
         with acquirer:
             bundle = find_bundle(tools, acquirer.supervisor)
+            if request.virtual and bundle.manifest.needs_device:
+                raise IllegalTargetError(
+                    f"no virtual device runs {request.job.id}: {bundle.manifest.needs_device}; attach a device"
+                )
             acquired = acquirer.acquire(None if request.virtual else request.choice)
             run_id = _begin(config, store, request, tools, bundle, acquired, say)
             folder = config.run_folder(run_id)

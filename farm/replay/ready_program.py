@@ -14,7 +14,7 @@ import numpy as np
 from farm.backends.registry import cpu_backends, find_backend
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, read_tensor
 from farm.bundles.cache import BundleCache
-from farm.bundles.ready import read_ready
+from farm.bundles.ready import features_of, read_ready
 from farm.errors import ConfigError, IllegalTargetError, UsageError
 from farm.execution.raw import ETDUMP_FILE
 from farm.program.pte import QNN, Method, Program, Value, read_pte
@@ -24,9 +24,10 @@ from farm.request.profiling import Profile
 from farm.results.attempt import Attempt, Comparison, Verdict
 from farm.results.numerics import compare, worst
 from farm.results.outputs import UNJUDGED, compared
+from farm.suites.features import why_on_device
 from farm.suites.options import parse_options
 from farm.suites.socs import READY, check_target, find_soc, load_socs
-from farm.suites.suite import Case, Job, Target
+from farm.suites.suite import FORWARD, Case, Job, Target
 from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
@@ -45,10 +46,11 @@ SUITE = "exec"
 """The suite that such jobs are recorded under."""
 
 _XNNPACK = "XnnpackBackend"
+_HOW = "--method"
 # Of one tensor: more is a program that lies, or one that no phone runs.
 _MOST_BYTES = 2 << 30
 # A bundle that is made in another way is another one.
-_RECIPE = 1
+_RECIPE = 2
 
 EXPECTED = "expected"
 """What outputs are compared with, as the name of a reference."""
@@ -65,6 +67,8 @@ class ReadyRequest(msgspec.Struct, frozen=True, kw_only=True):
     expect: tuple[Path, ...] = ()
     """As many for every inference as it has outputs; none to compare nothing."""
     seed: int = 0
+    method: str = FORWARD
+    """What of the program runs."""
     soc: str = ""
     """Empty is what the program was compiled for."""
     backend: str = ""
@@ -94,7 +98,14 @@ class ReadyProgram:
     def bundle(self, config: Config) -> Bundle:
         """Return its bundle, made in the cache where it is not there. Raises InfraError when that cannot be written."""
         target = self.job.target
-        parts = (_RECIPE, self.job.case.kwargs, target.soc, target.backend, [spec.shape for spec in self.outputs])
+        parts = (
+            _RECIPE,
+            self.job.case.kwargs,
+            self.method.name,
+            target.soc,
+            target.backend,
+            [spec.shape for spec in self.outputs],
+        )
         key = hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
         return BundleCache(config.cache_dir).build(key, lambda folder: self._fill(folder, key))
 
@@ -124,6 +135,10 @@ class ReadyProgram:
             files={str(path.relative_to(folder)): sha256_of(path) for path in files},
             references=(),
             dynamic=any(value.dynamic for value in (*method.inputs, *method.outputs)),
+            method=method.name,
+            method_index=method.index,
+            features=features_of(method),
+            needs_device=why_on_device(features_of(method)),
         )
         (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
 
@@ -135,11 +150,11 @@ def plan_ready(request: ReadyRequest) -> ReadyProgram:
     backend, UsageError, UnknownNameError.
     """
     program = read_pte(request.model)
-    method = program.forward
+    method = program.method(request.method, _HOW)
     target = _target(request, program)
-    _check_runnable(request, program, target)
+    _check_runnable(request, program, method, target)
     # Its own words for a program that is for something else, or has options that only a compiler could apply.
-    read_ready(Job(msgspec.structs.replace(_case(request), pte=str(request.model.absolute())), target))
+    read_ready(Job(msgspec.structs.replace(_case(request), pte=str(request.model.absolute())), target), _HOW)
     for place, values in (("input", method.inputs), ("output", method.outputs)):
         for index, value in enumerate(values):
             _check_value(request.model, value, f"{place} {index}")
@@ -170,8 +185,8 @@ def _target(request: ReadyRequest, program: Program) -> Target:
     return Target(found.name, backend, READY, sets[0])
 
 
-def _check_runnable(request: ReadyRequest, program: Program, target: Target) -> None:
-    foreign = sorted({one.id for one in program.forward.delegates} - {QNN, _XNNPACK})
+def _check_runnable(request: ReadyRequest, program: Program, method: Method, target: Target) -> None:
+    foreign = sorted({one.id for one in method.delegates} - {QNN, _XNNPACK})
     if foreign:
         raise IllegalTargetError(
             f"{request.model.name} has a part for {foreign[0][:80]!r}, which farm's runner has not"
@@ -187,7 +202,7 @@ def _check_runnable(request: ReadyRequest, program: Program, target: Target) -> 
             "device, or compile it with online_prepare=False"
         )
 
-    dumping = any(one.qnn is not None and one.qnn.dump_intermediate_outputs for one in program.forward.delegates)
+    dumping = any(one.qnn is not None and one.qnn.dump_intermediate_outputs for one in method.delegates)
     if dumping and request.profile is not Profile.OFF:
         # ExecuTorch 1.5 aborts where there is an ETDump and no room for them; farm debug makes its own programs.
         raise IllegalTargetError(
@@ -230,7 +245,7 @@ def _shown_files(files: Sequence[Path]) -> str:
 
 def _case(request: ReadyRequest) -> Case:
     name = re.sub(r"[^a-z0-9_]+", "_", request.model.stem.lower()).strip("_")[:64]
-    return Case(suite=SUITE, name=name or "program", module="", inputs=())
+    return Case(suite=SUITE, name=name or "program", module="", inputs=(), method=request.method)
 
 
 class OutputFigures(msgspec.Struct, frozen=True):

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.backends.registry import runs_on_cpu
+from farm.backends.registry import BACKENDS, runs_on_cpu
 from farm.bundles.origins import NO_ORIGINS, read_origins
 from farm.errors import BundleError
+from farm.execution.raw import ETDUMP_FILE
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.heap import heap_measurements
 from farm.results.iterations import judge_iterations, require_comparison
@@ -20,6 +21,7 @@ from farm.results.measurements import bundle_measurements, numeric_measurements,
 from farm.results.outcome import outcome
 from farm.results.outputs import NoSignalError, compare_outputs, decide, measure_outputs, not_judged, outputs_problem
 from farm.results.profile.cycles import read_profile
+from farm.results.profile.etdump import ETDumpError, intermediate_outputs
 from farm.system.text import bounded_log, reason_line
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from farm.execution.raw import RawResult
     from farm.results.runner_report import RunnerReport
     from farm.suites.suite import Job
+
+_QUANTIZING = ("quantized_decomposed.quantize_per_", "quantized_decomposed.dequantize_per_")
 
 
 def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, any_runner: bool = False) -> Attempt:
@@ -50,6 +54,8 @@ def judge(job: Job, bundle: Bundle, raw: RawResult, *, operators: bool = False, 
         ending = report
     if ending.verdict is Verdict.PASSED and (problem := delegation_problem(job, bundle)):
         ending = ending.ended_as(failed(Stage.BUILD, problem, Cause.COMPILE))
+    if ending.verdict is Verdict.PASSED and (problem := _dump_problem(job, raw)):
+        ending = ending.ended_as(failed(Stage.EXECUTE, problem, Cause.REFUSED))
     measured = ending.measurements
     if raw.heap:
         ending = _heap_alone(ending, raw, None if isinstance(report, Ending) else report)
@@ -107,6 +113,21 @@ def build_failure(
     )
 
 
+def not_simulated(job: Job, bundle: Bundle) -> Attempt:
+    """Return the attempt of a job that a simulator cannot execute: skipped, or failed where its build is not right."""
+    if problem := delegation_problem(job, bundle):
+        return build_failure(job, problem, bundle_key=bundle.manifest.key)
+    reason = f"compiled, and not executed: {bundle.manifest.needs_device}; attach a {bundle.manifest.soc}"
+    return Attempt(
+        job_id=job.id,
+        verdict=Verdict.SKIPPED,
+        stage=Stage.BUILD,
+        reason=reason_line(reason),
+        bundle_key=bundle.manifest.key,
+        measurements=bundle_measurements(bundle.manifest),
+    )
+
+
 def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerReport, *, operators: bool) -> Ending:
     problem = outputs_problem(bundle, raw, report)
     if problem and problem.verdict is Verdict.INFRA:
@@ -135,12 +156,40 @@ def delegation_problem(job: Job, bundle: Bundle) -> str:
     if not manifest.partitions and not runs_on_cpu(backend):
         return f"nothing was delegated to the {backend} backend: the CPU ran it all"
     expected = job.case.expectation(job.target)
-    if expected is None or (manifest.partitions, manifest.fallback_ops) == (expected.partitions, expected.fallback_ops):
+    if expected is None:
         return ""
-    return (
-        f"{_shown(manifest.partitions, manifest.fallback_ops)}, expected "
-        f"{_shown(expected.partitions, expected.fallback_ops)}"
-    )
+    left = _left_to_cpu(backend, manifest.fallback_ops)
+    if (manifest.partitions, left) != (expected.partitions, expected.fallback_ops):
+        return f"{_shown(manifest.partitions, left)}, expected {_shown(expected.partitions, expected.fallback_ops)}"
+    least, shared = expected.least_spill_fill_bytes, manifest.spill_fill_bytes or 0
+    if least is not None and shared < least:
+        return f"the buffer that its contexts share has {shared} bytes, expected {least} or more"
+    if expected.most_pte_bytes is not None and manifest.pte_bytes > expected.most_pte_bytes:
+        return f"the program has {manifest.pte_bytes} bytes, expected {expected.most_pte_bytes} or less"
+    return ""
+
+
+def _dump_problem(job: Job, raw: RawResult) -> str:
+    """Return how the layers that an inference wrote differ from what the case expects; "" where they do not."""
+    expected = job.case.expectation(job.target)
+    if expected is None or expected.intermediate_outputs is None:
+        return ""
+    try:
+        counts = intermediate_outputs((raw.folder / ETDUMP_FILE).read_bytes())
+    except (OSError, ETDumpError) as error:
+        return f"the outputs of its layers cannot be read: {error}"
+    per_inference = {count for count in counts if count}
+    if per_inference == {expected.intermediate_outputs}:
+        return ""
+    found = " or ".join(map(str, sorted(per_inference))) or "no"
+    return f"{found} outputs of layers were written, expected {expected.intermediate_outputs}"
+
+
+def _left_to_cpu(backend: str, fallback_ops: dict[str, int]) -> dict[str, int]:
+    """Return the operators that a case may name; quantizing for delegates comes with these, inputs and outputs."""
+    if backend not in BACKENDS or not BACKENDS[backend].cpu_quantizes:
+        return fallback_ops
+    return {name: count for name, count in fallback_ops.items() if not name.startswith(_QUANTIZING)}
 
 
 def _shown(partitions: int, fallback_ops: Mapping[str, int]) -> str:

@@ -127,6 +127,8 @@ class JobItem(pytest.Item):
         else:
             done = worker.run(self.planned, self.config.stash.get(_FOLLOWING, None))
         self.user_properties.extend(properties_of(done))
+        if isinstance(done, Done) and done.attempt.verdict is Verdict.SKIPPED:
+            pytest.skip(done.attempt.reason)
         if isinstance(done, Done) and done.attempt.verdict is not Verdict.PASSED:
             raise JobNotPassed(done.attempt, repeated=bool(done.avoid))
 

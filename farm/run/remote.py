@@ -133,7 +133,9 @@ def _add_outcome(report: JobReport, done: Done | Returned) -> None:
     if isinstance(done, Returned) or done.attempt.verdict is Verdict.PASSED:
         return
     report.text = text_of(done.attempt)
-    if done.avoid:
+    if done.attempt.verdict is Verdict.SKIPPED:
+        report.outcome = "skipped"
+    elif done.avoid:
         # Neither passed nor failed yet: -x waits for the last word.
         report.outcome = "rerun"
     elif done.attempt.known_issue:

@@ -44,6 +44,7 @@ _PROFILES = ("auto", "off", "basic", "detailed")
               help="For random inputs, which it takes where no files are named.")  # fmt: skip
 @click.option("--expect", multiple=True, type=FILE, metavar="FILE",
               help="What an output should be, .npy or raw; compared, not judged. Repeatable.")  # fmt: skip
+@click.option("--method", default="forward", show_default=True, help="Which method of the program runs.")
 @click.option("--output", type=FOLDER, metavar="FOLDER",
               help="Save the outputs here, raw and .npy; and the profile, if one was asked for.")  # fmt: skip
 @click.option("--soc", default="", help="SoC to run on; what the program was compiled for may be left out.")

@@ -14,25 +14,27 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from farm.backends.registry import find_backend
+from farm.backends.registry import find_backend, runs_on_cpu
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Manifest, TensorSpec
 from farm.bundles.key import relevant_versions
 from farm.bundles.origins import write_origins
-from farm.bundles.ready import check_inputs, is_dynamic, output_specs, read_ready
+from farm.bundles.ready import check_inputs, features_of, is_dynamic, output_specs, read_ready
 from farm.compile.flows.delegation import built_operators, read_delegation
 from farm.compile.flows.dispatcher import one_look_a_list
-from farm.compile.flows.factory import make_example, make_inputs, make_module, read_expected
+from farm.compile.flows.factory import make_example, make_inputs, make_method, make_module, read_expected
 from farm.compile.flows.flow import Lowering, Stopwatch
 from farm.compile.flows.node_origins import EdgeOrigins
 from farm.program.canonical import program_hash
+from farm.suites.features import why_on_device
 from farm.suites.options import compile_options
+from farm.suites.suite import FORWARD
 from farm.system.hashes import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from farm.compile.flows.flow import Flow
-    from farm.suites.suite import Job, Target
+    from farm.suites.suite import Case, Job, Target
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -84,6 +86,11 @@ class CompiledProgram(msgspec.Struct, frozen=True):
     operators: dict[str, int] = {}
     dynamic: bool = False
     stateful: bool = False
+    method: str = FORWARD
+    method_index: int = 0
+    features: tuple[str, ...] = ()
+    """Names of `farm.suites.features.Features`."""
+    spill_fill_bytes: int | None = None
 
 
 def _compile(
@@ -91,39 +98,64 @@ def _compile(
 ) -> CompiledProgram:
     case, target = job.case, job.target
     flow = flow_of(target.backend)
-    module = make_module(case)
+    whole = make_module(case)
+    module = make_method(case, whole, case.method)
     # First, as an error of the module itself reads better than what an export makes of it.
     with watch.step("reference"):
         outputs, stateful = _run(module, samples)
         references = {"fp32": outputs}
-    example = make_example(case, module, samples[0])
+    own = Lowering(
+        module, make_example(case, module, samples[0]), samples, target, versions, watch, case, folder, case.method
+    )
+    others = {} if runs_on_cpu(target.backend) else _other_methods(case, whole, own)
     schematics = _schematics_in(folder / OPTRACE if _for_optrace(target) else None)
     with schematics, built_operators() as operators, one_look_a_list():
-        lowered = flow(Lowering(module, example, samples, target, versions, watch))
-    delegation = read_delegation(lowered.edge.exported_program().graph_module)
+        lowered = flow(own._replace(others=others))
+    delegation = read_delegation(lowered.edge.exported_program(case.method).graph_module)
     steps: Sequence[float | None] = [None] * len(references["fp32"][0])
     if lowered.quantized is not None:
         with watch.step("quantized_reference"):
             references["quantized"] = [_outputs(lowered.quantized, inputs) for inputs in samples]
         steps = _output_steps(lowered.quantized)
     with watch.step("serialize"):
-        origins = EdgeOrigins(lowered.edge, Path(case.folder).parent)
+        origins = EdgeOrigins(lowered.edge, Path(case.folder).parent, case.method)
         program = lowered.edge.to_executorch(lowered.config)
         with (folder / MODEL).open("wb") as file:
             program.write_to_file(file)
         write_origins(folder, origins.of(program))
     if _for_optrace(target):
         _keep_graphs(folder / MODEL, folder / OPTRACE)
+    plans = program.executorch_program.execution_plan
+    method_index = [plan.name for plan in plans].index(case.method)
     return CompiledProgram(
         references=references,
         outputs=tuple(tensor_spec(tensor, step) for tensor, step in zip(references["fp32"][0], steps, strict=True)),
-        delegates=dict(Counter(delegate.id for delegate in program.executorch_program.execution_plan[0].delegates)),
+        delegates=dict(Counter(delegate.id for delegate in plans[method_index].delegates)),
         delegated_ops=delegation.delegated_ops,
         fallback_ops=dict(Counter(delegation.edge_ops) + Counter(delegation.cpu_ops)),
         operators=dict(operators),
         dynamic=any(spec.dynamic for spec in case.inputs),
         stateful=stateful,
+        method=case.method,
+        method_index=method_index,
+        features=() if runs_on_cpu(target.backend) else case.features.named,
+        spill_fill_bytes=lowered.spill_fill_bytes,
     )
+
+
+def _other_methods(case: Case, module: torch.nn.Module, own: Lowering) -> dict[str, Lowering]:
+    """Return what goes into the program beside the method of the case that is executed."""
+    found = {}
+    for name, method in case.methods.items():
+        if name == case.method:
+            continue
+        part = msgspec.structs.replace(case, inputs=method.inputs or case.inputs)
+        samples = [make_inputs(part, sample) for sample in range(case.samples)]
+        called = make_method(case, module, name)
+        found[name] = own._replace(
+            module=called, example=make_example(part, called, samples[0]), samples=samples, method=name
+        )
+    return found
 
 
 def _take_ready(
@@ -150,6 +182,9 @@ def _take_ready(
         fallback_ops=method.cpu_operators,
         dynamic=is_dynamic(method),
         stateful=stateful,
+        method=method.name,
+        method_index=method.index,
+        features=features_of(method),
     )
 
 
@@ -270,6 +305,11 @@ def write_manifest(
         operators=program.operators,
         dynamic=program.dynamic,
         stateful=program.stateful,
+        method=program.method,
+        method_index=program.method_index,
+        features=program.features,
+        needs_device=why_on_device(program.features),
+        spill_fill_bytes=program.spill_fill_bytes,
         program=program_hash(folder / MODEL),
     )
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import inspect
@@ -14,6 +15,7 @@ import torch
 
 from farm.compile.flows.flow import Example
 from farm.errors import ConfigError
+from farm.suites.suite import FORWARD
 
 if TYPE_CHECKING:
     from farm.suites.suite import Case, InputSpec
@@ -43,6 +45,26 @@ def make_module(case: Case) -> torch.nn.Module:
     if case.checkpoint:
         _load_checkpoint(case, made)
     return made.eval()
+
+
+def make_method(case: Case, module: torch.nn.Module, name: str) -> torch.nn.Module:
+    """Return what calls the method `name` of the module of `case`, with its weights; a submodule is one as well.
+
+    Raises ConfigError where it has none.
+    """
+    if name == FORWARD:
+        return module
+    found = getattr(module, name, None)
+    if isinstance(found, torch.nn.Module):
+        return found
+    method = getattr(type(module), name, None)
+    if not inspect.isfunction(method):
+        problem = f"{case.module} has no method or submodule {name!r}"
+        raise ConfigError(_manifest(case), f"case.{case.name}.method", problem)
+    # A class of its own, as torch.export traces the `forward` of a class and knows weights by their names in it.
+    other = copy.copy(module)
+    other.__class__ = type(f"{type(module).__name__}_{name}", (type(module),), {FORWARD: method})
+    return other
 
 
 def _load_program(case: Case) -> torch.nn.Module:
@@ -75,12 +97,13 @@ def _manifest(case: Case) -> Path:
 
 def _import(case: Case, name: str) -> ModuleType:
     try:
-        return importlib.import_module(_absolute(name, case.folder))
+        return importlib.import_module(import_name(name, case.folder))
     except (ImportError, OSError) as error:
         raise ConfigError(_manifest(case), f"case.{case.name}.module", f"cannot be imported: {error}") from error
 
 
-def _absolute(name: str, folder: str) -> str:
+def import_name(name: str, folder: str) -> str:
+    """Return the name by which Python imports `name`, of which `.model` is a file in the suite's `folder`."""
     if name.startswith(".."):
         return f"{_package(str(Path(folder).parent))}{name[1:]}"
     return f"{_package(folder)}{name}" if name.startswith(".") else name

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig
 
-from farm.suites.suite import Target
+from farm.suites.suite import FORWARD, Case, Target
 from farm.system.memory import peak_bytes, reset_peak
 
 
@@ -24,10 +25,10 @@ class Stopwatch:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Time the body as `name`."""
+        """Time the body as `name`, with what had this name before."""
         started = time.perf_counter()
         yield
-        self.seconds[name] = round(time.perf_counter() - started, 4)
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 4)
 
     def finish(self) -> dict[str, float]:
         """Return the seconds by step, and in `total`."""
@@ -59,6 +60,18 @@ class Lowering(NamedTuple):
     versions: Mapping[str, str]
     """What the bundle depends on besides its job, as in its manifest: farm/bundles/key.py."""
     watch: Stopwatch
+    case: Case
+    """For its features, and the files that they name."""
+    folder: Path
+    """Where the bundle is made: what is beside its program is left there."""
+    method: str = FORWARD
+    others: Mapping[str, Lowering] = {}
+    """The other methods of the same program by name, where its backend can have several; none has others itself."""
+
+    @property
+    def methods(self) -> dict[str, Lowering]:
+        """All methods of the program, in the order that ExecuTorch serializes them in."""
+        return dict(sorted({self.method: self, **self.others}.items()))
 
     def export(self) -> torch.export.ExportedProgram:
         """Return the module as a graph."""
@@ -77,6 +90,8 @@ class Lowered(NamedTuple):
     """The quantized module, which runs on the CPU; None where nothing was quantized."""
     config: ExecutorchBackendConfig | None
     """How to serialize it; None is ExecuTorch's default."""
+    spill_fill_bytes: int | None = None
+    """Of the buffer that its contexts share; None where they share none."""
 
 
 Flow = Callable[[Lowering], Lowered]

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
 
-_METHOD = "forward"
 _CALL = "executorch_call_delegate"
 # torch.export calls a module that is called again `layers.3@1`.
 _AGAIN = re.compile(r"@\d+$")
@@ -27,10 +26,11 @@ _TORCH = Path(torch.__file__).parent
 class EdgeOrigins:
     """Where the nodes of a lowered program come from. To be made before it is serialized, which gives other handles."""
 
-    def __init__(self, edge: EdgeProgramManager, suites: Path) -> None:
-        """Paths of sources below the folder `suites` are relative to it."""
+    def __init__(self, edge: EdgeProgramManager, suites: Path, method: str) -> None:
+        """Of one method. Paths of sources below the folder `suites` are relative to it."""
+        self._method = method
         places = [suites, *(Path(entry) for entry in sys.path if entry)]
-        graph_module = edge.exported_program().graph_module
+        graph_module = edge.exported_program(method).graph_module
         nodes = graph_module.graph.nodes
         lowered = [getattr(graph_module, node.args[0].target) for node in nodes if _name_of(node) == _CALL]
         self._inside = [_origins_of(one.original_module.graph_module.graph.nodes, places) for one in lowered]
@@ -38,11 +38,13 @@ class EdgeOrigins:
 
     def of(self, program: ExecutorchProgramManager) -> Origins:
         """Return them by the instructions of what it was serialized to."""
-        called = sorted(program.delegate_map.get(_METHOD) or {})
+        called = sorted(program.delegate_map.get(self._method) or {})
         # One that is missing would give its nodes to another.
         calls = dict(zip(called, self._inside, strict=True)) if len(called) == len(self._inside) else {}
         # Of a delegate's call these are the handles of all its nodes.
-        handles = {at: one for at, one in (program.debug_handle_map.get(_METHOD) or {}).items() if at not in called}
+        handles = {
+            at: one for at, one in (program.debug_handle_map.get(self._method) or {}).items() if at not in called
+        }
         kernels = {at: self._by_handle.get(handle, UNKNOWN) for at, handle in handles.items() if type(handle) is int}
         return Origins(calls, {at: origin for at, origin in kernels.items() if origin != UNKNOWN})
 

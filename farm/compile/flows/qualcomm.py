@@ -23,16 +23,17 @@ from executorch.backends.qualcomm.utils.utils import (
     get_qnn_context_binary_alignment,
     to_edge_transform_and_lower_to_qnn,
 )
-from executorch.exir import ExecutorchBackendConfig
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from farm.backends.descriptor import QUANTIZED_PRECISIONS
 from farm.backends.registry import BACKENDS
 from farm.bundles.key import LPAI_TARGET
-from farm.compile.flows.delegation import read_delegation, refused_operators, require_whole_graph
+from farm.compile.flows import qnn_features
+from farm.compile.flows.delegation import refused_operators
 from farm.compile.flows.flow import Flow, Lowered, Lowering
 from farm.errors import DelegationError, MissingToolError
+from farm.suites.features import Features
 from farm.suites.options import compile_numbers
 
 if TYPE_CHECKING:
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 
     from executorch.exir import EdgeProgramManager
 
-    from farm.compile.flows.flow import Example
-    from farm.suites.suite import Target
+    from farm.suites.suite import Case, Target
 
 # Whose weights have blocks in the precisions called `_block`, along their second dimension, the input channels.
 _BLOCK_TARGETS = (torch.ops.aten.conv2d.default, torch.ops.aten.linear.default)
@@ -55,20 +55,32 @@ _RULES: dict[str, Any] = {
     "act_observer": MinMaxObserver,
 }
 """How everything is quantized, whatever its precision."""
+# ExecuTorch 1.5, LpaiPartitionFallbackSupport.
+_WITH_WEIGHTS = "Fallback nodes with weights"
 _LPAI_TARGETS = {"x86": QnnExecuTorchLpaiTargetEnv.kX86, "arm": QnnExecuTorchLpaiTargetEnv.kArm}
 
 
 def _lower(lowering: Lowering) -> Lowered:
     target, watch = lowering.target, lowering.watch
-    graph: torch.nn.Module = lowering.export().module()
+    case, features = lowering.case, lowering.case.features
+    qnn_features.require_packages(case)
+    graphs: dict[str, torch.nn.Module] = {name: one.export().module() for name, one in lowering.methods.items()}
     quantized = None
     if target.precision in QUANTIZED_PRECISIONS:
         with watch.step("quantize"):
-            graph = quantized = convert_pt2e(calibrate(graph, lowering.samples, target))
+            for name, one in lowering.methods.items():
+                graphs[name] = convert_pt2e(calibrate(graphs[name], one.samples, target))
+        quantized = graphs[lowering.method]
+    if features.saver:
+        with watch.step("saver"):
+            specs = compiler_specs(target, lowering.versions, case, saver=True)
+            qnn_features.record_calls(lambda specs: _to_edge(graphs, lowering, specs), specs, lowering.folder)
     with watch.step("lower"):
-        edge = _to_edge(graph, lowering.example, target, compiler_specs(target, lowering.versions))
-    config = ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment())
-    return Lowered(edge, quantized, config)
+        edge = _to_edge(graphs, lowering, compiler_specs(target, lowering.versions, case))
+        spill_fill_bytes = qnn_features.share_spill_fill(edge, features, graphs)
+    qnn_features.require_skipped(edge, case)
+    config = qnn_features.serialization(features, get_qnn_context_binary_alignment())
+    return Lowered(edge, quantized, config, spill_fill_bytes)
 
 
 FLOW: Flow = _lower
@@ -120,24 +132,34 @@ def _blocks(model: torch.fx.GraphModule) -> dict[str, tuple[int, ...]]:
 
 
 def compiler_specs(
-    target: Target, versions: Mapping[str, str], *, dump_intermediate_outputs: bool = False, profile_level: int = 0
+    target: Target,
+    versions: Mapping[str, str],
+    case: Case | None = None,
+    *,
+    dump_intermediate_outputs: bool = False,
+    profile_level: int = 0,
+    saver: bool = False,
 ) -> list[Any]:
-    """Return ExecuTorch's compile specs for `target`; `versions` says what else the bundle depends on: see key.py.
+    """Return ExecuTorch's compile specs for `target`, with the features of `case`.
 
-    A profile level among the options of the target wins over `profile_level`.
+    `versions` says what else the bundle depends on: see key.py. A profile level among the options of the target wins
+    over `profile_level`.
     """
     options = compile_numbers(target)
+    features = case.features if case is not None else Features()
+    given = {"dump_intermediate_outputs": dump_intermediate_outputs, **qnn_features.specs_of(features, case)}
     return generate_qnn_executorch_compiler_spec(  # type: ignore[no-any-return]
         soc_model=QcomChipset[target.soc],
-        backend_options=_backend_options(target, options, versions),
-        online_prepare=BACKENDS[target.backend].online_prepare,
-        dump_intermediate_outputs=dump_intermediate_outputs,
+        backend_options=_backend_options(target, options, versions, features),
+        online_prepare=BACKENDS[target.backend].online_prepare or features.online_prepare,
+        saver=saver,
         profile_level=options.get("profile_level", profile_level),
+        **given,
     )
 
 
 def _backend_options(
-    target: Target, options: Mapping[str, int], versions: Mapping[str, str]
+    target: Target, options: Mapping[str, int], versions: Mapping[str, str], features: Features
 ) -> QnnExecuTorchBackendOptions:
     kind = _backend_type(target)
     if kind is QnnExecuTorchBackendType.kLpaiBackend:
@@ -150,6 +172,7 @@ def _backend_options(
             given["affinity"] = QnnExecuTorchLpaiCoreAffinity(options["affinity"])
         return generate_lpai_compiler_spec(**given, target_env=_LPAI_TARGETS[versions[LPAI_TARGET]])
     switches = {name: bool(value) for name, value in options.items() if name.startswith("use_")}
+    switches |= qnn_features.switches_of(features)
     if kind is QnnExecuTorchBackendType.kGpuBackend:
         precision = QnnExecuTorchGpuPrecision[f"kGpuPrecision{target.precision.title()}"]
         if "precision" in options:
@@ -162,11 +185,25 @@ def _backend_type(target: Target) -> QnnExecuTorchBackendType:
     return QnnExecuTorchBackendType(BACKENDS[target.backend].qnn_type)
 
 
-def _to_edge(graph: torch.nn.Module, example: Example, target: Target, specs: list[Any]) -> EdgeProgramManager:
+def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: list[Any]) -> EdgeProgramManager:
+    target, features = lowering.target, lowering.case.features
+    methods = lowering.methods
+    passes_job = dep_table = None
+    if features.split:
+        from farm.compile.flows.split import split_passes
+
+        passes_job, dep_table = split_passes(features.split)
     with refused_operators() as refused:
         try:
             edge = to_edge_transform_and_lower_to_qnn(
-                graph, example.inputs, specs, dynamic_shapes=example.dynamic_shapes
+                dict(graphs),
+                {name: one.example.inputs for name, one in methods.items()},
+                dict.fromkeys(graphs, specs),
+                dynamic_shapes={name: one.example.dynamic_shapes for name, one in methods.items()},
+                passes_job=passes_job,
+                dep_table=dep_table,
+                skip_node_id_set=set(features.skip_node_ids),
+                skip_node_op_set=set(features.skip_node_ops),
             )
         except Exception as error:
             if "Failed to initialize QNN backend" in str(error):
@@ -176,8 +213,6 @@ def _to_edge(graph: torch.nn.Module, example: Example, target: Target, specs: li
                     f"docs/backends.md says which SDK can compile for the {target.backend} backend"
                 ) from error
             if refused:
-                raise DelegationError(target.backend, None, refused) from error
+                raise DelegationError(target.backend, refused, weighted=_WITH_WEIGHTS in str(error)) from error
             raise
-    if BACKENDS[target.backend].whole_graph:
-        require_whole_graph(target.backend, read_delegation(edge.exported_program().graph_module))
     return edge

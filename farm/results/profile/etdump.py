@@ -71,6 +71,27 @@ def read_etdump(data: bytes) -> list[Block]:
 
     Takes files with and without a size prefix. Raises ETDumpError for everything that is not an ETDump.
     """
+    file, start = _opened(data)
+    try:
+        return _blocks(file, start)
+    except FlatbufferError as error:
+        raise ETDumpError(str(error)) from None
+
+
+def intermediate_outputs(data: bytes) -> tuple[int, ...]:
+    """Return how many tensors each block of an ETDump has from inside of delegates. Raises ETDumpError."""
+    file, start = _opened(data)
+    try:
+        _, runs = file.vectors(file.root(start), schema.ETDumpSlots.RUN_DATA)
+        counts, events = file.vectors(runs, schema.RunDataSlots.EVENTS)
+        written = np.concatenate(([0], np.cumsum(file.tables(events, schema.EventSlots.DEBUG_EVENT).present)))
+        return tuple(np.diff(written[np.concatenate(([0], np.cumsum(counts)))]).tolist())
+    except FlatbufferError as error:
+        raise ETDumpError(str(error)) from None
+
+
+def _opened(data: bytes) -> tuple[Flatbuffer, int]:
+    """Return the file, and where its root is. Raises ETDumpError for what is none."""
     if len(data) > ETDUMP_LIMIT:
         raise ETDumpError(f"has {len(data)} bytes, more than {ETDUMP_LIMIT}")
     start = next((start for start in (4, 0) if data[start + 4 : start + 8] == schema.IDENTIFIER), None)
@@ -78,10 +99,7 @@ def read_etdump(data: bytes) -> list[Block]:
         raise ETDumpError("is not an ETDump: its identifier is missing")
     if start and int.from_bytes(data[:4], "little") > len(data) - 4:
         raise ETDumpError(f"is cut short: has {len(data)} bytes of {int.from_bytes(data[:4], 'little') + 4}")
-    try:
-        return _blocks(Flatbuffer(data), start)
-    except FlatbufferError as error:
-        raise ETDumpError(str(error)) from None
+    return Flatbuffer(data), start
 
 
 def node_cycles(block: Block) -> int | None:
