@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from farm.results.attempt import Direction
-from farm.suites.figures import figure_of
+from farm.suites.figures import COUNTERS, figure_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,8 @@ class Scale(StrEnum):
     """As decibels of its distance from 1: all cosines worth having begin with 0.99, and their ratio says nothing."""
     SHARE = "share"
     """Shares between 0 and 1, such as top-1 agreement: the difference."""
+    BYTES = "bytes"
+    """A number of bytes that may be zero or negative, as what a program keeps of a heap: the difference."""
 
 
 class Gates(msgspec.Struct, frozen=True):
@@ -55,6 +57,7 @@ GATES = {
     Scale.DECIBEL: Gates(0.5, 1.5, 0.25),
     Scale.COSINE: Gates(0.5, 1.5, 0.25),
     Scale.SHARE: Gates(0.01, 1.5, 0.005),
+    Scale.BYTES: Gates(4096.0, 1.5, 2048.0),
 }
 """Their reasons are in docs/regressions.md."""
 
@@ -83,7 +86,8 @@ def scale_of(metric: str, unit: str) -> Scale:
     if unit == "1":
         figure = figure_of(metric)
         return Scale.COSINE if figure is not None and figure.near_one else Scale.SHARE
-    return Scale.RATIO
+    counter = COUNTERS.get(metric)
+    return Scale.BYTES if counter is not None and counter.signed else Scale.RATIO
 
 
 def scaled(scale: Scale, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
@@ -112,4 +116,6 @@ def change_text(scale: Scale, change: float) -> str:
     """Return a change on `scale` for people: `+8.2 %`, `-0.7 dB`, `-0.012`."""
     if scale is Scale.RATIO:
         return f"{100.0 * (unscaled(scale, change) - 1.0):+.1f} %"
+    if scale is Scale.BYTES:
+        return f"{change:+,.0f} bytes"
     return f"{change:+.3g}" if scale is Scale.SHARE else f"{change:+.1f} dB"

@@ -49,8 +49,9 @@ class RunnerOptions:
         """Flags that hold for a whole process of the runner."""
         if not self.heap:
             return dict(self.flags)
-        # ExecuTorch 1.5 looks at the heap only where it profiles. The path is in the workspace of the job.
-        return {**self.flags, "profile_level": "1", "heap_profiling_path": HEAP_FILE}
+        # ExecuTorch 1.5 looks at the heap only where it profiles, and was only ever tried with level 2. The path is in
+        # the workspace of the job.
+        return {**self.flags, "profile_level": "2", "heap_profiling_path": HEAP_FILE}
 
 
 class RawResult(msgspec.Struct, frozen=True, kw_only=True):

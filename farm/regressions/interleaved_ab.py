@@ -20,6 +20,7 @@ from farm.pool.fleet import Choice
 from farm.replay.stored_result import find_bundle, find_job
 from farm.request.profiling import Profile
 from farm.results.attempt import Ending, Verdict
+from farm.results.heap import heap_measurements
 from farm.results.measurements import time_measurements
 from farm.results.outcome import outcome
 from farm.results.profile.cycles import read_profile
@@ -62,6 +63,8 @@ class Side(msgspec.Struct, frozen=True):
     bundle: Bundle
     profile: Profile = Profile.AUTO
     """As in the run that it is of: `htp_cycles` are there only where there is one."""
+    heap: bool = False
+    """It is measured for the DSP's heap alone, as in the run that it is of: every turn has a process of its own."""
     runtime: Runtime | None = None
     """None is that of the bench."""
     device: str = ""
@@ -155,7 +158,7 @@ class InterleavedBench:
         """Return what a stored result ran. Raises UsageError where its bundle is gone and cannot be made again."""
         job = find_job(self.config, stored)
         bundle = find_bundle(self.config, stored, job, self.tools, self._acquirer.supervisor, self._say)
-        return Side(job, bundle, stored.profile)
+        return Side(job, bundle, stored.profile, stored.is_heap)
 
     def add_device(self, serial: str) -> None:
         """Lease another attached device for sides that name it. Raises NoDeviceError, UnknownNameError."""
@@ -202,7 +205,7 @@ class InterleavedBench:
         """
         was, now = (one if isinstance(one, Side) else self.side(one) for one in (good, new))
         # A profile costs time: both have that of the new one.
-        sides = {Role.GOOD: msgspec.structs.replace(was, profile=now.profile), Role.NEW: now}
+        sides = {Role.GOOD: msgspec.structs.replace(was, profile=now.profile, heap=now.heap), Role.NEW: now}
         found: dict[str, list[Pair]] = {}
         # Both, so that both problems are reported.
         problems = [self._prove(role, side) for role, side in sides.items()]
@@ -281,13 +284,14 @@ class InterleavedBench:
         folder = self._acquirer.folder / "raw" / str(self._count)
         run = self._device_run(acquired, runtime)
         options = RunnerOptions(
-            iterations=inferences,
-            warm_up=_WARM_UP,
+            iterations=1 if side.heap else inferences,
+            warm_up=0 if side.heap else _WARM_UP,
             timeout_s=_TURN_SECONDS,
-            flags=run.flags(side.job.target, side.profile),
+            flags=run.flags(side.job.target, None if side.heap else side.profile),
             outputs=full,
+            heap=side.heap,
         )
-        raw = run.run(side.job.id, side.bundle, folder, options, alone=fresh)
+        raw = run.run(side.job.id, side.bundle, folder, options, alone=fresh or side.heap)
         if full:
             # A runtime of its own may be that of an older farm.
             attempt = run.judge(side.job, side.bundle, raw, any_runner=side.runtime is not None)
@@ -329,12 +333,14 @@ def _judged(attempt: Attempt) -> tuple[tuple[Measurement, ...], str]:
 
 
 def _timed(side: Side, raw: RawResult) -> tuple[tuple[Measurement, ...], str]:
-    """Return the times of a turn without outputs, or why it failed. Raises InfraError."""
+    """Return the times, or the heap, of a turn without outputs, or why it failed. Raises InfraError."""
     report = outcome(raw)
     if isinstance(report, Ending):
         if report.verdict is Verdict.INFRA:
             raise InfraError(report.reason)
         return (), f"{report.stage}: {report.reason}"
+    if side.heap:
+        return heap_measurements(raw, report)[0], ""
     profile = read_profile(raw.folder, report, side.bundle.manifest.delegates)
     return (*time_measurements(report), *profile.measurements), ""
 

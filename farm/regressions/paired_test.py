@@ -129,7 +129,7 @@ def compare(
     since = len(bench.turns)
     found: dict[str, list[Pair]] = {}
     compared: list[Compared] = []
-    fresh = fresh or was.place != now.place
+    fresh = fresh or was.place != now.place or now.heap
 
     def measure(look: Look) -> bool:
         measured = bench.measure(

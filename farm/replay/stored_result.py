@@ -61,6 +61,11 @@ class StoredResult(msgspec.Struct, frozen=True):
         return f"{self.view.id}: run {self.run.id}, {attempt}, on {self.attempt.device} ({self.kind})"
 
     @property
+    def is_heap(self) -> bool:
+        """Whether its run was for the DSP's heap alone."""
+        return "heap" in self.run.fingerprint
+
+    @property
     def profile(self) -> Profile:
         """That of its run; AUTO in place of a timeline, which would cost time, and is in no figure."""
         name = self.run.fingerprint.get("profile", "")

@@ -93,7 +93,7 @@ def read_heap(folder: Path) -> DspHeap:
 
 
 def heap_measurements(raw: RawResult, report: RunnerReport | None) -> tuple[tuple[Measurement, ...], tuple[str, ...]]:
-    """Return what a run for the heap measured, as exact counters, and notes on what is not there.
+    """Return what a run for the heap measured, and notes on what is not there.
 
     Of the simulator, which has no DSP, that is the peak memory of the runner on this machine, under its own name.
     """

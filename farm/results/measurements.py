@@ -36,7 +36,7 @@ def bundle_measurements(manifest: Manifest) -> tuple[Measurement, ...]:
 def counted(metric: str, value: int) -> Measurement:
     """Return a counter's value as a measurement."""
     counter = COUNTERS[metric]
-    return Measurement(metric, counter.unit, counter.direction, (float(value),), exact=True)
+    return Measurement(metric, counter.unit, counter.direction, (float(value),), exact=counter.exact)
 
 
 def time_measurements(report: RunnerReport) -> tuple[Measurement, ...]:

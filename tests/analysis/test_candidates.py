@@ -210,6 +210,7 @@ def test_changes_are_told_as_people_say_them() -> None:
     assert change_text(Scale.DECIBEL, -0.71) == "-0.7 dB"
     assert change_text(Scale.SHARE, -0.012) == "-0.012"
     assert change_text(Scale.RATIO, math.inf) == "+inf %"
+    assert change_text(Scale.BYTES, -4096.0) == "-4,096 bytes"
 
 
 def test_figures_know_how_they_are_compared() -> None:
@@ -219,6 +220,9 @@ def test_figures_know_how_they_are_compared() -> None:
     assert scale_of("psnr[0]", "dB") is Scale.DECIBEL
     assert scale_of("cosine_fp32[3]", "1") is Scale.COSINE
     assert scale_of("top1_agreement[0]", "1") is Scale.SHARE
+    assert scale_of("host_peak_memory", "bytes") is Scale.RATIO
+    # It may be nothing, or less: then there is no ratio.
+    assert scale_of("dsp_heap_difference", "bytes") is Scale.BYTES
     # A factor of 4 in the distance from 1 is 6 dB, as it is of an SQNR.
     assert np.diff(scaled(Scale.COSINE, [0.96, 0.99]))[0] == pytest.approx(6.02, abs=0.01)
 

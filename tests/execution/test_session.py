@@ -140,6 +140,7 @@ def test_the_heap_is_measured_in_a_process_of_its_own_and_read_even_of_a_crash(
         raw = session.execute_alone("s/c", workspace, tmp_path / str(number), heap)
         assert raw.heap
         assert raw.error == ""
+        assert "--profile_level=2" in raw.stderr, "upstream measured the heap with no other"
         assert "keep_loaded" not in raw.stderr, "the second number is written when the last program has gone"
         processes.append(process_of(raw.stderr))
         file = tmp_path / str(number) / HEAP_FILE

@@ -249,7 +249,7 @@ def test_a_program_that_is_kept_but_not_for_qnn_makes_nothing_warm(conv: Any, mo
 
 def test_nothing_stays_loaded_when_the_heap_of_the_dsp_is_measured(conv: Any) -> None:
     (conv.folder / "heap.txt").write_text("of an earlier run")
-    with conv.serve("--heap_profiling_path=heap.txt", "--profile_level=1") as session:
+    with conv.serve("--heap_profiling_path=heap.txt", "--profile_level=2") as session:
         for _ in range(2):
             answer = session.ask("--heap_profiling_path=heap.txt")
             assert (answer["ok"], answer["warm"]) == (True, False)

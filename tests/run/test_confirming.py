@@ -35,6 +35,7 @@ class StubSide(msgspec.Struct, frozen=True):
     factor: float
     failure: str = ""
     place: str = ""
+    heap: bool = False
     luck: float = 1.0
     """What it takes longer in the process that it shares with others."""
 

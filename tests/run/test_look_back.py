@@ -15,6 +15,7 @@ from farm.errors import DeviceGoneError, UsageError
 from farm.regressions import baseline
 from farm.regressions.look_back import compared_series, record_look_back
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.results.measurements import counted
 from farm.store.queries.points import JobPast, SeriesPast
 from farm.store.records import AlertState, NewAlert, Remark
 from farm.store.store import open_store
@@ -226,6 +227,39 @@ def test_cycles_of_a_program_that_delegates_more_are_not_compared_with_those_bef
     judged = {one.series.series.metric: judge(one.series.series, one.values[:-1], one.values[-1]) for one in found}
     assert [metric for metric, one in judged.items() if one.finding is Finding.REGRESSION] == candidates
     assert (judged["fallback_ops"].finding is Finding.IMPROVEMENT) == (not left)
+
+
+def heap_findings(kept: list[float]) -> dict[str, tuple[str, bool, str]]:
+    """Return what is found of the newest of so many runs: what the program kept by run, while others came and went."""
+    runs = tuple(Point(f"run {n:02}", n, math.nan, {"heap": "measured"}, "hardware", "v") for n in range(len(kept)))
+    before = [928_212.0 + 65_536.0 * (n % 3) for n in range(len(kept))]
+    before[-1] *= 3
+    values = {
+        "dsp_heap_before": before,
+        "dsp_heap_after": [one + more for one, more in zip(before, kept, strict=True)],
+        "dsp_heap_difference": kept,
+    }
+    series = []
+    for number, (metric, numbers) in enumerate(values.items()):
+        row = counted(metric, int(numbers[-1]))
+        kind = Series(str(number), metric, row.unit, Direction(row.direction), row.exact)
+        series.append(SeriesPast(number, kind, tuple(numbers)))
+    found = compared_series(JobPast("a job", "phone", runs, tuple(series)), {})
+    answers = [(one.series.series, judge(one.series.series, one.values[:-1], one.values[-1])) for one in found]
+    return {one.metric: (str(by.finding), one.exact, by.reason) for one, by in answers}
+
+
+def test_of_the_heap_only_what_the_program_kept_is_judged_and_its_noise_is_none_of_its_news() -> None:
+    quiet = [0.0, 0.0, -4096.0, 0.0, 4096.0, 0.0, 0.0, -4096.0, 0.0]
+    # Whatever else was on the DSP is in "before" and in "after": neither says anything of the program.
+    assert {metric: finding for metric, (finding, _, _) in heap_findings([*quiet, 4096.0]).items()} == {
+        "dsp_heap_difference": "unchanged"
+    }
+    [(finding, exact, reason)] = heap_findings([*quiet, 262_144.0]).values()
+    assert (finding, exact) == ("regression", False), "it is measured again before anybody is told"
+    assert reason.startswith("+262,144 bytes against")
+    [(finding, _, _)] = heap_findings([*quiet[:5], 0.0]).values()
+    assert finding == "insufficient_data"
 
 
 def test_a_run_that_is_resumed_has_the_numbers_of_its_last_attempt(store: Store) -> None:

@@ -13,6 +13,7 @@ from farm.bundles.same import ProgramComparison, compare_hashes
 from farm.report.model.commits import range_link
 from farm.report.model.summary import JobSummary, Outcome, spread_of, summarize
 from farm.results.attempt import Direction
+from farm.suites.figures import COUNTERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,6 +28,8 @@ LEAST_TIME = 0.02
 LEAST_DB = 0.1
 LEAST_FIGURE = 1e-4
 """As a share, for figures without a unit: cosine, top-1, tokens."""
+LEAST_BYTES = 4096
+"""Of what a program keeps of a heap: a page."""
 LEAST_SAMPLES = 3
 _TIMES = frozenset({"ns", "us", "cycles"})
 _JUDGED = frozenset({Outcome.PASSED, Outcome.FAILED, Outcome.KNOWN})
@@ -231,6 +234,9 @@ def _change(before: tuple[Measurement, Spread], after: tuple[Measurement, Spread
         enough = min(old.n, new.n) >= LEAST_SAMPLES
         far = change.ratio is not None and abs(math.log(change.ratio)) > math.log1p(LEAST_TIME)
         return change if apart and enough and far else None
+    counter = COUNTERS.get(row.metric)
+    if counter is not None and counter.signed:
+        return change if abs(new.p50 - old.p50) >= LEAST_BYTES else None
     least = LEAST_DB if row.unit == "dB" else LEAST_FIGURE * max(abs(old.p50), abs(new.p50))
     # Equal outputs have an SQNR of inf: a figure where there was none to speak of is a change.
     return change if abs(new.p50 - old.p50) > least and row.unit in {"dB", "1"} else None

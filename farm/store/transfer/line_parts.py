@@ -156,12 +156,13 @@ class MeasurementLine(Row, frozen=True):
     def measurement(self) -> Measurement:
         """What is measured: integers where the store would keep integers, floats otherwise."""
         samples = tuple(number(sample) for sample in self.samples)
-        integers = values.as_integers(samples) if self.exact else None
-        kept = tuple(map(float, samples)) if integers is None else tuple(integers)
-        # An older farm may have taken a counter for better one way: here it goes on in one series.
+        # An older farm may have taken a counter for better one way, or for exact: here it goes on in one series.
         counter = COUNTERS.get(self.metric) if self.exact else None
+        exact = self.exact and (counter is None or counter.exact)
+        integers = values.as_integers(samples) if exact else None
+        kept = tuple(map(float, samples)) if integers is None else tuple(integers)
         direction = counter.direction if counter is not None else self.direction
-        return Measurement(self.metric, self.unit, direction, kept, self.exact)
+        return Measurement(self.metric, self.unit, direction, kept, exact)
 
 
 class OperatorLine(Row, frozen=True, omit_defaults=True):
