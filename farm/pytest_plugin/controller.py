@@ -16,6 +16,7 @@ from xdist.scheduler import LoadScheduling
 from farm.errors import FarmError
 from farm.pytest_plugin.plan import GIVEN_UP
 from farm.pytest_plugin.record import attempt_of, collection_failure, job_of_test, unpack
+from farm.pytest_plugin.rework import count_report
 from farm.request.pytest_session import STORE_VARIABLE
 from farm.run.workers import Workers, WorkerSession
 from farm.store.store import open_store
@@ -202,6 +203,7 @@ class SuiteController:
             self._sched.give_up(node)
         # Whatever became of the test: its worker has started.
         self._workers.job_done(node)
+        count_report(self._config, report)
         number = self._workers.device_of(node)
         reports = self._reports.setdefault((report.nodeid, number), [])
         reports.append(report)

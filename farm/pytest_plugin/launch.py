@@ -20,6 +20,7 @@ from farm.errors import InfraError, MissingToolError, NoDeviceError, NothingSele
 from farm.pool.fleet import Choice
 from farm.pytest_plugin.plan import PLAN_VARIABLE, SuitePlan, devices_left
 from farm.pytest_plugin.relay import relayed_output
+from farm.pytest_plugin.rework import require_tree, rooted_arguments
 from farm.request.ending import exit_code_of, write_report
 from farm.request.pytest_session import STORE_VARIABLE
 from farm.store.view import Purpose
@@ -91,7 +92,8 @@ def is_listing(arguments: Sequence[str]) -> bool:
 
 def list_tests(arguments: Sequence[str]) -> int:
     """Let pytest answer, and return the exit code: 0, 2 when it did not understand, 5 without any test."""
-    done = subprocess.run([sys.executable, "-m", "pytest", *_PLUGINS, *arguments], check=False)
+    rooted = rooted_arguments(arguments, Path.cwd())
+    done = subprocess.run([sys.executable, "-m", "pytest", *_PLUGINS, *rooted, *arguments], check=False)
     return done.returncode if done.returncode in (0, _PYTEST_EMPTY) else UsageError.exit_code
 
 
@@ -105,6 +107,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
             )
         if argument in _TERMINAL or argument.startswith("--pdbcls"):
             raise UsageError(f"{argument} needs a terminal, which a worker has not: run plain pytest for that")
+    rooted_arguments(arguments, Path.cwd())
 
 
 def run(config: Config, request: SuiteRequest, note: Callable[[str], None]) -> SuiteOutcome:
@@ -151,6 +154,7 @@ class _Launch:
     ) -> None:
         self._config, self._request, self._soc, self._store, self._note = config, request, soc, store, note
         self._interrupted = False
+        self._rooted = rooted_arguments(request.arguments, Path.cwd())
 
     def execute(self, supervisor: Supervisor) -> SuiteOutcome:
         from farm.system.publish import own_folder
@@ -158,6 +162,7 @@ class _Launch:
 
         tools = prepare(self._config, self._note, virtual=self._request.virtual > 0)
         _require_plugin(tools.compiler)
+        require_tree(self._request.arguments, Path.cwd(), tools.compiler)
         token = secrets.token_hex(6)
         plan: SuitePlan | None = None
         with own_folder(self._config.cache_dir / "virtual", f"pytest-{token}") as folder:
@@ -255,7 +260,7 @@ class _Launch:
         self._note(f"pytest with {count}: {', '.join(serials)}")
         # An ini file may have said otherwise: what is on the command line comes after it.
         python = plan.compiler.python
-        argv = [python, "-m", "pytest", *_PLUGINS, "-n", str(len(serials)), *self._request.arguments]
+        argv = [python, "-m", "pytest", *_PLUGINS, *self._rooted, "-n", str(len(serials)), *self._request.arguments]
         with _standard_output_for(quiet=self._request.quiet), relayed_output() as relay:
             child = supervisor.spawn(argv, name="pytest", env=self._environment(plan), foreground=True)
         try:

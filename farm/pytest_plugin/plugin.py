@@ -9,6 +9,7 @@ import pytest
 
 from farm.pytest_plugin.plan import GIVEN_UP, read_plan
 from farm.pytest_plugin.record import FACTS
+from farm.pytest_plugin.rework import is_framework, stand_in_for_subtests
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -27,6 +28,8 @@ INFRA = "farm_infra"
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Take part, in a worker or in the process that starts them."""
+    if is_framework(config):
+        stand_in_for_subtests()
     plan = read_plan()
     if plan is None:
         return

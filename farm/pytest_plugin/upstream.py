@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.errors import DeviceError, UsageError
+from farm.pytest_plugin.rework import follow_workspaces, is_framework
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,9 +34,8 @@ RUNNER = "qnn_executor_runner"
 """Called so, farm's runner writes an ETDump unasked, which upstream's tests count on."""
 
 _TESTS = "executorch.backends.qualcomm.tests.utils"
-# executorch 1.5.1, tests/utils.py: its working folder, whatever the test.
+# executorch 1.5.1: tests/utils.py and tests/rework/conftest.py make their working folders in it.
 _WORKSPACES = PurePosixPath("/data/local/tmp")
-_WORKSPACE = _WORKSPACES / "qnn_executorch_test"
 _UNUSED = "stub: the runner that is pushed beside this brings its own libraries\n"
 _CLEAN_SECONDS = 30.0
 
@@ -75,16 +75,18 @@ class Upstream:
         self._build, self._folder = scratch / "build-android", scratch / "upstream"
         self._session: DeviceSession | None = None
         """The session whose runner the script hands over to."""
+        self._workspaces: dict[PurePosixPath, DeviceSession | None] = {}
+        """Folders of SimpleADB on the device, and the session in which each was made sure of."""
 
     def set_options(self, config: pytest.Config) -> None:
-        """Fill in what upstream's newer tests have as options of pytest, where the user left them out."""
-        for name, value in self._options().items():
-            if hasattr(config.option, name) and getattr(config.option, name) in (None, ""):
+        """Fill in what upstream's newer tests have as options of pytest."""
+        if is_framework(config):
+            for name, value in self._options().items():
                 setattr(config.option, name, value)
 
     def owns(self, item: pytest.Item) -> bool:
         """Tell whether a test is one of upstream's, or written as they are, or needs what they do."""
-        return self._base(item) is not None or hasattr(item.config.option, "direct_build_folder")
+        return self._base(item) is not None or is_framework(item.config)
 
     @contextlib.contextmanager
     def around(self, item: pytest.Item) -> Iterator[None]:
@@ -111,6 +113,7 @@ class Upstream:
             session.prepare([])
             self._write_runner(session.runtime_folder)
             self._session = session
+        follow_workspaces(self._meet)
         base = self._base(item)
         if base is None:
             return
@@ -125,9 +128,15 @@ class Upstream:
 
     def clean(self) -> None:
         """Remove what SimpleADB leaves on a device."""
-        if self._session is not None:
+        if self._workspaces:
             with contextlib.suppress(DeviceError):
-                self._run.transport.run(["rm", "-rf", "--", str(_WORKSPACE)], timeout_s=_CLEAN_SECONDS)
+                self._run.transport.run(["rm", "-rf", "--", *map(str, self._workspaces)], timeout_s=_CLEAN_SECONDS)
+
+    def _meet(self, workspace: PurePosixPath) -> None:
+        """Make the folder where the newer tests, which do so once a process, believe it to be: devices start anew."""
+        if workspace.parent == _WORKSPACES and self._workspaces.get(workspace) is not self._session:
+            self._run.transport.run(["mkdir", "-p", "--", str(workspace)], timeout_s=_CLEAN_SECONDS)
+            self._workspaces[workspace] = self._session
 
     def _base(self, item: pytest.Item) -> Any:
         """Return upstream's TestQNN where a test derives from it."""
@@ -148,7 +157,7 @@ class Upstream:
 
     def _write_runner(self, runtime: PurePosixPath) -> None:
         """Make the build folder. Relative paths mean the same on every device, virtual ones among them."""
-        to = os.path.relpath(runtime, _WORKSPACE)
+        to = os.path.relpath(runtime, _WORKSPACES / "any")
         script = self._build / "examples/qualcomm/executor_runner" / RUNNER
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text(f'#!/bin/sh\nexec env LD_LIBRARY_PATH={to} ADSP_LIBRARY_PATH={to} {to}/{RUNNER} "$@"\n')
