@@ -6,7 +6,7 @@ FarmError
 │   ├── UnknownNameError       no such SoC, suite, case, backend or run; names the nearest
 │   └── IllegalTargetError     an SoC, backend and precision that do not go together; says why
 ├── NothingSelectedError       the selection is empty: exit 5
-├── DelegationError            a backend that runs whole graphs only did not take all of one
+├── DelegationError            a graph cannot be lowered without the operators that a backend did not take
 ├── ProgramError               a program that a test wanted did not compile, load or run
 ├── NativeBuildError           the native parts of a commit cannot be built: it cannot be tried
 └── InfraError                 the farm or a device, never the code under test: exit 4
@@ -91,24 +91,19 @@ class NothingSelectedError(FarmError):
 
 
 class DelegationError(FarmError):
-    """A backend that runs whole graphs only did not take all of one: the case is at fault, not the farm.
+    """A graph cannot be lowered without the operators that a backend did not take: the case is at fault, not the farm.
 
-    `partitions` is how many delegates there were, None when lowering did not come that far; `operators` are those that
-    stayed on the CPU, and how often.
+    `operators` are those, and how often; `weighted` says that the CPU cannot have one of them because of its weights.
     """
 
-    def __init__(self, backend: str, partitions: int | None, operators: Mapping[str, int]) -> None:
-        self.backend, self.partitions, self.operators = backend, partitions, dict(operators)
-        became = "could not be lowered"
-        if partitions is not None:
-            became = "became 1 partition" if partitions == 1 else f"became {partitions} partitions"
-        if operators:
-            shown = [name if count == 1 else f"{name} ({count} times)" for name, count in sorted(operators.items())]
-            became += f", with {', '.join(shown[:6])}" + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
-            became += " left for the CPU"
+    def __init__(self, backend: str, operators: Mapping[str, int], *, weighted: bool) -> None:
+        self.backend, self.operators, self.weighted = backend, dict(operators), weighted
+        shown = [name if count == 1 else f"{name} ({count} times)" for name, count in sorted(operators.items())]
+        left = ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
+        why = "ExecuTorch leaves no operator with weights to the CPU" if weighted else "without it lowering fails"
         super().__init__(
-            f"the {backend} backend runs whole graphs only: this one {became}; "
-            "replace what it does not support, or run the case on htp"
+            f"the {backend} backend does not take {left}, and {why} (the build log has more): replace what it does not "
+            "take, or run the case on htp"
         )
 
 

@@ -80,8 +80,8 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     first_qnn: tuple[int, int] | None = None
     """The first QNN release that has it."""
     host_library: HostLibrary | None = None
-    whole_graph: bool = False
-    """A graph runs in one delegate, with nothing but its quantizing and dequantizing beside it."""
+    cpu_quantizes: bool = False
+    """The CPU quantizes what enters a delegate and dequantizes what leaves it: no `expect` names these operators."""
     online_prepare: bool = False
     """The device, not the compiler, makes the graph."""
     per_host: bool = False

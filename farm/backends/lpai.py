@@ -31,7 +31,7 @@ BACKEND = Backend(
     # ExecuTorch 1.5, backends/qualcomm/export_utils.py: LPAI v6 needs it.
     first_qnn=(2, 39),
     host_library=HostLibrary("libQnnLpai.so", "pip has none: {get_sdk}, 2.39 or newer, with {target} libraries"),
-    whole_graph=True,
+    cpu_quantizes=True,
     per_host=True,
     on_host="rehearsed",
     hardware="lpai_version",

@@ -103,7 +103,7 @@ def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
         "source": _source_digest_of(job),
         # On the CPU only its name, which the manifest has, so that a device refuses what is for another SoC.
         "soc": (soc.name, *(() if backend.on_cpu else (soc.soc_id, soc.htp_arch, soc.vtcm_mb, soc.lpai_version))),
-        "backend": (backend.name, backend.qnn_type, backend.whole_graph, backend.online_prepare),
+        "backend": (backend.name, backend.qnn_type, backend.online_prepare),
         "precision": target.precision,
         "options": compile_numbers(target),
         "versions": relevant_versions(target.backend, versions),

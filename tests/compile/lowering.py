@@ -25,12 +25,12 @@ from torch._export import utils
 from torch.export import decomp_utils
 
 from farm.bundles.key import toolchain_versions
-from farm.compile.flows.delegation import read_delegation, require_whole_graph
+from farm.compile.flows.delegation import read_delegation
 from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.compile.flows.node_origins import EdgeOrigins
 from farm.compile.flows.qualcomm import FLOW, compiler_specs
-from farm.errors import DelegationError, FarmError
+from farm.errors import FarmError
 from farm.suites.suite import Target
 
 if TYPE_CHECKING:
@@ -69,13 +69,8 @@ def lower(module: torch.nn.Module, left: Iterable[str] = ()) -> dict[str, object
     )
     edge = to_edge_transform_and_lower_to_qnn(module.eval(), INPUTS, specs, skip_node_op_set=set(left))
     delegation = read_delegation(edge.exported_program().graph_module)
-    verdict = ""
-    try:
-        require_whole_graph("lpai", delegation)
-    except DelegationError as error:
-        verdict = str(error)
-    origins = EdgeOrigins(edge, Path(__file__).parent).of(edge.to_executorch())
-    return {**delegation._asdict(), "verdict": verdict, "origins": msgspec.to_builtins(origins)}
+    origins = EdgeOrigins(edge, Path(__file__).parent, "forward").of(edge.to_executorch())
+    return {**delegation._asdict(), "origins": msgspec.to_builtins(origins)}
 
 
 def specs_of(target: Target, *, virtual: bool = False) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from stub_sdk import StubSdk, make_stub_sdk
+from lpai_sdk_stub import StubSdk, make_stub_sdk
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -37,7 +37,7 @@ from farm.virtual import boot as boot_module
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from stub_sdk import StubSdk
+    from lpai_sdk_stub import StubSdk
 
     from farm.bundles.bundle import Bundle
 

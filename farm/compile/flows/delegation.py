@@ -1,4 +1,4 @@
-"""How much of a lowered graph a backend took, and whether that is enough. Imports torch and executorch."""
+"""How much of a lowered graph a backend took. Imports torch and executorch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.lowered_backend_module import get_lowered_submodules
 
-from farm.errors import DelegationError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 _CALL = "executorch_call_delegate"
 _QUANTIZE = "quantized_decomposed.quantize_per_"
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_"
-_QUANTIZING = (_QUANTIZE, _DEQUANTIZE)
 
 # What ExecuTorch 1.5 says of every operator while it looks for what the backend does not take, QnnOperatorSupport.
 _VERDICTS = "executorch.backends.qualcomm.partition.qnn_partitioner"
@@ -68,14 +65,6 @@ def read_delegation(graph_module: torch.fx.GraphModule) -> Delegation:
     return Delegation(partitions, inside, dict(edge), dict(cpu))
 
 
-def require_whole_graph(backend: str, delegation: Delegation) -> None:
-    """Raise DelegationError unless one delegate has everything but the quantizing at the edge of the graph. Pure."""
-    if delegation.partitions != 1 or delegation.cpu_ops:
-        # What quantizes around an operator on the CPU is there because of it.
-        causes = {name: count for name, count in delegation.cpu_ops.items() if not name.startswith(_QUANTIZING)}
-        raise DelegationError(backend, delegation.partitions, causes or delegation.cpu_ops)
-
-
 @contextmanager
 def built_operators() -> Iterator[Counter[str]]:
     """Yield what collects the operators that QNN's graphs are built of while the body lowers one, and how often.
@@ -98,7 +87,7 @@ def built_operators() -> Iterator[Counter[str]]:
 def refused_operators() -> Iterator[Counter[str]]:
     """Yield what collects the operators that LPAI does not take while the body lowers a graph, and how often.
 
-    Lowering itself may fail over them: ExecuTorch 1.5 leaves none on the CPU that has weights.
+    Lowering itself may fail over them: ExecuTorch 1.5 leaves none to the CPU that has weights.
     """
     refused: Counter[str] = Counter()
 

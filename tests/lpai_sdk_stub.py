@@ -1,6 +1,6 @@
 """Makes a stub of a QNN SDK that has LPAI for this machine: its library hands everything to HTP's simulator.
 
-`python tests/lpai/stub_sdk.py FOLDER` makes one for whoever wants to try the LPAI backend by hand.
+`python tests/lpai_sdk_stub.py FOLDER` makes one for whoever wants to try the LPAI backend by hand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farm.runtime.simulator import LIBRARY, TARGET, host_sdk
 from farm.suites.socs import find_soc
 
 SOC = "SM8850"
-STUB = Path(__file__).with_name("lpai_stub.cpp")
+STUB = Path(__file__).parent / "lpai" / "lpai_stub.cpp"
 
 _HEXAGON, _ARCH = 164, 0x81
 _LOAD, _PROGRAM_HEADER, _HASH = (1, 5), (0, 7 << 24), (0, 2 << 24)
