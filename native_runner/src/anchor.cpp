@@ -4,6 +4,7 @@
 #include <executorch/extension/data_loader/buffer_data_loader.h>
 
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "failure.h"
@@ -19,15 +20,27 @@ using executorch::extension::Module;
 using executorch::runtime::Error;
 using executorch::runtime::Program;
 
-// ExecuTorch 1.5, QnnContextCustomProtocol: magic number (4 bytes), signature (8), size of the binary (8).
+// QnnContextCustomProtocol of ExecuTorch, which is in none of its headers: magic number (4 bytes), signature (8), size
+// of the binary (8). A release that is not in here may have another layout: compare its
+// backends/qualcomm/runtime/backends/QnnCustomProtocol.h, then put it in.
+constexpr std::string_view kKnown[] = {"1.3.", "1.4.", "1.5."};
 constexpr uint32_t kMagic = 0x5678ABCD;
-constexpr size_t kSize = 12;
-constexpr size_t kHeader = 20;
+constexpr size_t kSize = sizeof(uint32_t) + sizeof(uint64_t);
+constexpr size_t kHeader = kSize + sizeof(uint64_t);
 // ExecuTorch aligns the data of delegates to more than this.
 constexpr size_t kAlignment = 16;
 
 // Signatures are times of compilation, in nanoseconds: none has the topmost bit.
 constexpr uint8_t kTopBit = 0x80;
+
+constexpr bool knows_layout_of(std::string_view version) {
+  for (const std::string_view known : kKnown) {
+    if (version.substr(0, known.size()) == known) return true;
+  }
+  return false;
+}
+static_assert(knows_layout_of("1.5.1+cpu") && !knows_layout_of("1.50.0") && !knows_layout_of("unknown"));
+static_assert(kHeader == 20 && kHeader - kSize == sizeof(uint64_t));
 
 // Returns how many there were.
 size_t change_signatures(std::vector<uint8_t>* program) {
@@ -56,6 +69,10 @@ void check(Error error, const std::string& path) {
 }  // namespace
 
 void Anchor::load(const std::string& path, const executorch::runtime::LoadBackendOptionsMap& options) {
+  if constexpr (!knows_layout_of(FARM_EXECUTORCH_VERSION)) {
+    throw Failure(Stage::kLoad, "'" + path + "' is not kept: how ExecuTorch " FARM_EXECUTORCH_VERSION
+                                " marks QNN context binaries is not known here");
+  }
   forget_errors();
   program_.resize(file_size(path, Stage::kLoad));
   read_file(path, program_.data(), program_.size(), Stage::kLoad);

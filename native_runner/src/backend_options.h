@@ -16,12 +16,11 @@ namespace farm {
 class OptionList {
  public:
   void add(const std::string& key, int value);
+  void add(const std::string& key, bool value);
   void add(const std::string& key, const std::string& value);
 
   bool empty() const { return options_.empty(); }
-  executorch::runtime::Span<executorch::runtime::BackendOption> view() {
-    return {options_.data(), options_.size()};
-  }
+  executorch::runtime::Span<executorch::runtime::BackendOption> view() { return {options_.data(), options_.size()}; }
 
  private:
   executorch::runtime::BackendOption& append(const std::string& key);
@@ -29,25 +28,37 @@ class OptionList {
   std::vector<executorch::runtime::BackendOption> options_;
 };
 
-// The runtime options that were passed, for both ways a backend may read them: at load, and from a state
-// that is global to the process. QNN reads the latter only (ExecuTorch 1.5), when its first program loads.
-class BackendOptionSet {
+// What the backends of one program get when it loads. Module::load copies it: it may go when that returns.
+class LoadOptions {
  public:
-  // Throws Failure at options for what does not fit.
-  explicit BackendOptionSet(const BackendFlags& flags);
-  BackendOptionSet(const BackendOptionSet&) = delete;
-  BackendOptionSet& operator=(const BackendOptionSet&) = delete;
+  // A path is relative to the current folder. Throws Failure at options for what does not fit.
+  explicit LoadOptions(const BackendFlags& flags);
+  LoadOptions(const LoadOptions&) = delete;
+  LoadOptions& operator=(const LoadOptions&) = delete;
 
-  // Sets them for the process, the first time it is called. Throws Failure at options when the backend refuses one, or is not there.
-  void apply();
-
-  // For Module::load, which copies it.
   const executorch::runtime::LoadBackendOptionsMap& map() const { return map_; }
 
  private:
   OptionList qnn_;
-  bool applied_ = false;
+  OptionList xnnpack_;
   executorch::runtime::LoadBackendOptionsMap map_;
+};
+
+// The options of the process, which are checked, and set for the backend that reads no others: QNN has a state that is
+// global to the process, and looks at it when its first program loads (ExecuTorch 1.5).
+class ProcessOptions {
+ public:
+  // Throws Failure at options for what does not fit.
+  explicit ProcessOptions(const BackendFlags& flags);
+
+  // Sets them, the first time it is called. Throws Failure at options when a backend refuses one, does not know its
+  // name or its type, or is not there.
+  void apply();
+
+ private:
+  OptionList qnn_;
+  OptionList xnnpack_;
+  bool applied_ = false;
 };
 
 }  // namespace farm

@@ -17,6 +17,7 @@ int exit_code(Stage stage);
 // Ends that belong to no stage.
 constexpr int kExitTimeout = 9;
 constexpr int kExitUnheard = 10;
+constexpr int kExitSignalled = 11;
 
 // Why a run ended. `code` is ExecuTorch's error code; `line` the number of the inference, from 0.
 class Failure : public std::runtime_error {

@@ -10,7 +10,8 @@ namespace farm {
 
 namespace {
 
-using Target = std::variant<bool*, int*, std::string*, std::optional<int>*, std::optional<std::string>*>;
+using Target = std::variant<bool*, int*, std::string*, std::optional<bool>*, std::optional<int>*,
+                            std::optional<std::string>*>;
 
 // Which lines a flag may stand in.
 enum class Place {
@@ -28,7 +29,9 @@ struct Flag {
   int most = 0;
   bool given = false;
 
-  bool is_bool() const { return std::holds_alternative<bool*>(target); }
+  bool is_bool() const {
+    return std::holds_alternative<bool*>(target) || std::holds_alternative<std::optional<bool>*>(target);
+  }
 };
 
 std::vector<Flag> table(Flags* flags) {
@@ -74,6 +77,12 @@ std::vector<Flag> table(Flags* flags) {
       {"lpai_core_selection", Place::kBackend, &backend->lpai_core_selection, "LPAI cores, a bit mask", 0, INT_MAX},
       {"heap_profiling_path", Place::kBackend, &backend->heap_profiling_path,
        "DSP heap before the first context and after the last (HTP on a device, profile level not 0)"},
+      {"workspace_sharing_mode", Place::kBackend, &backend->workspace_sharing_mode,
+       "XNNPACK: delegates that share memory for their values: none 0, those of a program 1, all of the process 2", 0, 2},
+      {"weight_cache_enabled", Place::kBackend, &backend->weight_cache_enabled,
+       "XNNPACK: delegates share packed weights"},
+      {"packed_cache_path", Place::kBackend, &backend->packed_cache_path,
+       "XNNPACK: file that packed weights are kept in, for this load and later ones; with --weight_cache_enabled"},
       {"serve", Place::kProcess, &flags->serve,
        "take jobs from standard input, a line of flags each, and answer with a line of JSON each"},
       {"keep_loaded", Place::kProcess, &flags->keep_loaded,
@@ -112,6 +121,8 @@ void store(Flag* flag, const std::string& text) {
   flag->given = true;
   if (auto* const* boolean = std::get_if<bool*>(&flag->target)) {
     **boolean = parse_bool(*flag, text);
+  } else if (auto* const* maybe_boolean = std::get_if<std::optional<bool>*>(&flag->target)) {
+    **maybe_boolean = parse_bool(*flag, text);
   } else if (auto* const* number = std::get_if<int*>(&flag->target)) {
     **number = parse_int(*flag, text);
   } else if (auto* const* maybe_number = std::get_if<std::optional<int>*>(&flag->target)) {
@@ -182,6 +193,9 @@ std::string shown(const Flag& flag) {
   if (const auto* const* number = std::get_if<std::optional<int>*>(&flag.target); number != nullptr && **number) {
     return name + "=" + std::to_string(***number);
   }
+  if (const auto* const* boolean = std::get_if<std::optional<bool>*>(&flag.target); boolean != nullptr && **boolean) {
+    return name + "=" + (***boolean ? "true" : "false");
+  }
   if (const auto* const* text = std::get_if<std::optional<std::string>*>(&flag.target); text != nullptr && **text) {
     return name + "=" + ***text;
   }
@@ -195,7 +209,7 @@ std::string default_text(const Flag& flag) {
   if (const auto* const* number = std::get_if<int*>(&flag.target)) {
     return " (default " + std::to_string(**number) + ")";
   }
-  return flag.is_bool() ? "" : " (default unset)";
+  return std::holds_alternative<bool*>(flag.target) ? "" : " (default unset)";
 }
 
 }  // namespace
@@ -239,7 +253,8 @@ std::string flags_help() {
   std::string text =
       "farm_runner: executes an ExecuTorch program and writes down what happened.\n"
       "Flags are --name=value or --name value. Exit codes: 0 done, 2 flags, 3 options, 4 load, 5 inputs,\n"
-      "6 execute, 7 outputs, 8 etdump, 9 timeout, 10 standard output of a session is gone.\n\n";
+      "6 execute, 7 outputs, 8 etdump, 9 timeout, 10 standard output of a session is gone, 11 ended by a signal that\n"
+      "asks for the end.\n\n";
   for (const Flag& flag : table(&defaults)) {
     text += "  --" + std::string(flag.name) + "\n      " + flag.help + default_text(flag) + "\n";
   }

@@ -21,6 +21,11 @@ struct BackendFlags {
   std::optional<int> lpai_affinity;
   std::optional<int> lpai_core_selection;
   std::optional<std::string> heap_profiling_path;
+
+  // XNNPACK's, which it reads at every load.
+  std::optional<int> workspace_sharing_mode;
+  std::optional<bool> weight_cache_enabled;
+  std::optional<std::string> packed_cache_path;
 };
 
 // What the command line says, or the line of a job. Names and defaults are those of ExecuTorch's
@@ -68,8 +73,8 @@ struct ParsedFlags {
 // The command line, without the program's name. `--serve` takes backend options only.
 ParsedFlags parse_command_line(const std::vector<std::string>& arguments);
 
-// The line of a job in a session, and whether its backend options are those of the session: QNN's options
-// are global to the process.
+// The line of a job in a session, and whether its backend options are those of the session: QNN's are global to the
+// process.
 ParsedFlags parse_job(const std::vector<std::string>& arguments, const BackendFlags& session);
 
 std::string flags_help();

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <utility>
 
 #include "peak_memory.h"
@@ -16,7 +17,13 @@ namespace farm {
 
 namespace {
 
-std::atomic<Job*> current{nullptr};
+// Whoever ends a run holds it until the result is written and the answer given: a job is gone only when nobody else
+// ends it. Never destroyed: threads of a backend may abort while the process exits.
+std::mutex& ending() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+Job* current = nullptr;  // under `ending`
 
 void print_failure(const Failure& failure) {
   std::fprintf(stderr, "farm_runner: %s: %s\n", stage_name(failure.stage), failure.what());
@@ -29,7 +36,10 @@ void remove_old(const std::string& path) {
 
 }  // namespace
 
-Job* current_job() { return current.load(); }
+void end_current_job(const std::string& message, std::optional<int> exit_code) {
+  const std::lock_guard<std::mutex> lock(ending());
+  if (current != nullptr) current->end_process(message, exit_code);
+}
 
 Job::Job(ParsedFlags parsed) : flags_(std::move(parsed.flags)) {
   report_.update([&](Report* report) { report->failure = parsed.failure; });
@@ -44,11 +54,14 @@ int Job::run(const Backend& backend, Watchdog* watchdog) {
   const bool limited = watchdog != nullptr && flags_.timeout_ms > 0;
   if (limited) {
     const auto limit = std::chrono::milliseconds(flags_.timeout_ms);
-    watchdog->arm(Watchdog::Clock::now() + limit, [this] {
-      end_process("not finished after " + std::to_string(flags_.timeout_ms) + " ms", kExitTimeout);
+    watchdog->arm(Watchdog::Clock::now() + limit, [limit] {
+      end_current_job("not finished after " + std::to_string(limit.count()) + " ms", kExitTimeout);
     });
   }
-  current = this;
+  {
+    const std::lock_guard<std::mutex> lock(ending());
+    current = this;
+  }
   try {
     start();
     farm::run(flags_, backend, &report_);
@@ -58,7 +71,6 @@ int Job::run(const Backend& backend, Watchdog* watchdog) {
     report_.update([&](Report* report) { report->failure = Failure(report->stage, error.what()); });
   }
   const int code = finish();
-  current = nullptr;
   if (limited) watchdog->disarm();
   return code;
 }
@@ -83,13 +95,13 @@ void Job::start() {
 }
 
 int Job::finish() {
-  // Whoever ends the run first tells how. If that is the watchdog, it is about to end the process.
-  while (ended_.exchange(true)) ::pause();
+  // Whoever ends the run first tells how: another thread that has it ends the process.
+  const std::lock_guard<std::mutex> lock(ending());
+  current = nullptr;
   return tell(report_.copy(), false);
 }
 
 void Job::end_process(const std::string& message, std::optional<int> exit_code) {
-  if (ended_.exchange(true)) return;
   Report report = report_.copy();
   report.failure = Failure(report.stage, message);
   if (exit_code) report.failure->exit_code = *exit_code;

@@ -14,8 +14,8 @@
 
 namespace farm {
 
-// One run of the process: the only one, or a job of a session. Whatever ends it, its result is written and
-// its answer given once: by the thread that runs it, by the watchdog, or where ExecuTorch aborts.
+// One run of the process: the only one, or a job of a session. Whatever ends it, its result is written and its answer
+// given once: by the thread that runs it, by the watchdog, or where ExecuTorch aborts.
 class Job {
  public:
   // A single run.
@@ -29,23 +29,23 @@ class Job {
   // A job that fails before anything of it is done.
   int refuse();
 
-  // Ends the process with this failure, unless the run has ended already. Called from any thread.
-  void end_process(const std::string& message, std::optional<int> exit_code);
-
  private:
+  friend void end_current_job(const std::string& message, std::optional<int> exit_code);
+
   void start();
   int finish();
+  [[noreturn]] void end_process(const std::string& message, std::optional<int> exit_code);
   int tell(Report report, bool last);
 
   Flags flags_;
   std::optional<int64_t> number_;
   const Answers* answers_ = nullptr;
   SharedReport report_;
-  bool in_folder_ = false;
-  std::atomic<bool> ended_{false};
+  std::atomic<bool> in_folder_{false};
 };
 
-// The job that runs now: ExecuTorch's abort hook takes no argument.
-Job* current_job();
+// Ends the process with this failure of the job that runs now. Returns when there is none, or it has ended by itself,
+// with its result written and its answer given. Called from any thread: of a backend, for example, that aborts.
+void end_current_job(const std::string& message, std::optional<int> exit_code);
 
 }  // namespace farm

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,9 +24,7 @@ using farm::Flags;
 using farm::ParsedFlags;
 
 [[noreturn]] void on_abort(const std::string& reason) {
-  if (farm::Job* job = farm::current_job(); job != nullptr) {
-    job->end_process("ExecuTorch aborted: " + (reason.empty() ? "for no logged reason" : reason), std::nullopt);
-  }
+  farm::end_current_job("ExecuTorch aborted: " + (reason.empty() ? "for no logged reason" : reason), std::nullopt);
   std::abort();
 }
 
@@ -36,15 +35,16 @@ bool stands_in(const char* program) {
 }
 
 int run_single(ParsedFlags parsed) {
-  std::optional<farm::BackendOptionSet> options;
+  std::optional<farm::ProcessOptions> options;
+  farm::Watchdog* watchdog = nullptr;
   if (!parsed.failure) {
     try {
       options.emplace(parsed.flags.backend);
+      watchdog = farm::Watchdog::start_for_signals();
     } catch (const Failure& failure) {
       parsed.failure = failure;
     }
   }
-  farm::Watchdog* watchdog = parsed.flags.timeout_ms > 0 ? farm::Watchdog::start(-1) : nullptr;
   const bool refused = parsed.failure.has_value();
   farm::Job job(std::move(parsed));
   if (refused) return job.refuse();
@@ -66,12 +66,16 @@ int main(int argc, char** argv) {
 
   farm::install_platform(&on_abort);
   executorch::runtime::runtime_init();
-  if (!flags.serve) return run_single(std::move(parsed));
   try {
+    if (!flags.serve) return run_single(std::move(parsed));
     if (parsed.failure) throw *parsed.failure;
     return farm::serve(flags);
   } catch (const Failure& failure) {
     std::fprintf(stderr, "farm_runner: %s: %s\n", farm::stage_name(failure.stage), failure.what());
     return failure.exit_code;
+  } catch (const std::exception& error) {
+    // Out of memory, most likely, outside of a job.
+    std::fprintf(stderr, "farm_runner: %s\n", error.what());
+    return 1;
   }
 }

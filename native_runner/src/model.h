@@ -17,17 +17,20 @@
 namespace farm {
 
 struct ModelSettings {
-  const executorch::runtime::LoadBackendOptionsMap* options = nullptr;  // read by `Model`'s constructor only
-  bool trace = false;                                                   // collect an ETDump
-  std::optional<size_t> debug_bytes;                                    // intermediate outputs, at most so many
-  bool shared_buffer = false;                                           // memory of inputs and outputs
+  bool trace = false;                 // collect an ETDump
+  std::optional<size_t> debug_bytes;  // intermediate outputs, at most so many
+  bool shared_buffer = false;         // memory of inputs and outputs
 };
+
+// Looks at all of a program for damage, which must be refused before anything reads it. Throws Failure at load.
+void verify_program(const std::string& path);
 
 // A method of a program. Every function throws Failure, with ExecuTorch's code and its first logged error.
 class Model {
  public:
-  // Reads the program and describes the method; throws at load.
-  Model(const std::string& path, int method_index, const ModelSettings& settings);
+  // Reads the program, which was verified, and describes the method; throws at load. `options` may go after it.
+  Model(const std::string& path, int method_index, const executorch::runtime::LoadBackendOptionsMap& options,
+        const ModelSettings& settings);
 
   const std::string& method() const { return method_; }
   // What the program declares; for a dynamic shape, its upper bound.

@@ -58,6 +58,7 @@ std::string to_json(const Report& report, const std::optional<JobNumber>& job) {
   json.key("error");
   add_failure(&json, report.failure);
   json.key("method").string(report.method);
+  json.key("verification_ns").integer(report.verification_ns);
   json.key("load_ns").integer(report.load_ns);
   json.key("inputs");
   add_specs(&json, report.inputs);

@@ -29,7 +29,8 @@ struct Report {
   Stage stage = Stage::kFlags;  // the one that runs now
   std::optional<Failure> failure;
   std::string method;
-  int64_t load_ns = 0;
+  int64_t verification_ns = 0;
+  int64_t load_ns = 0;  // without the verification
   bool warm = false;  // the QNN backend was up already when the program was loaded
   std::vector<TensorSpec> inputs;
   std::vector<TensorSpec> outputs;

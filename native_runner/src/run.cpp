@@ -55,13 +55,17 @@ class Run {
 
   void load() {
     report_->enter(Stage::kLoad);
+    const Clock::time_point verification_start = Clock::now();
+    verify_program(flags_.model_path);
+    const int64_t verification_ns = ns_since(verification_start);
+    report_->update([&](Report* report) { report->verification_ns = verification_ns; });
     ModelSettings settings;
-    settings.options = &backend_.options->map();
     settings.trace = flags_.trace();
     settings.shared_buffer = flags_.shared_buffer;
     if (flags_.dump_intermediate_outputs) settings.debug_bytes = static_cast<size_t>(flags_.debug_buffer_size);
     const Clock::time_point start = Clock::now();
-    model_ = std::make_unique<Model>(flags_.model_path, flags_.method_index, settings);
+    model_ = std::make_unique<Model>(flags_.model_path, flags_.method_index, LoadOptions(flags_.backend).map(),
+                                     settings);
     const int64_t program_ns = ns_since(start);
     report_->update([&](Report* report) {
       report->method = model_->method();

@@ -9,7 +9,7 @@ namespace farm {
 
 // What the runs of one process share.
 struct Backend {
-  BackendOptionSet* options = nullptr;
+  ProcessOptions* options = nullptr;
   bool warm = false;  // something keeps the QNN backend up
 };
 

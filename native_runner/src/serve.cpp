@@ -86,14 +86,14 @@ int serve(const Flags& flags) {
   std::signal(SIGPIPE, SIG_IGN);
   const Answers answers;
   const StartFolder folder;
-  BackendOptionSet options(flags.backend);
+  ProcessOptions options(flags.backend);
   options.apply();
   Watchdog* watchdog = Watchdog::start(answers.descriptor());
 
   Anchor anchor;
   if (!flags.keep_loaded.empty()) {
     try {
-      anchor.load(flags.keep_loaded, options.map());
+      anchor.load(flags.keep_loaded, LoadOptions(flags.backend).map());
     } catch (const Failure& failure) {
       // Jobs take longer without it, and that is all.
       std::fprintf(stderr, "farm_runner: --keep_loaded: %s\n", failure.what());

@@ -5,16 +5,20 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "failure.h"
+#include "job.h"
 
 namespace farm {
 
@@ -24,6 +28,34 @@ namespace {
 // nobody may read the answer.
 constexpr unsigned kLastResortSeconds = 10;
 
+// What the handler of a signal has to know.
+std::atomic<int> signal_wake{-1};
+std::atomic<int> signal_number{0};
+static_assert(std::atomic<int>::is_always_lock_free, "a handler of a signal must not wait");
+
+void wake_up(int descriptor) {
+  const uint64_t one = 1;
+  while (::write(descriptor, &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
+}
+
+// A handler and no blocked signal: threads that a library started before main would take a signal that is blocked here.
+void on_signal(int number) {
+  const int before = errno;
+  signal_number = number;
+  wake_up(signal_wake);
+  errno = before;
+}
+
+const char* signal_name(int number) {
+  return number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGHUP";
+}
+
+[[noreturn]] void refuse(const char* what, int error) {
+  throw Failure(Stage::kFlags,
+                std::string("cannot start what watches the run: ") + what + ": " + std::strerror(error));
+}
+
 int wait_ms(const std::optional<Watchdog::Clock::time_point>& until) {
   if (!until) return -1;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(*until - Watchdog::Clock::now()).count();
@@ -32,17 +64,36 @@ int wait_ms(const std::optional<Watchdog::Clock::time_point>& until) {
 
 }  // namespace
 
-Watchdog* Watchdog::start(int answers) {
+Watchdog* Watchdog::start(int answers) { return launch(std::unique_ptr<Watchdog>(new Watchdog(answers))); }
+
+Watchdog* Watchdog::start_for_signals() {
+  Watchdog* watchdog = launch(std::unique_ptr<Watchdog>(new Watchdog(-1)));
+  signal_wake = watchdog->wake_;
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
+    struct sigaction action {};
+    if (::sigaction(number, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
+    action = {};
+    action.sa_handler = &on_signal;
+    action.sa_flags = SA_RESTART;
+    ::sigaction(number, &action, nullptr);
+  }
+  return watchdog;
+}
+
+Watchdog* Watchdog::launch(std::unique_ptr<Watchdog> watchdog) {
   // Its parent may have left it ignored.
   std::signal(SIGALRM, SIG_DFL);
-  auto* watchdog = new Watchdog(answers);
-  std::thread([watchdog] { watchdog->run(); }).detach();
-  return watchdog;
+  try {
+    std::thread([started = watchdog.get()] { started->run(); }).detach();
+  } catch (const std::system_error& error) {
+    refuse("a thread", error.code().value());
+  }
+  return watchdog.release();
 }
 
 Watchdog::Watchdog(int answers)
     : answers_(answers), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), watches_reader_(answers >= 0) {
-  if (wake_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  if (wake_ < 0) refuse("eventfd", errno);
 }
 
 void Watchdog::arm(Clock::time_point deadline, std::function<void()> expire) {
@@ -51,10 +102,7 @@ void Watchdog::arm(Clock::time_point deadline, std::function<void()> expire) {
   expire_ = std::move(expire);
   armed_ = true;
   // Job after job the old deadline comes first: it wakes up for that one and finds the new one.
-  if (sleeps_until_ && *sleeps_until_ <= deadline) return;
-  const uint64_t one = 1;
-  while (::write(wake_, &one, sizeof(one)) < 0 && errno == EINTR) {
-  }
+  if (!sleeps_until_ || *sleeps_until_ > deadline) wake_up(wake_);
 }
 
 void Watchdog::disarm() {
@@ -82,8 +130,19 @@ void Watchdog::run() {
       }
     }
     look_at_reader(watched[1].revents);
+    end_on_signal();
     expire_if_due();
   }
+}
+
+void Watchdog::end_on_signal() {
+  const int number = signal_number;
+  if (number == 0) return;
+  ::alarm(kLastResortSeconds);
+  end_current_job(std::string("ended by ") + signal_name(number), kExitSignalled);
+  // There was nothing to end.
+  std::signal(number, SIG_DFL);
+  ::raise(number);
 }
 
 std::optional<Watchdog::Clock::time_point> Watchdog::next_wake() {

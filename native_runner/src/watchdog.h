@@ -3,19 +3,25 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 
 namespace farm {
 
-// A thread that acts while the one that works is stuck in a backend: it ends a run that takes too long, and
-// the process when the reader of its answers is gone. Never destroyed: it runs until the process ends.
+// A thread that acts while the one that works is stuck in a backend: it ends a run that takes too long, a single run
+// that is to end, and the process when the reader of its answers is gone. Never destroyed: it runs until the process
+// ends.
 class Watchdog {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `answers` is a descriptor whose reader is watched, or -1. Throws std::system_error without resources.
+  // Of a session: `answers` is the descriptor whose reader is watched. Throws Failure at flags without resources.
   static Watchdog* start(int answers);
+
+  // Of a single run: SIGTERM, SIGINT and SIGHUP, unless they were ignored, end the current job with a result, and the
+  // process where there is none. Throws Failure at flags without resources.
+  static Watchdog* start_for_signals();
 
   // `expire` is called in the watchdog's thread at `deadline`, unless `disarm` came before. It ends the
   // process, or returns when the run ended by itself at that moment.
@@ -27,7 +33,9 @@ class Watchdog {
 
  private:
   explicit Watchdog(int answers);
+  static Watchdog* launch(std::unique_ptr<Watchdog> watchdog);
   void run();
+  void end_on_signal();
   void look_at_reader(short events);
   void expire_if_due();
   std::optional<Clock::time_point> next_wake();

@@ -1,12 +1,17 @@
 // Preloaded in front of the runner: stands in for the backend that foreign.pte was compiled for. What it does
 // is the first number of the input; the output is the input's negative.
+#include <dlfcn.h>
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/platform/log.h>
 #include <executorch/runtime/platform/platform.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
 
 namespace {
 
@@ -21,7 +26,26 @@ using executorch::runtime::FreeableBuffer;
 using executorch::runtime::Result;
 using executorch::runtime::Span;
 
-enum Order { kWork = 0, kHang = 1, kCrash = 2, kAbort = 3, kFail = 4, kPrint = 5, kFailThirdTime = 6, kWrongFifthTime = 7 };
+enum Order {
+  kWork = 0,
+  kHang = 1,
+  kCrash = 2,
+  kAbort = 3,
+  kFail = 4,
+  kPrint = 5,
+  kFailThirdTime = 6,
+  kWrongFifthTime = 7,
+  kAbortInThread = 8,
+  kAbortLate = 9,
+};
+
+// Set when the file that STUB_SLOW_RENAME names is about to be renamed.
+std::atomic<bool> is_renaming{false};
+
+[[noreturn]] void give_up() {
+  ET_LOG(Fatal, "the stub gives up");
+  executorch::runtime::pal_abort();
+}
 
 class BackendStub final : public executorch::runtime::BackendInterface {
  public:
@@ -45,8 +69,16 @@ class BackendStub final : public executorch::runtime::BackendInterface {
         std::raise(SIGSEGV);
         break;
       case kAbort:
-        ET_LOG(Fatal, "the stub gives up");
-        executorch::runtime::pal_abort();
+        give_up();
+      case kAbortInThread:
+        std::thread(&give_up).detach();
+        for (;;) ::pause();
+      case kAbortLate:
+        std::thread([] {
+          while (!is_renaming) ::usleep(1000);
+          give_up();
+        }).detach();
+        break;
       case kFail:
         ET_LOG(Error, "the stub refuses");
         return Error::DelegateInvalidHandle;
@@ -73,3 +105,14 @@ BackendStub stub;
 const Error registered = executorch::runtime::register_backend({"BackendWithCompilerDemo", &stub});
 
 }  // namespace
+
+// A slow disk, while which the thread of kAbortLate aborts.
+extern "C" int rename(const char* from, const char* to) noexcept {
+  static const auto real = reinterpret_cast<int (*)(const char*, const char*)>(dlsym(RTLD_NEXT, "rename"));
+  const char* slow = std::getenv("STUB_SLOW_RENAME");
+  if (slow != nullptr && std::strcmp(slow, to) == 0) {
+    is_renaming = true;
+    ::usleep(300'000);
+  }
+  return real(from, to);
+}

@@ -61,8 +61,12 @@ class Workspace:
             timeout=120,
             check=False,
         )
+        return self.ended(done.returncode, done.stdout, done.stderr, result=result)
+
+    def ended(self, code: int, stdout: str = "", stderr: str = "", *, result: str = "result.json") -> Ran:
+        """Return a run that is over, with the result that it left."""
         path = self.folder / result
-        return Ran(done.returncode, done.stdout, done.stderr, json.loads(path.read_text()) if path.is_file() else None)
+        return Ran(code, stdout, stderr, json.loads(path.read_text()) if path.is_file() else None)
 
     def serve(self, *flags: str, env: dict[str, str] | None = None) -> Session:
         return Session(self, flags, env or {})
@@ -197,7 +201,9 @@ def bare(runtime_folder: Path, tmp_path: Path) -> Workspace:
 def stub(bare: Workspace, models: Path) -> Workspace:
     """A workspace with foreign.pte as model.pte, for the backend stub, and an input file per order to it."""
     shutil.copy(models / "foreign.pte", bare.folder / "model.pte")
-    for order, name in enumerate(("work", "hang", "crash", "abort", "fail", "print", "third", "fifth")):
+    for order, name in enumerate(
+        ("work", "hang", "crash", "abort", "fail", "print", "third", "fifth", "abort_in_thread", "abort_late")
+    ):
         bare.list_inputs(bare.write(f"{name}.raw", [order, 1]))
         (bare.folder / "input_list.txt").rename(bare.folder / f"{name}.txt")
     return bare

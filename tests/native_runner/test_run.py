@@ -34,6 +34,7 @@ def test_outputs_are_those_of_the_compiled_module(conv: Any, models: Path) -> No
     assert result["schema"] == 1
     assert result["method"] == "forward"
     assert result["load_ns"] > 0
+    assert result["verification_ns"] > 0
     assert result["inputs"] == [{"shape": [1, 3, 16, 16], "dtype": "float32", "nbytes": 3072}]
     assert result["outputs"] == [{"shape": [1, 8, 16, 16], "dtype": "float32", "nbytes": 8192}]
     assert [inference["line"] for inference in result["inferences"]] == [0, 1]

@@ -1,0 +1,66 @@
+// Preloaded in front of the runner: a stub around XNNPACK that writes to standard error what it gets when it loads.
+// STUB_KNOWS=nothing: it has no options; STUB_KNOWS=numbers: its boolean options are numbers.
+#include <dlfcn.h>
+#include <executorch/runtime/backend/interface.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace {
+
+using namespace executorch::runtime;
+
+class XnnpackStub final : public BackendInterface {
+ public:
+  explicit XnnpackStub(BackendInterface* real) : real_(real) {}
+
+  bool is_available() const override { return real_->is_available(); }
+
+  Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
+                               ArrayRef<CompileSpec> specs) const override {
+    std::fprintf(stderr, "stub: %zu options\n", context.runtime_specs().size());
+    for (const BackendOption& option : context.runtime_specs()) {
+      if (const auto boolean = context.get_runtime_spec<bool>(option.key); boolean.ok()) {
+        std::fprintf(stderr, "stub: bool %s=%s\n", option.key, *boolean ? "true" : "false");
+      } else if (const auto number = context.get_runtime_spec<int>(option.key); number.ok()) {
+        std::fprintf(stderr, "stub: int %s=%d\n", option.key, *number);
+      } else if (const auto text = context.get_runtime_spec<const char*>(option.key); text.ok()) {
+        std::fprintf(stderr, "stub: text %s=%s\n", option.key, *text);
+      }
+    }
+    return real_->init(context, processed, specs);
+  }
+
+  Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override {
+    return real_->execute(context, handle, args);
+  }
+
+  void destroy(DelegateHandle* handle) const override { real_->destroy(handle); }
+
+  Error get_option(BackendOptionContext& context, Span<BackendOption>& options) override {
+    const char* knows = std::getenv("STUB_KNOWS");
+    if (knows == nullptr) return real_->get_option(context, options);
+    if (std::string(knows) == "numbers") {
+      for (BackendOption& option : options) option.value = 1;
+    }
+    return Error::Ok;
+  }
+
+ private:
+  BackendInterface* real_;
+};
+
+}  // namespace
+
+namespace executorch::runtime {
+
+__attribute__((visibility("default"))) Error register_backend(const Backend& backend) {
+  void* found = dlsym(RTLD_NEXT, "_ZN10executorch7runtime16register_backendERKNS0_7BackendE");
+  const auto real = reinterpret_cast<Error (*)(const Backend&)>(found);
+  if (std::strcmp(backend.name, "XnnpackBackend") != 0) return real(backend);
+  return real({backend.name, new XnnpackStub(backend.backend)});
+}
+
+}  // namespace executorch::runtime

@@ -1,0 +1,126 @@
+"""Options that a backend gets when it loads: what arrives, what it does to XNNPACK, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_CACHE = ("--weight_cache_enabled", "--packed_cache_path=weights.packed")
+_ALL = (*_CACHE, "--workspace_sharing_mode=1")
+# Freed memory is overwritten: of options that nobody copied nothing would be left.
+_PERTURB = {"MALLOC_PERTURB_": "165"}
+
+
+@pytest.fixture
+def linear(bare: Any, models: Path) -> Any:
+    """A workspace with xnnpack.pte as model.pte, and its input."""
+    shutil.copy(models / "xnnpack.pte", bare.folder / "model.pte")
+    shutil.copy(models / "xnnpack_input.raw", bare.folder / "x.raw")
+    bare.list_inputs("x.raw")
+    (bare.folder / "shapes.txt").write_text("2, 8\n")
+    return bare
+
+
+@pytest.fixture
+def reports(preload: Callable[[str], dict[str, str]]) -> dict[str, str]:
+    return {**preload("load_options_stub"), **_PERTURB}
+
+
+def _arrived(stderr: str) -> list[list[str]]:
+    """What the stub got, for each delegate that it loaded."""
+    found: list[list[str]] = []
+    for line in re.findall(r"^stub: (.*)$", stderr, re.MULTILINE):
+        found.append([]) if line.endswith(" options") else found[-1].append(line)
+    return found
+
+
+def _options(folder: Path) -> list[str]:
+    return [
+        "int workspace_sharing_mode=1",
+        "bool weight_cache_enabled=true",
+        f"text packed_cache_path={folder}/weights.packed",
+    ]
+
+
+def test_a_backend_gets_names_types_and_values_after_the_callers_map_is_gone(linear: Any, reports: Any) -> None:
+    ran = linear.run("--input_shape_path=shapes.txt", *_ALL, env=reports)
+    assert ran.code == 0, ran.stderr
+    assert _arrived(ran.stderr) == [_options(linear.folder)]
+
+
+def test_without_a_flag_a_backend_gets_nothing(linear: Any, reports: Any) -> None:
+    ran = linear.run("--input_shape_path=shapes.txt", "--log_level=1", env=reports)
+    assert ran.code == 0, ran.stderr
+    assert _arrived(ran.stderr) == [[]]
+    ran = linear.run("--input_shape_path=shapes.txt", "--noweight_cache_enabled", env=reports)
+    assert _arrived(ran.stderr) == [["bool weight_cache_enabled=false"]]
+
+
+def test_a_load_that_fails_keeps_the_options_of_the_session(linear: Any, reports: Any) -> None:
+    (linear.folder / "junk.pte").write_bytes(b"junk" * 1000)
+    with linear.serve(*_ALL, env=reports) as session:
+        for model, code in (("model.pte", 0), ("junk.pte", 4), ("model.pte", 0)):
+            answer = session.ask(f"--model_path={model}", "--input_shape_path=shapes.txt", "--weight_cache_enabled=yes")
+            assert answer["exit_code"] == code, answer
+        refused = session.ask("--weight_cache_enabled=false")
+        assert "needs a process of its own: this session has --weight_cache_enabled=true" in refused["error"]["message"]
+        assert _arrived(session.stderr) == [_options(linear.folder)] * 2
+
+
+def test_xnnpack_keeps_packed_weights_in_the_file_of_each_job(linear: Any) -> None:
+    assert linear.run("--input_shape_path=shapes.txt").code == 0
+    plain = linear.output(0, 0)
+    assert not list(linear.folder.glob("*.packed"))
+    for name in "ab":
+        shutil.copytree(linear.folder, linear.folder / name, ignore=shutil.ignore_patterns("a", "b"))
+    with linear.serve(*_CACHE) as session:
+        for name in "aba":
+            answer = session.ask(f"--working_folder={name}", "--input_shape_path=shapes.txt")
+            assert answer["ok"] is True, answer
+            # The packed weights of two layers, a page each at the least.
+            assert (linear.folder / name / "weights.packed").stat().st_size > 2 * 4096
+            assert (
+                np.fromfile(linear.folder / name / "outputs" / "output_0_0.raw", np.float32).tolist() == plain.tolist()
+            )
+        assert not (linear.folder / "weights.packed").exists()
+        # The first load of each folder packs, the second load of a folder finds what was packed.
+        opened, loaded = (session.stderr.count(text) for text in ("Opened packed weight file", "Loaded packed weight"))
+        assert (opened, loaded) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--workspace_sharing_mode=3"], 2, "--workspace_sharing_mode: '3' is not a whole number from 0 to 2"),
+        (["--weight_cache_enabled=maybe"], 2, "--weight_cache_enabled: 'maybe' is not true or false"),
+        (["--packed_cache_path=w"], 3, "--packed_cache_path has no effect without --weight_cache_enabled"),
+        (["--packed_cache_path=w", "--noweight_cache_enabled"], 3, "has no effect without"),
+        (["--weight_cache_enabled", f"--packed_cache_path={'x' * 256}"], 3, "bytes, ExecuTorch takes 255"),
+    ],
+)
+def test_a_load_option_that_cannot_be(linear: Any, flags: list[str], code: int, message: str) -> None:
+    ran = linear.run("--input_shape_path=shapes.txt", *flags)
+    assert ran.code == code, ran.stderr
+    assert message in ran.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("knows", "message"),
+    [
+        ("nothing", "refuses the option weight_cache_enabled=true: it has no such option"),
+        ("numbers", "refuses the option weight_cache_enabled=true: it takes a value of type int, not bool"),
+    ],
+)
+def test_a_name_or_type_that_the_backend_does_not_know(linear: Any, reports: Any, knows: str, message: str) -> None:
+    """XNNPACK would load with its default, and say nothing."""
+    ran = linear.run("--input_shape_path=shapes.txt", "--weight_cache_enabled", env={**reports, "STUB_KNOWS": knows})
+    assert ran.code == 3, ran.stderr
+    assert ran.error["message"] == f"backend XnnpackBackend {message}"
