@@ -11,6 +11,8 @@ A step diverges at the first layer, in the order of execution, of which one of t
 * its SQNR is below the suspect level of the step, and by at least DROP_DB below that of the worst of its inputs: a
   layer that breaks something, and not one that hands on what it was given.
 
+Where comparators of the user's judged a layer, they decide in place of the last two.
+
 Between compiler and device, a greatest difference of one step of the layer's own quantization is rounding and never
 counts, however few steps the whole layer has.
 """
@@ -114,6 +116,10 @@ def _worst_input(layer: Layer, step: LayerStep, by_name: Mapping[str, Layer]) ->
 def _why(step: LayerStep, gap: Gap, inputs_db: float) -> str:
     if gap.problem:
         return gap.problem
+    if any(score.valid is not None for score in gap.scores.values()):
+        return ", ".join(
+            f"{name} {score.value:.4g} is not valid" for name, score in gap.scores.items() if score.valid is False
+        )
     sqnr = gap.sqnr_db
     if sqnr is None or (step is not LayerStep.QUANTIZATION and gap.steps is not None and gap.steps <= ROUNDING_STEPS):
         return ""

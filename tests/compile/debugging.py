@@ -26,7 +26,8 @@ from farm.bundles.bundle import load_bundle
 from farm.compile.debug.compare import compare_layers, missing_layers
 from farm.compile.debug.compiler import compile_debug
 from farm.compile.debug.debugger import Debugger
-from farm.compile.debug.protocol import CompileRequest, Written
+from farm.compile.debug.metrics import MetricClass, bind_all
+from farm.compile.debug.protocol import CompareRequest, CompileRequest, Written, parse_metric
 from farm.config.settings import load_config
 from farm.program.layers import Layer
 from farm.results.layers import diagnose
@@ -66,13 +67,40 @@ class Exits(torch.nn.Module):
         raise SystemExit("that was it")
 
 class Between(torch.nn.Module):
-    # QNN has no erf: it parts the program in two.
+    # QNN has no erf: it parts the program in two. Both outputs of topk are used.
     def __init__(self):
         super().__init__()
-        self.one = torch.nn.Linear(4, 4)
+        self.one = torch.nn.Linear(8, 8)
+        self.two = torch.nn.Linear(3, 3)
+        self.register_buffer("offsets", torch.rand(8))
     def forward(self, x):
-        return torch.relu(torch.erf(self.one(x)))
+        largest, places = torch.topk(self.one(x), 3)
+        return self.two(torch.erf(largest + self.offsets[places]))
 """
+METRICS = """
+from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_base import QcomNumericalComparatorBase
+from executorch.devtools.inspector.numerical_comparator import NumericalComparatorBase
+
+class Farthest(QcomNumericalComparatorBase):
+    def __init__(self, edge_ep, threshold=1e9):
+        super().__init__(edge_ep)
+        self.threshold = threshold
+    def metric_name(self):
+        return "farthest <away>"
+    def is_valid_score(self, score):
+        return score <= self.threshold
+    def element_compare(self, a, b):
+        return float((a - b).abs().max())
+
+class Shown(NumericalComparatorBase):
+    def element_compare(self, a, b):
+        return float(a.numel())
+
+class Fails(Farthest):
+    def element_compare(self, a, b):
+        raise ValueError("cannot\\ncompare")
+"""
+UPSTREAM_METRIC = "executorch.backends.qualcomm.debugger.qcom_numerical_comparator_sample:QcomSQNRComparator"
 SHAPE = (1, 3, 4, 4)
 EDGE = "edge_after_transform/forward"
 
@@ -91,17 +119,22 @@ class Bench:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path)
         (folder / "models.py").write_text(MODELS)
+        (folder / "metrics.py").write_text(METRICS)
 
-    def request(self, name: str, shape: tuple[int, ...] = SHAPE) -> CompileRequest:
+    def case(self, name: str, shape: tuple[int, ...] = SHAPE) -> Case:
+        return Case("s", name.lower(), f".models:{name}", (InputSpec(shape=shape),), folder=str(self.folder))
+
+    def request(self, name: str, shape: tuple[int, ...] = SHAPE, *metrics: str) -> CompileRequest:
         folder = self.folder / name.lower()
-        folder.mkdir()
-        case = Case("s", name.lower(), f".models:{name}", (InputSpec(shape=shape),), folder=str(self.folder))
-        return CompileRequest(Job(case, Target("SM8650", "htp", "8a8w")), self.versions, 0, str(folder))
+        folder.mkdir(exist_ok=True)
+        case = self.case(name, shape)
+        parsed = tuple(parse_metric(metric) for metric in metrics)
+        return CompileRequest(Job(case, Target("SM8650", "htp", "8a8w")), self.versions, 0, str(folder), parsed)
 
-    def compile(self, name: str) -> tuple[Any, Path]:
-        asked = self.request(name)
+    def compile(self, name: str, shape: tuple[int, ...] = SHAPE, *metrics: str) -> tuple[Any, Path]:
+        asked = self.request(name, shape, *metrics)
         folder = Path(asked.folder)
-        return compile_debug(asked.job, asked.versions, asked.sample, folder), folder
+        return compile_debug(asked.job, asked.versions, asked.sample, folder, asked.metrics), folder
 
     def run(self, folder: Path, name: str, *, scale: float = 1.0) -> Path:
         """Run the bundle in `folder`; its inputs, times `scale`, are of one sample."""
@@ -188,14 +221,14 @@ def first(rows: tuple[Layer, ...]) -> dict[str, Any] | None:
 def main() -> None:
     folder = Path.cwd()
     bench = Bench(folder)
-    program, place = bench.compile("Several")
+    program, place = bench.compile("Several", SHAPE, UPSTREAM_METRIC, ".metrics:Farthest=0.3", ".metrics:Shown")
     simulator, again = bench.run(place, "simulator"), bench.run(place, "again")
     other = bench.run(place, "other", scale=-0.5)
     ours = compare_layers(program, written(simulator), written(again))
     told: dict[str, Any] = {
         "several": {
             "ours": plain(ours), "official": official(program, simulator), "first": first(ours),
-            "notes": program.notes, "missing": missing_layers(program, ours),
+            "notes": program.notes, "missing": missing_layers(ours), "rows": msgspec.to_builtins(ours),
             "other device": first(compare_layers(program, written(simulator), written(other))),
             "graph": {node.name: node.inputs for node in program.nodes},
         }
@@ -203,8 +236,24 @@ def main() -> None:
     program, place = bench.compile("Outlier")
     rows = compare_layers(program, written(bench.run(place, "simulator")), None)
     told["outlier"] = {"first": first(rows), "ours": plain(rows), "notes": program.notes}
-    for name in ("Between", "Raises", "Exits"):
+    program, place = bench.compile("Between", (2, 8))
+    ran = bench.run(place, "simulator")
+    rows = compare_layers(program, written(ran), None)
+    told["between"] = {"rows": msgspec.to_builtins(rows), "missing": missing_layers(rows), "notes": program.notes}
+    for name in ("Raises", "Exits"):
         told[name.lower()] = msgspec.to_builtins(Debugger().serve(bench.request(name, (2, 4))))
+    others = folder / "others"
+    others.mkdir(mode=0o777)
+    others.chmod(0o777)
+    (others / "anybodys.py").write_text("raise SystemExit('executed')")
+    sys.path.insert(0, str(others))
+    refused = ("anybodys:Cosine", "no_such_package.metrics:Cosine", ".metrics:Several", ".metrics:Nobody", "json:loads")
+    told["refused"] = {
+        metric: msgspec.to_builtins(Debugger().serve(bench.request("Raises", (2, 4), metric))) for metric in refused
+    }
+    [fails] = bind_all([MetricClass(parse_metric(".metrics:Fails"), bench.case("Between"))], program.edge)
+    debugger = Debugger(program._replace(metrics=[fails]))
+    told["refused"][".metrics:Fails"] = msgspec.to_builtins(debugger.serve(CompareRequest(written(ran))))
     print(json.dumps(told))  # noqa: T201
 
 

@@ -51,7 +51,7 @@ def test_a_program_that_is_in_order_diverges_nowhere(told: dict[str, Any]) -> No
     assert several["first"] is None
     assert several["missing"] == []
     # The layers end in the outputs of the FP32 module and of the quantized module.
-    assert several["notes"] == []
+    assert all(note.startswith("metric ") for note in several["notes"])
     assert several["graph"]["aten_add_tensor"] == ["aten_convolution_default_1", "aten_relu_default"]
     for name, gaps in several["ours"].items():
         assert 30 < gaps["quantization"][1] < 60, name
@@ -81,11 +81,77 @@ def test_a_program_with_two_outputs_is_compared(told: dict[str, Any]) -> None:
     assert {"aten_convolution_default", "aten_relu_default", "aten_clamp_default"} <= set(compared)
 
 
-def test_a_program_in_several_partitions_is_refused_with_what_parts_it(told: dict[str, Any]) -> None:
-    reply = told["between"]
+def test_every_layer_of_several_partitions_is_compared_and_so_is_what_the_cpu_runs_between_them(
+    told: dict[str, Any],
+) -> None:
+    between = told["between"]
+    rows = {row["name"]: row for row in between["rows"]}
+    assert (between["missing"], between["notes"]) == ([], [])
+    partitions = {name: row["tensor"]["partition"] for name, row in rows.items() if name != "x"}
+    assert partitions == {
+        "aten_linear_default": 0,
+        "aten_topk_default:0": 0,
+        "aten_topk_default:1": 0,
+        "aten_index_tensor": 0,
+        "aten_add_tensor": 0,
+        "aten_erf_default": None,
+        "aten_linear_default_1": 1,
+    }
+    assert min(row["gaps"]["compiler"]["sqnr_db"] for name, row in rows.items() if name != "x") > 35
+
+
+def test_each_output_of_an_operator_that_is_used_is_a_layer(told: dict[str, Any]) -> None:
+    rows = {row["name"]: row for row in told["between"]["rows"]}
+    largest, places = rows["aten_topk_default:0"], rows["aten_topk_default:1"]
+    assert largest["operator"] == places["operator"] == "aten.topk.default"
+    assert rows["aten_add_tensor"]["inputs"] == ["aten_topk_default:0", "aten_index_tensor"]
+    # Places are whole numbers, which have no quantization although the values beside them do.
+    assert largest["tensor"]["dtype"] == "uint8"
+    assert (places["tensor"]["dtype"], places["tensor"]["scale"]) == ("int64", None)
+    assert places["gaps"]["compiler"]["mse"] == 0
+
+
+def test_a_layer_says_what_its_tensor_is(told: dict[str, Any]) -> None:
+    rows = {row["name"]: row["tensor"] for row in told["several"]["rows"]}
+    assert rows["x"]["handle"] is None
+    assert rows["aten_convolution_default"] == {
+        "handle": rows["aten_relu_default"]["handle"] - 1, "output": None, "partition": 0, "shape": [1, 4, 4, 4],
+        "dtype": "uint8", "scale": pytest.approx(0.01, abs=0.009), "zero_point": pytest.approx(128, abs=60),
+    }  # fmt: skip
+
+
+def test_comparators_of_the_user_s_have_the_figures_that_the_official_inspector_has_with_them(
+    told: dict[str, Any],
+) -> None:
+    official = told["several"]["official"][EDGE]
+    rows = {row["name"]: row for row in told["several"]["rows"]}
+    for name, (_, sqnr, _) in official.items():
+        assert rows[name]["inspector"]["scores"]["sqnr"] == {"value": pytest.approx(sqnr, rel=1e-6), "valid": True}
+    scores = rows["aten_linear_default"]["gaps"]["compiler"]["scores"]
+    # What a class calls itself is made a name of a column; without a limit of its own it judges nothing.
+    assert scores.keys() == {"sqnr", "farthest_away_", "Shown"}
+    assert scores["Shown"] == {"value": 5, "valid": None}
+    assert any("SHA-256" in note and ".metrics:Farthest=0.3" in note for note in told["several"]["notes"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "reason"),
+    [
+        ("anybodys:Cosine", "is not executed: "),
+        ("no_such_package.metrics:Cosine", "there is no module no_such_package: put its folder on PYTHONPATH"),
+        (".metrics:Several", "Several is no comparator"),
+        (".metrics:Nobody", "Nobody is no comparator"),
+        ("json:loads", "loads is no comparator"),
+        (".metrics:Fails", "at x: ValueError: cannot compare"),
+    ],
+)
+def test_a_comparator_that_cannot_be_used_is_refused_in_one_line(
+    told: dict[str, Any], metric: str, reason: str
+) -> None:
+    reply = told["refused"][metric]
     assert (reply["ok"], reply["refused"], reply["infra"]) == (False, True, False)
-    assert "the program has 2 partitions" in reply["reason"]
-    assert "aten.erf.default x1" in reply["reason"]
+    assert reply["reason"].startswith(f"--metric {metric}: ")
+    assert reason in reply["reason"]
 
 
 def test_what_a_module_raises_is_a_reply_in_one_line(told: dict[str, Any]) -> None:

@@ -8,28 +8,37 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd  # type: ignore[import-untyped]
 import torch
+from executorch.backends.qualcomm._passes.layout_transform import LayoutTransform
 from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_base import QcomNumericalComparatorBase
 from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_sample import (
     QcomCosineSimilarityComparator,
     QcomMSEComparator,
 )
 from executorch.devtools import Inspector
+from executorch.exir.sym_util import eval_shape
 from torchao.quantization.utils import compute_error
 
 from farm.compile.debug.compiler import REFERENCE_GRAPH
+from farm.compile.debug.metrics import scores_of
 from farm.program.layers import INPUT, Gap, Layer, LayerStep
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from torch.export import ExportedProgram
 
     from farm.compile.debug.compiler import DebugProgram
     from farm.compile.debug.protocol import Written
+    from farm.compile.debug.reference import LayerNode
+
+# What QNN calls a tensor: the node that gives it, and which of its outputs it is.
+_WRITTEN = re.compile(r"(?:output_(?:mutbuf_\d+_)?)?(?P<node>.+)@(?P<output>\d+)")
+_KERNEL = "native_call_"
 
 
 class _Collector(QcomNumericalComparatorBase):  # type: ignore[misc]
@@ -68,45 +77,53 @@ class _Collector(QcomNumericalComparatorBase):  # type: ignore[misc]
             return found
 
 
+class _Ran(NamedTuple):
+    """What one execution wrote, dequantized and in torch's layout, by the names of layers."""
+
+    values: dict[str, torch.Tensor]
+    references: dict[str, torch.Tensor]
+    """ExecuTorch's own, of the layers of which it has one."""
+
+
 def compare_layers(program: DebugProgram, simulator: Written, device: Written | None) -> tuple[Layer, ...]:
-    """Return every layer, in the order of execution, with the gaps of the steps of which both ways are known."""
+    """Return every layer, in the order of execution, with the gaps of the steps of which both ways are known.
+
+    Raises UsageError where a comparator of the user's cannot compare.
+    """
     simulated = _ran(program, simulator)
-    measured = _ran(program, device) if device else {}
-    figures = _Comparators(program.edge)
+    measured = _ran(program, device).values if device else {}
+    figures = _Comparators(program)
     rows = []
     for node in program.nodes:
         gaps: dict[LayerStep, Gap] = {}
-        reference = fp32 = program.fp32.layers.get(node.name)
+        reference = fp32 = program.fp32.layers.get(node.value)
         if program.quantized is not None:
-            reference = program.quantized.layers.get(node.name)
-            _put(gaps, LayerStep.QUANTIZATION, figures.gap(fp32, reference, None))
-        handle = node.handle if node.handle is not None else -1
-        inspector, ran = simulated.get(handle, (None, None))
-        _, hardware = measured.get(handle, (None, None))
-        _put(gaps, LayerStep.COMPILER, figures.gap(reference, ran, node.scale))
-        _put(gaps, LayerStep.DEVICE, figures.gap(ran, hardware, node.scale))
-        rows.append(
-            Layer(node.name, node.operator or INPUT, node.inputs, gaps, figures.gap(inspector, ran, node.scale))
-        )
+            reference = program.quantized.layers.get(node.value)
+            _put(gaps, LayerStep.QUANTIZATION, figures.gap(node, fp32, reference, of_steps=False))
+        ran = simulated.values.get(node.name)
+        _put(gaps, LayerStep.COMPILER, figures.gap(node, reference, ran))
+        _put(gaps, LayerStep.DEVICE, figures.gap(node, ran, measured.get(node.name)))
+        inspector = figures.gap(node, simulated.references.get(node.name), ran)
+        rows.append(Layer(node.name, node.operator or INPUT, node.inputs, gaps, inspector, node.tensor))
     return tuple(rows)
 
 
-def missing_layers(program: DebugProgram, layers: tuple[Layer, ...]) -> list[str]:
-    """Return the operators of which nothing was written: on the CPU, fused by QNN, or with several outputs."""
-    seen = {layer.name for layer in layers if LayerStep.COMPILER in layer.gaps}
-    return [node.name for node in program.nodes if node.handle is not None and node.name not in seen]
+def missing_layers(layers: tuple[Layer, ...]) -> list[str]:
+    """Return the layers of which nothing was written."""
+    return [layer.name for layer in layers if layer.tensor.handle is not None and LayerStep.COMPILER not in layer.gaps]
 
 
-def _ran(program: DebugProgram, written: Written) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
-    """Return ExecuTorch's reference and what ran, by debug handle."""
+def _ran(program: DebugProgram, written: Written) -> _Ran:
     inspector = Inspector(
         etdump_path=written.etdump,
         debug_buffer_path=written.outputs,
         etrecord=str(program.etrecord),
         reference_graph_name=REFERENCE_GRAPH,
     )
+    events = [event for block in inspector.event_blocks for event in block.events]
+    others = _values_by_name(program.nodes, events)
     for block in inspector.event_blocks:
-        # What the CPU runs beside a delegate has handles of its own count, which are those of other layers.
+        # What the CPU runs is among `others`.
         block.events = [event for event in block.events if event.is_delegated_op]
         for event in block.events:
             # The Inspector of ExecuTorch 1.5 takes a delegate to have as many outputs at each of its nodes as it has in
@@ -114,16 +131,75 @@ def _ran(program: DebugProgram, written: Written) -> Mapping[int, tuple[torch.Te
             event.num_outputs = 1
     collector = _Collector(program.edge)
     inspector.calculate_numeric_gap(distance=collector, reference_graph=REFERENCE_GRAPH)
-    return collector.pairs
+    pairs = {node.name: collector.pairs.get(node.tensor.handle or -1) for node in program.nodes if not _picked(node)}
+    known = {name: pair for name, pair in pairs.items() if pair is not None}
+    return _Ran(
+        {**others, **{name: value for name, (_, value) in known.items()}},
+        {name: reference for name, (reference, _) in known.items()},
+    )
+
+
+def _values_by_name(nodes: Sequence[LayerNode], events: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Return what the Inspector does not map: outputs of operators with several, and what the CPU runs.
+
+    ExecuTorch 1.5 leaves operators with several outputs out of its map from names to handles. QNN writes them all the
+    same, as `aten_topk_default@1`, with `output_` before it where that is an output of the delegate.
+    """
+    by_place = {(node.node, node.tensor.output or 0): node for node in nodes if node.tensor.partition is not None}
+    on_cpu: dict[int, list[LayerNode]] = {}
+    for node in nodes:
+        if node.tensor.handle is not None and node.tensor.partition is None:
+            on_cpu.setdefault(node.tensor.handle, []).append(node)
+    found = {}
+    for event in events:
+        if event.is_delegated_op:
+            match = _WRITTEN.fullmatch(str(event.delegate_debug_identifier))
+            node = by_place.get((match["node"], int(match["output"]))) if match else None
+            if node is not None and event.debug_data:
+                found[node.name] = _in_torch_layout(node, event.debug_data[-1])
+        elif isinstance(event.debug_handles, int) and event.name.startswith(_KERNEL):
+            for node in on_cpu.get(event.debug_handles, ()):
+                # Of a kernel of another name the handle is one of ExecuTorch's later passes.
+                output = node.tensor.output or 0
+                if _is_kernel_of(event.name, node.operator) and output < len(event.debug_data):
+                    found[node.name] = event.debug_data[output]
+    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+
+
+def _picked(node: LayerNode) -> bool:
+    """Return whether a layer is one of several outputs, which share a handle."""
+    return node.name != node.node
+
+
+def _is_kernel_of(event: str, operator: str) -> bool:
+    """Return whether `native_call_erf.out` computes `aten.erf.default`."""
+    return "." in operator and event.removeprefix(_KERNEL).split(".")[0] == operator.split(".")[1]
+
+
+def _in_torch_layout(node: LayerNode, value: Any) -> Any:
+    """Return a tensor of QNN as upstream's comparators would, of which this is one output of several."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if node.tensor.scale is not None:
+        value = (value.to(torch.float32) - (node.tensor.zero_point or 0)) * node.tensor.scale
+    if node.axis_order:
+        value = value.permute(LayoutTransform.get_axis_order(eval_shape(value.shape), reverse=True))
+    return value
 
 
 class _Comparators:
-    def __init__(self, edge: ExportedProgram) -> None:
-        self._mse = QcomMSEComparator(edge_ep=edge)
-        self._cosine = QcomCosineSimilarityComparator(edge_ep=edge)
+    def __init__(self, program: DebugProgram) -> None:
+        self._mse = QcomMSEComparator(edge_ep=program.edge)
+        self._cosine = QcomCosineSimilarityComparator(edge_ep=program.edge)
+        self._metrics = program.metrics
 
-    def gap(self, before: torch.Tensor | None, after: torch.Tensor | None, scale: float | None) -> Gap | None:
-        """Return how far `after` is from `before`; None where one of them is not known."""
+    def gap(
+        self, node: LayerNode, before: torch.Tensor | None, after: torch.Tensor | None, *, of_steps: bool = True
+    ) -> Gap | None:
+        """Return how far `after` is from `before`, `of_steps` in steps of its quantization too.
+
+        None where one of them is not known.
+        """
         if before is None or after is None or before.shape != after.shape:
             return None
         a, b = before.detach().float(), after.detach().float()
@@ -131,14 +207,17 @@ class _Comparators:
             finite = bool(torch.isfinite(b).all())
             mse = float(torch.mean((a - b) ** 2)) if finite else math.inf
             return Gap(_number(mse), -math.inf, None, None, problem)
+        scores = scores_of(self._metrics, node.name, a, b)
         if torch.equal(a, b):
-            return Gap(0.0, math.inf, 1.0, 0.0)
+            return Gap(0.0, math.inf, 1.0, 0.0, scores=scores)
+        scale = node.tensor.scale if of_steps else None
         return Gap(
             _number(self._mse.element_compare(a, b)),
             # What ExecuTorch's comparator for it calls, which 1.3 does not have.
             _number(float(compute_error(a, b))),
             _number(self._cosine.element_compare(a, b)),
             _number(float((a - b).abs().max()) / scale) if scale else None,
+            scores=scores,
         )
 
 

@@ -21,7 +21,8 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 from farm.backends.descriptor import QUANTIZED_PRECISIONS
 from farm.bundles.bundle import INPUTS, MODEL
 from farm.bundles.key import bundle_key
-from farm.compile.debug.protocol import BUNDLE
+from farm.compile.debug.metrics import BoundMetric, MetricClass, bind_all
+from farm.compile.debug.protocol import BUNDLE, ETRECORD
 from farm.compile.debug.reference import Computed, LayerNode, layer_nodes, run_float, run_quantized
 from farm.compile.flows.compiler import CompiledProgram, tensor_spec, write_manifest, write_tensors
 from farm.compile.flows.delegation import Delegation, read_delegation
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
 
+    from farm.compile.debug.protocol import Metric
     from farm.suites.suite import Job, Target
 
 REFERENCE_GRAPH = "edge_after_transform/forward"
 """What ExecuTorch's QNNIntermediateDebugger compares with, by its name in an ETRecord."""
-ETRECORD = "etrecord.bin"
 
 # Two ways of computing one program in float32 differ by its rounding alone, by 100 dB and more.
 _SAME_DB = 60.0
@@ -56,16 +58,20 @@ class DebugProgram(NamedTuple):
     fp32: Computed
     quantized: Computed | None
     """None where nothing is quantized."""
+    metrics: list[BoundMetric]
     seconds: dict[str, float]
     notes: tuple[str, ...]
 
 
-def compile_debug(job: Job, versions: Mapping[str, str], sample: int, folder: Path) -> DebugProgram:
+def compile_debug(
+    job: Job, versions: Mapping[str, str], sample: int, folder: Path, metrics: Sequence[Metric] = ()
+) -> DebugProgram:
     """Compile `job` for debugging and write its bundle, with the inputs of one sample, into BUNDLE of `folder`.
 
-    All samples calibrate, as in `farm run`. Raises UsageError for a program of which ExecuTorch's debugger cannot tell
-    the layers apart; what the compiler raises passes through.
+    All samples calibrate, as in `farm run`. Raises UsageError for a program that has no layer on the backend, and for
+    one of `metrics` that cannot be used; what the compiler raises passes through.
     """
+    classes = [MetricClass(metric, job.case) for metric in metrics]
     case, target = job.case, job.target
     watch = Stopwatch()
     with torch.no_grad():
@@ -85,7 +91,7 @@ def compile_debug(job: Job, versions: Mapping[str, str], sample: int, folder: Pa
         with watch.step("lower"):
             specs = compiler_specs(target, versions, dump_intermediate_outputs=True)
             edge = to_edge_transform_and_lower_to_qnn(graph, samples[0], specs, generate_etrecord=True)
-            delegation = _require_one_delegate(edge.exported_program().graph_module)
+            delegation = _require_delegate(edge.exported_program().graph_module)
         with watch.step("serialize"):
             program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment()))
             bundle = folder / BUNDLE
@@ -113,7 +119,14 @@ def compile_debug(job: Job, versions: Mapping[str, str], sample: int, folder: Pa
     key = hashlib.sha256(f"debug {bundle_key(job, versions)}".encode()).hexdigest()
     write_manifest(job, key, versions, bundle, [inputs], program_facts, watch)
     return DebugProgram(
-        reference, folder / ETRECORD, layer_nodes(unlifted.graph), fp32, in_steps, watch.seconds, tuple(notes)
+        edge=reference,
+        etrecord=folder / ETRECORD,
+        nodes=layer_nodes(unlifted.graph, _partitions(program)),
+        fp32=fp32,
+        quantized=in_steps,
+        metrics=bind_all(classes, reference),
+        seconds=watch.seconds,
+        notes=(*notes, *(one.note for one in classes)),
     )
 
 
@@ -185,17 +198,23 @@ def _attribute(module: torch.nn.Module, name: str) -> torch.Tensor:
     return tensor
 
 
-def _require_one_delegate(graph_module: torch.fx.GraphModule) -> Delegation:
+def _require_delegate(graph_module: torch.fx.GraphModule) -> Delegation:
     delegation = read_delegation(graph_module)
-    if delegation.partitions == 1:
-        return delegation
     if not delegation.partitions:
         raise UsageError("nothing was delegated: there is no layer to compare, as the CPU runs them all")
-    left = ", ".join(f"{name} x{count}" for name, count in sorted(delegation.cpu_ops.items()))
-    raise UsageError(
-        f"the program has {delegation.partitions} partitions, and ExecuTorch's debugger tells the layers of one apart: "
-        f"debug a case that ends before, or begins after, what the CPU runs ({left or 'nothing is named'})"
-    )
+    return delegation
+
+
+def _partitions(program: ExecutorchProgramManager) -> dict[int, int]:
+    """Return the number of the delegate, in the order of execution, that computes each debug handle."""
+    handles = program.debug_handle_map["forward"]
+    delegates = sorted(int(instruction) for instruction in program.delegate_map["forward"])
+    by_instruction = {int(instruction): found for instruction, found in handles.items()}
+    found = {}
+    for number, instruction in enumerate(delegates):
+        inside = by_instruction.get(instruction, ())
+        found |= dict.fromkeys((inside,) if isinstance(inside, int) else inside, number)
+    return found
 
 
 def _consistency(name: str, computed: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> list[str]:

@@ -39,8 +39,8 @@ def main(argv: list[str]) -> int:
 class Debugger:
     """Compiles one program and compares what it wrote."""
 
-    def __init__(self) -> None:
-        self._program: DebugProgram | None = None
+    def __init__(self, program: DebugProgram | None = None) -> None:
+        self._program = program
 
     def serve(self, request: CompileRequest | CompareRequest) -> DebugReply:
         """Return how a request went. Raises nothing: whatever a compiler raises is a reply."""
@@ -62,7 +62,9 @@ class Debugger:
         from farm.compile.debug.compiler import compile_debug
 
         seconds = {"imports": time.perf_counter() - started}
-        self._program = compile_debug(request.job, request.versions, request.sample, Path(request.folder))
+        self._program = compile_debug(
+            request.job, request.versions, request.sample, Path(request.folder), request.metrics
+        )
         return DebugReply(ok=True, seconds={**seconds, **self._program.seconds}, notes=self._program.notes)
 
     def _compare(self, request: CompareRequest) -> DebugReply:
@@ -73,9 +75,9 @@ class Debugger:
         started = time.perf_counter()
         layers = compare_layers(self._program, request.simulator, request.device)
         notes = []
-        if missing := missing_layers(self._program, layers):
+        if missing := missing_layers(layers):
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-            why = "the CPU runs them, the compiler fused them into others, or they have several outputs"
+            why = "the compiler fused them into others, or ExecuTorch's passes put another operator in their place"
             notes.append(f"nothing was written of {', '.join(missing[:_NAMED])}{more}: {why}")
         seconds = {"compare": time.perf_counter() - started}
         return DebugReply(ok=True, seconds=seconds, packed_layers=msgspec.msgpack.encode(layers), notes=tuple(notes))

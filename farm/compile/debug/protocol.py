@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
+from farm.errors import UsageError
 from farm.program.layers import Layer
 from farm.suites.suite import Job
 
 BUNDLE = "bundle"
+ETRECORD = "etrecord.bin"
+"""What ExecuTorch keeps of the graph for its own tools; beside the bundle."""
+
+_METRIC = re.compile(r"(?P<module>\.?[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)(?:=(?P<threshold>[^=]+))?")
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """A comparator of the user's."""
+
+    module: str
+    """`my_pkg.metrics`; `.metrics` is beside the suite."""
+    name: str
+    threshold: float | None = None
+    """None: the one that the class has by itself."""
+
+    def __str__(self) -> str:
+        limit = "" if self.threshold is None else f"={self.threshold:g}"
+        return f"{self.module}:{self.name}{limit}"
+
+
+def parse_metric(text: str) -> Metric:
+    """Return the comparator of `my_pkg.metrics:Cosine` or `my_pkg.metrics:Cosine=0.95`. Raises UsageError."""
+    match = _METRIC.fullmatch(text)
+    try:
+        threshold = float(match["threshold"]) if match and match["threshold"] else None
+    except ValueError:
+        match = None
+    if match is None:
+        raise UsageError(
+            f"--metric {text}: expected MODULE:CLASS or MODULE:CLASS=THRESHOLD, such as my_pkg.metrics:Cosine"
+        )
+    return Metric(match["module"], match["name"], threshold)
 
 
 class CompileRequest(msgspec.Struct, frozen=True, tag="compile"):
@@ -18,7 +53,9 @@ class CompileRequest(msgspec.Struct, frozen=True, tag="compile"):
     sample: int
     """Which of the inputs of the case."""
     folder: str
-    """An empty folder; the bundle will be in BUNDLE in it."""
+    """An empty folder; the bundle will be in BUNDLE in it, and the ETRecord in ETRECORD."""
+    metrics: tuple[Metric, ...] = ()
+    """What judges the layers in place of farm's own limits."""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -46,7 +83,7 @@ class DebugReply(msgspec.Struct, frozen=True):
     infra: bool = False
     """The machine is at fault (no space, no permission), not the job."""
     refused: bool = False
-    """The job may be in order, but its layers cannot be told apart."""
+    """The job may be in order, but its layers cannot be told apart, or a comparator of the user's cannot compare."""
     seconds: dict[str, float] = {}
     """Wall time by step."""
     packed_layers: bytes = b""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from executorch.backends.qualcomm.builders.node_visitor import dq_ops, q_ops
 from executorch.backends.qualcomm.utils.constants import (
+    QCOM_AXIS_ORDER,
     QCOM_BYPASS_NODE,
     QCOM_DTYPE,
     QCOM_QUANT_ATTRS,
@@ -27,6 +28,8 @@ from executorch.backends.qualcomm.utils.constants import (
     QCOM_ZERO_POINT,
 )
 
+from farm.program.layers import LayerTensor
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -35,42 +38,81 @@ class Computed(NamedTuple):
     """What one run over the graph gave."""
 
     layers: dict[str, torch.Tensor]
-    """By node; of an operator with several outputs, the first. Inputs of the program are among them."""
+    """By node. Inputs of the program are among them, and each output of an operator that has several by the node that
+    picks it."""
     outputs: tuple[torch.Tensor, ...]
 
 
 class LayerNode(NamedTuple):
-    """A node that computes something, or an input of the program."""
+    """What one output of a node that computes something is, or an input of the program."""
 
     name: str
+    """That of `node`, and `:1` behind it where several outputs of it are used."""
+    node: str
+    value: str
+    """The node whose value it is: `node`, or the one that picks this output of it."""
     operator: str
-    handle: int | None
-    """ExecuTorch's debug handle; None for an input of the program."""
-    scale: float | None
-    """Of its quantization, one for the whole tensor; None where there is none."""
     inputs: tuple[str, ...]
-    """The layers that it reads, those that only pick one of several outputs left out."""
+    """The layers that it reads."""
+    axis_order: tuple[int, ...] | None
+    """Of the layout that QNN keeps it in; None where that is torch's."""
+    tensor: LayerTensor
 
 
-def layer_nodes(graph: torch.fx.Graph) -> list[LayerNode]:
-    """Return the layers of an unlifted edge graph in the order of execution, its inputs first."""
-    sources: dict[torch.fx.Node, str] = {}
+def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int]) -> list[LayerNode]:
+    """Return the layers of an unlifted edge graph in the order of execution, its inputs first.
+
+    `partitions` are the numbers of the delegates, by the debug handles of what they compute.
+    """
+    sources: dict[torch.fx.Node, list[str]] = {}
     found = []
     for node in graph.nodes:
-        read = dict.fromkeys(sources[each] for each in node.all_input_nodes if each in sources)
-        if node.op == "placeholder":
-            sources[node] = node.name
-            found.append(LayerNode(node.name, "", None, _scale(node), ()))
-        elif node.op != "call_function" or node.meta.get(QCOM_BYPASS_NODE):
-            continue  # bypassed is what only unpacks a weight
-        elif node.target is operator.getitem:
-            sources[node] = next(iter(read))
-        else:
-            sources[node] = node.name
-            found.append(
-                LayerNode(node.name, _operator(node), node.meta.get("debug_handle"), _scale(node), tuple(read))
-            )
+        bypassed = node.op == "call_function" and node.meta.get(QCOM_BYPASS_NODE)  # what only unpacks a weight
+        if node.op not in ("placeholder", "call_function") or node.target is operator.getitem or bypassed:
+            continue
+        read = dict.fromkeys(name for each in node.all_input_nodes for name in sources.get(each, ()))
+        picks = _picks(node)
+        for index, pick in picks.items() or [(None, node)]:
+            name = f"{node.name}:{index}" if len(picks) > 1 else node.name
+            sources[pick] = [name]
+            handle = node.meta.get("debug_handle")
+            tensor = _tensor(pick, handle, index, partitions.get(handle) if handle is not None else None)
+            what = "" if node.op == "placeholder" else _operator(node)
+            layout = pick.meta.get(QCOM_AXIS_ORDER)
+            found.append(LayerNode(name, node.name, pick.name, what, tuple(read), layout, tensor))
     return found
+
+
+def _picks(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
+    """Return the outputs of `node` that are used, each with the first node that picks it; none where it has one."""
+    picks: dict[int, torch.fx.Node] = {}
+    for user in node.users:
+        if user.target is operator.getitem and isinstance(user.args[1], int):
+            picks.setdefault(user.args[1], user)
+    return dict(sorted(picks.items()))
+
+
+def _tensor(node: torch.fx.Node, handle: int | None, output: int | None, partition: int | None) -> LayerTensor:
+    value = node.meta.get("val")
+    known = isinstance(value, torch.Tensor)
+    attributes = node.meta.get(QCOM_QUANT_ATTRS) or {}
+    quantized = QCOM_SCALE in attributes and known and value.is_floating_point()
+    dtype = str(value.dtype).removeprefix("torch.") if known else ""
+    return LayerTensor(
+        handle=handle,
+        output=output,
+        partition=partition,
+        shape=tuple(int(size) for size in value.shape) if known else (),
+        dtype=_quantized_type(attributes) if quantized else dtype,
+        scale=float(attributes[QCOM_SCALE]) if quantized else None,
+        zero_point=int(attributes[QCOM_ZERO_POINT]) if quantized else None,
+    )
+
+
+def _quantized_type(attributes: Mapping[str, Any]) -> str:
+    """Return `uint16` for what torch keeps in an int32 of which 16 bits are used."""
+    least, most = int(attributes[QCOM_QUANT_MIN]), int(attributes[QCOM_QUANT_MAX])
+    return f"{'int' if least < 0 else 'uint'}{(most - least).bit_length()}"
 
 
 def run_float(
@@ -101,11 +143,8 @@ class _Layers(torch.fx.Interpreter):  # type: ignore[misc]
         value = super().run_node(n)
         if self._quantize and n.op in ("call_function", "placeholder"):
             value = _fake_quantized(value, n.meta.get(QCOM_QUANT_ATTRS))
-        shown = value[0] if isinstance(value, (tuple, list)) and value else value
-        if n.op in ("call_function", "placeholder") and isinstance(shown, torch.Tensor):
-            if shown is not value and self._quantize:
-                shown = _fake_quantized(shown, n.meta.get(QCOM_QUANT_ATTRS))
-            self._layers[n.name] = shown
+        if n.op in ("call_function", "placeholder") and isinstance(value, torch.Tensor):
+            self._layers[n.name] = value
         return value
 
     def map_nodes_to_values(self, args: Any, n: torch.fx.Node) -> Any:
@@ -140,11 +179,6 @@ def _fake_quantized(value: Any, attributes: Mapping[str, Any] | None) -> Any:
     )
     operators = torch.ops.quantized_decomposed
     return operators.dequantize_per_tensor(operators.quantize_per_tensor(value.float(), *arguments), *arguments)
-
-
-def _scale(node: torch.fx.Node) -> float | None:
-    attributes = node.meta.get(QCOM_QUANT_ATTRS) or {}
-    return float(attributes[QCOM_SCALE]) if QCOM_SCALE in attributes else None
 
 
 def _operator(node: torch.fx.Node) -> str:
