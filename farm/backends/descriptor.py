@@ -45,6 +45,10 @@ class BackendOption(msgspec.Struct, frozen=True):
 
 SWITCH = {"false": 0, "true": 1}
 
+DIRECT_MODE = "direct_mode"
+"""The option of a backend that has a direct mode: QNN and ExecuTorch's delegate run on the DSP itself."""
+DIRECT_OPTION = {DIRECT_MODE: BackendOption("compile", SWITCH, help="QNN and the delegate run on the DSP itself")}
+
 
 class HostLibrary(msgspec.Struct, frozen=True):
     """A library of a QNN SDK for this machine that compiling needs, as pip brings none that works."""

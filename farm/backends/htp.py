@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from farm.backends.descriptor import QNN_FEATURES, QUANTIZED_PRECISIONS, SWITCH, Backend, BackendOption
+from farm.backends.descriptor import (
+    DIRECT_OPTION,
+    QNN_FEATURES,
+    QUANTIZED_PRECISIONS,
+    SWITCH,
+    Backend,
+    BackendOption,
+)
 
 # ExecuTorch 1.5, qc_schema: QnnExecuTorchHtpPerformanceMode; a test compares.
 _PERFORMANCE = {
@@ -26,6 +33,7 @@ BACKEND = Backend(
         "profile_level": BackendOption("compile", {"optrace": 3}, set_by="--profile optrace"),
         "use_dlbc": BackendOption("compile", SWITCH, help="inputs compressed on their way"),
         "use_slc_allocator": BackendOption("compile", SWITCH, help="the system level cache, on SoCs that have it"),
+        **DIRECT_OPTION,
     },
     features=(
         *QNN_FEATURES,

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from farm.backends.descriptor import QNN_FEATURES, QUANTIZED_PRECISIONS, Backend, BackendOption, HostLibrary
+from farm.backends.descriptor import (
+    DIRECT_OPTION,
+    QNN_FEATURES,
+    QUANTIZED_PRECISIONS,
+    Backend,
+    BackendOption,
+    HostLibrary,
+)
 
 # ExecuTorch 1.5, qc_schema: QnnExecuTorchLpaiClientPerf and QnnExecuTorchLpaiCoreAffinity; a test compares.
 _CLIENT = {"real_time": 1, "non_real_time": 2}
@@ -25,7 +32,7 @@ BACKEND = Backend(
     name="lpai",
     precisions=QUANTIZED_PRECISIONS,
     flow="farm.compile.flows.qualcomm",
-    options={**_options("compile"), **_options("run", "lpai_")},
+    options={**_options("compile"), **_options("run", "lpai_"), **DIRECT_OPTION},
     features=QNN_FEATURES,
     qnn_type=4,
     # ExecuTorch 1.5, backends/qualcomm/export_utils.py: LPAI v6 needs it.

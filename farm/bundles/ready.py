@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import runs_on_cpu
 from farm.bundles.bundle import TensorSpec
 from farm.errors import ConfigError, IllegalTargetError
@@ -27,8 +28,9 @@ def read_ready(job: Job, how: str = "method = in its case") -> Method:
     path, target = Path(job.case.folder, job.case.pte), job.target
     program = read_pte(path)
     method = program.method(job.case.method, how)
-    if compile_options(target):
-        names = ", ".join(compile_options(target))
+    # Which runner runs it is no option of its compiler alone.
+    if compiled := [name for name in compile_options(target) if name != DIRECT_MODE]:
+        names = ", ".join(compiled)
         raise IllegalTargetError(f"{path.name} is compiled already: leave the options {names} out")
     if program.qnn is None:
         if not runs_on_cpu(target.backend):

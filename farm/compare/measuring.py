@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from farm.compare.request import ComparisonRequest
     from farm.config.settings import Config
     from farm.devices.device import Device
+    from farm.runtime.native.targets import Mode
     from farm.runtime.runtime import Runtime
     from farm.store.store import Store
     from farm.suites.suite import Target
@@ -133,13 +134,21 @@ class MeasuringPool:
         """Raises InfraError, with its job put back once."""
         with self._lock:
             self.devices[threading.current_thread().name] = bench.device
-        runtime = other_runtime(self._configs[0], bench.device, self._request.backend, bench.runtime)
+        # Of each mode that side A has jobs in.
+        runtimes: dict[Mode, Runtime | None] = {}
         while not self._stop.is_set():
             try:
                 job = queue.popleft()
             except IndexError:
                 return
-            a = job.a and msgspec.structs.replace(job.a, runtime=runtime)
+            a = job.a
+            if a is not None:
+                mode = a.job.target.mode
+                if mode not in runtimes:
+                    runtimes[mode] = other_runtime(
+                        self._configs[0], bench.device, self._request.backend, bench.runtime, mode
+                    )
+                a = msgspec.structs.replace(a, runtime=runtimes[mode])
             try:
                 outcome = run_job(bench, a, job.b, self._most_pairs, self._stop)
             except InfraError as error:
@@ -162,14 +171,16 @@ class MeasuringPool:
             self.left_out.setdefault(job.name, reason_line(reason))
 
 
-def other_runtime(config: Config, device: Device, backend: str, runtime: Runtime) -> Runtime | None:
+def other_runtime(
+    config: Config, device: Device, backend: str, runtime: Runtime, mode: Mode = "traditional"
+) -> Runtime | None:
     """Return what programs of the toolchain in `config` run with on a device, None where that is `runtime`."""
     from farm.runtime.runtime import attached_runtime, virtual_runtime
     from farm.suites.socs import find_soc
 
     soc = find_soc(device.soc)
     if device.kind == "virtual":
-        found = virtual_runtime(config, soc, backend)
+        found = virtual_runtime(config, soc, backend, mode=mode)
     else:
-        found = attached_runtime(config, soc, backend, linux=device.os == "linux")
+        found = attached_runtime(config, soc, backend, mode, linux=device.os == "linux")
     return None if found.digest == runtime.digest else found

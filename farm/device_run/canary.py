@@ -8,6 +8,7 @@ has to be a program that no suite has.
 
 from __future__ import annotations
 
+from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import find_backend
 from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
 
@@ -17,13 +18,13 @@ _TOLERANCE = Tolerance(fp32=Limits(sqnr_db=25.0))
 
 
 def canary_jobs(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-    """Return what to compile for devices that run `jobs`: one job a SoC and backend, of no suite."""
-    wanted = dict.fromkeys((job.target.soc, job.target.backend) for job in jobs)
-    return tuple(canary_job(soc, backend) for soc, backend in wanted)
+    """Return what to compile for devices that run `jobs`: one job a SoC, backend and mode, of no suite."""
+    wanted = dict.fromkeys((job.target.soc, job.target.backend, job.target.direct) for job in jobs)
+    return tuple(canary_job(soc, backend, direct=direct) for soc, backend, direct in wanted)
 
 
-def canary_job(soc: str, backend: str) -> Job:
-    """Return the job whose bundle is the canary of an SoC and backend."""
+def canary_job(soc: str, backend: str, *, direct: bool = False) -> Job:
+    """Return the job whose bundle is the canary of an SoC and backend, in `direct` mode or not."""
     precision = find_backend(backend).canary_precision
     case = Case(
         "farm",
@@ -33,4 +34,4 @@ def canary_job(soc: str, backend: str) -> Job:
         precisions=(precision,),
         tolerances={precision: _TOLERANCE},
     )
-    return Job(case, Target(soc, backend, precision))
+    return Job(case, Target(soc, backend, precision, ((DIRECT_MODE, "true"),) if direct else ()))

@@ -212,8 +212,12 @@ class DeviceRun:
         return "" if attempt.verdict is Verdict.PASSED else f"the canary did not pass: {attempt.reason}"
 
     def flags(self, target: Target, profile: Profile | None) -> dict[str, str]:
-        """Return the flags of the runner for jobs of `target`: its run-time options, and those of a profile."""
-        return {**runtime_flags(target), **(profile.flags(self.device.kind) if profile is not None else {})}
+        """Return the flags of the runner for jobs of `target`: its run-time options, and those of a profile.
+
+        Direct mode's runner has none of either.
+        """
+        profiled = profile is not None and not target.direct
+        return {**runtime_flags(target), **(profile.flags(self.device.kind) if profile and profiled else {})}
 
     def stage(self, bundle: Bundle) -> Staged:
         """Bring a bundle to the device. Never raises for what the device does, but for root."""

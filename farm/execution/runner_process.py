@@ -13,7 +13,7 @@ from farm.errors import DeviceError
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import PurePosixPath
 
     from farm.devices.transport import Transport
@@ -99,17 +99,12 @@ class RunnerProcess:
         self._silent_since = time.monotonic()
         self._process.send(shlex.join(words).encode("utf-8", errors="surrogateescape") + b"\n")
         begins, ends = (f"farm_runner: job {number} {what}\n".encode() for what in ("begins", "ends"))
-        deadline = time.monotonic() + timeout_s
         found: tuple[RunnerAnswer, bytes] | None = None
         code: int | None = None
-        while found is None and code is None and (left := deadline - time.monotonic()) > 0:
-            code = self._receive(min(left, _SLICE_SECONDS))
+        for code in self._slices(timeout_s, demand):  # noqa: B007 - read afterwards
             found = self._answer(number)
-            if self._broken_off.is_set():
-                raise DeviceError(self._serial, "the job was broken off")
-            if time.monotonic() > self._silent_since + SILENCE_SECONDS:
-                demand()
-                self._silent_since = time.monotonic()
+            if found is not None:
+                break
         began = begins in self._log
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while found and code is None and ends not in self._log and (left := deadline - time.monotonic()) > 0:
@@ -117,9 +112,30 @@ class RunnerProcess:
         answer, line = found or (None, b"")
         return RunnerEnding(answer, line, self._log.text(begins, ends), code, began)
 
+    def run_out(self, timeout_s: float, demand: Callable[[], None]) -> RunnerEnding:
+        """Wait for the end of a process that is one job and gives no answer, as `run`."""
+        self.jobs += 1
+        code: int | None = None
+        for code in self._slices(timeout_s, demand):  # noqa: B007 - read afterwards
+            self._unread.clear()
+        return RunnerEnding(None, b"", self._log.text(), code, began=True)
+
     def close(self) -> None:
         """Hang up; the device ends it."""
         self._process.close()
+
+    def _slices(self, timeout_s: float, demand: Callable[[], None]) -> Iterator[int | None]:
+        """Receive until the time or the process is over; yield the exit code, None for one that runs."""
+        deadline = time.monotonic() + timeout_s
+        code: int | None = None
+        while code is None and (left := deadline - time.monotonic()) > 0:
+            code = self._receive(min(left, _SLICE_SECONDS))
+            if self._broken_off.is_set():
+                raise DeviceError(self._serial, "the job was broken off")
+            yield code
+            if time.monotonic() > self._silent_since + SILENCE_SECONDS:
+                demand()
+                self._silent_since = time.monotonic()
 
     def _receive(self, timeout_s: float) -> int | None:
         output = self._process.receive(timeout_s)

@@ -83,8 +83,10 @@ class DeviceAcquirer:
     def _virtual(self) -> AcquiredDevice:
         from farm.pool.fleet import virtual_fleet
 
-        soc, storage = find_soc(self._target.soc), self.folder / "device"
-        fleet = virtual_fleet(self._config, [soc], 1, self._target.backend, self.supervisor, storage)
+        target, storage = self._target, self.folder / "device"
+        fleet = virtual_fleet(
+            self._config, [find_soc(target.soc)], 1, target.backend, self.supervisor, storage, mode=target.mode
+        )
         [device] = fleet.devices
         return AcquiredDevice(device, fleet.runtimes[device.serial])
 
@@ -96,7 +98,9 @@ class DeviceAcquirer:
 
         config, store, target = self._config, self._store, self._target
         try:
-            fleet = attached_fleet(config, [find_soc(target.soc)], target.backend, choice, self.supervisor, store)
+            fleet = attached_fleet(
+                config, [find_soc(target.soc)], target.backend, choice, self.supervisor, store, mode=target.mode
+            )
         except NoDeviceError as error:
             raise NoDeviceError(str(error).replace(_NO_DEVICE, self._otherwise)) from None
         terms = LeaseTerms(ttl_s=config.leases.ttl_s, priority=Priority.PERSON, purpose=self._purpose, most=1)

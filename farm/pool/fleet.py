@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from farm.config.settings import Config
     from farm.devices.discovery import Scan
+    from farm.runtime.native.targets import Mode
     from farm.store.leases.registry import Registered
     from farm.store.store import Store
     from farm.suites.socs import Soc
@@ -47,7 +48,14 @@ class Fleet(msgspec.Struct, frozen=True):
 
 
 def virtual_fleet(
-    config: Config, socs: Sequence[Soc], count: int, backend: str, supervisor: Supervisor, folder: Path
+    config: Config,
+    socs: Sequence[Soc],
+    count: int,
+    backend: str,
+    supervisor: Supervisor,
+    folder: Path,
+    *,
+    mode: Mode = "traditional",
 ) -> Fleet:
     """Boot `count` virtual devices of every SoC, with their storage in `folder`: nobody else knows of them.
 
@@ -58,7 +66,7 @@ def virtual_fleet(
     from farm.virtual.boot import Reviver, boot
 
     # First, as it may be what is missing.
-    runtimes = {soc.name: virtual_runtime(config, soc, backend) for soc in socs}
+    runtimes = {soc.name: virtual_runtime(config, soc, backend, mode=mode) for soc in socs}
     server = start_adb_server(supervisor, config.state_dir / "adb")
     devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder)
     reviver = Reviver(supervisor, server, devices, folder)
@@ -75,6 +83,7 @@ def attached_fleet(
     supervisor: Supervisor,
     store: Store,
     *,
+    mode: Mode = "traditional",
     partly: bool = False,
 ) -> Fleet:
     """Find the attached devices of every SoC that may be used, each under a lease.
@@ -98,7 +107,7 @@ def attached_fleet(
         names = [name for name in names if any(device.soc == name for device in devices)] or names
     _require(names, devices, refused)
     revive = partial(revive_tunnels, supervisor)
-    fleet = Fleet(devices, runtimes_of(config, socs, backend, devices), leased=True, revive=revive)
+    fleet = Fleet(devices, runtimes_of(config, socs, backend, devices, mode), leased=True, revive=revive)
     return _with_root(fleet, names, refused)
 
 
@@ -213,7 +222,9 @@ def out_of_use(device: Device, known: Registered) -> str:
     return ""
 
 
-def runtimes_of(config: Config, socs: Sequence[Soc], backend: str, devices: Sequence[Device]) -> dict[str, Runtime]:
+def runtimes_of(
+    config: Config, socs: Sequence[Soc], backend: str, devices: Sequence[Device], mode: Mode = "traditional"
+) -> dict[str, Runtime]:
     """Return the runtimes of devices of some SoCs, by serial. Raises MissingToolError for one that cannot be had."""
     from farm.runtime.runtime import attached_runtime, virtual_runtime
 
@@ -224,8 +235,8 @@ def runtimes_of(config: Config, socs: Sequence[Soc], backend: str, devices: Sequ
         if key not in made:
             soc = by_name[device.soc]
             made[key] = (
-                virtual_runtime(config, soc, backend)
+                virtual_runtime(config, soc, backend, mode=mode)
                 if device.kind == "virtual"
-                else attached_runtime(config, soc, backend, linux=device.os == "linux")
+                else attached_runtime(config, soc, backend, mode, linux=device.os == "linux")
             )
     return {device.serial: made[device.soc, device.kind, device.os] for device in devices}

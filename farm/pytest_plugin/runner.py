@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -145,7 +146,7 @@ class Runner:
         return ProgramResult(
             outputs,
             latency_ms=tuple(ns / 1e6 for inference in report.inferences for ns in inference.iterations_ns),
-            load_ms=report.load_ns / 1e6,
+            load_ms=math.nan if report.load_ns is None else report.load_ns / 1e6,
             operators=cycles.operators,
             measurements=measured,
             notes=notes,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import DEFAULT_BACKEND, find_backend
 from farm.compile.debug.protocol import BUNDLE, CompareRequest, CompileRequest, Written
 from farm.device_run.artifacts import AttemptArtifacts
@@ -326,6 +327,8 @@ def job_to_debug(
             f"{backend}: "
             f"debug {name} as [{job.target.soc}-{DEFAULT_BACKEND}-PRECISION]"
         )
+    if job.target.direct:
+        raise IllegalTargetError(f"direct mode writes no layers (ExecuTorch 1.5): debug {name} without {DIRECT_MODE}")
     if job.case.pte:
         raise UsageError(f"{name} is a .pte that was compiled already: it has no layers that could be told apart")
     if any(spec.dynamic for spec in job.case.inputs):

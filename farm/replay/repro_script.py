@@ -64,11 +64,16 @@ def write_script(
         "model_path": MODEL,
         "input_list_path": INPUT_LIST,
         "output_folder_path": _OUTPUTS,
-        "performance_output_path": f"{_OUTPUTS}/inference_speed.txt",
-        "iteration": str(iterations),
-        "warm_up": str(warm_up),
+        **runtime.flags,
         **runtime_flags(target),
     }
+    # Direct mode's runner knows neither, and executes every input once.
+    if not target.direct:
+        flags |= {
+            "performance_output_path": f"{_OUTPUTS}/inference_speed.txt",
+            "iteration": str(iterations),
+            "warm_up": str(warm_up),
+        }
     if bundle.manifest.dynamic:
         flags |= {"input_shape_path": INPUT_SHAPES, "output_shape_path": OUTPUT_SHAPES}
     if takes_sessions(runtime.files[runtime.runner]):
@@ -85,10 +90,10 @@ def _runtime(config: Config, stored: StoredResult, *, virtual: bool) -> Runtime:
     from farm.runtime.native.targets import ANDROID, TARGETS
     from farm.runtime.runtime import staged_runtime, virtual_runtime
 
-    soc, backend = find_soc(stored.view.soc), stored.view.backend
+    soc, backend, mode = find_soc(stored.view.soc), stored.view.backend, target_of(stored.view).mode
     if virtual:
-        return virtual_runtime(config, soc, backend)
-    return staged_runtime(config, soc, backend, TARGETS[ANDROID])
+        return virtual_runtime(config, soc, backend, mode=mode)
+    return staged_runtime(config, soc, backend, TARGETS[ANDROID], mode)
 
 
 def stored_bundle(config: Config, stored: StoredResult, say: Callable[[str], None], *, virtual: bool) -> Bundle:

@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import BACKENDS, find_backend
 from farm.devices.device import MIXED
 from farm.errors import IllegalTargetError, NothingSelectedError, UsageError
@@ -51,7 +52,18 @@ def jobs_of(config: Config, request: RunRequest) -> tuple[Job, ...]:
     if len(set(names)) < len(names):
         raise UsageError(f"two suites have the same name: {', '.join(sorted(names))}")
     _check_measurements(request)
-    return plan(suites, socs, request.backend, request.precisions, _option_sets(request))
+    jobs = plan(suites, socs, request.backend, request.precisions, _option_sets(request))
+    if jobs and jobs[0].target.direct:
+        _check_direct(request)
+    return jobs
+
+
+def _check_direct(request: RunRequest) -> None:
+    """Raise UsageError for what direct mode's runner cannot measure."""
+    if request.heap:
+        raise UsageError(f"direct mode's runner has no heap profile: leave --heap or {DIRECT_MODE} out")
+    if request.profile.kept:
+        raise UsageError(f"direct mode's runner takes no profile level: leave --profile or {DIRECT_MODE} out")
 
 
 def _check_measurements(request: RunRequest) -> None:

@@ -42,13 +42,14 @@ def counted(metric: str, value: int) -> Measurement:
 def time_measurements(report: RunnerReport) -> tuple[Measurement, ...]:
     """Return `latency`, one sample per iteration of every inference without warm-up, and the time of the load.
 
-    That is `load_time` with the start of the backend in it, `warm_load_time` where the backend was up already.
+    That is `load_time` with the start of the backend in it, `warm_load_time` where the backend was up already. Of a
+    runner that says a mean alone that is the one sample; what a runner does not say is left out.
     """
-    latency = tuple(float(ns) for inference in report.inferences for ns in inference.iterations_ns)
-    return (
-        Measurement("latency", "ns", Direction.LOWER, latency),
-        Measurement("warm_load_time" if report.warm else "load_time", "ns", Direction.LOWER, (float(report.load_ns),)),
-    )
+    each: list[int | None] = [ns for inference in report.inferences for ns in inference.iterations_ns]
+    load = "warm_load_time" if report.warm else "load_time"
+    times = (("latency", each or [report.mean_ns]), (load, [report.load_ns]))
+    known = ((name, tuple(float(ns) for ns in samples if ns is not None)) for name, samples in times)
+    return tuple(Measurement(name, "ns", Direction.LOWER, samples) for name, samples in known if samples)
 
 
 def numeric_measurements(figures: Mapping[tuple[int, str], Iterable[Figures]]) -> tuple[Measurement, ...]:

@@ -115,7 +115,7 @@ def _signal_text(number: int) -> str:
 
 
 def _clock_problem(raw: RawResult, report: RunnerReport) -> str | None:
-    claimed = report.load_ns + sum(
+    claimed = (report.load_ns or 0) + sum(
         sum(inference.warm_up_ns) + sum(inference.iterations_ns) for inference in report.inferences
     )
     possible = raw.run_seconds * _CLOCK_SLACK + _CLOCK_SLACK_SECONDS

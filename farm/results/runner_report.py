@@ -67,11 +67,13 @@ class Inference(msgspec.Struct, frozen=True):
     warm_up_ns: Durations = ()
     differing: Differing | None = None
     """None of a runner that is older than this."""
+    untimed: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    """Executions of which the runner does not say how long they took."""
 
     @property
     def executions(self) -> int:
         """How often it was executed, warm-up included."""
-        return len(self.warm_up_ns) + len(self.iterations_ns)
+        return len(self.warm_up_ns) + len(self.iterations_ns) + self.untimed
 
 
 class RunnerReport(msgspec.Struct, frozen=True):
@@ -82,8 +84,10 @@ class RunnerReport(msgspec.Struct, frozen=True):
     exit_code: Annotated[int, Meta(ge=-255, le=255)]
     error: RunnerError | None = None
     method: Word = ""
-    load_ns: Annotated[int, Meta(ge=0, le=_TEN_DAYS_NS)] = 0
-    """0 when nothing was loaded."""
+    load_ns: Annotated[int, Meta(ge=0, le=_TEN_DAYS_NS)] | None = 0
+    """0 when nothing was loaded, None where the runner does not say."""
+    mean_ns: Duration | None = None
+    """Mean of all executions, where the runner says no more."""
     warm: bool = False
     """The backend was up already when the program was loaded: its start is not in `load_ns`."""
     inputs: Annotated[tuple[RunnerTensor, ...], Meta(max_length=4096)] = ()
@@ -107,12 +111,12 @@ def parse_report(data: bytes) -> RunnerReport:
             f"contradicts itself: ok is {report.ok}, exit_code {report.exit_code}, "
             f"error {'missing' if report.error is None else 'set'}"
         )
-    if report.ok and not report.load_ns:
+    if report.ok and report.load_ns == 0:
         raise ReportError("load_ns is 0 although inferences ran")
     for line, inference in enumerate(report.inferences):
         if inference.line != line:
             raise ReportError(f"inferences[{line}].line is {inference.line}")
-        if report.ok and not inference.iterations_ns:
+        if report.ok and not inference.iterations_ns and not inference.untimed:
             raise ReportError(f"inferences[{line}].iterations_ns is empty")
         if inference.differing and not _is_possible(inference.differing, inference.executions):
             raise ReportError(f"inferences[{line}].differing contradicts itself")

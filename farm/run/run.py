@@ -289,9 +289,11 @@ class _Run:
 
         config, request = self._config, self._request
         socs = [find_soc(name) for name in dict.fromkeys(job.target.soc for job in jobs)]
+        # The options of one request have one mode.
+        backend, mode = request.backend, jobs[0].target.mode
         if request.virtual:
-            return virtual_fleet(config, socs, request.virtual, request.backend, supervisor, storage)
-        return attached_fleet(config, socs, request.backend, request.choice, supervisor, self._store, partly=partly)
+            return virtual_fleet(config, socs, request.virtual, backend, supervisor, storage, mode=mode)
+        return attached_fleet(config, socs, backend, request.choice, supervisor, self._store, mode=mode, partly=partly)
 
     def _order(self, jobs: Sequence[Job], tools: Toolchain, rebuild: Rebuild | None = None) -> list[PlannedJob]:
         """Return jobs in the order in which they are built and handed out, with the keys of their bundles."""

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 _BACKEND_LIBRARY = "libqnn_executorch_backend.so"
 _UPSTREAM_RUNNER = "qnn_executor_runner"
 _DIRECT_RUNNER, _DIRECT_STUB = "qnn_executor_direct_runner", "libqnn_executorch_stub.so"
-_DIRECT_SKEL = "libqnn_executorch_skel.so"
+DIRECT_SKEL = "libqnn_executorch_skel.so"
+"""What of direct mode is loaded into the DSP first."""
 _CXX_LIBRARIES = ("libc++.so.1", "libc++abi.so.1")
 
 # Inside a build folder of ExecuTorch.
 BACKEND_IN_BUILD = f"backends/qualcomm/{_BACKEND_LIBRARY}"
-SKEL_IN_BUILD = f"backends/qualcomm/qnn_executorch/direct_mode/{_DIRECT_SKEL}"
+SKEL_IN_BUILD = f"backends/qualcomm/qnn_executorch/direct_mode/{DIRECT_SKEL}"
 RUNNER_IN_BUILD = f"examples/qualcomm/executor_runner/{_UPSTREAM_RUNNER}"
 _DIRECT_IN_BUILD = "examples/qualcomm/direct_executor_runner"
 # Where an ExecuTorch build for Android installs it.
@@ -154,6 +155,7 @@ def device_parts(soc: Soc, backend_name: str, places: Places, mode: Mode = "trad
     """Return what a device with `soc` needs for bundles of a backend, the runner first. Raises IllegalTargetError."""
     backend = find_backend(backend_name)
     if mode == "direct":
+        require_direct(backend)
         return _direct_parts(soc, backend, places)
     if backend.on_cpu:
         # The runner has it linked in; it starts only with the QNN backend beside it where it was linked with that.
@@ -179,6 +181,13 @@ def signed_skel(soc: Soc, qnn: QnnFiles) -> RuntimePart:
     return _signed(soc, qnn, RuntimePart(LPAI.skel, qnn.lpai(soc.lpai_version, LPAI.skel, "unsigned"), HEXAGON, get))
 
 
+def require_direct(backend: Backend) -> None:
+    """Raise IllegalTargetError for a backend without a direct mode."""
+    if not backend.direct_library:
+        able = " and ".join(one.name for one in BACKENDS.values() if one.direct_library)
+        raise IllegalTargetError(f"direct mode runs on a DSP: legal are {able}, not {backend.name}")
+
+
 def direct_sources(lpai: int, arch: int, places: Places) -> dict[str, RuntimePart]:
     """Return the unsigned files that direct mode runs on the DSP of an LPAI, by name.
 
@@ -197,9 +206,6 @@ def direct_sources(lpai: int, arch: int, places: Places) -> dict[str, RuntimePar
 
 
 def _direct_parts(soc: Soc, backend: Backend, places: Places) -> tuple[RuntimePart, ...]:
-    if not backend.direct_library:
-        able = " and ".join(one.name for one in BACKENDS.values() if one.direct_library)
-        raise IllegalTargetError(f"direct mode runs on a DSP: legal are {able}, not {backend.name}")
     folder = places.build / _DIRECT_IN_BUILD if places.build else None
     parts = [
         library(name, folder / name if folder else None, places.get_build) for name in (_DIRECT_RUNNER, _DIRECT_STUB)
@@ -223,7 +229,7 @@ def _direct_files(places: Places, arch: int) -> dict[str, tuple[Path | None, str
     cxx = tools / "Tools" / "target" / "hexagon" / "lib" / f"v{arch}" / "G0" / "pic" if tools else None
     return {
         _BACKEND_LIBRARY: (build / BACKEND_IN_BUILD if build else None, _GET_DIRECT),
-        _DIRECT_SKEL: (build / SKEL_IN_BUILD if build else None, _GET_DIRECT),
+        DIRECT_SKEL: (build / SKEL_IN_BUILD if build else None, _GET_DIRECT),
         **{name: (cxx / name if cxx else None, _GET_TOOLS) for name in _CXX_LIBRARIES},
     }
 

@@ -12,9 +12,11 @@ import msgspec
 from farm.backends.registry import DEFAULT_BACKEND, find_backend
 from farm.errors import ConfigError, IllegalTargetError, MissingToolError, UsageError
 from farm.runtime.device_files import (
+    DIRECT_SKEL,
     Places,
     device_parts,
     device_places,
+    require_direct,
     require_named,
     signed_skel,
     takes_sessions,
@@ -50,6 +52,8 @@ EXECUTORCH_LIBRARIES = (
 )
 # The wheel brings the C++ runtime that its libraries were linked with, an SDK may leave it to the system.
 _CXX_RUNTIME = ("libc++*.so*", "libunwind*.so*")
+DIRECT_STUB_RUNNER = "qnn_executor_direct_runner_stub"
+"""What stands in for direct mode's runner on a virtual device: a script in front of farm's own."""
 # Beside the backend itself; libHtpPrepare.so and the others are for compiling.
 _SIMULATOR_LIBRARIES = ("libQnnSystem.so", *_CXX_RUNTIME)
 
@@ -70,6 +74,10 @@ class Runtime(msgspec.Struct, frozen=True):
     """The runner must run as root (LPAI: signed process domain)."""
     hashes: dict[str, str] = {}
     """SHA-256 of each of `files`, by the same names."""
+    one_shot: bool = False
+    """The runner is ExecuTorch's own: it runs one job and ends."""
+    flags: dict[str, str] = {}
+    """What such a runner is given with every job."""
 
 
 def virtual_runtime(
@@ -77,17 +85,18 @@ def virtual_runtime(
     soc: Soc | None = None,
     backend: str = DEFAULT_BACKEND,
     *,
+    mode: Mode = "traditional",
     log: Callable[[str], None] | None = None,
     runner: tuple[Path, NativeExecutorch] | None = None,
     sdk: HostSdk | None = None,
 ) -> Runtime:
     """Return what a virtual device needs to run bundles of the toolchain that `config` has selected.
 
-    `runner`, with the ExecuTorch that it runs with, and `sdk` are older ones to take instead. Otherwise as
-    `simulator_runtime`.
+    Direct mode is rehearsed: a stub takes its runner's place. `runner`, with the ExecuTorch that it runs with, and
+    `sdk` are older ones to take instead. Otherwise as `simulator_runtime`.
     """
     program, executorch = runner or (None, runner_executorch(config))
-    return simulator_runtime(
+    found = simulator_runtime(
         config.cache_dir,
         soc,
         backend,
@@ -96,6 +105,25 @@ def virtual_runtime(
         log=log,
         runner=program,
         sdk=sdk,
+    )
+    return _rehearsed_direct(config.cache_dir, found, backend) if mode == "direct" else found
+
+
+def _rehearsed_direct(cache_dir: Path, runtime: Runtime, backend: str) -> Runtime:
+    """Return `runtime`, of this machine, behind the stub of direct mode's runner."""
+    require_direct(find_backend(backend))
+    files = {**runtime.files, DIRECT_STUB_RUNNER: Path(__file__).with_name(f"{DIRECT_STUB_RUNNER}.sh")}
+    made = _runtime(cache_dir, files, DIRECT_STUB_RUNNER, runtime.versions, runtime.kind, runtime.needs_root)
+    # The one that computes is behind it.
+    versions = {**made.versions, "runner": runtime.versions["runner"], "direct_stub": made.versions["runner"]}
+    return _one_shot(made, backend, "direct", versions)
+
+
+def _one_shot(runtime: Runtime, backend: str, mode: Mode, versions: dict[str, str]) -> Runtime:
+    flags = {"domain_id": str(find_backend(backend).direct_domain)} if mode == "direct" else {}
+    # Most of it was built elsewhere: a number depends on all of it.
+    return msgspec.structs.replace(
+        runtime, one_shot=True, flags=flags, versions={**versions, "runtime": runtime.digest}
     )
 
 
@@ -155,17 +183,21 @@ def rehearsal_parts(soc: Soc, backend: str, sdk_root: Path | None) -> tuple[Runt
     return (*libraries, signed_skel(soc, QnnFiles(get, sdk_root)))
 
 
-def attached_runtime(config: Config, soc: Soc, backend: str, *, linux: bool = False) -> Runtime:
-    """Return what an attached device with `soc` needs to run bundles of `backend` in a session of farm's.
+def attached_runtime(
+    config: Config, soc: Soc, backend: str, mode: Mode = "traditional", *, linux: bool = False
+) -> Runtime:
+    """Return what an attached device with `soc` needs to run bundles of `backend`.
 
-    It runs Android, or `linux`, where the runner that farm builds has the CPU's backend only. Raises
-    IllegalTargetError, MissingToolError that names every file that is not there and how to get it, ConfigError for one
-    that is made for something else or is not signed as it must be.
+    It runs Android, or `linux`, where the runner that farm builds has the CPU's backend only: with QNN it is
+    ExecuTorch's, as in direct mode. Raises IllegalTargetError, MissingToolError that names every file that is not there
+    and how to get it, ConfigError for one that is made for something else or is not signed as it must be.
     """
+    if linux and mode == "direct":
+        raise IllegalTargetError(f"direct mode is for Android devices, and no runtime of it for {OE_LINUX} is known")
     if linux and find_backend(backend).on_cpu:
         return linux_runtime(config.cache_dir)
-    runtime = staged_runtime(config, soc, backend, TARGETS[OE_LINUX if linux else ANDROID])
-    if not takes_sessions(runtime.files[runtime.runner]):
+    runtime = staged_runtime(config, soc, backend, TARGETS[OE_LINUX if linux else ANDROID], mode)
+    if runtime.one_shot and not linux and mode != "direct":
         raise MissingToolError(
             f"{runtime.files[runtime.runner]} is not farm's runner and takes no jobs in a session: "
             f"farm runtime build --target {ANDROID} (docs/runtime.md), or set android_runner in the [qnn] table of "
@@ -175,10 +207,7 @@ def attached_runtime(config: Config, soc: Soc, backend: str, *, linux: bool = Fa
 
 
 def staged_runtime(config: Config, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional") -> Runtime:
-    """Return the files that a device needs, whether or not farm can run jobs with them. Raises as `attached_runtime`.
-
-    Jobs run with farm's own runner alone, and so not in direct mode and not with QNN on Arm Linux.
-    """
+    """Return the files that a device needs, whatever its runner is. Raises as `attached_runtime`."""
     require_named(config, backend, target, mode)
     return device_runtime(soc, backend, device_places(config, target), target.kind, config.cache_dir, mode)
 
@@ -198,7 +227,10 @@ def device_runtime(
     parts = device_parts(soc, backend, places, mode)
     files = _complete(soc, backend, parts)
     versions = {} if known.on_cpu else {"qnn": version}
-    return _runtime(cache_dir, files, parts[0].name, versions, kind, needs_root=known.needs_root)
+    runtime = _runtime(cache_dir, files, parts[0].name, versions, kind, needs_root=known.needs_root)
+    if takes_sessions(files[runtime.runner]):
+        return runtime
+    return _one_shot(runtime, backend, mode, runtime.versions)
 
 
 def linux_runtime(cache_dir: Path, *, log: Callable[[str], None] | None = None) -> Runtime:
@@ -285,7 +317,7 @@ def _runtime(
     known = {name: version for name, version in versions.items() if version}
     known["runner"] = hashes[files[runner]]
     for name in files:
-        if name.endswith("Skel.so"):
+        if name.endswith(("Skel.so", DIRECT_SKEL)):
             known["skel"] = hashes[files[name]]
     return Runtime(
         files, digest.hexdigest(), runner, known, kind, needs_root, {name: hashes[path] for name, path in files.items()}

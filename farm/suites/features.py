@@ -64,6 +64,9 @@ class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return ""
 
 
+NOT_DIRECT = ("online_prepare", "shared_buffer", "dump_intermediate_outputs")
+"""What direct mode's runner refuses, or has no files for."""
+
 # What Qualcomm's simulator and this machine lack, by feature.
 _ON_DEVICES_ALONE = {
     "online_prepare": "its graph is made by the device when it is loaded",

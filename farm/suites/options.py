@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import BACKENDS, find_backend
 from farm.errors import IllegalTargetError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from farm.backends.descriptor import BackendOption
     from farm.suites.suite import OptionSet, Target
@@ -36,7 +37,21 @@ def parse_options(texts: Iterable[str], backend: str) -> tuple[OptionSet, ...]:
     sets = tuple(itertools.islice(itertools.product(*(values[name] for name in names)), _MOST_SETS + 1))
     if len(sets) > _MOST_SETS:
         raise UsageError(f"these options make more than {_MOST_SETS} combinations: give fewer values")
+    _check_direct(values, backend)
     return tuple(tuple(zip(names, chosen, strict=True)) for chosen in sets)
+
+
+def _check_direct(values: Mapping[str, Sequence[str]], backend: str) -> None:
+    """Raise UsageError for both modes in one run, IllegalTargetError for a flag that direct mode's runner has not."""
+    modes = values.get(DIRECT_MODE, ())
+    if len(modes) > 1:
+        raise UsageError(f"{DIRECT_MODE} has files of its own on a device: run {DIRECT_MODE}=true and =false apart")
+    flags = [name for name in values if BACKENDS[backend].options[name].when == "run"]
+    if "true" in modes and flags:
+        raise IllegalTargetError(
+            f"option {flags[0]} is a flag of the runner, and that of direct mode has no such flag: leave it or "
+            f"{DIRECT_MODE} out"
+        )
 
 
 def check_options(target: Target) -> None:

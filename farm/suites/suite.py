@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import BACKENDS, cpu_backends, runs_on_cpu
 from farm.errors import IllegalTargetError, UnknownNameError
-from farm.suites.features import Features
+from farm.suites.features import NOT_DIRECT, Features
 from farm.suites.figures import figure_fields
 from farm.suites.socs import PRECISIONS, READY, Soc, check_target
 
@@ -265,6 +266,16 @@ class Target(_Frozen, frozen=True):
     """Empty for a test, which has none that farm knows of."""
     options: OptionSet = ()
 
+    @property
+    def direct(self) -> bool:
+        """Whether it is in direct mode: farm/backends/descriptor.py."""
+        return (DIRECT_MODE, "true") in self.options
+
+    @property
+    def mode(self) -> Literal["traditional", "direct"]:
+        """Which runtime of the backend runs it."""
+        return "direct" if self.direct else "traditional"
+
     def __str__(self) -> str:
         options = "".join(f"-{key}={value}" for key, value in self.options)
         return f"{'-'.join(filter(None, (self.soc, self.backend, self.precision)))}{options}"
@@ -316,6 +327,8 @@ def plan(
     _check_suites(suites, backend)
     for job in jobs:
         _check_features(job)
+        if job.target.direct:
+            _check_direct(job.case)
     declared = {precision for suite in suites for case in suite.cases for precision in case.precisions_on(backend)}
     for precision in precisions:
         if precision not in declared:
@@ -335,6 +348,15 @@ def _check_suites(suites: Sequence[Suite], backend: str) -> None:
                 f"suite {suite.name} has no precision for the {backend} backend: its cases declare what only "
                 f"{', '.join(cpu_backends())} runs"
             )
+
+
+def _check_direct(case: Case) -> None:
+    name = f"{case.suite}/{case.name}"
+    if any(spec.dynamic for spec in case.inputs):
+        raise IllegalTargetError(f"{name} has sizes that are not fixed, which direct mode's runner takes none of")
+    for feature in case.features.named:
+        if feature in NOT_DIRECT:
+            raise IllegalTargetError(f"{name}: {feature} is not for direct mode (ExecuTorch 1.5): leave it out")
 
 
 def _check_features(job: Job) -> None:

@@ -63,11 +63,11 @@ def switches_of(features: Features) -> dict[str, bool]:
     return {name: True for name in names if getattr(features, name)}
 
 
-def serialization(features: Features, alignment: int) -> ExecutorchBackendConfig:
-    """Return how a program with `features` is serialized."""
-    if not features.shared_buffer:
+def serialization(features: Features, alignment: int, *, direct: bool = False) -> ExecutorchBackendConfig:
+    """Return how a program with `features` is serialized; `direct`: for direct mode."""
+    if not features.shared_buffer and not direct:
         return ExecutorchBackendConfig(segment_alignment=alignment)
-    # Whoever executes it brings the memory: the DSP's.
+    # Whoever executes it brings the memory: the DSP's. ExecuTorch 1.5, export_utils.py, plans none in either case.
     planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
     return ExecutorchBackendConfig(segment_alignment=alignment, memory_planning_pass=planning)
 

@@ -57,7 +57,11 @@ _RULES: dict[str, Any] = {
 """How everything is quantized, whatever its precision."""
 # ExecuTorch 1.5, LpaiPartitionFallbackSupport.
 _WITH_WEIGHTS = "Fallback nodes with weights"
-_LPAI_TARGETS = {"x86": QnnExecuTorchLpaiTargetEnv.kX86, "arm": QnnExecuTorchLpaiTargetEnv.kArm}
+_LPAI_TARGETS = {
+    "x86": QnnExecuTorchLpaiTargetEnv.kX86,
+    "arm": QnnExecuTorchLpaiTargetEnv.kArm,
+    "adsp": QnnExecuTorchLpaiTargetEnv.kAdsp,
+}
 
 
 def _lower(lowering: Lowering) -> Lowered:
@@ -79,7 +83,7 @@ def _lower(lowering: Lowering) -> Lowered:
         edge = _to_edge(graphs, lowering, compiler_specs(target, lowering.versions, case))
         spill_fill_bytes = qnn_features.share_spill_fill(edge, features, graphs)
     qnn_features.require_skipped(edge, case)
-    config = qnn_features.serialization(features, get_qnn_context_binary_alignment())
+    config = qnn_features.serialization(features, get_qnn_context_binary_alignment(), direct=target.direct)
     return Lowered(edge, quantized, config, spill_fill_bytes)
 
 
@@ -170,7 +174,10 @@ def _backend_options(
             given["client_perf_type"] = QnnExecuTorchLpaiClientPerf(options["client_perf_type"])
         if "affinity" in options:
             given["affinity"] = QnnExecuTorchLpaiCoreAffinity(options["affinity"])
-        return generate_lpai_compiler_spec(**given, target_env=_LPAI_TARGETS[versions[LPAI_TARGET]])
+        place = versions[LPAI_TARGET]
+        return generate_lpai_compiler_spec(
+            **given, target_env=_LPAI_TARGETS["adsp" if target.direct and place == "arm" else place]
+        )
     switches = {name: bool(value) for name, value in options.items() if name.startswith("use_")}
     switches |= qnn_features.switches_of(features)
     if kind is QnnExecuTorchBackendType.kGpuBackend:

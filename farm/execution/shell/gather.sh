@@ -1,0 +1,15 @@
+# shellcheck shell=sh
+# In the workspace. $1: the folder of outputs, $2: a file with the mean time. Standard input: files of that folder, and
+# what each is called in the workspace. Prints size and name, then hash and name, of every output, and the time.
+cd -- "$1" || exit 1
+set -- "$2" output_*_*.raw
+speed=$1; shift
+if [ -f "$1" ]; then
+    stat -c 'size %s %n' -- "$@"
+    sha256sum -- "$@"
+fi
+cd .. || exit 1
+while read -r from to; do
+    if [ -f "$from" ]; then mv -f -- "$from" "$to"; fi
+done
+if [ -f "$speed" ]; then echo "speed $(head -c 64 -- "$speed")"; fi
