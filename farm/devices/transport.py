@@ -113,6 +113,9 @@ class Transport(abc.ABC):
     def __init__(self, serial: str) -> None:
         self.serial = serial
         """The device's name."""
+        self.elevation: tuple[str, ...] = ()
+        """What runs a script as root, which is its last word, where not every command is root's; set by
+        `become_root`."""
 
     @property
     @abc.abstractmethod
@@ -233,7 +236,8 @@ class Transport(abc.ABC):
 
     def _command(self, argv: Sequence[str], cwd: PurePosixPath | None, env: Mapping[str, str] | None) -> str:
         try:
-            return shell_command(argv, cwd, env)
+            command = shell_command(argv, cwd, env)
+            return shell_command([*self.elevation, f"umask 0; {command}"], None, None) if self.elevation else command
         except ValueError as error:
             raise DeviceError(self.serial, str(error)) from None
 

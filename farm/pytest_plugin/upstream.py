@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,14 @@ _TESTS = "executorch.backends.qualcomm.tests.utils"
 _WORKSPACES = PurePosixPath("/data/local/tmp")
 _UNUSED = "stub: the runner that is pushed beside this brings its own libraries\n"
 _CLEAN_SECONDS = 30.0
+# SimpleADB calls the runner as whom adbd runs commands as; every word is quoted once more.
+_AS_ROOT = r"""#!/bin/sh
+words=
+for word; do
+    words="$words '$(printf %s "$word" | sed "s/'/'\\\\''/g")'"
+done
+exec {elevation} "umask 0; exec {command}$words"
+"""
 
 
 def lay_out_sdk(folder: Path, sdk: Path, soc: Soc) -> Path:
@@ -160,7 +169,13 @@ class Upstream:
         to = os.path.relpath(runtime, _WORKSPACES / "any")
         script = self._build / "examples/qualcomm/executor_runner" / RUNNER
         script.parent.mkdir(parents=True, exist_ok=True)
-        script.write_text(f'#!/bin/sh\nexec env LD_LIBRARY_PATH={to} ADSP_LIBRARY_PATH={to} {to}/{RUNNER} "$@"\n')
+        command = f"env LD_LIBRARY_PATH={to} ADSP_LIBRARY_PATH={to} {to}/{RUNNER}"
+        elevation = self._run.transport.elevation
+        script.write_text(
+            _AS_ROOT.format(elevation=shlex.join(elevation), command=command)
+            if elevation
+            else f'#!/bin/sh\nexec {command} "$@"\n'
+        )
         script.chmod(0o755)
         library = self._build / "backends/qualcomm/libqnn_executorch_backend.so"
         library.parent.mkdir(parents=True, exist_ok=True)

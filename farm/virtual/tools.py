@@ -21,8 +21,8 @@ printf '%s\\n' "${2-}"
 
 # What toybox says of adbd's two users; of whom else, this machine does.
 _ID = """#!/bin/sh
-# id, as on Android: the user that adbd says its commands run as.
-if [ "$("${0%/id}/getprop" service.adb.root)" = 1 ]; then
+# id, as on Android: the user that adbd, or su, says its commands run as.
+if [ "${VIRTUAL_USER-}" = root ] || [ "$("${0%/id}/getprop" service.adb.root)" = 1 ]; then
     number=0 name=root
 else
     number=2000 name=shell
@@ -42,6 +42,28 @@ if [ "${1-}" = battery ]; then
 fi
 echo "Can't find service: ${1-}" >&2
 """
+
+# Each takes what its model takes: the other's words end in an error there as well.
+_SU_OF_AOSP = """#!/bin/sh
+# su, as AOSP's system/extras has it: WHO and a program with its words. Root is a word here: see id.
+if [ "${1-}" != 0 ]; then
+    echo "su: invalid uid/gid '${1-}'" >&2
+    exit 1
+fi
+shift
+VIRTUAL_USER=root exec "$@"
+"""
+_SU_OF_MAGISK = """#!/bin/sh
+# su, as Magisk has it: -c and a script. Root is a word here: see id.
+if [ "${1-}" != -c ]; then
+    echo "su: user ${1-} not found" >&2
+    exit 1
+fi
+VIRTUAL_USER=root exec /bin/sh -c "$2"
+"""
+
+SU = {"rooted-by-su": _SU_OF_AOSP, "rooted-by-magisk": _SU_OF_MAGISK}
+"""What is /system/bin/su, by the build that has it."""
 
 TOOLS = {"getprop": _GETPROP, "id": _ID, "dumpsys": _DUMPSYS}
 """Scripts that are always in /system/bin."""

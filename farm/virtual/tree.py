@@ -18,6 +18,7 @@ from farm.virtual.tools import (
     FAULTY_TOOLS,
     HEALTHY_CELSIUS,
     HEALTHY_LEVEL,
+    SU,
     THERMAL,
     TOOLS,
     battery,
@@ -42,8 +43,10 @@ _HIDDEN = frozenset({_INCOMING, LOG.encode()})
 ROOT_PROPERTY = "service.adb.root"
 """1 where adbd runs as root, as on Android."""
 
-BUILDS = ("userdebug", "user", "rooted-already")
-"""What a virtual device can be: one that adbd can be root on, one that it cannot, one where it is from the start."""
+BUILDS = ("userdebug", "user", "rooted-already", *SU)
+"""What a virtual device can be: one that adbd can be root on, one that it cannot, one where it is from the start, and
+those of SU, where it cannot and `su` can."""
+_BUILD_PROPERTY = "farm.build"
 
 BOOT_ID_PROPERTY = "farm.boot_id"
 """Where `getprop` says which start of the device this is: its /proc is this machine's."""
@@ -73,6 +76,9 @@ class DeviceTree:
             self.write(f"system/bin/{command}", script, mode=0o755)
         for command in FAULTY_TOOLS:
             self.remove(f"system/bin/{command}")
+        self.remove("system/bin/su")
+        if script := SU.get(properties.get(_BUILD_PROPERTY, "")):
+            self.write("system/bin/su", script, mode=0o755)
         self.set_body(HEALTHY_LEVEL, HEALTHY_CELSIUS)
         self.begin_life()
 
@@ -162,7 +168,8 @@ def _real(path: bytes) -> bytes:
 
 def device_properties(soc: str, serial: str, version: str, build: str = BUILDS[0]) -> dict[str, str]:
     """Return what `getprop` says; `version` is farm's, which makes a build of the device, of one of BUILDS."""
-    kind, tags = ("user", "release-keys") if build == "user" else ("userdebug", "test-keys")
+    production = build == "user" or build in SU
+    kind, tags = ("user", "release-keys") if production else ("userdebug", "test-keys")
     abi = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}.get(os.uname().machine, os.uname().machine)
     device = f"virtual_{soc.lower()}"
     return {
@@ -179,11 +186,12 @@ def device_properties(soc: str, serial: str, version: str, build: str = BUILDS[0
         "ro.build.version.sdk": "35",
         "ro.build.type": kind,
         "ro.build.tags": tags,
-        "ro.debuggable": "0" if build == "user" else "1",
+        "ro.debuggable": "0" if production else "1",
         ROOT_PROPERTY: "1" if build == "rooted-already" else "0",
         "ro.build.fingerprint": f"farm/{device}/{device}:15/VIRTUAL.{version}/1:{kind}/{tags}",
         "ro.serialno": serial,
         "ro.boot.serialno": serial,
         "sys.boot_completed": "1",
         "ro.farm.virtual": "1",
+        _BUILD_PROPERTY: build,
     }

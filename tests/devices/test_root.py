@@ -9,7 +9,7 @@ import pytest
 
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import AdbServer, start_adb_server
-from farm.devices.adb.transport import AdbTransport
+from farm.devices.adb.transport import STORAGE, AdbTransport
 from farm.devices.connect import open_transport
 from farm.errors import DeviceError, DeviceTimeoutError
 from farm.system.processes import Supervisor
@@ -82,6 +82,29 @@ def test_a_production_build_is_refused_with_what_adbd_says(
     with pytest.raises(DeviceError, match=r"adbd cannot run as root in production builds.*userdebug or eng"):
         open_transport(device).ensure_root()
     assert AdbTransport(device.serial, server.port).run(["getprop", "ro.debuggable"], timeout_s=10).stdout == b"0\n"
+
+
+@pytest.mark.parametrize("build", ["rooted-by-su", "rooted-by-magisk"])
+def test_su_makes_commands_root_where_adbd_cannot(
+    start: Callable[[str], tuple[Device, AdbServer, Supervisor]], build: str
+) -> None:
+    device, server, _ = start(build)
+    transport = open_transport(device)
+    assert (transport.user_id(), transport.root_refusal()) == (2000, "")
+    assert transport.ensure_root() is True
+    assert transport.user_id() == 0
+    # Words, folder, environment, standard input and exit code arrive as without it.
+    script = 'printf "%s|" "$@" "$PWD" "$NAME"; id -un; cat; exit 7'
+    words = ["it's", "a b", "$(reboot)"]
+    done = transport.run(
+        ["sh", "-c", script, "sh", *words], stdin=b"in", timeout_s=10, cwd=STORAGE.parent, env={"NAME": "'$x"}
+    )
+    folder = done.stdout.split(b"|")[3]
+    assert (done.code, done.stdout) == (7, b"it's|a b|$(reboot)|" + folder + b"|'$x|root\nin")
+    assert folder.endswith(b"/data/local/tmp")
+    # Others are asked for it by themselves.
+    assert AdbTransport(device.serial, server.port).user_id() == 2000
+    assert transport.ensure_root() is False
 
 
 def test_a_device_that_does_not_come_back_is_said_so(

@@ -155,10 +155,11 @@ def test_files_and_options_arrive(
         np.testing.assert_allclose(output, bundle.reference("quantized", 0, 0), atol=step)
 
 
+@pytest.mark.parametrize("build", ["userdebug", "rooted-by-su"])
 def test_a_worker_of_farm_pytest_gets_root_before_its_first_test(
-    give_devices: Callable[[str], Fleet], tmp_path: Path
+    give_devices: Callable[[str], Fleet], build: str, tmp_path: Path
 ) -> None:
-    fleet = give_devices("userdebug")
+    fleet = give_devices(build)
     [device] = fleet.devices
     plan = SuitePlan(
         token="t", folder=tmp_path / "plan", soc="SM8850", backend="lpai", devices=fleet.devices, chosen=(0,),
@@ -170,6 +171,7 @@ def test_a_worker_of_farm_pytest_gets_root_before_its_first_test(
     worker = SuiteWorker(plan, 0)
     try:
         worker.get_ready()
-        assert open_transport(device).user_id() == 0
+        assert worker.run.transport.user_id() == 0
+        assert worker.device.run(["id", "-u"]).stdout == b"0\n"
     finally:
         worker.close()

@@ -34,6 +34,10 @@ _POLL_SECONDS = 0.1
 # What adbd answers, daemon/restart_service.cpp of AOSP's packages/modules/adb.
 _RESTARTING = "restarting"
 _PRODUCTION = "production builds"
+# Who runs a script as root where adbd does not: `su` of AOSP's system/extras, and that of Magisk, KernelSU and SuperSU.
+_ELEVATIONS = (("su", "0", "sh", "-c"), ("su", "-c"))
+
+_NO_ROOT = "install a userdebug or eng build of its system, or allow its su for adb's shell where it has one"
 
 
 class AdbTransport(Transport):
@@ -135,13 +139,20 @@ class AdbTransport(Transport):
         return self._host.answers()
 
     def become_root(self, timeout_s: float) -> None:
-        """Have adbd start anew as root, as `adb root` does: the device goes away and comes back."""
+        """Have adbd start anew as root, as `adb root` does: the device goes away and comes back. Else by its `su`.
+
+        What `su` runs gets no hangup of adbd, which is another user: it has to end with its standard input.
+        """
         self._network_address()
+        self.elevation = ()
         answer = self._ask_for_root()
         if _RESTARTING not in answer:
+            self.elevation = self._find_elevation()
+            if self.elevation:
+                return
             problem = f"root is needed, and adbd says {answer!r}"
             if _PRODUCTION in answer:
-                problem += ": install a userdebug or eng build of its system, or use another device"
+                problem += f": {_NO_ROOT}, or use another device"
             raise DeviceError(self.serial, problem)
         deadline = time.monotonic() + timeout_s
         last = "it still runs commands as another user"
@@ -161,8 +172,9 @@ class AdbTransport(Transport):
     def root_refusal(self) -> str:
         """Return why adbd cannot be root: see Transport."""
         done = self.run(["getprop", "ro.debuggable"], timeout_s=ASK_SECONDS, max_output=ANSWER_BYTES)
-        production = "root is needed, and this is a production build: install a userdebug or eng build of its system"
-        return "" if clean_text(done.stdout) == "1" else production
+        if clean_text(done.stdout) == "1" or self._find_elevation():
+            return ""
+        return f"root is needed, and this is a production build: {_NO_ROOT}"
 
     def reconnect(self) -> None:
         """Attach a device on a network, else look for the device on its cable again."""
@@ -213,6 +225,14 @@ class AdbTransport(Transport):
                 # Its end may reach us as a reset.
                 pass
         return clean_text(answer) or "nothing"
+
+    def _find_elevation(self) -> tuple[str, ...]:
+        """Return what of `_ELEVATIONS` is root on this device; empty where nothing is. It may ask who looks at it."""
+        for words in _ELEVATIONS:
+            done = self.run([*words, "id -u"], timeout_s=ASK_SECONDS, max_output=ANSWER_BYTES)
+            if done.code == 0 and clean_text(done.stdout) == "0":
+                return words
+        return ()
 
     def _sync(self, transfer: Callable[[SyncStream], None]) -> None:
         with self._lock:
