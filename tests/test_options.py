@@ -8,7 +8,7 @@ from executorch.backends.qualcomm.serialization import qc_schema
 from farm.backends.registry import BACKENDS
 from farm.errors import FarmError, IllegalTargetError, UnknownNameError, UsageError
 from farm.suites.manifests import find_suites, load_suite
-from farm.suites.options import compile_options, parse_options, runtime_flags
+from farm.suites.options import check_options, compile_options, parse_options, runtime_flags
 from farm.suites.socs import find_soc
 from farm.suites.suite import Target, plan
 
@@ -50,11 +50,32 @@ def test_options_go_to_the_compiler_or_to_the_runner_as_numbers() -> None:
         ("fps=1", "hpt", UnknownNameError, "did you mean 'htp'"),
         ("lpai_fps=1,,2", "lpai", UsageError, "expected a number"),
         ("x=1", "xnnpack", UnknownNameError, "unknown option of the xnnpack backend"),
+        ("weight_cache_enabled=2", "xnnpack", UnknownNameError, "known are false, true"),
+        ("workspace_sharing_mode=3", "xnnpack", UnknownNameError, "value of option workspace_sharing_mode"),
+        ("packed_cache_path=w.packed", "xnnpack", UsageError, "no effect without weight_cache_enabled=true: give both"),
+        ("packed_cache_path=model.pte", "xnnpack", UsageError, "expected the name of a file, as weights.packed"),
+        ("packed_cache_path=../w.packed", "xnnpack", UsageError, "expected the name of a file, as weights.packed"),
+        ("packed_cache_path=/w.packed", "xnnpack", UsageError, "expected the name of a file, as weights.packed"),
     ],
 )
 def test_what_cannot_be_is_said_with_what_can(text: str, backend: str, error: type[FarmError], said: str) -> None:
     with pytest.raises(error, match=said):
         parse_options([text], backend)
+
+
+def test_xnnpack_gets_a_number_a_switch_and_a_text() -> None:
+    texts = ["workspace_sharing_mode=per_model,2", "weight_cache_enabled=1", "packed_cache_path=w.packed"]
+    per_model, everything = parse_options(texts, "xnnpack")
+    target = Target("SM8650", "xnnpack", "fp32", per_model)
+    assert str(target).endswith(
+        "-packed_cache_path=w.packed-weight_cache_enabled=true-workspace_sharing_mode=per_model"
+    )
+    flags = {"workspace_sharing_mode": "1", "weight_cache_enabled": "1", "packed_cache_path": "w.packed"}
+    assert runtime_flags(target) == flags
+    assert compile_options(target) == {}
+    assert ("workspace_sharing_mode", "global") in everything
+    with pytest.raises(UsageError, match="no effect without"):
+        check_options(Target("SM8650", "xnnpack", "fp32", (("packed_cache_path", "w.packed"),)))
 
 
 def test_an_option_stands_once_and_sweeps_end() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -21,15 +22,27 @@ class BackendOption(msgspec.Struct, frozen=True):
     """`compile`: a parameter of ExecuTorch's `generate_*_compiler_spec`, and part of the bundle; `run`: a flag of the
     runner, which holds for a whole process of it."""
     words: dict[str, int] = {}
-    """What the option may be, with ExecuTorch's number for it; empty for a plain number."""
+    """What the option may be, with ExecuTorch's number for it; empty for a plain number, and for a file."""
     least: int = 0
     greatest: int = _INT_MAX
     help: str = ""
     set_by: str = ""
     """What sets it; "" for the user's --option."""
+    suffix: str = ""
+    """Of the name of a file that the backend keeps in the folder of a job; "" for a number or a word."""
+    needs: tuple[str, str] | None = None
+    """The option, and its value, without which it has no effect."""
 
     def normalize(self, name: str, text: str) -> str:
         """Return the one spelling of a value. Raises UsageError, UnknownNameError."""
+        if self.suffix:
+            # A file of its own: the backend overwrites it, and must not find the program there, or leave the folder.
+            if not re.fullmatch(rf"\w{{1,60}}{re.escape(self.suffix)}", text, re.ASCII):
+                raise UsageError(
+                    f"option {name}={text[:40]}: expected the name of a file, as weights{self.suffix}, "
+                    "of letters, digits and _"
+                )
+            return text
         if not self.words:
             digits = text.lstrip("0") or "0"
             fits = text.isascii() and text.isdecimal() and len(digits) <= len(str(self.greatest))

@@ -38,7 +38,18 @@ def parse_options(texts: Iterable[str], backend: str) -> tuple[OptionSet, ...]:
     if len(sets) > _MOST_SETS:
         raise UsageError(f"these options make more than {_MOST_SETS} combinations: give fewer values")
     _check_direct(values, backend)
-    return tuple(tuple(zip(names, chosen, strict=True)) for chosen in sets)
+    option_sets = tuple(tuple(zip(names, chosen, strict=True)) for chosen in sets)
+    for options in option_sets:
+        _check_needs(options, backend)
+    return option_sets
+
+
+def _check_needs(chosen: OptionSet, backend: str) -> None:
+    """Raise UsageError for an option that has no effect as the others are."""
+    for name, value in chosen:
+        needs = BACKENDS[backend].options[name].needs
+        if needs is not None and needs not in chosen:
+            raise UsageError(f"option {name}={value} has no effect without {'='.join(needs)}: give both")
 
 
 def _check_direct(values: Mapping[str, Sequence[str]], backend: str) -> None:
@@ -61,6 +72,7 @@ def check_options(target: Target) -> None:
         if name not in options:
             raise UnknownNameError(f"option of the {target.backend} backend", name, options)
         options[name].normalize(name, value)
+    _check_needs(target.options, target.backend)
 
 
 def compile_options(target: Target) -> dict[str, str]:

@@ -65,11 +65,12 @@ def test_two_inferences_on_the_simulator_are_shown_compared_saved_and_recorded(h
 def test_a_program_for_the_cpu_says_that_its_inputs_are_random_and_shows_its_outputs(
     home: FarmHome, models: Path
 ) -> None:
-    done = home.farm("exec", str(models / "select.pte"), "--soc", "sm8650", *VIRTUAL, "--seed", "7")
+    option = ("--option", "weight_cache_enabled=true")
+    done = home.farm("exec", str(models / "select.pte"), "--soc", "sm8650", *VIRTUAL, "--seed", "7", *option)
     assert done.returncode == 0, done.stderr
     assert "NO INPUTS WERE NAMED: they are random (seed 7)" in done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "exec/select[SM8650-xnnpack-ready]"
+    assert lines[0] == "exec/select[SM8650-xnnpack-ready-weight_cache_enabled=true]"
     assert "  input 1   int64[3]  random: 0 or 1, seed 7" in lines
     assert "  output 1  int64[3]" in lines
     assert any(line.startswith("  latency") for line in lines)

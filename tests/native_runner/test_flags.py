@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.backends.registry import BACKENDS
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -19,6 +21,9 @@ def test_version_and_help_go_to_standard_output(bare: Any) -> None:
     help_text = bare.run("--help").stdout
     for flag in ("model_path", "input_list_path", "etdump_path", "htp_performance_mode", "result_path"):
         assert f"--{flag}\n" in help_text
+    for backend in BACKENDS.values():
+        for name in (name for name, option in backend.options.items() if option.when == "run"):
+            assert f"--{name}\n" in help_text
     assert list(bare.folder.iterdir()) == [bare.folder / "outputs"]
 
 
