@@ -44,7 +44,7 @@ class SplitGraph(ExportPass):  # type: ignore[misc]
 
     def call(self, graph_module: torch.fx.GraphModule) -> PassResult:
         """Divide the graph in place. Raises ValueError where it has fewer operators than shares."""
-        nodes = [node for node in graph_module.graph.nodes if _is_operator(node)]
+        nodes = _operators(graph_module.graph)
         if len(nodes) < self._shares:
             raise ValueError(f"the graph has {len(nodes)} operators, which cannot be {self._shares} shares")
         share_of = {node: number * self._shares // len(nodes) for number, node in enumerate(nodes)}
@@ -60,9 +60,17 @@ class SplitGraph(ExportPass):  # type: ignore[misc]
         return PassResult(graph_module, True)
 
 
-def _is_operator(node: torch.fx.Node) -> bool:
-    # Parameters are dequantized where they are used: they are no work.
-    return node.op == "call_function" and node.target is not operator.getitem and node.target not in dq_ops
+def _operators(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """Return the operators in their order, without what only leads to the dequantization of a parameter."""
+    of_parameters: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.target in dq_ops or (node.users and of_parameters.issuperset(node.users)):
+            of_parameters.add(node)
+    return [
+        node
+        for node in graph.nodes
+        if node.op == "call_function" and node.target is not operator.getitem and node not in of_parameters
+    ]
 
 
 def _copy_for(node: torch.fx.Node, users: list[torch.fx.Node]) -> None:
