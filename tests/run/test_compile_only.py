@@ -86,6 +86,7 @@ def test_its_table_fits_and_cuts_no_title(wide: int) -> None:
     assert sum(line.endswith("aten::add x2") for line in lines) == 2
 
 
+@pytest.mark.whole
 def test_it_compiles_and_stops(home: FarmHome, tmp_path: Path) -> None:
     scale = tmp_path / "scale.txt"
     scale.write_text("2.0")

@@ -29,13 +29,12 @@ def _overwrite(path: Path) -> None:
     path.write_bytes(os.urandom(path.stat().st_size))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("act", "said"),
     [
         pytest.param(lambda path: path.unlink(), "was deleted or moved away while it was in use", id="deleted"),
-        pytest.param(
-            _overwrite, "was overwritten or cut off while it was in use", id="overwritten", marks=pytest.mark.whole
-        ),
+        pytest.param(_overwrite, "was overwritten or cut off while it was in use", id="overwritten"),
     ],
 )
 def test_a_run_whose_store_is_lost_stops_and_says_so(home: FarmHome, act: Callable[[Path], object], said: str) -> None:

@@ -47,6 +47,7 @@ def write_suite(home: FarmHome) -> None:
     (home.cwd / "mine" / "suite.toml").write_text(SUITE)
 
 
+@pytest.mark.whole
 def test_after_the_first_failure_nothing_begins(home: FarmHome) -> None:
     write_suite(home)
     done = home.farm(*RUN, "-x", "--json", timeout_s=240)

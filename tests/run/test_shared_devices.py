@@ -177,6 +177,7 @@ def test_two_runs_share_devices_and_never_hold_one_together(pair: Attached) -> N
     assert set(leases(pair).values()) == {""}
 
 
+@pytest.mark.whole
 def test_a_person_gets_a_device_from_a_nightly_run_which_goes_on_with_it_later(single: Attached) -> None:
     with single.running(*ALL, "--iterations", LONGER, "--nightly", user="night") as nightly:
         until(lambda: verdicts(single.home), "a first job of the nightly run")
