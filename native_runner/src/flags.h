@@ -53,6 +53,9 @@ struct Flags {
 
   BackendFlags backend;
 
+  // Started by the name of ExecuTorch's own runner, which executes once on made up inputs where the list is missing.
+  bool stands_in = false;
+
   bool serve = false;
   std::string keep_loaded;  // of a session: a program that stays loaded, or ""
   bool version = false;

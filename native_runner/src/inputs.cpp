@@ -1,6 +1,7 @@
 // Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
 #include "inputs.h"
 
+#include <cstring>
 #include <utility>
 
 #include "files.h"
@@ -39,6 +40,19 @@ std::vector<InputLine> InputList::inferences(const std::vector<TensorSpec>& spec
                                                      : "of input files for each"));
   }
   return list;
+}
+
+void fill_with_ones(void* data, const TensorSpec& spec) {
+  const float f32 = 1;
+  const double f64 = 1;
+  const uint16_t half = spec.dtype == "bfloat16" ? 0x3F80 : 0x3C00;
+  const uint64_t integer = 1;  // its first bytes are a one of every size, as all of these machines are little-endian
+  const void* one = &integer;
+  if (spec.dtype == "float32") one = &f32;
+  if (spec.dtype == "float64") one = &f64;
+  if (spec.dtype == "float16" || spec.dtype == "bfloat16") one = &half;
+  char* to = static_cast<char*>(data);
+  for (size_t at = 0; at + spec.itemsize <= spec.nbytes; at += spec.itemsize) std::memcpy(to + at, one, spec.itemsize);
 }
 
 void InputList::check(const InputLine& line, const std::vector<TensorSpec>& specs) const {

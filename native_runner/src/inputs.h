@@ -37,4 +37,7 @@ class InputList {
   std::optional<Failure> failure_;
 };
 
+// Sets every element of the input at `data` to one, or true.
+void fill_with_ones(void* data, const TensorSpec& spec);
+
 }  // namespace farm

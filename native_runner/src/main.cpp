@@ -28,7 +28,8 @@ using farm::ParsedFlags;
   std::abort();
 }
 
-// ExecuTorch's own runner always writes an ETDump, and scripts that call a program by its name expect one.
+// ExecuTorch's own runner always writes an ETDump, and executes without a list of inputs as well; scripts that call a
+// program by its name expect both.
 bool stands_in(const char* program) {
   const std::string_view path = program == nullptr ? "" : program;
   return path.substr(path.rfind('/') + 1) == "qnn_executor_runner";
@@ -62,7 +63,8 @@ int main(int argc, char** argv) {
   if (!parsed.failure && flags.version) {
     return std::printf("farm_runner %s (executorch %s)\n", FARM_RUNNER_VERSION, FARM_EXECUTORCH_VERSION) < 0 ? 1 : 0;
   }
-  if (!flags.etdump_path && stands_in(argc > 0 ? argv[0] : nullptr)) flags.etdump_path = "etdump.etdp";
+  flags.stands_in = stands_in(argc > 0 ? argv[0] : nullptr);
+  if (!flags.etdump_path && flags.stands_in) flags.etdump_path = "etdump.etdp";
 
   farm::install_platform(&on_abort);
   executorch::runtime::runtime_init();

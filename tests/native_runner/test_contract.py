@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -217,6 +218,19 @@ def test_called_by_the_name_of_the_original_it_always_writes_an_etdump(conv: Any
     (conv.folder / "etdump.etdp").unlink()
     subprocess.run([*argv, "--etdump_path="], cwd=conv.folder, env=env, check=True, capture_output=True, timeout=120)
     assert not (conv.folder / "etdump.etdp").exists()
+
+
+def test_called_so_it_executes_without_a_list_of_inputs_and_says_it(conv: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "runtime"
+    shutil.copytree(conv.runtime, folder, copy_function=os.link)
+    (folder / "qnn_executor_runner").symlink_to("farm_runner")
+    argv = [str(folder / "qnn_executor_runner"), "--input_list_path=nowhere.txt"]
+    env = runner_environment(folder, {})
+    done = subprocess.run(argv, cwd=conv.folder, env=env, check=True, capture_output=True, text=True, timeout=120)
+    assert "no 'nowhere.txt': executed with inputs of ones" in done.stderr
+    assert conv.names() == []
+    assert len(json.loads((conv.folder / "result.json").read_text())["inferences"]) == 1
+    assert conv.run("--input_list_path=nowhere.txt").code == 5, "by its own name it asks for the list"
 
 
 def test_a_run_in_a_working_folder(conv: Any, tmp_path: Path) -> None:
