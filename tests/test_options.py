@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from executorch.backends.qualcomm.serialization import qc_schema
 
@@ -111,3 +112,37 @@ def test_words_are_those_of_executorch() -> None:
     types = {backend.name: backend.qnn_type for backend in BACKENDS.values() if backend.qnn_type is not None}
     named = {folded(one.name).removesuffix("backend"): int(one) for one in qc_schema.QnnExecuTorchBackendType}
     assert types.items() <= named.items()
+
+
+def test_direct_mode_is_an_option_of_the_target_and_parts_bundles() -> None:
+    [options] = parse_options(["direct_mode=1", "use_dlbc=true"], "htp")
+    target = Target("SM8650", "htp", "8a8w", options)
+    assert str(target) == "SM8650-htp-8a8w-direct_mode=true-use_dlbc=true"
+    assert (target.direct, target.mode) == (True, "direct")
+    assert compile_options(target) == {"direct_mode": "true", "use_dlbc": "true"}
+    [off] = parse_options(["direct_mode=false"], "htp")
+    assert Target("SM8650", "htp", "8a8w", off).mode == Target("SM8650", "htp", "8a8w").mode == "traditional"
+
+
+@pytest.mark.parametrize(
+    ("texts", "backend", "error", "said"),
+    [
+        (["direct_mode=true"], "gpu", IllegalTargetError, "is for htp, lpai, not for the gpu backend"),
+        (["direct_mode=true,false"], "htp", UsageError, "run direct_mode=true and =false apart"),
+        (["direct_mode=true", "htp_performance_mode=burst"], "htp", IllegalTargetError, "has no such flag"),
+        (["direct_mode=true", "lpai_fps=5"], "lpai", IllegalTargetError, "option lpai_fps is a flag of the runner"),
+    ],
+)
+def test_what_direct_mode_cannot_is_refused(texts: list[str], backend: str, error: type[FarmError], said: str) -> None:
+    with pytest.raises(error, match=said):
+        parse_options(texts, backend)
+
+
+def test_direct_mode_has_no_sizes_that_are_not_fixed() -> None:
+    known = find_suites()
+    suite = load_suite(known["quantized_ops"])
+    dynamic = [case for case in suite.cases if any(spec.dynamic for spec in case.inputs)]
+    assert dynamic
+    narrowed = msgspec.structs.replace(suite, cases=(dynamic[0],))
+    with pytest.raises(IllegalTargetError, match=rf"{dynamic[0].name} has sizes that are not fixed"):
+        plan([narrowed], [find_soc("SM8650")], "htp", option_sets=((("direct_mode", "true"),),))

@@ -124,7 +124,7 @@ class Doctor:
         return Ability(soc.name, backend, compiled, staged, self._run(soc, compiled, gaps))
 
     def direct(self, soc: Soc, backend: str) -> tuple[MissingItem, ...]:
-        """Return what direct mode lacks for `backend` of `soc`: its files can be staged, and run no jobs of farm's."""
+        """Return what direct mode lacks for `backend` of `soc`."""
         return self._stage(soc, backend, TARGETS[ANDROID], "direct")
 
     def _compile(self, soc: Soc, backend: str) -> Availability:

@@ -36,7 +36,8 @@ def test_it_fits_on_a_screen_and_says_what_to_do(home: FarmHome, tmp_path: Path)
         assert f"\n[{number}] " in missing
     for variable in ("ANDROID_NDK_ROOT", "FARM_EXECUTORCH_BUILD", "QNN_SDK_ROOT", "FARM_EXECUTORCH_LINUX_BUILD"):
         assert f"    set {variable} to " in missing
-    assert "runs no jobs with it" in " ".join(direct.split())
+    assert "not complete for any of them" in " ".join(direct.split())
+    assert "--option direct_mode=true" in " ".join(direct.split())
     assert tools.startswith("tools\n  executorch ")
     assert "no server on port 9" in tools
     remembered = {path.name for path in (tmp_path / "empty-cache").glob("*")}

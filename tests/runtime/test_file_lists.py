@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -22,6 +22,7 @@ from farm.runtime.runtime import (
     simulator_runtime,
     stage_into,
     staged_runtime,
+    virtual_runtime,
 )
 from farm.runtime.signing.sign import adopt
 from farm.suites.socs import find_soc
@@ -219,6 +220,47 @@ def test_only_farms_own_runner_takes_jobs(config: Config, tmp_path: Path) -> Non
     runtime = attached_runtime(msgspec.structs.replace(config, android_runner=ours), soc, "htp")
     assert runtime.files[runtime.runner] == ours
     assert set(runtime.files) == {*LISTS["SM8650", "htp", "traditional"], "farm_runner"} - {"qnn_executor_runner"}
+
+
+def test_direct_mode_runs_jobs_one_by_one(config: Config, tmp_path: Path, elf: Any) -> None:
+    runtime = attached_runtime(config, find_soc("SM8650"), "htp", "direct")
+    assert (runtime.one_shot, runtime.flags) == (True, {"domain_id": "3"})
+    assert runtime.versions["skel"] == runtime.hashes["libqnn_executorch_skel.so"]
+    _sign_for_direct(config, elf)
+    lpai = attached_runtime(config, find_soc("SM8850"), "lpai", "direct")
+    assert (lpai.one_shot, lpai.flags, lpai.needs_root) == (True, {"domain_id": "0"}, True)
+    # What runs on the DSP was built by the user: another build is another runtime.
+    library = tmp_path / "stub-build-direct/backends/qualcomm/libqnn_executorch_backend.so"
+    library.write_bytes(library.read_bytes() + b"rebuilt")
+    again = attached_runtime(config, find_soc("SM8650"), "htp", "direct")
+    assert again.versions["runtime"] != runtime.versions["runtime"]
+    library.unlink()
+    with pytest.raises(MissingToolError, match=r"libqnn_executorch_backend\.so .*FARM_EXECUTORCH_DIRECT_BUILD"):
+        attached_runtime(config, find_soc("SM8650"), "htp", "direct")
+    with pytest.raises(IllegalTargetError, match="direct mode is for Android devices"):
+        attached_runtime(config, find_soc("SM8650"), "htp", "direct", linux=True)
+
+
+def test_qnn_on_arm_linux_runs_jobs_with_executorchs_runner(config: Config, tmp_path: Path) -> None:
+    runtime = attached_runtime(config, find_soc("QCS9100"), "gpu", linux=True)
+    assert (runtime.kind, runtime.runner, runtime.one_shot, runtime.flags) == (
+        "oe-linux", "qnn_executor_runner", True, {},
+    )  # fmt: skip
+    # Somebody's own build of farm's runner takes sessions there as well.
+    runner = tmp_path / "stub-build-linux/examples/qualcomm/executor_runner/qnn_executor_runner"
+    runner.write_bytes(runner.read_bytes() + b"farm_runner: %s: ")
+    assert not attached_runtime(config, find_soc("QCS9100"), "gpu", linux=True).one_shot
+
+
+def test_a_virtual_device_rehearses_direct_mode_with_a_stub(config: Config, farm_cache: Path) -> None:
+    config = msgspec.structs.replace(config, cache_dir=farm_cache, sdk_root=None)
+    plain, direct = (virtual_runtime(config, find_soc("SM8650"), "htp", mode=mode) for mode in get_args(Mode))
+    assert set(direct.files) - set(plain.files) == {"qnn_executor_direct_runner_stub"} == {direct.runner}
+    assert (direct.kind, direct.one_shot, direct.flags) == ("simulator", True, {"domain_id": "3"})
+    assert direct.versions["runner"] == plain.versions["runner"]
+    assert direct.digest != plain.digest
+    with pytest.raises(IllegalTargetError, match="legal are htp and lpai, not xnnpack"):
+        virtual_runtime(config, find_soc("SM8650"), "xnnpack", mode="direct")
 
 
 def test_without_an_sdk_arm_linux_gets_qnn_from_the_wheel_and_never_from_both(

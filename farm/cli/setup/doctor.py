@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import BACKENDS, find_backend
 from farm.cli.options import json_option, soc_option, toolchain_option
 from farm.cli.output import notice, show
@@ -58,9 +59,10 @@ def command(config_file: Path | None, soc: str | None, backend: str | None, tool
     abilities = [doctor.examine(one, name) for one, name in wanted]
     tools = list_tools(config, compiler)
     direct = [
-        {"soc": one.name, "backend": name, "runs_jobs": False, "gaps": doctor.direct(one, name)}
+        {"soc": one.name, "backend": name, "runs_jobs": not gaps, "gaps": gaps}
         for one, name in wanted
         if BACKENDS[name].direct_library
+        for gaps in [doctor.direct(one, name)]
     ]
     answer = {"abilities": abilities, "direct": direct, "tools": tools, "adb": note}
     show(answer, [*_abilities(abilities), *_direct(direct), *_tools(tools, note)], as_json=as_json)
@@ -151,8 +153,8 @@ def _direct(asked: Sequence[dict[str, object]]) -> list[str]:
     ready = [f"{one['soc']} {one['backend']}" for one in asked if not one["gaps"]]
     state = f"complete for {', '.join(ready)}" if ready else "not complete for any of them"
     return ["", *wrapped(
-        f"direct mode: {state}. farm checks and stages its files ('farm runtime check --direct'), and runs no "
-        "jobs with it, as its runner takes none in a session.",
+        f"direct mode: {state}; 'farm runtime check --direct' lists its files. Jobs run in it with --option "
+        f"{DIRECT_MODE}=true.",
         hanging="",
     )]  # fmt: skip
 

@@ -34,7 +34,7 @@ def command() -> None:
       linux-x86_64      Qualcomm's HTP simulator on this machine
       linux-aarch64     the processor of an Arm Linux device: XNNPACK only
       android-arm64     an Android device; needs an NDK and a QNN SDK
-      oe-linux-aarch64  an Arm Linux device with QNN: checked and staged only
+      oe-linux-aarch64  an Arm Linux device with QNN, and ExecuTorch's runner
     """
 
 
@@ -138,7 +138,8 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
 def stage(config_file: Path | None, soc: str, backend: str, target: str, folder: Path, *, direct: bool) -> None:
     """Copy a device's runtime into FOLDER, every file checked.
 
-    For devices that farm runs no jobs on: direct mode, and QNN on Arm Linux.
+    For what is run by hand: farm run and farm exec bring it to a device by
+    themselves.
     """
     from farm.errors import IllegalTargetError
     from farm.runtime.native.targets import ANDROID, OE_LINUX, find_target
