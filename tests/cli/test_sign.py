@@ -80,6 +80,29 @@ def test_what_others_signed_is_neither_replaced_nor_trusted_unless_told(
     assert skel.read_bytes() == content
 
 
+def test_all_that_upstreams_build_signed_is_adopted_by_one_command(
+    home: FarmHome, sdk: Path, roots: dict[str, str]
+) -> None:
+    """`build.sh --build_direct_mode 0` leaves what direct mode runs on the LPAI, and no skel."""
+    names = ["libQnnLpai.so", "libQnnSystem.so", "libqnn_executorch_backend.so", "libqnn_executorch_skel.so",
+             "libc++.so.1", "libc++abi.so.1"]  # fmt: skip
+    signed = sdk / "lib/lpai-v6/signed"
+    signed.mkdir()
+    for name in names[:5]:
+        (signed / name).write_bytes(make_elf(164, 0x81, segments=((0, 2 << 24), (1, 5))))
+    lacking = home.farm("sign", "--lpai", "v6", "--direct", "--htp", "v81", "--adopt", env=roots)
+    assert (lacking.returncode, lacking.stdout) == (2, "")
+    assert f"farm: {signed}/libc++abi.so.1: not there, so there is nothing to adopt" in lacking.stderr
+    (signed / names[5]).write_bytes(make_elf(164, 0x81, segments=((0, 2 << 24), (1, 5))))
+    done = home.farm("sign", "--lpai", "v6", "--adopt", "--json", env={**roots, "HEXAGON_SDK_ROOT": ""})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["files"] == [{"file": str(signed / name), "state": "adopted"} for name in names]
+    assert {path.name for path in signed.glob("*.farm-sign.json")} == {f"{name}.farm-sign.json" for name in names}
+    checked = home.farm("runtime", "check", "--soc", "SM8850", "--backend", "lpai", "--direct", "--json", env=roots)
+    states = {one["name"]: one["state"] for one in json.loads(checked.stdout)["files"]}
+    assert {states[name] for name in names} == {"ok"}
+
+
 def test_what_was_adopted_is_signed_over_by_force_only(home: FarmHome, sdk: Path, roots: dict[str, str]) -> None:
     skel = sdk / "lib/lpai-v6/signed/libQnnLpaiSkel.so"
     skel.parent.mkdir()

@@ -71,7 +71,7 @@ def command(
     \b
     farm sign --lpai v6                      the skel
     farm sign --lpai v6 --direct --htp v81   and what direct mode runs on the DSP
-    farm sign --lpai v6 --adopt              vouch for a skel that came signed
+    farm sign --lpai v6 --adopt              vouch for all that came signed
 
     The tool asks whether you agree to its license terms; this command says yes
     in your name. What it prints is shown and kept nowhere. Who signed what, and
@@ -86,16 +86,12 @@ def command(
         if adopt and given:
             raise UsageError(f"--adopt signs nothing: leave {name} out")
     config = _with_roots(load_config(config_file), sdk_root, hexagon_sdk)
-    from farm.runtime.signing.sign import adopt as vouch_for
-    from farm.runtime.signing.sign import plan_signing
+    from farm.runtime.signing.sign import adopt_all, plan_signing
 
-    plan = plan_signing(config, lpai, htp, adopting=adopt)
     if adopt:
-        for one in plan:
-            vouch_for(one.unsigned, one.signed)
-        done = [(one.signed, "adopted") for one in plan]
+        done = [(path, "adopted") for path in adopt_all(config, lpai, htp)]
     else:
-        done = _sign(config, plan, python, timeout_s, force=force)
+        done = _sign(config, plan_signing(config, lpai, htp), python, timeout_s, force=force)
     if as_json:
         print_json({"files": [{"file": str(path), "state": state} for path, state in done]})
         return

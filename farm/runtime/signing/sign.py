@@ -24,9 +24,11 @@ from farm.system.publish import own_folder
 from farm.system.user import user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from farm.config.settings import Config
+    from farm.runtime.device_files import Places
+    from farm.runtime.parts import RuntimePart
 
 
 class Signing(msgspec.Struct, frozen=True):
@@ -40,33 +42,69 @@ class Signing(msgspec.Struct, frozen=True):
     """The signature that is no longer good came from elsewhere and was adopted."""
 
 
-def plan_signing(config: Config, lpai: int, direct_arch: int = 0, *, adopting: bool = False) -> tuple[Signing, ...]:
+def plan_signing(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Signing, ...]:
     """Return what is to be signed for LPAI version `lpai`; with `direct_arch`, a Hexagon's, for direct mode as well.
 
-    Raises UsageError for versions that no SoC has, MissingToolError that names every unsigned file that is not there
-    (unless `adopting`, which can do without), ConfigError for one that is made for something else.
+    Raises UsageError for versions that no SoC has, MissingToolError that names every unsigned file that is not there,
+    ConfigError for one that is made for something else.
+    """
+    places = _places(config)
+    parts = _sources(_soc_of(lpai, direct_arch), direct_arch, places)
+    missing = [fault for part in parts if not _is_there(part) and (fault := find_fault(part)) is not None]
+    if missing:
+        names = ", ".join(fault.problem for fault in missing)
+        raise MissingToolError(f"{names}: {'; '.join(dict.fromkeys(fault.repair for fault in missing))}")
+    _require_sound(parts)
+    signed = [places.qnn.lpai(lpai, part.name) for part in parts]
+    return tuple(_planned(part.path, path) for part, path in zip(parts, signed, strict=True) if part.path and path)
+
+
+def adopt_all(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Path, ...]:
+    """Adopt the signed files of LPAI version `lpai`: its skel and what direct mode runs on the DSP, as far as they are
+    there, wherever they were signed; with `direct_arch` all of direct mode has to be there. Return them.
+
+    The unsigned originals need not be there. Raises UsageError where there is nothing to adopt, else as `plan_signing`.
     """
     soc = _soc_of(lpai, direct_arch)
+    places = _places(config)
+    parts = _sources(soc, direct_arch or soc.htp_arch, places)
+    signed = [(part, path) for part in parts if (path := places.qnn.lpai(lpai, part.name)) is not None]
+    there = [(part, path) for part, path in signed if path.is_file()]
+    lacking = [path for _, path in (signed[1:] if direct_arch else ()) if not path.is_file()]
+    if lacking or not there:
+        names = ", ".join(map(str, lacking or [path for _, path in signed]))
+        raise UsageError(f"{names}: not there, so there is nothing to adopt; without --adopt, farm sign makes it")
+    _require_sound([part for part, _ in there if _is_there(part)])
+    for part, path in there:
+        adopt(part.path, path)
+    return tuple(path for _, path in there)
+
+
+def _places(config: Config) -> Places:
     if config.sdk_root is None:
         raise MissingToolError(f"signing needs the files of a QNN SDK and QNN_SDK_ROOT is not set: {GET_SDK}")
     if not config.sdk_root.is_dir():
         raise MissingToolError(f"the QNN SDK folder {config.sdk_root} does not exist: {GET_SDK}")
-    places = android_places(config)
-    skel = signed_skel(soc, places.qnn)
-    get = f"{get_lpai(lpai)}/unsigned"
-    parts = [msgspec.structs.replace(skel, path=skel.unsigned, signs="", unsigned=None, get=get)]
-    if direct_arch:
-        parts += direct_sources(lpai, direct_arch, places).values()
-    faults = [(part, fault) for part in parts if (fault := find_fault(part)) is not None]
-    missing = [(part, fault) for part, fault in faults if part.path is None or not part.path.is_file()]
-    if missing and not adopting:
-        names = ", ".join(fault.problem for _, fault in missing)
-        raise MissingToolError(f"{names}: {'; '.join(dict.fromkeys(fault.repair for _, fault in missing))}")
-    for part, fault in faults:
-        if (part, fault) not in missing:
+    return android_places(config)
+
+
+def _sources(soc: Soc, direct_arch: int, places: Places) -> list[RuntimePart]:
+    """Return the unsigned skel of an LPAI and, with the Hexagon's `direct_arch`, direct mode's unsigned files."""
+    skel, lpai = signed_skel(soc, places.qnn), soc.lpai_version or 0
+    parts = [
+        msgspec.structs.replace(skel, path=skel.unsigned, signs="", unsigned=None, get=f"{get_lpai(lpai)}/unsigned")
+    ]
+    return [*parts, *(direct_sources(lpai, direct_arch, places).values() if direct_arch else ())]
+
+
+def _is_there(part: RuntimePart) -> bool:
+    return part.path is not None and part.path.is_file()
+
+
+def _require_sound(parts: Sequence[RuntimePart]) -> None:
+    for part in parts:
+        if (fault := find_fault(part)) is not None:
             raise ConfigError(part.path or part.name, "", f"{fault.problem}: {fault.repair}")
-    signed = [places.qnn.lpai(lpai, part.name) for part in parts]
-    return tuple(_planned(part.path, path) for part, path in zip(parts, signed, strict=True) if part.path and path)
 
 
 def sign(
@@ -99,15 +137,16 @@ def sign(
         return record
 
 
-def adopt(unsigned: Path, signed: Path) -> SignRecord:
-    """Adopt a file that was signed elsewhere, after the same checks, and record it.
+def adopt(unsigned: Path | None, signed: Path) -> SignRecord:
+    """Adopt a file that was signed elsewhere, after the same checks, and record it; its original need not be there.
 
     Raises UsageError without that file, ConfigError for one that is not signed or is made for something else.
     """
     if not signed.is_file():
         raise UsageError(f"{signed} is not there: there is nothing to adopt; without --adopt, farm sign makes it")
-    _check_signed(signed, read_elf(unsigned) if unsigned.is_file() else None)
-    record = _record("adopted", unsigned if unsigned.is_file() else None, unsigned, signed, None)
+    original = unsigned if unsigned is not None and unsigned.is_file() else None
+    _check_signed(signed, read_elf(original) if original else None)
+    record = _record("adopted", original, original, signed, None)
     write_record(signed, record)
     return record
 
@@ -149,7 +188,7 @@ def _check_signed(made: Path, source: ElfHeader | None) -> None:
 
 
 def _record(
-    how: Literal["signed", "adopted"], unsigned: Path | None, source: Path, made: Path, tool: Path | None
+    how: Literal["signed", "adopted"], unsigned: Path | None, source: Path | None, made: Path, tool: Path | None
 ) -> SignRecord:
     return SignRecord(
         how=how,
@@ -159,7 +198,7 @@ def _record(
         tool=str(tool) if tool else "",
         tool_sha256=sha256_of(tool) if tool else "",
         input=str(unsigned) if unsigned else "",
-        input_sha256=sha256_of(source) if unsigned else "",
+        input_sha256=sha256_of(source) if source else "",
         output_sha256=sha256_of(made),
     )
 
