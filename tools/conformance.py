@@ -1,9 +1,9 @@
 """Runs upstream's own tests on devices, both of its frameworks, and prints the two tables of docs/conformance.md.
 
-    bench/conformance.py                                on two virtual SM8650
-    bench/conformance.py --only newer -- -k "8a or utils"
-    bench/conformance.py --soc SM8850 --backend lpai --only older -- -k TestQNNQuantizedOperator
-    bench/conformance.py --runs RUN RUN                 of runs that are recorded already, also of some that were ended
+    tools/conformance.py                                on two virtual SM8650
+    tools/conformance.py --only newer -- -k "8a or utils"
+    tools/conformance.py --soc SM8850 --backend lpai --only older -- -k TestQNNQuantizedOperator
+    tools/conformance.py --runs RUN RUN                 of runs that are recorded already, also of some that were ended
 
 One `farm pytest` each: the older framework is `test_qnn_delegate`, by class, without its whole models; the newer one is
 `tests/rework`, by file. Both are those of the installed wheel. Every test is in the store when it has ended, so that
@@ -100,6 +100,7 @@ def tables(run: dict[str, Any]) -> str:
 
 
 def about(run: dict[str, Any]) -> str:
+    """Return what a run was made with, how long it took and how it ended."""
     made = run["fingerprint"]
     seconds = (run["finished_ms"] - run["started_ms"]) / 1000 if run["finished_ms"] else 0.0
     took = f"{seconds / 60:.0f} min" if seconds else "not ended"
@@ -107,6 +108,7 @@ def about(run: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    """Run what is asked for, and print its tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--soc", default="SM8650")
     parser.add_argument("--backend", default="htp")
@@ -129,7 +131,7 @@ def main() -> None:
             if chosen.only in (None, name)
         }  # fmt: skip
     for name, run in found.items():
-        print(f"### {name}\n\n`{run['command']}`\n\n{about(run)}\n\n{tables(run)}\n")
+        sys.stdout.write(f"### {name}\n\n`{run['command']}`\n\n{about(run)}\n\n{tables(run)}\n\n")
     sys.exit(any(outcome_of(job)[0] in ("failed", "infra") for run in found.values() for job in run["jobs"]))
 
 
