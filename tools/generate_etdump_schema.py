@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 TARGET = ROOT / "farm" / "results" / "profile" / "etdump_schema.py"
 # Those that farm/results/profile/etdump.py reads.
-TABLES = ("ETDump", "Event", "ProfileEvent", "RunData")
+TABLES = ("DebugEvent", "ETDump", "Event", "ProfileEvent", "RunData")
 SCHEMA = Path("devtools", "etdump", "etdump_schema_flatcc.fbs")
 
 # reflection.fbs: `id` and the `offset` in a list of fields go together, offset = 4 + 2 id.

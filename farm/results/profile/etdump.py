@@ -84,8 +84,13 @@ def intermediate_outputs(data: bytes) -> tuple[int, ...]:
     try:
         _, runs = file.vectors(file.root(start), schema.ETDumpSlots.RUN_DATA)
         counts, events = file.vectors(runs, schema.RunDataSlots.EVENTS)
-        written = np.concatenate(([0], np.cumsum(file.tables(events, schema.EventSlots.DEBUG_EVENT).present)))
-        return tuple(np.diff(written[np.concatenate(([0], np.cumsum(counts)))]).tolist())
+        present, tensors = file.tables(events, schema.EventSlots.DEBUG_EVENT)
+        names = file.texts(tensors, schema.DebugEventSlots.DELEGATE_DEBUG_ID_STR)
+        numbers = file.numbers(tensors, schema.DebugEventSlots.DELEGATE_DEBUG_ID_INT)
+        written = np.zeros(len(present) + 1, np.int64)
+        # What a kernel of the CPU or the program itself gave has neither.
+        written[1:][present] = np.array([bool(name) for name in names], bool) | (numbers >= 0)
+        return tuple(np.diff(np.cumsum(written)[np.concatenate(([0], np.cumsum(counts)))]).tolist())
     except FlatbufferError as error:
         raise ETDumpError(str(error)) from None
 

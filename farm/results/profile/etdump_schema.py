@@ -10,6 +10,17 @@ from farm.program.flatbuffer import Slot
 IDENTIFIER = b"ED00"
 
 
+class DebugEventSlots:
+    """`etdump.DebugEvent`."""
+
+    CHAIN_INDEX = Slot(0, "<u8")
+    INSTRUCTION_ID = Slot(1, "<i4", -1)
+    DEBUG_ENTRY = Slot(2, "table")
+    DELEGATE_DEBUG_ID_INT = Slot(3, "<i4", -1)
+    DELEGATE_DEBUG_ID_STR = Slot(4, "text")
+    NAME = Slot(5, "text")
+
+
 class ETDumpSlots:
     """`etdump.ETDump`."""
 
