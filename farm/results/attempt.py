@@ -75,7 +75,7 @@ class Measurement(msgspec.Struct, frozen=True):
     """One metric of one attempt, all its samples kept."""
 
     metric: str
-    """For example `latency`, `load_time`, `htp_cycles`, `pte_size`, `partitions`, `sqnr_fp32[0]`."""
+    """For example `latency`, `model_load_time`, `htp_cycles`, `pte_size`, `partitions`, `sqnr_fp32[0]`."""
     unit: str
     """`ns`, `cycles`, `bytes`, `count`, `dB`, `1`."""
     direction: Direction

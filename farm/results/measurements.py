@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from farm.results.attempt import Measurement
-from farm.suites.figures import COMPARED, COUNTERS, FIGURES, Direction
+from farm.suites.figures import COMPARED, COUNTERS, FIGURES, VERIFICATION_TIME, Direction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,12 +42,17 @@ def counted(metric: str, value: int) -> Measurement:
 def time_measurements(report: RunnerReport) -> tuple[Measurement, ...]:
     """Return `latency`, one sample per iteration of every inference without warm-up, and the time of the load.
 
-    That is `load_time` with the start of the backend in it, `warm_load_time` where the backend was up already. Of a
-    runner that says a mean alone that is the one sample; what a runner does not say is left out.
+    That is `model_load_time` with the start of the backend in it, `warm_model_load_time` where the backend was up
+    already, and `verification_time` apart from it. A runner that verifies as it loads says another time: `load_time`,
+    `warm_load_time`. Of a runner that says a mean alone that is the one sample; what a runner does not say is left out.
     """
     each: list[int | None] = [ns for inference in report.inferences for ns in inference.iterations_ns]
-    load = "warm_load_time" if report.warm else "load_time"
-    times = (("latency", each or [report.mean_ns]), (load, [report.load_ns]))
+    load = "load_time" if report.verification_ns is None else "model_load_time"
+    times = (
+        ("latency", each or [report.mean_ns]),
+        (f"warm_{load}" if report.warm else load, [report.load_ns]),
+        (VERIFICATION_TIME, [report.verification_ns]),
+    )
     known = ((name, tuple(float(ns) for ns in samples if ns is not None)) for name, samples in times)
     return tuple(Measurement(name, "ns", Direction.LOWER, samples) for name, samples in known if samples)
 

@@ -25,6 +25,8 @@ _FARM_STAGES = {
 _CODE_STAGES = {"load": Stage.LOAD, "execute": Stage.EXECUTE}
 # The runner's own watchdog ended it: docs/native_runner.md.
 _TIMEOUT_EXIT = 9
+# A signal that asks for the end: nothing that the program did.
+_SIGNALLED_EXIT = 11
 _NO_SPACE = "No space left on device"
 
 # A shell's codes for a program that cannot be executed or is not there; glibc's loader uses 127 as well.
@@ -60,7 +62,7 @@ def outcome(raw: RawResult) -> Ending | RunnerReport:
     except (ReportError, OSError) as error:
         refused = f"{RESULT_FILE} is refused: {error}"
     if report and report.error:
-        return _runner_error(report.error, timed_out=report.exit_code == _TIMEOUT_EXIT)
+        return _runner_error(report.error, report.exit_code)
     if raw.timed_out or raw.exit_code != 0:
         return _bad_ending(raw, report, refused)
     if report is None:
@@ -70,11 +72,14 @@ def outcome(raw: RawResult) -> Ending | RunnerReport:
     return report
 
 
-def _runner_error(error: RunnerError, *, timed_out: bool) -> Ending:
+def _runner_error(error: RunnerError, code: int) -> Ending:
+    timed_out = code == _TIMEOUT_EXIT
     reason = f"{error.stage}: {reason_line(error.message) or 'the runner gave no message: see the log'}"
     if error.stage in _FARM_STAGES:
         cause = Cause.SPACE if _NO_SPACE in error.message else Cause.NONE
         return infra(_FARM_STAGES[error.stage], reason, Cause.HANG if timed_out else cause)
+    if code == _SIGNALLED_EXIT:
+        return infra(_CODE_STAGES[error.stage], reason)
     return failed(_CODE_STAGES[error.stage], reason, Cause.HANG if timed_out else Cause.REFUSED)
 
 
@@ -115,9 +120,8 @@ def _signal_text(number: int) -> str:
 
 
 def _clock_problem(raw: RawResult, report: RunnerReport) -> str | None:
-    claimed = (report.load_ns or 0) + sum(
-        sum(inference.warm_up_ns) + sum(inference.iterations_ns) for inference in report.inferences
-    )
+    claimed = (report.verification_ns or 0) + (report.load_ns or 0)
+    claimed += sum(sum(inference.warm_up_ns) + sum(inference.iterations_ns) for inference in report.inferences)
     possible = raw.run_seconds * _CLOCK_SLACK + _CLOCK_SLACK_SECONDS
     if claimed > possible * 1e9:
         return f"it claims {claimed / 1e9:.1f} s of work, and the runner ran for {raw.run_seconds:.1f} s"

@@ -86,6 +86,8 @@ class RunnerReport(msgspec.Struct, frozen=True):
     method: Word = ""
     load_ns: Annotated[int, Meta(ge=0, le=_TEN_DAYS_NS)] | None = 0
     """0 when nothing was loaded, None where the runner does not say."""
+    verification_ns: Annotated[int, Meta(ge=0, le=_TEN_DAYS_NS)] | None = None
+    """Of the whole program, before its load; None of a runner that verifies in `load_ns`, or does not say."""
     mean_ns: Duration | None = None
     """Mean of all executions, where the runner says no more."""
     warm: bool = False
@@ -111,8 +113,8 @@ def parse_report(data: bytes) -> RunnerReport:
             f"contradicts itself: ok is {report.ok}, exit_code {report.exit_code}, "
             f"error {'missing' if report.error is None else 'set'}"
         )
-    if report.ok and report.load_ns == 0:
-        raise ReportError("load_ns is 0 although inferences ran")
+    if report.ok and 0 in (report.load_ns, report.verification_ns):
+        raise ReportError("load_ns or verification_ns is 0 although inferences ran")
     for line, inference in enumerate(report.inferences):
         if inference.line != line:
             raise ReportError(f"inferences[{line}].line is {inference.line}")

@@ -185,6 +185,11 @@ COUNTERS = {
 }
 """By metric."""
 
+LOAD_TIMES = ("warm_model_load_time", "model_load_time", "warm_load_time", "load_time")
+"""How long a program took to load, the ones that are measured today first: `time_measurements` has their meaning."""
+VERIFICATION_TIME = "verification_time"
+"""Of looking for damage before a load, which only a farm does: compared with nothing."""
+
 
 def figure_of(metric: str) -> Figure | None:
     """Return the figure that a metric is of, as `sqnr_fp32[0]` is of `sqnr_db`; None for other metrics."""

@@ -98,7 +98,9 @@ def test_every_job_is_counted_once(example_run: RunView) -> None:
 def test_key_numbers_are_the_worst_output_and_the_median() -> None:
     attempt = measured(
         Measurement("latency", "ns", Direction.LOWER, (9e6, 1e6, 2e6)),
-        Measurement("load_time", "ns", Direction.LOWER, (3e6,)),
+        # Of an older runner, and today's.
+        Measurement("load_time", "ns", Direction.LOWER, (9e6,)),
+        Measurement("model_load_time", "ns", Direction.LOWER, (3e6,)),
         Measurement("htp_cycles", "cycles", Direction.LOWER, (1234.0,), exact=True),
         Measurement("fallback_ops", "count", Direction.LOWER, (0.0,), exact=True),
         comparisons=(

@@ -65,6 +65,7 @@ class Execution:
             "exit_code": 0,
             "error": None,
             "method": "forward",
+            "verification_ns": 60_000,
             "load_ns": 3_500_000,
             "inputs": [],
             "outputs": [{"shape": list(SHAPE), "dtype": spec.dtype, "nbytes": spec.nbytes} for spec in specs],

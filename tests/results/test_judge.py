@@ -53,7 +53,8 @@ def test_equal_outputs_pass_with_everything_measured(execution: Execution, etdum
     lower, higher, none = Direction.LOWER, Direction.HIGHER, Direction.NONE
     assert rows == {
         "latency": ("ns", lower, False, (3_000_000.0, 4_000_000.0, 3_000_001.0, 4_000_000.0)),
-        "load_time": ("ns", lower, False, (3_500_000.0,)),
+        "model_load_time": ("ns", lower, False, (3_500_000.0,)),
+        "verification_time": ("ns", lower, False, (60_000.0,)),
         "htp_cycles": ("cycles", lower, False, (3.0, 7.0, 5.0, 13.0)),
         "sqnr_fp32[0]": ("dB", higher, False, (math.inf, math.inf)),
         "sqnr_quantized[0]": ("dB", higher, False, (math.inf, math.inf)),
@@ -63,6 +64,22 @@ def test_equal_outputs_pass_with_everything_measured(execution: Execution, etdum
         "delegated_ops": ("count", none, True, (7.0,)),
         "fallback_ops": ("count", lower, True, (0.0,)),
     }
+
+
+@pytest.mark.parametrize(
+    ("says", "metrics"),
+    [
+        ({}, {"model_load_time", "verification_time"}),
+        ({"warm": True}, {"warm_model_load_time", "verification_time"}),
+        ({"verification_ns": None}, {"load_time"}),
+        ({"verification_ns": None, "warm": True}, {"warm_load_time"}),
+    ],
+)
+def test_a_load_with_the_verification_in_it_is_another_series(
+    execution: Execution, says: dict[str, object], metrics: set[str]
+) -> None:
+    execution.report |= says
+    assert {name for name in measured(execution.judge()) if "load" in name or "verification" in name} == metrics
 
 
 def test_noise_within_the_limits_passes_and_is_measured_per_sample(execution: Execution) -> None:
@@ -222,6 +239,7 @@ def test_an_ending_without_a_report_has_a_cause(execution: Execution, raw: dict[
         ("execute", 6, "no kernel", Cause.REFUSED),
         ("execute", 9, "not finished after 300000 ms", Cause.HANG),
         ("load", 9, "not finished after 300000 ms", Cause.HANG),
+        ("execute", 11, "ended by SIGTERM", Cause.NONE),
         ("outputs", 7, "output_0_0.raw: No space left on device", Cause.SPACE),
         ("inputs", 5, "input_0_0.raw has 3 bytes", Cause.NONE),
     ],

@@ -109,7 +109,8 @@ def check_main_job(main_job: dict[str, Any]) -> None:
         if attempt["stage"] in ("build", "execute"):
             continue
         metrics = {measurement["metric"]: measurement for measurement in attempt["measurements"]}
-        assert {"latency", "warm_load_time", "pte_size", "partitions", "htp_cycles"} <= set(metrics), job["id"]
+        loads = {"warm_model_load_time", "verification_time"}
+        assert {"latency", *loads, "pte_size", "partitions", "htp_cycles"} <= set(metrics), job["id"]
         assert len(metrics["latency"]["samples"]) >= 3
         assert metrics["partitions"]["samples"] == [1]
         assert {comparison["reference"] for comparison in attempt["comparisons"]} == {"fp32", "quantized"}

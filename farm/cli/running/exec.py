@@ -179,7 +179,7 @@ def _time_line(one: Measurement) -> str:
     if len(one.samples) > 1:
         ends = " to ".join(fmt.quantity(value, one.unit) for value in (min(one.samples), max(one.samples)))
         spread = f" (median of {len(one.samples)}; {ends})"
-    return f"  {one.metric:<14} {fmt.quantity(statistics.median(one.samples), one.unit)}{spread}"
+    return f"  {one.metric:<17} {fmt.quantity(statistics.median(one.samples), one.unit)}{spread}"
 
 
 def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:

@@ -18,7 +18,7 @@ from farm.report.model import format as fmt
 from farm.report.model.rerun import options_of, rerun_command
 from farm.results.attempt import Attempt, Comparison, Measurement, Stage, Verdict
 from farm.store.view import DeviceView, JobView, RunView
-from farm.suites.figures import COMPARED, figure_of
+from farm.suites.figures import COMPARED, LOAD_TIMES, figure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -311,7 +311,7 @@ def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
         max_abs=worst("fp32", "max_abs", max),
         mismatch=worst("", "mismatch", max),
         latency_ms=in_ms("latency"),
-        load_ms=in_ms("warm_load_time" if "warm_load_time" in medians else "load_time"),
+        load_ms=in_ms(next((metric for metric in LOAD_TIMES if metric in medians), "")),
         htp_cycles=medians.get("htp_cycles"),
         pte_bytes=medians.get("pte_size"),
         partitions=medians.get("partitions"),
