@@ -30,8 +30,9 @@ from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.compile.flows.node_origins import EdgeOrigins
 from farm.compile.flows.qualcomm import FLOW, compiler_specs
+from farm.compile.flows.split import split_passes
 from farm.errors import FarmError
-from farm.suites.suite import Target
+from farm.suites.suite import Case, Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,16 +59,27 @@ class End(torch.nn.Module):
         return torch.sigmoid(torch.relu(x + 1.0))
 
 
+class Reused(torch.nn.Module):
+    """Four operators, of which the last takes what the first and the third give."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = torch.relu(x)
+        return torch.sigmoid(first * first) + first
+
+
 class Sums(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x + x) * x + x
 
 
-def lower(module: torch.nn.Module, left: Iterable[str] = ()) -> dict[str, object]:
+def lower(module: torch.nn.Module, left: Iterable[str] = (), shares: int = 0) -> dict[str, object]:
     specs = generate_qnn_executorch_compiler_spec(
         soc_model=QcomChipset.SM8850, backend_options=generate_htp_compiler_spec(use_fp16=True)
     )
-    edge = to_edge_transform_and_lower_to_qnn(module.eval(), INPUTS, specs, skip_node_op_set=set(left))
+    passes, after = split_passes(shares) if shares else (None, None)
+    edge = to_edge_transform_and_lower_to_qnn(
+        module.eval(), INPUTS, specs, skip_node_op_set=set(left), passes_job=passes, dep_table=after
+    )
     delegation = read_delegation(edge.exported_program().graph_module)
     origins = EdgeOrigins(edge, Path(__file__).parent, "forward").of(edge.to_executorch())
     return {**delegation._asdict(), "origins": msgspec.to_builtins(origins)}
@@ -82,7 +94,8 @@ def specs_of(target: Target, *, virtual: bool = False) -> dict[str, object]:
 def compile_for_gpu() -> str:
     try:
         target, versions = Target("SM8650", "gpu", "fp16"), toolchain_versions("any")
-        FLOW(Lowering(Chain(), Example(INPUTS, None), [INPUTS], target, versions, Stopwatch()))
+        case = Case("any", "chain", module="", inputs=())
+        FLOW(Lowering(Chain(), Example(INPUTS, None), [INPUTS], target, versions, Stopwatch(), case, Path()))
     except FarmError as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -127,6 +140,7 @@ if __name__ == "__main__":
             "whole": lower(Chain()),
             "split": lower(Chain(), ["aten.sigmoid.default"]),
             "end": lower(End(), ["aten.sigmoid.default"]),
+            "shares": lower(Reused(), shares=4),
             "nothing": lower(Sums(), ["aten.add.Tensor", "aten.mul.Tensor"]),
         },
         "specs": {

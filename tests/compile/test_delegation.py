@@ -31,6 +31,15 @@ def test_an_operator_at_the_end_is_named_though_there_is_one_partition(graphs: d
     assert (end["partitions"], end["cpu_ops"]) == (1, {"aten.sigmoid.default": 1})
 
 
+def test_a_graph_is_divided_into_as_many_contexts_as_shares_and_no_value_goes_around_a_copy(
+    graphs: dict[str, Any],
+) -> None:
+    shares = graphs["shares"]
+    # What the first operator gives is copied once, for the second and for the last.
+    assert (shares["partitions"], shares["cpu_ops"]) == (4, {"dim_order_ops._clone_dim_order.default": 3})
+    assert shares["edge_ops"] == {}
+
+
 def test_a_graph_of_which_nothing_is_taken(graphs: dict[str, Any]) -> None:
     nothing = graphs["nothing"]
     assert (nothing["partitions"], nothing["delegated_ops"]) == (0, 0)
