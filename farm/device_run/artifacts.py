@@ -18,7 +18,7 @@ from farm.suites.socs import find_soc
 from farm.system.text import reason_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from farm.bundles.bundle import Bundle
@@ -34,6 +34,8 @@ OUTPUT = "output:"
 
 # Outputs of one attempt, in all: what those of a segmentation network take a hundred times over.
 _OUTPUT_BYTES = 64 << 20
+# One file that a command keeps by name: the layers of a network of a thousand.
+_FILE_BYTES = 256 << 20
 
 
 class AttemptArtifacts:
@@ -67,6 +69,20 @@ class AttemptArtifacts:
             except (FarmError, OSError) as error:
                 notes.append(reason_line(f"no optrace: {error}"))
         return msgspec.structs.replace(attempt, notes=tuple(notes)), tuple(kept)
+
+    def keep_files(self, files: Mapping[str, Path | bytes]) -> tuple[tuple[ArtifactRecord, ...], tuple[str, ...]]:
+        """Keep `files` by their kinds; return notes on those that are not here afterwards."""
+        kept, notes = [], []
+        for kind, content in files.items():
+            try:
+                size = len(content) if isinstance(content, bytes) else content.stat().st_size
+                if size > _FILE_BYTES:
+                    notes.append(f"{kind} is not kept: it has more than {_FILE_BYTES >> 20} MiB")
+                    continue
+                kept.append(ArtifactRecord(self._store.put(content), size, kind))
+            except (FarmError, OSError) as error:
+                notes.append(reason_line(f"{kind} is not kept: {error}"))
+        return tuple(kept), tuple(notes)
 
     def keep_crash_logs(
         self, transport: Transport, device: Device, folder: Path, *, since_s: float

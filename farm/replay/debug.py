@@ -11,7 +11,7 @@ import msgspec
 
 from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import DEFAULT_BACKEND, find_backend
-from farm.compile.debug.protocol import BUNDLE, CompareRequest, CompileRequest, Written
+from farm.compile.debug.protocol import BUNDLE, ETRECORD, CompareRequest, CompileRequest, Metric, Written
 from farm.device_run.artifacts import AttemptArtifacts
 from farm.device_run.device_run import DeviceRun
 from farm.errors import IllegalTargetError, UsageError
@@ -54,6 +54,8 @@ class DebugRequest(msgspec.Struct, frozen=True, kw_only=True):
     sample: int = 0
     timeout_s: float = 600.0
     """Longest that the job may take on one device."""
+    metrics: tuple[Metric, ...] = ()
+    """What judges the layers in place of farm's own limits."""
     command: str = ""
 
 
@@ -73,6 +75,8 @@ class DebugOutcome(msgspec.Struct, frozen=True):
     """Wall time by step."""
     report: Path
     """The HTML file."""
+    files: dict[str, str] = {}
+    """SHA-256 by kind, of what is kept: for ExecuTorch's own tools, and the figures as CSV and as a graph."""
 
 
 def debug(config: Config, request: DebugRequest, say: Callable[[str], None]) -> DebugOutcome:
@@ -119,6 +123,7 @@ class _Debug:
         self._job = request.job
         self._started_ms = time.time_ns() // 1_000_000
         self._layers: tuple[Layer, ...] = ()
+        self._files: dict[str, str] = {}
         self._acquired: dict[str, AcquiredDevice] = {}
 
     def execute(self, say: Callable[[str], None]) -> DebugOutcome:
@@ -149,6 +154,7 @@ class _Debug:
                 devices={part: acquired.device.serial for part, acquired in self._acquired.items()},
                 seconds=self._clock.finish(),
                 report=report,
+                files=self._files,
             )
 
     def _begin(self, tools: Toolchain) -> str:
@@ -172,7 +178,8 @@ class _Debug:
         scratch = acquirer.folder / "program"
         scratch.mkdir()
         process = DebugProcess(acquirer.supervisor, tools.compiler, log, acquirer.folder / "compiler")
-        process.send(CompileRequest(self._job, tools.versions, self._request.sample, str(scratch)))
+        request = self._request
+        process.send(CompileRequest(self._job, tools.versions, request.sample, str(scratch), request.metrics))
         with self._clock.step("virtual device"):
             self._acquired = {_SIMULATOR: acquirer.acquire(None), **self._acquired}
         for acquired in self._acquired.values():
@@ -237,15 +244,38 @@ class _Debug:
             if ending is None:
                 ending = self._compare(process, written)
                 ending = msgspec.structs.replace(ending, notes=(*notes, *ending.notes))
+            kept, problems = artifacts.keep_files(self._kept_files(scratch, written))
+            self._files = {one.kind: one.sha256 for one in kept}
+            ending = msgspec.structs.replace(ending, notes=(*ending.notes, *problems))
             attempt = run.excuse_damage(self._attempt(ending, bundle, log, run.device.serial), bundle, raw)
             attempt = with_known_issue(self._job, attempt)
-            run.record(self._store, run_id, attempt, run.keep_crash_logs(attempt, scratch / "crash-logs"))
+            logs = run.keep_crash_logs(attempt, scratch / "crash-logs")
+            run.record(self._store, run_id, attempt, (*kept, *logs))
+        if attempt.verdict is Verdict.SKIPPED:
+            raise UsageError(f"{self._job.id}: {attempt.reason}")
         return attempt
+
+    def _kept_files(self, scratch: Path, written: Mapping[str, Written]) -> dict[str, Path | bytes]:
+        """Return what is kept, by its kind: what ExecuTorch's Inspector opens, and the figures."""
+        from farm.report.formats.layers_csv import CSV_KIND, layers_csv
+        from farm.report.html.layer_graph import GRAPH_KIND, layer_graph
+
+        files: dict[str, Path | bytes] = {"etrecord": scratch / ETRECORD}
+        for part, one in written.items():
+            files |= {f"{part}-etdump": Path(one.etdump), f"{part}-outputs": Path(one.outputs)}
+        if self._layers:
+            diagnosis = self._diagnosis()
+            files[CSV_KIND] = layers_csv(self._layers, diagnosis).encode()
+            files[GRAPH_KIND] = layer_graph(self._layers, diagnosis)
+        return files
 
     def _compare(self, process: DebugProcess, written: Mapping[str, Written]) -> Ending:
         process.send(CompareRequest(written[_SIMULATOR], written.get(_DEVICE)))
         reply = process.receive(self._config.build_timeout_s)
         self._add_steps("", reply)
+        if reply.refused:
+            # A comparator of the user's raised.
+            return Ending(Verdict.SKIPPED, Stage.NUMERICS, reply.reason)
         if not reply.ok:
             # Of files that a device sent, by tools that are not under test.
             return infra(Stage.NUMERICS, f"comparing failed: {reply.reason}")

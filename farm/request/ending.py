@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.report.html.context import ReportContext
+    from farm.store.artifacts import ArtifactStore
     from farm.store.records import Background
     from farm.store.store import Store
     from farm.store.view import RunView
@@ -23,13 +24,18 @@ def write_report(view: RunView, path: Path, store: Store, state_dir: Path) -> Pa
     from farm.store.artifacts import ArtifactStore
 
     artifacts = ArtifactStore(state_dir / "artifacts")
-    write_html(view, path, report_context(store, view.id, lambda known: artifact_links(known, artifacts, path)))
+    write_html(
+        view, path, report_context(store, view.id, artifacts, lambda known: artifact_links(known, artifacts, path))
+    )
     return path
 
 
-def report_context(store: Store, run_id: str, links: Callable[[Background], dict[str, str]]) -> ReportContext:
-    """Return what the store knows beyond a run; `links` says where its artifacts are, by hash."""
+def report_context(
+    store: Store, run_id: str, artifacts: ArtifactStore, links: Callable[[Background], dict[str, str]]
+) -> ReportContext:
+    """Return what the store knows beyond a run; `links` says where a page finds its artifacts, by hash."""
     from farm.report.html.context import ReportContext
+    from farm.report.html.layer_graph import shown_graphs
 
     background = store.history.background(run_id)
     return ReportContext(
@@ -38,6 +44,7 @@ def report_context(store: Store, run_id: str, links: Callable[[Background], dict
         alerts=tuple(store.alerts.of_run(run_id)) or None,
         background=background,
         links=links(background),
+        graphs=shown_graphs(background.artifacts, artifacts),
     )
 
 

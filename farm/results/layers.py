@@ -118,7 +118,7 @@ def _why(step: LayerStep, gap: Gap, inputs_db: float) -> str:
         return gap.problem
     if any(score.valid is not None for score in gap.scores.values()):
         return ", ".join(
-            f"{name} {score.value:.4g} is not valid" for name, score in gap.scores.items() if score.valid is False
+            f"{name} {score.value:.6g} is not valid" for name, score in gap.scores.items() if score.valid is False
         )
     sqnr = gap.sqnr_db
     if sqnr is None or (step is not LayerStep.QUANTIZATION and gap.steps is not None and gap.steps <= ROUNDING_STEPS):

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from farm.cli.running.debug import _csv, _data, _text, check_writable
+from farm.cli.running.debug import _data, _text, check_writable
+from farm.compile.debug.protocol import Metric, parse_metric
 from farm.errors import UsageError
-from farm.program.layers import INPUT, Gap, Layer, LayerStep
+from farm.program.layers import INPUT, Gap, Layer, LayerStep, LayerTensor, Score
 from farm.replay.debug import DebugOutcome, describe
+from farm.report.formats.layers_csv import layers_csv
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.layers import diagnose
 from farm.system.text import json_document
@@ -114,6 +116,55 @@ def test_the_table_fits_80_columns_and_has_all_figures_of_every_step(*, device: 
     assert "likely cause: compiler (SQNR -3.2 dB, its inputs equal)" in text
 
 
+def test_comparators_of_the_user_s_have_the_table_and_decide() -> None:
+    """Of those that are more than there is room for, CSV and JSON have the figures."""
+
+    def scored(valid: bool) -> Gap:
+        scores = {f"a_metric_with_name_{number}": Score(12345.678, valid or number != 1) for number in range(3)}
+        return msgspec.structs.replace(gap(3.0), scores=scores)
+
+    debugged = outcome(device=True)
+    layers = tuple(
+        msgspec.structs.replace(row, gaps={step: scored(valid=row.operator != "aten.norm") for step in row.gaps})
+        for row in debugged.layers
+    )
+    diagnosis = diagnose(layers)
+    assert diagnosis.first is not None
+    # A signal that is lost in noise diverges no more, as they have another opinion of it.
+    assert (diagnosis.first.operator, diagnosis.first.step) == ("aten.norm", LayerStep.QUANTIZATION)
+    assert diagnosis.first.why == "a_metric_with_name_1 12345.7 is not valid"
+    judged = msgspec.structs.replace(debugged, layers=layers, diagnosis=diagnosis)
+    lines = _text(judged, 0)
+    assert max(map(len, lines)) <= 80
+    assert lines[4].split() == ["layer", *["a_metric_", "a_metric_"] * 3]
+    assert any("12345.7  12345.7!" in line for line in lines)
+    rows = list(csv.DictReader(io.StringIO(layers_csv(layers, diagnosis))))
+    assert rows[2]["device_a_metric_with_name_1"] == "12345.678"
+    assert rows[2]["device_a_metric_with_name_1_valid"] == "False"
+
+
+def test_csv_says_of_every_layer_what_its_tensor_is() -> None:
+    tensor = LayerTensor(7, 1, 0, (1, 3), "uint16", 0.25, 12)
+    layer = Layer("aten_topk_default:1", "aten.topk.default", ("x", "y"), {}, None, tensor)
+    [row] = csv.DictReader(io.StringIO(layers_csv([layer, Layer("x", INPUT, (), {})][:1], diagnose([layer]))))
+    expected = {
+        "layer": "aten_topk_default:1", "inputs": "x y", "handle": "7", "output": "1", "partition": "0",
+        "shape": "1x3", "dtype": "uint16", "scale": "0.25", "zero_point": "12", "device_mse": "",
+    }  # fmt: skip
+    assert {name: row[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("text", ["Cosine", "my pkg:Cosine", "a.b:C=low", "a:b:c", "os.system('x'):y", "..a:B", "a:B="])
+def test_a_metric_that_names_no_class_is_usage(text: str) -> None:
+    with pytest.raises(UsageError, match="expected MODULE:CLASS"):
+        parse_metric(text)
+
+
+def test_a_metric_is_named_as_an_import_string() -> None:
+    assert parse_metric("my_pkg.metrics:Cosine=0.95") == Metric("my_pkg.metrics", "Cosine", 0.95)
+    assert str(parse_metric(".metrics:Cosine")) == ".metrics:Cosine"
+
+
 def test_whether_a_file_can_be_written_is_known_before_and_leaves_none(tmp_path: Path) -> None:
     path = tmp_path / "new" / "layers.csv"
     check_writable(path)
@@ -128,7 +179,8 @@ def test_whether_a_file_can_be_written_is_known_before_and_leaves_none(tmp_path:
 
 
 def test_csv_and_json_have_every_layer_and_figure() -> None:
-    rows = list(csv.DictReader(io.StringIO(_csv(outcome(device=True)))))
+    debugged = outcome(device=True)
+    rows = list(csv.DictReader(io.StringIO(layers_csv(debugged.layers, debugged.diagnosis))))
     assert [row["layer"] for row in rows][-1] == "fused"
     assert rows[1]["compiler_sqnr_db"] == "inf"
     assert rows[2]["compiler_mse"] == "12345.0"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import errno
-import io
 import math
 import os
 from typing import TYPE_CHECKING, Any
@@ -25,6 +23,8 @@ if TYPE_CHECKING:
     from farm.replay.debug import DebugOutcome
 
 _FIGURES = 21
+_METRIC, _SHOWN_METRICS = 10, 2
+"""Width of what a comparator of the user's says, and how many of them fit."""
 _NAME = WIDTH - 2 * _FIGURES
 
 
@@ -37,12 +37,22 @@ _NAME = WIDTH - 2 * _FIGURES
 @click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="Which of the inputs of the case.")  # fmt: skip
 @timeout_option("Longest that the job may take on one device.", 600.0)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="MODULE:CLASS[=THRESHOLD]",
+    help="Comparator of yours that judges layers in place of farm's own limits; repeatable.",
+)
 @click.option("--csv", "csv_file", type=OUTPUT_FILE, help="Write the figures here too.")
+@click.option("--svg", "svg_file", type=OUTPUT_FILE, help="Write the graph, with layers coloured by error, here too.")
 @toolchain_option
 @json_option("Print everything as JSON instead of a table.")
 def command(
     job: str,
+    metrics: tuple[str, ...],
     csv_file: Path | None,
+    svg_file: Path | None,
     toolchain: str,
     config_file: Path | None,
     *,
@@ -59,11 +69,16 @@ def command(
     in steps: FP32 with quantized on the CPU (quantization), quantized with the simulator (compiler), simulator with
     the device (device).
 
+    --metric names a class derived from QcomNumericalComparatorBase of ExecuTorch: its is_valid_score says which layer
+    diverges. It is imported by the process that compiles, from PYTHONPATH, or as .metrics:Cosine from the folder of
+    the suite.
+
     \b
     Exit codes: 0 nothing diverges; 1 a layer diverges, or the job fails;
     2 usage, or a program whose layers cannot be told apart;
     4 no device or infrastructure; 130 interrupted.
     """
+    from farm.compile.debug.protocol import parse_metric
     from farm.replay.debug import DebugRequest, debug, job_to_debug
     from farm.toolchains.select import use_toolchain
 
@@ -73,16 +88,28 @@ def command(
         virtual=virtual,
         sample=sample,
         timeout_s=timeout_s,
+        metrics=tuple(parse_metric(metric) for metric in dict.fromkeys(metrics)),
         command=as_called(),
     )
-    if csv_file is not None:
-        check_writable(csv_file)
+    files = {"csv": csv_file, "svg": svg_file}
+    for file in filter(None, files.values()):
+        check_writable(file)
     outcome = debug(use_toolchain(config, toolchain, notice), request, notice)
     show(_data(outcome, sample), _text(outcome, sample), as_json=as_json)
-    if csv_file is not None:
-        write_file(csv_file, _csv(outcome))
-        echo(f"csv: {csv_file}", err=True)
+    for kind, file in files.items():
+        if file is not None:
+            write_file(file, _file(outcome, kind))
+            echo(f"{kind}: {file}", err=True)
     return outcome.exit_code
+
+
+def _file(outcome: DebugOutcome, kind: str) -> str:
+    from farm.report.formats.layers_csv import layers_csv
+    from farm.report.html.layer_graph import layer_graph
+
+    if kind == "csv":
+        return layers_csv(outcome.layers, outcome.diagnosis)
+    return layer_graph(outcome.layers, outcome.diagnosis).decode()
 
 
 def check_writable(path: Path) -> None:
@@ -110,7 +137,15 @@ def _text(outcome: DebugOutcome, sample: int) -> list[str]:
     if outcome.layers:
         known = [step for step in LayerStep if any(step in row.gaps for row in outcome.layers)]
         lines += ["", *_table(outcome, known), ""]
-    return [*lines, *_verdict(outcome), f"report: {outcome.report}"]
+    # With ExecuTorch's files, which its own tools open.
+    files = [f"files: farm show '{outcome.job_id}'"] if outcome.files else []
+    return [*lines, *_verdict(outcome), *files, f"report: {outcome.report}"]
+
+
+def _metrics(outcome: DebugOutcome) -> list[str]:
+    """Return the comparators of the user's that the table shows: as many as there is room for."""
+    names = dict.fromkeys(name for row in outcome.layers for gap in row.gaps.values() for name in gap.scores)
+    return list(names)[:_SHOWN_METRICS]
 
 
 def _table(outcome: DebugOutcome, known: Sequence[LayerStep]) -> list[str]:
@@ -118,13 +153,15 @@ def _table(outcome: DebugOutcome, known: Sequence[LayerStep]) -> list[str]:
     wide = len(known) * _FIGURES > WIDTH - _NAME
     indent = WIDTH - len(known) * _FIGURES
     heads = "".join(f"{step.value:>{_FIGURES}}" for step in known)
-    units = "".join(f"{'MSE':>8}{'dB':>6}{'cosine':>7}" for _ in known)
+    metrics = _metrics(outcome)
+    unit = "".join(f"{name[: _METRIC - 1]:>{_METRIC}}" for name in metrics) or f"{'MSE':>8}{'dB':>6}{'cosine':>7}"
+    units = f"{unit:>{_FIGURES}}" * len(known)
     lines = [" " * indent + heads, f"{'  layer':<{indent}}" + units]
     diverging = {(found.layer, step) for step, found in outcome.diagnosis.steps.items()}
     for layer in (row for row in outcome.layers if row.gaps):
         mark = "> " if any((layer.name, step) in diverging for step in known) else "  "
         name = mark + layer.name
-        figures = "".join(_figures(layer.gaps.get(step)) for step in known)
+        figures = "".join(_figures(layer.gaps.get(step), metrics) for step in known)
         if wide or len(name) >= indent:
             lines += [name, " " * indent + figures]
         else:
@@ -132,14 +169,23 @@ def _table(outcome: DebugOutcome, known: Sequence[LayerStep]) -> list[str]:
     return lines
 
 
-def _figures(gap: Gap | None) -> str:
+def _figures(gap: Gap | None, metrics: Sequence[str]) -> str:
+    if gap is not None and gap.problem:
+        return f"{'not comparable':>{_FIGURES}}"
+    if metrics:
+        scores = [gap.scores.get(name) if gap else None for name in metrics]
+        shown = ["-" if one is None else f"{_short(one.value)}{'!' if one.valid is False else ''}" for one in scores]
+        return f"{''.join(f'{text:>{_METRIC}}' for text in shown):>{_FIGURES}}"
     if gap is None:
         return f"{'-':>8}{'-':>6}{'-':>7}"
-    if gap.problem:
-        return f"{'not comparable':>{_FIGURES}}"
     if gap.sqnr_db == math.inf:
         return f"{'0':>8}{'equal':>6}{'1':>7}"
     return f"{_number(gap.mse, '.1e'):>8}{_number(gap.sqnr_db, '.1f'):>6}{_number(gap.cosine, '.4f'):>7}"
+
+
+def _short(value: float) -> str:
+    """Return a figure with as many digits as there is room for."""
+    return next(text for digits in range(6, 0, -1) if len(text := f"{value:.{digits}g}") <= _METRIC - 2)
 
 
 def _number(value: float | None, form: str) -> str:
@@ -167,34 +213,9 @@ def _verdict(outcome: DebugOutcome) -> list[str]:
     return [part for line in lines for part in wrapped(line)]
 
 
-def _rows(outcome: DebugOutcome) -> list[dict[str, Any]]:
-    from farm.program.layers import LayerStep
-
-    rows = []
-    for row in outcome.layers:
-        line: dict[str, Any] = {"layer": row.name, "operator": row.operator, "inputs": row.inputs}
-        for step in LayerStep:
-            found = outcome.diagnosis.steps.get(step)
-            line[step.value] = _gap(row.gaps.get(step), diverges=found is not None and found.layer == row.name)
-        line["inspector"] = _gap(row.inspector)
-        rows.append(line)
-    return rows
-
-
-def _gap(gap: Gap | None, *, diverges: bool | None = None) -> dict[str, Any] | None:
-    if gap is None:
-        return None
-    figures = {name: _plain(getattr(gap, name)) for name in ("mse", "sqnr_db", "cosine", "steps")}
-    extra = {} if diverges is None else {"diverges": diverges}
-    return {**figures, "problem": gap.problem, **extra}
-
-
-def _plain(value: float | None) -> float | str | None:
-    """Return a figure as JSON can have it."""
-    return str(value) if value is not None and math.isinf(value) else value
-
-
 def _data(outcome: DebugOutcome, sample: int) -> dict[str, object]:
+    from farm.report.formats.layers_csv import layer_rows
+
     attempt = outcome.attempt
     return {
         "job": outcome.job_id,
@@ -206,24 +227,8 @@ def _data(outcome: DebugOutcome, sample: int) -> dict[str, object]:
         "devices": outcome.devices,
         "first": outcome.diagnosis.first,
         "steps": outcome.diagnosis.steps,
-        "layers": _rows(outcome),
+        "layers": layer_rows(outcome.layers, outcome.diagnosis),
         "seconds": outcome.seconds,
+        "files": outcome.files,
         "report": str(outcome.report),
     }
-
-
-def _csv(outcome: DebugOutcome) -> str:
-    from farm.program.layers import LayerStep
-
-    names = ("mse", "sqnr_db", "cosine", "steps", "problem", "diverges")
-    groups = [*(step.value for step in LayerStep), "inspector"]
-    columns = [f"{group}_{name}" for group in groups for name in names if (group, name) != ("inspector", "diverges")]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["layer", "operator", "inputs", *columns], restval="", lineterminator="\n")
-    writer.writeheader()
-    for row in _rows(outcome):
-        line = {"layer": row["layer"], "operator": row["operator"], "inputs": " ".join(row["inputs"])}
-        for group in groups:
-            line |= {f"{group}_{name}": "" if value is None else value for name, value in (row[group] or {}).items()}
-        writer.writerow(line)
-    return text.getvalue()

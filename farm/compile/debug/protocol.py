@@ -27,7 +27,7 @@ class Metric(msgspec.Struct, frozen=True):
     """None: the one that the class has by itself."""
 
     def __str__(self) -> str:
-        limit = "" if self.threshold is None else f"={self.threshold:g}"
+        limit = "" if self.threshold is None else f"={self.threshold}"
         return f"{self.module}:{self.name}{limit}"
 
 

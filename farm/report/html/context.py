@@ -26,6 +26,8 @@ class ReportContext(msgspec.Struct, frozen=True):
     background: Background = Background()
     links: dict[str, str] = {}
     """Where the artifacts that are here lie, as the page links to them, by hash."""
+    graphs: dict[str, str] = {}
+    """Addresses of images, by job id: its layers as a graph."""
 
 
 class File(msgspec.Struct, frozen=True):

@@ -143,6 +143,7 @@ def render_html(view: RunView, context: ReportContext | None = None, *, home: st
         profiled=profiles[:SHOWN_JOBS],
         more_profiles=len(profiles[SHOWN_JOBS:]),
         debugged=layers,
+        graphs=context.graphs,
         outcomes=list(Outcome),
         log_limit=_log_limit(summary),
         shown_open=SHOWN_OPEN,

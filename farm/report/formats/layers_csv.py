@@ -1,0 +1,78 @@
+"""The layers of a `farm debug` as rows: plain values for JSON, and the same as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import TYPE_CHECKING, Any
+
+from farm.program.layers import LayerStep
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from farm.program.layers import Gap, Layer
+    from farm.results.layers import Diagnosis
+
+CSV_KIND = "layers.csv"
+"""What an artifact is that holds them."""
+
+_TENSOR = ("handle", "output", "partition", "shape", "dtype", "scale", "zero_point")
+_FIGURES = ("mse", "sqnr_db", "cosine", "steps", "problem")
+# As ExecuTorch's Inspector compares it.
+_INSPECTOR = "inspector"
+
+
+def layer_rows(layers: Sequence[Layer], diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """Return the layers in the order of execution: what each is, and its figures by step; None where there are none."""
+    rows = []
+    for row in layers:
+        tensor = {name: getattr(row.tensor, name) for name in _TENSOR}
+        line: dict[str, Any] = {"layer": row.name, "operator": row.operator, "inputs": row.inputs, **tensor}
+        for step in LayerStep:
+            found = diagnosis.steps.get(step)
+            line[step.value] = _gap(row.gaps.get(step), diverges=found is not None and found.layer == row.name)
+        line[_INSPECTOR] = _gap(row.inspector)
+        rows.append(line)
+    return rows
+
+
+def layers_csv(layers: Sequence[Layer], diagnosis: Diagnosis) -> str:
+    """Return the same as CSV: a column for each figure of each step, and two for each comparator of the user's."""
+    groups = (*(step.value for step in LayerStep), _INSPECTOR)
+    metrics = dict.fromkeys(name for row in layers for gap in row.gaps.values() for name in gap.scores)
+    own = [part for name in metrics for part in (name, f"{name}_valid")]
+    columns = [
+        f"{group}_{name}"
+        for group in groups
+        for name in (*_FIGURES, *(("diverges",) if group != _INSPECTOR else ()), *own)
+    ]
+    text = io.StringIO()
+    heads = ["layer", "operator", "inputs", *_TENSOR, *columns]
+    writer = csv.DictWriter(text, heads, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in layer_rows(layers, diagnosis):
+        line = {name: "" if row[name] is None else row[name] for name in ("layer", "operator", *_TENSOR)}
+        line |= {"inputs": " ".join(row["inputs"]), "shape": "x".join(str(size) for size in row["shape"])}
+        for group in groups:
+            figures = dict(row[group] or {})
+            for name, score in figures.pop("scores", {}).items():
+                figures |= {name: score["value"], f"{name}_valid": score["valid"]}
+            line |= {f"{group}_{name}": "" if value is None else value for name, value in figures.items()}
+        writer.writerow(line)
+    return text.getvalue()
+
+
+def _gap(gap: Gap | None, *, diverges: bool | None = None) -> dict[str, Any] | None:
+    if gap is None:
+        return None
+    figures = {name: _plain(getattr(gap, name)) for name in _FIGURES}
+    extra = {} if diverges is None else {"diverges": diverges}
+    scores = {name: {"value": _plain(score.value), "valid": score.valid} for name, score in gap.scores.items()}
+    return {**figures, **extra, "scores": scores}
+
+
+def _plain(value: float | str | None) -> float | str | None:
+    """Return a figure as JSON can have it."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

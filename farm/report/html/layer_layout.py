@@ -1,0 +1,174 @@
+"""Where the boxes of a graph and the lines between them stand: rows from what is read to what reads it. Pure.
+
+Upstream draws with Graphviz's `dot`, a program that need not be there; a layered layout of networkx takes no account of
+lines at all. So this is the method of Sugiyama in its plainest form, the same for the same graph: rows by the longest
+way from an input, places in a row by the mean of what each box is connected with, a narrow lane in every row that a
+line passes. A line that would pass many rows, of a mask that every block reads, is left out: its reader names it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MOST_ROWS = 12
+"""Rows that a line spans at most."""
+
+_SWEEPS = 4
+_MOVES = 12
+_NEAR = 6
+"""Rows above and below that a row stays in line with."""
+
+Point = tuple[float, float]
+
+
+class Sizes(NamedTuple):
+    """Of boxes, of what is between them, and of a lane for a line; all in pixels."""
+
+    width: float
+    height: float
+    between: float
+    between_rows: float
+    lane: float
+
+
+class Layout(NamedTuple):
+    """Where everything stands; nothing is left of 0 or above it."""
+
+    boxes: dict[str, Point]
+    """Upper left corners."""
+    lines: list[list[Point]]
+    """From the bottom of a box to the top of one that reads it."""
+    named: dict[str, list[str]]
+    """What a box reads from too far above for a line."""
+
+
+class _Slot:
+    """A box, or the lane of a line in a row that it passes."""
+
+    def __init__(self, width: float) -> None:
+        self.width, self.x = width, 0.0
+        """`x` is its middle."""
+        self.above: list[_Slot] = []
+        self.below: list[_Slot] = []
+
+
+def lay_out(reads: Mapping[str, Sequence[str]], sizes: Sizes) -> Layout:
+    """Return where the boxes of `reads` stand; each may read only those that come before it."""
+    rank = _ranks(reads)
+    slots = {name: _Slot(sizes.width) for name in reads}
+    rows: list[list[_Slot]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
+    ways: list[tuple[int, list[_Slot]]] = []
+    named: dict[str, list[str]] = {}
+    for name in reads:
+        rows[rank[name]].append(slots[name])
+    for name, sources in reads.items():
+        for source in sources:
+            if rank[name] - rank[source] > MOST_ROWS:
+                named.setdefault(name, []).append(source)
+                continue
+            way = [slots[source], *(_Slot(sizes.lane) for _ in range(rank[source] + 1, rank[name])), slots[name]]
+            for row, lane in enumerate(way[1:-1], rank[source] + 1):
+                rows[row].append(lane)
+            for upper, lower in pairwise(way):
+                upper.below.append(lower)
+                lower.above.append(upper)
+            ways.append((rank[source], way))
+    _order(rows)
+    _place(rows, sizes.between)
+    left = min((slot.x - slot.width / 2 for row in rows for slot in row), default=0.0)
+    pitch = sizes.height + sizes.between_rows
+    boxes = {name: (slot.x - slot.width / 2 - left, rank[name] * pitch) for name, slot in slots.items()}
+    return Layout(boxes, [_line(way, first, left, pitch, sizes.height) for first, way in ways], named)
+
+
+def _ranks(reads: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return the row of each box: below all that it reads, and an input right above the first box that reads it."""
+    rank: dict[str, int] = {}
+    for name, sources in reads.items():
+        rank[name] = max((rank[source] + 1 for source in sources), default=0)
+    first_reader: dict[str, int] = {}
+    for name, sources in reads.items():
+        for source in sources:
+            first_reader[source] = min(rank[name], first_reader.get(source, rank[name]))
+    for name, sources in reads.items():
+        if not sources and name in first_reader:
+            rank[name] = first_reader[name] - 1
+    return rank
+
+
+def _order(rows: list[list[_Slot]]) -> None:
+    """Sort each row by the mean place of what is connected with it, from above and from below in turns."""
+    for sweep in range(_SWEEPS):
+        down = sweep % 2 == 0
+        for row in rows if down else reversed(rows):
+            places = {id(slot): _mean_place(slot.above if down else slot.below, slot.x) for slot in row}
+            row.sort(key=lambda slot, places=places: places[id(slot)])  # type: ignore[misc]
+            for number, slot in enumerate(row):
+                slot.x = number / len(row)
+
+
+def _mean_place(others: Sequence[_Slot], otherwise: float) -> float:
+    return sum(slot.x for slot in others) / len(others) if others else otherwise
+
+
+def _place(rows: list[list[_Slot]], between: float) -> None:
+    """Give every slot its `x`, near the mean of what it is connected with and clear of its neighbours."""
+    for row in rows:
+        _spread(row, [0.0] * len(row), between)
+    for move in range(_MOVES):
+        down = move % 2 == 0
+        for row in rows if down else reversed(rows):
+            _spread(
+                row, [_mean_place(_boxes_first(slot.above if down else slot.below), slot.x) for slot in row], between
+            )
+    # A chain that turns aside at every block would lead ever further to one side.
+    middles = [sum(slot.x for slot in row) / len(row) for row in rows]
+    for number, row in enumerate(rows):
+        near = middles[max(0, number - _NEAR) : number + _NEAR + 1]
+        for slot in row:
+            slot.x -= sum(near) / len(near)
+
+
+def _boxes_first(others: Sequence[_Slot]) -> Sequence[_Slot]:
+    """Return the boxes among `others`, else all: beside a chain of boxes the lane of a line does not bend it."""
+    widest = max((slot.width for slot in others), default=0.0)
+    return [slot for slot in others if slot.width == widest]
+
+
+def _spread(row: list[_Slot], wanted: Sequence[float], between: float) -> None:
+    """Move the slots of `row` to the places `wanted`, and apart from each other where these overlap."""
+
+    def weight(slots: Sequence[_Slot]) -> float:
+        # Lanes make way for boxes.
+        return sum(slot.width**2 for slot in slots)
+
+    # Runs of slots that touch each other move as one, to where they are nearest to what their slots want.
+    runs: list[tuple[float, float, list[_Slot]]] = []
+    for slot, place in zip(row, wanted, strict=True):
+        start, width, inside = place - slot.width / 2, slot.width + between, [slot]
+        while runs and runs[-1][0] + runs[-1][1] > start:
+            other_start, other_width, others = runs.pop()
+            share = weight(others) / (weight(others) + weight(inside))
+            start = other_start * share + (start - other_width) * (1 - share)
+            width, inside = other_width + width, others + inside
+        runs.append((start, width, inside))
+    for left, _, inside in runs:
+        taken = left
+        for slot in inside:
+            slot.x = taken + slot.width / 2
+            taken += slot.width + between
+
+
+def _line(way: Sequence[_Slot], first: int, left: float, pitch: float, height: float) -> list[Point]:
+    points: list[Point] = []
+    for row, slot in enumerate(way, first):
+        x, top = slot.x - left, row * pitch
+        if slot is not way[0]:
+            points.append((x, top))
+        if slot is not way[-1]:
+            points.append((x, top + height))
+    return points
