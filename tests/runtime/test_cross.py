@@ -12,10 +12,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
+from ssh_server import SshServer
 
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest, TensorSpec, load_bundle
+from farm.devices.ssh.transport import SshTransport
 from farm.errors import InfraError, MissingToolError, UnknownNameError
+from farm.execution.raw import RunnerOptions
+from farm.execution.session import DeviceSession
+from farm.results.attempt import Ending
+from farm.results.iterations import describe_differing
+from farm.results.outcome import outcome
 from farm.runtime.native import cross_compilers as toolchains
 from farm.runtime.native.build import build_native, planned_native
 from farm.runtime.native.cross_compilers import AndroidKit
@@ -23,6 +32,7 @@ from farm.runtime.native.elf import AARCH64, read_elf, required_versions
 from farm.runtime.native.wheels import fetch_wheel
 from farm.runtime.packages import package_folder, package_version, packaged_tool
 from farm.runtime.runtime import Runtime, linux_runtime
+from farm.system.processes import Supervisor
 from farm.system.publish import published
 
 if TYPE_CHECKING:
@@ -96,6 +106,57 @@ def test_an_xnnpack_program_gives_on_aarch64_what_torch_gives_here(device: Path)
         assert np.abs(eager).max() > 0.01
         np.testing.assert_allclose(ours, eager, rtol=1e-5, atol=1e-6)
     assert (device / "etdump.etdp").stat().st_size > 0
+
+
+@cross
+def test_a_board_runs_a_job_with_a_runner_that_takes_no_session(runtime: Runtime, model: Path, tmp_path: Path) -> None:
+    """QNN's own cannot be had for it, and so this is a program of the CPU: all but the backend is as on a board."""
+    board = tmp_path / "qnn_executor_runner_stub"
+    board.write_text(
+        "#!/bin/sh\n# Farm's runner, called as ExecuTorch's is, on an emulated processor.\n"
+        f'exec qemu-aarch64 -L {SYSROOT} -0 qnn_executor_runner "${{0%/*}}/farm_runner" "$@"\n'
+    )
+    files = {**runtime.files, board.name: board}
+    hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    one_shot = msgspec.structs.replace(
+        runtime, files=files, hashes=hashes, runner=board.name, kind="oe-linux", one_shot=True
+    )
+    bundle = _bundle(model, tmp_path / "bundle")
+    with Supervisor() as supervisor:
+        server = SshServer(supervisor, tmp_path / "sshd").start()
+        session = DeviceSession(SshTransport("board-1", server.address), one_shot, "r", "board-1")
+        workspace = session.stage(bundle)
+        raw = session.execute("s/c", workspace, tmp_path / "out", RunnerOptions(iterations=2, warm_up=1, timeout_s=120))
+        broken = session.stage(_bundle(model, tmp_path / "broken", program=b"no program"))
+        refused = session.execute("s/c", broken, tmp_path / "refused", RunnerOptions(timeout_s=120))
+        session.close()
+        server.stop()
+    report = outcome(raw)
+    assert not isinstance(report, Ending), (report, raw.stderr)
+    assert report.mean_ns
+    assert [one.executions for one in report.inferences] == [3, 3]
+    assert not describe_differing(report)
+    for sample in range(2):
+        eager = np.fromfile(model / f"y{sample}.raw", np.float32)
+        ours = np.fromfile(raw.output(sample, 0), np.float32)
+        np.testing.assert_allclose(ours, eager, rtol=1e-5, atol=1e-6)
+    assert isinstance(outcome(refused), Ending)
+
+
+def _bundle(model: Path, folder: Path, program: bytes = b"") -> Bundle:
+    contents = {MODEL: program or (model / "conv.pte").read_bytes()}
+    contents |= {f"{INPUTS}/input_{sample}_0.raw": (model / f"x{sample}.raw").read_bytes() for sample in range(2)}
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    manifest = Manifest(
+        key="k", job_id="s/c", soc="QCS9100", backend="xnnpack", precision="fp32", samples=2,
+        inputs=(TensorSpec((1, 3, 8, 8), "float32"),), outputs=(TensorSpec((1, 4), "float32"),),
+        pte_bytes=len(contents[MODEL]), delegates={}, delegated_ops=1, fallback_ops={}, seconds={}, versions={},
+        files={name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
+    )  # fmt: skip
+    (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    return load_bundle(folder)
 
 
 @cross

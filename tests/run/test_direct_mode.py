@@ -1,0 +1,101 @@
+"""`farm run` and `farm repro` in direct mode, on a virtual device with the stub of its runner; what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from farm_home import FarmHome
+
+from farm.config.settings import load_config
+from farm.device_run.canary import canary_jobs
+from farm.errors import IllegalTargetError, UsageError
+from farm.replay.debug import job_to_debug
+from farm.request.choose import jobs_of
+from farm.request.profiling import Profile
+from farm.request.request import RunRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JOB = "smoke/linear[SM8650-htp-8a8w{}]"
+DIRECT = ("--option", "direct_mode=true")
+SUITE = ("--soc", "SM8650", "--suite", "smoke", "-k", "linear")
+
+
+@pytest.fixture(scope="module")
+def home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
+    folder = tmp_path_factory.mktemp("direct")
+    (folder / "cwd").mkdir()
+    return FarmHome(farm_cache, folder / "state", folder / "cwd")
+
+
+@pytest.fixture(scope="module")
+def runs(home: FarmHome) -> dict[str, Any]:
+    """One job in both modes."""
+    found = {}
+    for name, options in (("ordinary", ()), ("direct", DIRECT)):
+        done = home.farm("run", "--virtual", "1", *SUITE, *options, "--iterations", "2", "--json", timeout_s=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found[name] = json.loads(done.stdout)
+    return found
+
+
+def shown(home: FarmHome, job: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(home.farm("show", job, "--json").stdout)["job"]
+    return found
+
+
+@pytest.mark.whole
+def test_the_outputs_are_those_of_a_session_and_the_program_is_another(home: FarmHome, runs: dict[str, Any]) -> None:
+    assert runs
+    ordinary, direct = shown(home, JOB.format("")), shown(home, JOB.format("-direct_mode=true"))
+    attempts = [one["attempts"][-1] for one in (ordinary, direct)]
+    assert [one["verdict"] for one in attempts] == ["passed", "passed"]
+    # The simulator computes both; no memory is planned for what goes in and out in direct mode.
+    assert attempts[0]["comparisons"] == attempts[1]["comparisons"]
+    assert attempts[0]["bundle_key"] != attempts[1]["bundle_key"]
+    assert len(direct["attempts"]) == 1, "nothing is tried again"
+    assert "STUB of direct mode, domain 3" in attempts[1]["log"]
+    latency = {one["metric"]: one for one in attempts[1]["measurements"]}["latency"]
+    assert len(latency["samples"]) == 1, "its runner says a mean alone"
+
+
+@pytest.mark.whole
+def test_it_runs_again_from_its_bundle_and_by_a_script(home: FarmHome, runs: dict[str, Any], tmp_path: Path) -> None:
+    assert runs
+    job = JOB.format("-direct_mode=true")
+    again = home.farm("repro", job, "--virtual", "--json")
+    assert again.returncode == 0, again.stderr
+    script = home.farm("repro", job, "--script", str(tmp_path / "script"))
+    assert script.returncode == 0, script.stderr
+    words = (tmp_path / "script/device/run.sh").read_text()
+    assert "qnn_executor_direct_runner_stub --model_path" in words
+    assert "--domain_id=3" in words
+    assert "--iteration" not in words
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"heap": True}, "has no heap profile: leave --heap or direct_mode out"),
+        ({"profile": Profile.DETAILED}, "takes no profile level: leave --profile or direct_mode out"),
+        ({"profile": Profile.OPTRACE}, "takes no profile level"),
+    ],
+)
+def test_what_it_cannot_measure_is_refused(asked: dict[str, Any], says: str, tmp_path: Path) -> None:
+    request = RunRequest(socs=("SM8650",), suites=("smoke",), options=("direct_mode=true",), **asked)
+    with pytest.raises(UsageError, match=says):
+        jobs_of(load_config(folder=tmp_path), request)
+
+
+def test_it_has_no_layers_to_debug(tmp_path: Path) -> None:
+    with pytest.raises(IllegalTargetError, match="direct mode writes no layers"):
+        job_to_debug(load_config(folder=tmp_path), JOB.format("-direct_mode=true"))
+
+
+def test_a_device_is_tried_with_a_canary_of_its_mode(tmp_path: Path) -> None:
+    request = RunRequest(socs=("SM8650",), suites=("smoke",), options=("direct_mode=true",))
+    [canary] = canary_jobs(jobs_of(load_config(folder=tmp_path), request))
+    assert canary.target.mode == "direct"
