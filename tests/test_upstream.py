@@ -1,0 +1,173 @@
+"""What the installed ExecuTorch has for Qualcomm has a row in docs/upstream.md: news of the next wheel fail here.
+
+Everything is read from the wheel's files. Nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.suites.op_builders import builders_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs/upstream.md"
+WHEEL = Path((importlib.util.find_spec("executorch").submodule_search_locations or [])[0])  # type: ignore[union-attr]
+QUALCOMM = WHEEL / "backends/qualcomm"
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes(), str(path))
+
+
+def classes(path: Path) -> dict[str, list[str]]:
+    """Return the attributes that each class of a module declares."""
+    found: dict[str, list[str]] = {}
+    for node in tree(path).body:
+        if isinstance(node, ast.ClassDef):
+            single = [one.target for one in node.body if isinstance(one, ast.AnnAssign)]
+            targets = [*single, *(target for one in node.body if isinstance(one, ast.Assign) for target in one.targets)]
+            found[node.name] = [target.id for target in targets if isinstance(target, ast.Name)]
+    return found
+
+
+def schema(*names: str) -> set[str]:
+    return {one for name in names for one in classes(QUALCOMM / "serialization/qc_schema.py")[name]}
+
+
+def options() -> set[str]:
+    """Return what a program can be compiled with: parameters of the functions, and fields of what they make."""
+    found = set()
+    for node in tree(QUALCOMM / "utils/utils.py").body:
+        if isinstance(node, ast.FunctionDef) and (match := re.fullmatch(r"generate_(\w+)_compiler_spec", node.name)):
+            owner = match[1].removesuffix("_executorch")
+            found |= {f"{owner}.{one.arg}" for one in node.args.args}
+    for name, fields in classes(QUALCOMM / "serialization/qc_schema.py").items():
+        if match := re.fullmatch(r"QnnExecuTorch(\w*?)(?:Backend)?Options", name):
+            found |= {f"{match[1].lower() or 'qnn'}.{field}" for field in fields}
+        elif name == "QnnExecuTorchOpPackageInfo":
+            found |= {f"oppackage.{field}" for field in fields}
+    return found
+
+
+def runner_flags() -> set[str]:
+    module = tree(QUALCOMM / "export_utils.py")
+    cls = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "SimpleADB")
+    return set(re.findall(r"--[a-z][a-z0-9_]+", ast.unparse(cls)))
+
+
+def harness() -> set[str]:
+    """Return what upstream's tests and scripts are told: fields of QnnConfig, and arguments."""
+    module = QUALCOMM / "export_utils.py"
+    declared = {
+        str(node.args[0].value)
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument"
+        if node.args and isinstance(node.args[0], ast.Constant)
+    }
+    return {f"--{field}" for field in classes(module)["QnnConfig"]} | declared
+
+
+def runtime_options() -> set[str]:
+    library = (WHEEL / "lib/libexecutorch_backend_qnn.so").read_bytes()
+    return {key.decode() for key in re.findall(rb"qnn_runtime_[a-z_]+", library)}
+
+
+def rework() -> set[str]:
+    """Return the files of the newer tests that have one, and what they test, by class."""
+    folder = QUALCOMM / "tests/rework"
+    tests = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("test.py")
+        if any(isinstance(node, ast.FunctionDef) for node in tree(path).body)
+    }
+    bodies = {
+        f"{name}.{node.name}"
+        for name in ("feature", "utils")
+        for node in tree(folder / f"src/{name}.py").body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
+    return tests | bodies
+
+
+SECTIONS: dict[str, Callable[[], set[str]]] = {
+    "Backends": lambda: schema("QnnExecuTorchBackendType"),
+    "Precisions": lambda: set(classes(QUALCOMM / "quantizer/quantizer.py")["QuantDtype"]),
+    "SoCs": lambda: schema("QcomChipset", "HtpArch", "LpaiHardwareVersion"),
+    "Options of the compiler": options,
+    "Values of options": lambda: schema(
+        "QnnExecuTorchHtpPerformanceMode",
+        "QnnExecuTorchHtpPrecision",
+        "QnnExecuTorchHtpPdSession",
+        "QnnExecuTorchGpuPerformanceMode",
+        "QnnExecuTorchGpuPrecision",
+        "QnnExecuTorchLpaiClientPerf",
+        "QnnExecuTorchLpaiCoreAffinity",
+        "QnnExecuTorchLpaiTargetEnv",
+        "QnnExecuTorchLogLevel",
+        "QnnExecuTorchProfileLevel",
+        "QnnExecuTorchOpPackageTarget",
+        "QnnExecuTorchOpPackagePlatform",
+    ),
+    "Options at run time": runtime_options,
+    "Flags of the runner": runner_flags,
+    "Settings of the harness": harness,
+    "The newer tests": rework,
+    "Modules": lambda: {
+        path.name
+        for path in QUALCOMM.iterdir()
+        if (path.is_dir() or path.suffix == ".py") and not path.name.startswith("__")
+    },
+}
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^### {re.escape(title)}\n(.*?)(?=^##|\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert found, f"docs/upstream.md has no section '{title}'"
+    return found[1]
+
+
+def rows(text: str) -> list[str]:
+    """Return the names in the first column of a section's table."""
+    first = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    return [name for cell in first for name in re.findall(r"`([^`]+)`", cell)]
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_everything_the_wheel_has_is_a_row(title: str) -> None:
+    told, has = rows(section(title)), SECTIONS[title]()
+    assert len(told) == len(set(told)), f"{title}: a name has two rows"
+    assert not has - set(told), f"ExecuTorch has news, docs/upstream.md '{title}' has no row for them"
+    assert not set(told) - has, f"docs/upstream.md '{title}' has rows that ExecuTorch has not any more"
+
+
+def test_every_operator_builder_is_told() -> None:
+    told = re.findall(r"`([^`]+)`", section("Op builders"))
+    has = builders_in(QUALCOMM / "builders")
+    assert told == list(has), f"news: {has.keys() - set(told)}; gone: {set(told) - has.keys()}"
+
+
+def test_no_kind_of_option_is_overlooked() -> None:
+    """Whatever class the schema gets is in one of the sections above, or known to be none of them."""
+    known = re.findall(r"QnnExecuTorch\w+|\b(?:QcomChipset|HtpArch|LpaiHardwareVersion)\b", Path(__file__).read_text())
+    plain = {"BinaryInfo", "HtpInfo", "LpaiInfo", "SocInfo"}
+    made = {name for name in classes(QUALCOMM / "serialization/qc_schema.py") if not name.endswith("Options")}
+    assert not made - set(known) - plain
+
+
+def test_places_and_tests_that_the_page_names_are_there() -> None:
+    text = PAGE.read_text()
+    places = set(re.findall(r"`((?:farm|tests|docs|native_runner|test_suites|bench)/[\w./*-]*)", text))
+    assert not [place for place in places if not list(ROOT.glob(place))]
+    for path, name in set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)):
+        assert re.search(rf"^(?:async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
