@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import dataclasses
+import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,13 +26,15 @@ from farm.replay.debug import DebugRequest, debug, job_to_debug
 from farm.replay.stored_result import find_recorded_job
 from farm.request.resume import leave_intent
 from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.artifacts import ArtifactStore
 from farm.store.records import RunRecord
 from farm.store.store import open_store
+from farm.toolchains.prepare import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+    from farm.replay.debug import DebugOutcome
     from farm.store.view import RunView
 
 SUITE = """
@@ -107,8 +113,9 @@ def test_a_suite_that_was_run_by_its_path_is_known_by_its_name_as_to_repro_and_p
 
 
 def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite: Path) -> None:
-    table = home.cwd / "layers.csv"
-    done = home.farm("debug", f"{suite}/broken[SM8650-htp-8a8w]", "--virtual", "--csv", str(table), timeout_s=300)
+    table, graph = home.cwd / "layers.csv", home.cwd / "layers.svg"
+    written = ("--csv", str(table), "--svg", str(graph))
+    done = home.farm("debug", f"{suite}/broken[SM8650-htp-8a8w]", "--virtual", *written, timeout_s=300)
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert "first divergence: aten_convolution_default_1 (aten.convolution.default)" in lines
@@ -138,6 +145,15 @@ def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite
     assert (marked.layer, marked.step) == ("aten_convolution_default_1", LayerStep.COMPILER)
     shown = home.farm("report", "latest", "--json")
     assert '"aten_convolution_default_1"' in shown.stdout
+    kept = json.loads(home.farm("show", "wrong/broken", "--json").stdout)["files"]
+    files = {file["kind"]: Path(file["path"]) for file in kept}
+    assert files.keys() == {"etrecord", "simulator-etdump", "simulator-outputs", "layers.csv", "layers.svg"}
+    assert files["layers.csv"].read_text() == table.read_text()
+    assert rows["aten_convolution_default_1"]["dtype"] == "uint8"
+    assert files["layers.svg"].read_bytes() == graph.read_bytes()
+    assert b"compiler" in graph.read_bytes()
+    page = (home.state / "runs" / view.id / "report.html").read_text()
+    assert f'<img src="data:image/svg+xml;base64,{base64.b64encode(graph.read_bytes()).decode()}"' in page
     assert not list((home.cache / "virtual").glob("debug-*"))
 
 
@@ -158,6 +174,39 @@ def test_an_attached_device_is_a_third_way_to_compute_every_layer(
     assert {row.mse for row in outcome.attempt.layers if row.step == LayerStep.DEVICE} == {0.0}
     [marked] = [row for row in outcome.attempt.layers if row.diverges]
     assert (marked.layer, marked.step) == ("aten_convolution_default_1", LayerStep.COMPILER)
+    opened = opened_by_upstream(outcome)
+    assert opened["simulator"] == opened["device"]
+    assert {"aten_convolution_default", "aten_relu_default", "aten_convolution_default_1"} <= set(opened["device"])
+
+
+OPENS = """
+import json, sys
+from executorch.devtools import Inspector
+found = {}
+for part, (etdump, outputs) in json.loads(sys.argv[2]).items():
+    graph = "edge_after_transform/forward"
+    inspector = Inspector(
+        etdump_path=etdump, debug_buffer_path=outputs, etrecord=sys.argv[1], reference_graph_name=graph
+    )
+    table = inspector.calculate_numeric_gap("MSE", reference_graph=graph)
+    found[part] = sorted(name for names in table["aot_ops"] for name in names)
+print(json.dumps(found))
+"""
+
+
+def opened_by_upstream(outcome: DebugOutcome) -> dict[str, list[str]]:
+    """The layers that ExecuTorch's Inspector compares in what is kept, by part."""
+    config = load_config()
+    store = ArtifactStore(config.state_dir / "artifacts")
+    paths = {kind: str(store.path(sha256)) for kind, sha256 in outcome.files.items()}
+    parts = {part: (paths[f"{part}-etdump"], paths[f"{part}-outputs"]) for part in outcome.devices}
+    tools = prepare(config, note=lambda _line: None)
+    done = subprocess.run(
+        [sys.executable, "-c", OPENS, paths["etrecord"], json.dumps(parts)], env={**os.environ, **tools.compiler.env},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def test_ctrl_c_ends_it_all_and_says_so(home: FarmHome, suite: Path) -> None:
