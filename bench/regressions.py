@@ -49,7 +49,7 @@ from farm.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, 
 from farm.analysis.nights import Observation, judge_night, programs_are_cause
 from farm.analysis.robust import discoveries
 from farm.analysis.scale import GATES, Scale, Series
-from farm.analysis.sequential import add_pairs, confirmed_again, until_clear
+from farm.analysis.sequential import add_pairs, confirmed_again, steady_inferences, until_clear
 from farm.results.attempt import Direction
 
 if TYPE_CHECKING:
@@ -151,14 +151,17 @@ class World:
     def begin(self, night: int) -> None:
         """Let a night begin."""
 
-    def pair(self, series: int, good: int, new: int, number: int = 0) -> Pair:
+    def inferences(self, series: int) -> int:
+        """Return how many inferences a side has in a pair, at least."""
+        del series
+        return INFERENCES
+
+    def pair(self, series: int, good: int, new: int, number: int = 0, inferences: int = INFERENCES) -> Pair:
         """Run the bundles of two nights one after the other on one device, tonight; the good one begins even ones."""
         del number
-        return self._noisy(series, good, new, WITHIN_RUN)
+        return self._noisy(series, good, new, WITHIN_RUN, inferences)
 
-    def _noisy(
-        self, series: int, good: int, new: int, within: float, inferences: int = INFERENCES
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _noisy(self, series: int, good: int, new: int, within: float, inferences: int) -> tuple[np.ndarray, np.ndarray]:
         tonight = 1.0 + DRIFT * self._draw.standard_normal()
         noise = np.maximum(1.0 + within * self._draw.standard_normal((2, inferences)), 0.2)
         return self._level[series, good] * tonight * noise[0], self._level[series, new] * tonight * noise[1]
@@ -287,11 +290,15 @@ class Farm:
         pairs: list[Pair] = []
         gate = GATES[Scale.RATIO].confirmed if gate is None else gate
         answer = confirm(Scale.RATIO, pairs, up=up)
+        least = self.world.inferences(series)
 
         def measure(look: Look) -> bool:
             if look.renews:
                 self.world.new_session()
-            add_pairs(pairs, look.begin, self._pairs(series, good, new, look.begin, look.pairs, fresh=fresh))
+            inferences = steady_inferences(pairs, least)
+            add_pairs(
+                pairs, look.begin, self._pairs(series, good, new, look.begin, look.pairs, inferences, fresh=fresh)
+            )
             return True
 
         def is_open(looks: int) -> bool:
@@ -302,17 +309,20 @@ class Farm:
 
         until_clear(first, measure, is_open, early=True)
         if answer.answer is Answer.CONFIRMED and not fresh:
-            again = self._pairs(series, good, new, 0, PAIRS, fresh=True)
+            again = self._pairs(series, good, new, 0, PAIRS, steady_inferences(pairs, least), fresh=True)
             answer = confirmed_again(Scale.RATIO, answer, again, up=up, gate=gate)
         return answer
 
-    def _pairs(self, series: int, good: int, new: int, begin: int, count: int, *, fresh: bool) -> list[Pair]:
+    def _pairs(
+        self, series: int, good: int, new: int, begin: int, count: int, inferences: int, *, fresh: bool
+    ) -> list[Pair]:
         self.spent["pairs"] += count
+        self.spent["inferences"] += 2 * count * inferences
         found = []
         for number in range(begin, begin + count):
             if fresh:
                 self.world.new_session()
-            found.append(self.world.pair(series, good, new, number))
+            found.append(self.world.pair(series, good, new, number, inferences))
         return found
 
     def _attribute(self, series: int, night: int, seen: Confirmation) -> Alert:
@@ -434,6 +444,7 @@ class Score:
             "refuted_share": _share(spent["refuted"], spent["candidates"] + spent["others"]),
             "unknown_share": _share(spent["unknown"], spent["candidates"] + spent["others"]),
             "pairs_a_night": round(spent["pairs"] / nights, 1),
+            "inferences_a_night": round(spent["inferences"] / nights, 1),
             "old_runs_looked_at_per_alert": round(spent["probes"] / max(1, self.alerts), 2),
             "hot_nights_told": spent["hot nights told"],
             "hot_nights_told_wrongly": spent["hot nights told wrongly"],

@@ -41,8 +41,8 @@ class Luck(World):
     def new_session(self) -> None:
         self._slow = {}
 
-    def pair(self, series: int, good: int, new: int, number: int = 0) -> Pair:
-        sides = super().pair(series, good, new, number)
+    def pair(self, series: int, good: int, new: int, number: int = 0, inferences: int = INFERENCES) -> Pair:
+        sides = super().pair(series, good, new, number, inferences)
         return sides[0] * self._luck(series, good), sides[1] * self._luck(series, new)
 
     def _luck(self, series: int, night: int) -> float:
@@ -54,8 +54,8 @@ class Luck(World):
 class Switching(World):
     """Whoever runs after the other one takes 10 % longer."""
 
-    def pair(self, series: int, good: int, new: int, number: int = 0) -> Pair:
-        was, now = super().pair(series, good, new, number)
+    def pair(self, series: int, good: int, new: int, number: int = 0, inferences: int = INFERENCES) -> Pair:
+        was, now = super().pair(series, good, new, number, inferences)
         return (was, now * (1.0 + SWITCH)) if number % 2 == 0 else (was * (1.0 + SWITCH), now)
 
 
@@ -75,9 +75,9 @@ class Load(World):
     def begin(self, night: int) -> None:
         self._tonight = night
 
-    def pair(self, series: int, good: int, new: int, number: int = 0) -> Pair:
+    def pair(self, series: int, good: int, new: int, number: int = 0, inferences: int = INFERENCES) -> Pair:
         del number
-        return self._noisy(series, good, new, WITHIN_RUN * self._load[series, self._tonight])
+        return self._noisy(series, good, new, WITHIN_RUN * self._load[series, self._tonight], inferences)
 
 
 class Noisy(World):
@@ -89,9 +89,9 @@ class Noisy(World):
         within = 1.0 + self.within * truth.standard_normal((self.series, self.nights, VALUES))
         return np.median(self._level[:, :, None] * night[:, :, None] * np.maximum(within, 0.2), axis=2)
 
-    def pair(self, series: int, good: int, new: int, number: int = 0) -> Pair:
+    def pair(self, series: int, good: int, new: int, number: int = 0, inferences: int = INFERENCES) -> Pair:
         del number
-        return self._noisy(series, good, new, self.within)
+        return self._noisy(series, good, new, self.within, inferences)
 
 
 class Few(Noisy):
@@ -112,9 +112,11 @@ class CoarseClock(World):
         took = self._level[:, :, None] * night[:, :, None] * within
         return np.median(_ticks(took, truth), axis=2)
 
-    def pair(self, series: int, good: int, new: int, number: int = 0) -> Pair:
+    def inferences(self, series: int) -> int:
+        return inferences_for(float(self._level[series, 0]), INFERENCES)
+
+    def pair(self, series: int, good: int, new: int, number: int = 0, inferences: int = INFERENCES) -> Pair:
         del number
-        inferences = inferences_for(float(self._level[series, good]), INFERENCES)
         was, now = self._noisy(series, good, new, WITHIN_RUN, inferences)
         return _ticks(was, self._draw), _ticks(now, self._draw)
 
@@ -303,6 +305,7 @@ def run_world(name: str, seeds: range, series: int, nights: int, *, changed: boo
         **_share("found_8pct_ever", total.found[0.08], total.planted[0.08]),
         **({} if kind is Ramps else _share("first_bad_exact", total.exact, total.found.total())),
         "pairs_a_night_of_300": round(300.0 * spent["pairs"] / total.series_nights, 1),
+        "inferences_a_night_of_300": round(300.0 * spent["inferences"] / total.series_nights, 1),
         "candidates_a_night_of_300": round(300.0 * spent["candidates"] / total.series_nights, 1),
         "shifts_told": spent["hot nights told"] + spent["hot nights told wrongly"],
         "shifts_wrong": spent["hot nights told wrongly"],

@@ -45,6 +45,7 @@ class SideStub(msgspec.Struct, frozen=True):
     bundle: BundleStub
     runtime: None = None
     device: str = ""
+    heap: bool = False
 
     @property
     def place(self) -> tuple[str, str]:

@@ -29,7 +29,7 @@ SETTLED = 4
 """Newest runs that a run is compared with where the level got better before them."""
 
 # So many of the newest runs, or twice as many, have to be better than those before by that many standard errors.
-_SETTLED_ERRORS = 3.0
+_SETTLED_ERRORS = 1.5
 _LEAST_OLD = 3
 # Units of what a clock measures.
 _CLOCKS = ("ns",)
@@ -107,9 +107,12 @@ def judge(
         median, sigma = middle(before[start:]), sigma_of_next(level_sigma(before, 0.0) / NORMAL, count)
     change = difference(now, median)
     sigmas = change / sigma if sigma else math.copysign(math.inf, change) if change else 0.0
-    finding = Finding.UNCHANGED
-    if abs(change) > gates.change and (abs(sigmas) > gates.sigmas or abs(change) > gates.always):
-        finding = way(series.direction, change)
+    finding = way(series.direction, change)
+    many, always = gates.sigmas, gates.always
+    if finding is Finding.IMPROVEMENT:
+        many, always = gates.better_sigmas, gates.better_always
+    if abs(change) <= gates.change or (abs(sigmas) <= many and abs(change) <= always):
+        finding = Finding.UNCHANGED
     return Judgement(
         finding,
         _reason(scale, change, sigmas, count),

@@ -11,7 +11,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from farm.analysis.robust import NORMAL, difference, discoveries, median, median_and_mad, middle_of_pairs, signed_rank_p
+from farm.analysis.robust import (
+    NORMAL,
+    discoveries,
+    median,
+    median_and_mad,
+    medians,
+    middle_of_pairs,
+    signed_rank_p,
+)
 from farm.analysis.scale import GATES, Scale, change_text, scaled
 
 PAIRS = 10
@@ -147,9 +155,10 @@ def _tick(scale: Scale, pairs: Sequence[Pair]) -> float:
     if scale is not Scale.RATIO:
         return 0.0
     samples = [one for pair in pairs for side in pair for one in side if 0.0 < one < math.inf]
-    shown = sorted(set(samples))
-    if len(shown) < 2 or len(samples) < _COARSE * len(shown):
+    different = set(samples)
+    if len(different) < 2 or len(samples) < _COARSE * len(different):
         return 0.0
+    shown = sorted(different)
     return min(after - before for before, after in pairwise(shown))
 
 
@@ -160,30 +169,27 @@ def _share_of_tick(pairs: Sequence[Pair], tick: float) -> float:
 
 def _differences(scale: Scale, pairs: Sequence[Pair], tick: float) -> NDArray[np.float64]:
     """Return what each pair differs by; NaN where it cannot be compared."""
-    found = []
-    for good, new in pairs:
-        if len(good) and len(new):
-            was, now = (_middle(scale, samples, tick) for samples in (good, new))
-            found.append(difference(now, was))
-        else:
-            found.append(math.nan)
-    return np.array(found, np.float64)
+    was, now = (_middles(scale, [pair[side] for pair in pairs], tick) for side in (0, 1))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where(now == was, 0.0, now - was)
 
 
-def _middle(scale: Scale, samples: Sequence[float], tick: float) -> float:
-    """Return the middle of samples on the scale: their median, or their mean where a clock shows only whole ticks.
+def _middles(scale: Scale, sides: Sequence[Sequence[float]], tick: float) -> NDArray[np.float64]:
+    """Return the middle of each side on the scale: its median, or its mean where a clock shows only whole ticks.
 
     A duration between two ticks is sometimes shown as the one and sometimes as the other, as often as it is near to it.
     """
-    numbers = scaled(scale, samples)
-    if np.isnan(numbers).any():
-        return math.nan
-    if tick:
-        shown = np.asarray(samples, np.float64)
-        middle = median(shown)
-        mean = float(np.mean(np.clip(shown, middle - _NEAR_TICKS * tick, middle + _NEAR_TICKS * tick)))
-        return float(scaled(scale, [mean])[0])
-    return median(numbers)
+    samples = [np.asarray(side, np.float64) for side in sides]
+    found = medians([scaled(scale, one) for one in samples])
+    if not tick:
+        return found
+    means = [
+        float(np.mean(np.clip(one, (middle := median(one)) - _NEAR_TICKS * tick, middle + _NEAR_TICKS * tick)))
+        if known
+        else math.nan
+        for one, known in zip(samples, ~np.isnan(found), strict=True)
+    ]
+    return scaled(scale, means)
 
 
 def _without_order(differences: NDArray[np.float64]) -> NDArray[np.float64]:

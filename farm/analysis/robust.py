@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +40,23 @@ def median(values: NDArray[np.float64]) -> float:
     low, high = float(ordered[(len(ordered) - 1) // 2]), float(ordered[len(ordered) // 2])
     # Halves, as the sum of two great numbers may be infinite.
     return low if low == high else low / 2.0 + high / 2.0
+
+
+def medians(samples: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the median of each, NaN where there is none or one of its values is NaN; at once, as there are many."""
+    found = np.full(len(samples), math.nan)
+    by_count: dict[int, list[int]] = {}
+    for place, one in enumerate(samples):
+        by_count.setdefault(len(one), []).append(place)
+    for count, places in by_count.items():
+        if count:
+            # NaN is sorted to the end.
+            rows = np.sort(np.array([samples[place] for place in places]), axis=1)
+            low, high = rows[:, (count - 1) // 2], rows[:, count // 2]
+            with np.errstate(invalid="ignore"):
+                middle = np.where(low == high, low, low / 2.0 + high / 2.0)
+            found[places] = np.where(np.isnan(rows[:, -1]), math.nan, middle)
+    return found
 
 
 def difference(new: float, old: float) -> float:
@@ -113,7 +131,7 @@ def signed_rank_p(differences: NDArray[np.float64]) -> float:
     """
     if not len(differences):
         return 1.0
-    ways = _ways(np.arange(1, len(differences) + 1))
+    ways = _ways_of_ranks(len(differences))
     return float(ways[int(np.count_nonzero(_walsh(differences) > 0.0)) :].sum() / ways.sum())
 
 
@@ -127,7 +145,7 @@ def middle_of_pairs(differences: NDArray[np.float64], confidence: float) -> tupl
     """
     tail = (1.0 - confidence) / 2.0
     if np.isfinite(differences).all():
-        ordered, ways = _walsh(differences), _ways(np.arange(1, len(differences) + 1))
+        ordered, ways = _walsh(differences), _ways_of_ranks(len(differences))
     else:
         ordered, ways = np.sort(differences), _ways(np.ones(len(differences), np.int64))
     outside = int(np.searchsorted(np.cumsum(ways) / ways.sum(), tail, side="right"))
@@ -154,12 +172,23 @@ def discoveries(p_values: Sequence[float], rate: float) -> tuple[bool, ...]:
 
 
 def _walsh(differences: NDArray[np.float64]) -> NDArray[np.float64]:
-    first, second = np.triu_indices(len(differences))
+    first, second = _upper(len(differences))
     with np.errstate(invalid="ignore"):
         averages = differences[first] / 2.0 + differences[second] / 2.0
     # Opposite infinities are neither above zero nor below.
     averages[np.isnan(averages)] = 0.0
     return np.sort(averages)
+
+
+@lru_cache(64)
+def _upper(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    return np.triu_indices(count)
+
+
+@lru_cache(64)
+def _ways_of_ranks(count: int) -> NDArray[np.float64]:
+    """Return how many choices of the ranks from 1 to `count` have each sum: not to be changed."""
+    return _ways(np.arange(1, count + 1))
 
 
 def _ways(ranks: NDArray[np.int64]) -> NDArray[np.float64]:

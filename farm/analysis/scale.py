@@ -50,10 +50,14 @@ class Gates(msgspec.Struct, frozen=True):
     """Of a change that pairs confirm: a size, on the scale of the metric."""
     always: float = math.inf
     """A candidate however much the history varies: pairs vary by less than nights do."""
+    better_sigmas: float = 2.5
+    """As `sigmas`, of a change for the better, which can wait: it is seen in a later night, when it is the level."""
+    better_always: float = math.inf
+    """As `always`, of a change for the better."""
 
 
 GATES = {
-    Scale.RATIO: Gates(math.log(1.03), 1.5, math.log(1.02), math.log(1.06)),
+    Scale.RATIO: Gates(math.log(1.03), 1.5, math.log(1.02), math.log(1.035), 2.5, math.log(1.1)),
     Scale.DECIBEL: Gates(0.5, 1.5, 0.25),
     Scale.COSINE: Gates(0.5, 1.5, 0.25),
     Scale.SHARE: Gates(0.01, 1.5, 0.005),

@@ -6,9 +6,11 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import numpy as np
 
 from farm.analysis.confirmation import Answer, Confirmation, confirm
-from farm.analysis.scale import Scale, change_text
+from farm.analysis.robust import NORMAL, median, medians
+from farm.analysis.scale import Scale, change_text, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +27,31 @@ P_AGAIN = 0.05
 _TURN_NS = 50e6
 MOST_INFERENCES = 20
 _SHORT_NS, _MOST_SHORT = 250e3, 100
+# What the median of a side in a pair may vary by, as a share: as much as the gate of what is confirmed.
+_STEADY = 0.02
+# Longest that a side takes for that: what heats the device is no help.
+_LONGEST_NS = 4e9
 
 
 def inferences_for(latency_ns: float, least: int) -> int:
     """Return how many inferences a side has in a pair: more of short ones, which a moment can disturb."""
     most = MOST_INFERENCES if latency_ns >= _SHORT_NS else _MOST_SHORT
     return max(least, min(math.ceil(_TURN_NS / latency_ns), most)) if latency_ns > 0.0 else least
+
+
+def steady_inferences(pairs: Sequence[Pair], least: int, latency_ns: float = 0.0) -> int:
+    """Return how many inferences a side has in the next pair, given those so far: more where they vary much.
+
+    So many that the median of a side varies by less than `_STEADY`, up to MOST_INFERENCES and `_LONGEST_NS`.
+    """
+    most = MOST_INFERENCES if latency_ns * MOST_INFERENCES <= _LONGEST_NS else int(_LONGEST_NS / latency_ns)
+    sides = [scaled(Scale.RATIO, side) for pair in pairs for side in pair if len(side) > 2]
+    middles = medians(sides)
+    known = [np.abs(side - middle) for side, middle in zip(sides, middles, strict=True) if math.isfinite(middle)]
+    if not known:
+        return least
+    spread = NORMAL * median(np.concatenate(known))
+    return max(least, min(math.ceil(math.pi / 2.0 * (spread / _STEADY) ** 2), most))
 
 
 class Look(NamedTuple):

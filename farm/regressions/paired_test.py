@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -11,7 +12,7 @@ import numpy as np
 from farm.analysis.confirmation import INFERENCES, P_CONFIRMED, PAIRS, Answer, Confirmation, confirm
 from farm.analysis.first_bad import MOST_PROBES, narrowed, next_probe, suspicion
 from farm.analysis.scale import GATES, Series
-from farm.analysis.sequential import add_pairs, confirmed_again, until_clear
+from farm.analysis.sequential import add_pairs, confirmed_again, steady_inferences, until_clear
 from farm.errors import FarmError, UnknownNameError, UsageError
 from farm.regressions.look_back import TIMES
 from farm.replay.stored_result import StoredResult
@@ -131,9 +132,15 @@ def compare(
     compared: list[Compared] = []
     fresh = fresh or was.place != now.place or now.heap
 
+    def enough() -> int:
+        known = (found.get(one.series.metric, []) for one in claims if not _is_of_outputs(one.series))
+        took = [one for good, _ in found.get("latency", ()) for one in good]
+        latency_ns = statistics.median(took) if took else 0.0
+        return max((steady_inferences(one, inferences, latency_ns) for one in known), default=inferences)
+
     def measure(look: Look) -> bool:
         measured = bench.measure(
-            was, now, look.pairs, inferences, numerics=numerics, begin=look.begin, renew=look.renews, fresh=fresh
+            was, now, look.pairs, enough(), numerics=numerics, begin=look.begin, renew=look.renews, fresh=fresh
         )
         for metric, more in measured.items():
             add_pairs(found.setdefault(metric, []), look.begin, more)
@@ -147,7 +154,7 @@ def compare(
     until_clear(pairs, measure, is_open, early=early)
     compared = compared or [_compared(claim, found, gate, level, 1) for claim in claims]
     if not fresh and any(_needs_again(one) for one in compared):
-        again = bench.measure(was, now, PAIRS, inferences, numerics=numerics, fresh=True)
+        again = bench.measure(was, now, PAIRS, enough(), numerics=numerics, fresh=True)
         compared = [
             _compared_again(claim, one, again, gate) if _needs_again(one) else one
             for claim, one in zip(claims, compared, strict=True)

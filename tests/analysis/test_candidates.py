@@ -73,9 +73,9 @@ def test_a_change_below_3_percent_is_none_however_calm_the_history() -> None:
     assert judge(LATENCY, calm, 1.04e6).finding is Finding.REGRESSION
 
 
-def test_a_change_within_what_the_history_varies_by_is_none_below_6_percent() -> None:
+def test_a_change_within_what_the_history_varies_by_is_none_below_3_5_percent() -> None:
     wild = noisy(21, noise=0.3)
-    assert judge(LATENCY, wild, 1.055 * float(np.median(wild))).finding is Finding.UNCHANGED
+    assert judge(LATENCY, wild, 1.034 * float(np.median(wild))).finding is Finding.UNCHANGED
 
 
 def test_one_wild_night_in_the_history_hides_nothing() -> None:
@@ -246,5 +246,15 @@ def test_a_time_that_repeats_to_the_tick_may_hide_what_is_below_it() -> None:
 def test_a_great_change_is_measured_however_much_nights_vary() -> None:
     wild = noisy(21, noise=0.15, seed=3)
     level = float(np.median(wild))
-    assert judge(LATENCY, wild, 1.08 * level).finding is Finding.REGRESSION
-    assert judge(LATENCY, wild, 1.05 * level).finding is Finding.UNCHANGED
+    assert judge(LATENCY, wild, 1.04 * level).finding is Finding.REGRESSION
+    assert judge(LATENCY, wild, level / 1.08).finding is Finding.UNCHANGED
+    assert judge(LATENCY, wild, level / 1.12).finding is Finding.IMPROVEMENT
+
+
+def test_what_got_better_has_to_stand_out_more_than_what_got_worse() -> None:
+    history = noisy(21, noise=0.02, seed=5)
+    level = float(np.median(history))
+    sigma = judge(LATENCY, history, level).sigma
+    assert judge(LATENCY, history, level * float(np.exp(2.0 * sigma))).finding is Finding.REGRESSION
+    assert judge(LATENCY, history, level * float(np.exp(-2.0 * sigma))).finding is Finding.UNCHANGED
+    assert judge(LATENCY, history, level * float(np.exp(-2.6 * sigma))).finding is Finding.IMPROVEMENT

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, confirm, control, pairs_needed
 from farm.analysis.scale import Scale
+from farm.analysis.sequential import MOST_INFERENCES, steady_inferences
 
 from .conftest import PATIENT, in_turns
 
@@ -212,3 +213,15 @@ def test_the_estimate_is_not_moved_by_one_wild_pair() -> None:
     pairs = list(in_turns(1.08))
     pairs[3] = ([1e6] * 5, [9e6] * 5)
     assert confirm(Scale.RATIO, pairs, up=True).change == pytest.approx(np.log(1.08), abs=0.03)
+
+
+def test_inferences_that_vary_much_are_taken_in_greater_groups() -> None:
+    calm, wild = in_turns(1.0, noise=0.02), in_turns(1.0, noise=0.1)
+    assert steady_inferences([], 5) == 5
+    assert steady_inferences(calm, 5) == 5
+    assert steady_inferences(wild, 5) == MOST_INFERENCES
+    # Twenty of half a second each would only heat the device.
+    assert steady_inferences(wild, 5, latency_ns=5e8) == 8
+    assert steady_inferences(wild, 5, latency_ns=1e10) == 5
+    # One sample a turn, as of a load time, says nothing about how they vary.
+    assert steady_inferences([([1.0], [2.0])] * 4, 5) == 5

@@ -48,7 +48,8 @@ def test_forty_nights_give_one_alert_for_each_step_and_none_for_a_quiet_series(s
         world.confirm(world.night({0: stays, 1: undone}))
     [step] = known(store, world, 0)
     assert (step.finding, step.last_good, step.first_bad) == ("regression", world.nights[19], world.nights[20])
-    assert step.low < 0.077 < step.high
+    assert step.low < step.change < step.high
+    assert step.change == pytest.approx(0.077, abs=0.02)
     there, back = known(store, world, 1)
     assert (there.finding, there.first_bad) == ("regression", world.nights[15])
     assert (back.finding, back.first_bad) == ("improvement", world.nights[28])
@@ -334,7 +335,8 @@ def test_a_program_that_is_slower_in_a_lucky_night_is_found_the_same_night(store
     assert (found.changed, found.changed_not_measured) == (1, 0)
     [step] = found.regressions
     assert (step.job_id, step.first_bad, step.state) == (world.jobs[0].id, lucky, "confirmed")
-    assert step.low < 0.077 < step.high
+    assert step.low < step.change < step.high
+    assert step.change == pytest.approx(0.077, abs=0.02)
     assert found.alerts == (step,)
     assert store.alerts.open() == [step]
 
@@ -396,7 +398,8 @@ def test_a_program_that_comes_back_is_measured_though_another_one_was_in_between
     world.confirm(world.night({0: 1.08}, keys={0: "b"}), budget_s=0.0)
     assert world.confirm(world.night(keys={0: "c"})).changed == 1
     [step] = world.confirm(world.night({0: 1.08}, keys={0: "b"})).regressions
-    assert step.low < 0.077 < step.high
+    assert step.low < step.change < step.high
+    assert step.change == pytest.approx(0.077, abs=0.02)
 
 
 def test_programs_that_changed_take_nothing_from_what_stands_out(store: Store) -> None:
