@@ -30,7 +30,8 @@ _LOG = "build.log"
 _WIDTH = 200
 _ON_CPU = """
 The program has no QNN parts: upstream's runner runs it only where XNNPACK was linked into it. The one that
-`farm runtime build --target android-arm64` makes has it, takes the same flags, and needs no QNN SDK.
+`farm runtime build --target android-arm64` makes has it, takes the same flags and those of XNNPACK's options, which
+upstream's has not, and needs no QNN SDK.
 """
 
 
