@@ -127,7 +127,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     has_dsp_heap: bool = False
     """ExecuTorch profiles the DSP's heap."""
     has_layers: bool = False
-    """`farm debug` can compare its layers with the simulator's."""
+    """`farm debug` can compare its layers: QNN writes their outputs when its programs are compiled for that."""
 
     @property
     def simulated(self) -> bool:

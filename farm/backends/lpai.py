@@ -49,4 +49,5 @@ BACKEND = Backend(
     # The audio DSP, in a signed process domain.
     direct_domain=0,
     needs_root=True,
+    has_layers=True,
 )

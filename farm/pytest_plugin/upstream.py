@@ -20,7 +20,7 @@ from farm.errors import DeviceError, UsageError
 from farm.pytest_plugin.rework import follow_workspaces, is_framework
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import pytest
 
@@ -170,16 +170,18 @@ class Upstream:
         script = self._build / "examples/qualcomm/executor_runner" / RUNNER
         script.parent.mkdir(parents=True, exist_ok=True)
         command = f"env LD_LIBRARY_PATH={to} ADSP_LIBRARY_PATH={to} {to}/{RUNNER}"
-        elevation = self._run.transport.elevation
-        script.write_text(
-            _AS_ROOT.format(elevation=shlex.join(elevation), command=command)
-            if elevation
-            else f'#!/bin/sh\nexec {command} "$@"\n'
-        )
+        script.write_text(runner_script(command, self._run.transport.elevation))
         script.chmod(0o755)
         library = self._build / "backends/qualcomm/libqnn_executorch_backend.so"
         library.parent.mkdir(parents=True, exist_ok=True)
         library.write_text(_UNUSED)
+
+
+def runner_script(command: str, elevation: Sequence[str]) -> str:
+    """Return a script that becomes `command` with the words that it gets itself, through what runs scripts as root."""
+    if elevation:
+        return _AS_ROOT.format(elevation=shlex.join(elevation), command=command)
+    return f'#!/bin/sh\nexec {command} "$@"\n'
 
 
 def with_name(runtime: Runtime, name: str) -> Runtime:

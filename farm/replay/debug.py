@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.backends.descriptor import DIRECT_MODE
-from farm.backends.registry import DEFAULT_BACKEND, find_backend
+from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from farm.compile.debug.protocol import BUNDLE, ETRECORD, CompareRequest, CompileRequest, Metric, Written
 from farm.device_run.artifacts import AttemptArtifacts
 from farm.device_run.device_run import DeviceRun
@@ -130,7 +130,7 @@ class _Debug:
         from farm.toolchains.prepare import prepare
 
         with self._clock.step("toolchain"):
-            tools = prepare(self._config, say)
+            tools = prepare(self._config, say, virtual=self._request.virtual)
         otherwise = "--virtual, without the device's column"
         with DeviceAcquirer(
             self._config, self._store, self._job.target, say,
@@ -180,8 +180,10 @@ class _Debug:
         process = DebugProcess(acquirer.supervisor, tools.compiler, log, acquirer.folder / "compiler")
         request = self._request
         process.send(CompileRequest(self._job, tools.versions, request.sample, str(scratch), request.metrics))
-        with self._clock.step("virtual device"):
-            self._acquired = {_SIMULATOR: acquirer.acquire(None), **self._acquired}
+        # A program for the phone's processor runs on no simulator of this machine.
+        if not (find_backend(self._job.target.backend).per_host and self._acquired):
+            with self._clock.step("virtual device"):
+                self._acquired = {_SIMULATOR: acquirer.acquire(None), **self._acquired}
         for acquired in self._acquired.values():
             self._store.record_device(run_id, acquired.device)
         reply = process.receive(self._config.build_timeout_s)
@@ -270,7 +272,10 @@ class _Debug:
         return files
 
     def _compare(self, process: DebugProcess, written: Mapping[str, Written]) -> Ending:
-        process.send(CompareRequest(written[_SIMULATOR], written.get(_DEVICE)))
+        if _SIMULATOR in written:
+            process.send(CompareRequest(written[_SIMULATOR], written.get(_DEVICE)))
+        else:
+            process.send(CompareRequest(written[_DEVICE], None))
         reply = process.receive(self._config.build_timeout_s)
         self._add_steps("", reply)
         if reply.refused:
@@ -352,9 +357,9 @@ def job_to_debug(
     job = named_job(config, text, "farm debug", soc=soc, precision=precision, options=options)
     name, backend = f"{job.case.suite}/{job.case.name}", job.target.backend
     if not find_backend(backend).has_layers:
+        able = " and ".join(one.name for one in BACKENDS.values() if one.has_layers)
         raise IllegalTargetError(
-            f"farm debug compares with Qualcomm's HTP simulator and is for the {DEFAULT_BACKEND} backend, not for "
-            f"{backend}: "
+            f"farm debug reads what QNN writes of every layer and is for {able}, not for {backend}: "
             f"debug {name} as [{job.target.soc}-{DEFAULT_BACKEND}-PRECISION]"
         )
     if job.target.direct:

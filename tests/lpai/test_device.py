@@ -160,7 +160,6 @@ def test_a_worker_of_farm_pytest_gets_root_before_its_first_test(
     give_devices: Callable[[str], Fleet], build: str, tmp_path: Path
 ) -> None:
     fleet = give_devices(build)
-    [device] = fleet.devices
     plan = SuitePlan(
         token="t", folder=tmp_path / "plan", soc="SM8850", backend="lpai", devices=fleet.devices, chosen=(0,),
         runtimes=fleet.runtimes, leased=False, record=RunRecord("farm pytest", "", "", {}), cache_root=tmp_path,

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.pytest_plugin.upstream import TARGET, lay_out_sdk
+import pytest
+from farm_home import wait_for_no_process
+
+from farm.pytest_plugin.upstream import TARGET, lay_out_sdk, runner_script
 from farm.suites.socs import find_soc
+from farm.virtual.tools import SU
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from farm_home import FarmHome
+    from lpai_sdk_stub import StubSdk
+
+CASES = Path(__file__).with_name("lpai_cases")
+STUBS = Path(__file__).parents[1] / "conformance" / "model_stubs"
 
 
 def test_what_the_sdk_has_for_a_phone_stays_visible_beside_the_stubs(tmp_path: Path) -> None:
@@ -25,3 +37,57 @@ def test_what_the_sdk_has_for_a_phone_stays_visible_beside_the_stubs(tmp_path: P
         assert "stub" in (laid_out / "lib" / name).read_text()
     # The SDK itself is as it was.
     assert {str(path.relative_to(sdk)) for path in sdk.rglob("*") if path.is_file()} == set(files)
+
+
+@pytest.mark.parametrize(
+    ("build", "elevation"), [("", ()), ("rooted-by-su", ("su", "0", "sh", "-c")), ("rooted-by-magisk", ("su", "-c"))]
+)
+def test_the_runner_that_simpleadb_calls_gets_every_word_as_it_was(
+    tmp_path: Path, build: str, elevation: tuple[str, ...]
+) -> None:
+    runner, su = tmp_path / "runner", tmp_path / "su"
+    if build:
+        su.write_text(SU[build])
+        su.chmod(0o755)
+    runner.write_text(runner_script("env NAME=value printf %s@", [str(tmp_path / word) for word in elevation[:1]]
+                                    + list(elevation[1:])))  # fmt: skip
+    words = ["--model_path", "it's", "a  b", "$(id)", '"', "`id`", "\\n", ""]
+    done = subprocess.run(["sh", str(runner), *words], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == "".join(f"{word}@" for word in words)
+
+
+@pytest.mark.whole
+def test_upstreams_tests_and_layers_on_a_device_that_su_makes_root(home: FarmHome, stub_sdk: StubSdk) -> None:
+    paths = (str(STUBS), os.environ.get("PYTHONPATH", ""))
+    sdk = {"QNN_SDK_ROOT": str(stub_sdk.root), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    up = ("virtual", "up", "--soc", "SM8850", "--build", "rooted-by-su", "--own-server")
+    with home.running(*up, env=sdk) as devices:
+        assert devices.stdout is not None
+        lines = (devices.stdout.readline() for _ in range(20))
+        port = next(line for line in lines if "ANDROID_ADB_SERVER_PORT=" in line).strip().rpartition("=")[2]
+        attached = {**sdk, "ANDROID_ADB_SERVER_PORT": port}
+        stub_sdk.forget()
+        tests = "executorch.backends.qualcomm.tests.test_qnn_delegate"
+        chosen = ("--pyargs", tests, "-k", "TestQNNQuantizedOperator and (backend_relu6 or backend_sign)")
+        done = home.farm(
+            "pytest", "--soc", "SM8850", "--backend", "lpai", "--json", "--", *chosen, env=attached, timeout_s=600
+        )
+        assert done.returncode == 1, done.stderr
+        last = {job["id"]: job["attempts"][-1] for job in json.loads(done.stdout)["jobs"]}
+        assert {name.rpartition("::")[2]: one["verdict"] for name, one in last.items()} == {
+            "test_qnn_backend_relu6[SM8850-lpai]": "passed",
+            # LPAI's rules have no sign.
+            "test_qnn_backend_sign[SM8850-lpai]": "failed",
+        }
+        # Compiled for a phone's processor, and executed by LPAI's library.
+        assert "backend_create target=1 hardware=6" in stub_sdk.told("qnn_executor_ru")
+        debugged = home.farm("debug", f"{CASES}/split[SM8850-lpai-8a8w]", "--json", env=attached, timeout_s=600)
+        assert debugged.returncode == 0, debugged.stderr
+        view = json.loads(debugged.stdout)
+        assert list(view["devices"]) == ["device"]
+        assert [layer["operator"] for layer in view["layers"] if layer["compiler"]] == [
+            "aten.relu.default", "aten.gelu.default", "aten.add.Tensor", "aten.relu.default",
+        ]  # fmt: skip
+        here = home.farm("debug", f"{CASES}/split[SM8850-lpai-8a8w]", "--virtual", "--json", env=sdk, timeout_s=600)
+        assert (here.returncode, list(json.loads(here.stdout)["devices"])) == (0, ["simulator"])
+    assert wait_for_no_process(home) == {}

@@ -71,6 +71,9 @@ def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int]) -> list[La
         if node.op not in ("placeholder", "call_function") or node.target is operator.getitem or bypassed:
             continue
         read = dict.fromkeys(name for each in node.all_input_nodes for name in sources.get(each, ()))
+        if _only_quantizes(node):
+            sources[node] = list(read)
+            continue
         picks = _picks(node)
         for index, pick in picks.items() or [(None, node)]:
             name = f"{node.name}:{index}" if len(picks) > 1 else node.name
@@ -81,6 +84,13 @@ def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int]) -> list[La
             layout = pick.meta.get(QCOM_AXIS_ORDER)
             found.append(LayerNode(name, node.name, pick.name, what, tuple(read), layout, tensor))
     return found
+
+
+def _only_quantizes(node: torch.fx.Node) -> bool:
+    """Return whether a node has another form of an activation for LPAI: the CPU quantizes for it, and dequantizes."""
+    source = node.args[0] if node.args else None
+    is_weight = isinstance(source, torch.fx.Node) and source.op == "get_attr"
+    return node.target in q_ops or (node.target in dq_ops and not is_weight)
 
 
 def _picks(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
@@ -140,6 +150,8 @@ class _Layers(torch.fx.Interpreter):  # type: ignore[misc]
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.target in dq_ops and (weight := self._weight(n)) is not None:
             return weight
+        if not self._quantize and _only_quantizes(n):
+            return self.env[n.args[0]]
         value = super().run_node(n)
         if self._quantize and n.op in ("call_function", "placeholder"):
             value = _fake_quantized(value, n.meta.get(QCOM_QUANT_ATTRS))
