@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import find_backend
 from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE
 from farm.bundles.key import LPAI_TARGET
 from farm.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.replay.scripts import filled, publish_folder
-from farm.runtime.device_files import BACKEND_IN_BUILD, RUNNER_IN_BUILD, soc_name
+from farm.runtime.device_files import BACKEND_IN_BUILD, RUNNER_IN_BUILD, Places, device_parts
+from farm.runtime.parts import library
+from farm.runtime.qnn_sdk import ANDROID_FOLDER, QnnFiles
+from farm.runtime.runtime import domain_flag
 from farm.suites.options import runtime_flags
 from farm.suites.socs import find_soc
 from farm.system.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from farm.bundles.bundle import Bundle, Manifest
+    from farm.runtime.parts import RuntimePart
     from farm.suites.suite import Target
 
 README = "README.md"
@@ -32,6 +36,10 @@ _ON_CPU = """
 The program has no QNN parts: upstream's runner runs it only where XNNPACK was linked into it. The one that
 `farm runtime build --target android-arm64` makes has it, takes the same flags and those of XNNPACK's options, which
 upstream's has not, and needs no QNN SDK.
+"""
+_DIRECT = """
+The program is for direct mode: `$DIRECT_BUILD` is the folder of the build for the Hexagon, `$HEXAGON_TOOLS_ROOT` the
+Hexagon tools.
 """
 
 
@@ -72,12 +80,13 @@ def _names(bundle: Bundle) -> list[str]:
 def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) -> str:
     """Return what the folder says about itself."""
     manifest, soc = bundle.manifest, find_soc(target.soc)
+    parts = _parts(target)
     flags = {
         "model_path": MODEL,
         "input_list_path": INPUT_LIST,
         "output_folder_path": OUTPUTS,
-        "iteration": "1",
-        "warm_up": "0",
+        # Direct mode's runner knows neither.
+        **({} if target.direct else {"iteration": "1", "warm_up": "0"}),
         **runtime_flags(target),
         **program_flags(manifest),
         **shape_flags(manifest),
@@ -97,10 +106,15 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
         soc=soc.name,
         backend=target.backend,
         flags=" ".join(shlex.quote(f"--{name}={value}") for name, value in flags.items()),
+        runner=parts[0].name,
+        runner_flags=domain_flag(target.backend, target.mode),
+        direct=_DIRECT if target.direct else "",
+        direct_flag=" --direct" if target.direct else "",
+        direct_option=f" --option {DIRECT_MODE}=true" if target.direct else "",
         qnn=f" of QNN {manifest.versions['qnn']}" if "qnn" in manifest.versions else "",
         place=f"bundle-{manifest.key[:12]}",
         root=" && adb root" if find_backend(target.backend).needs_root else "",
-        libraries=" ".join(f'"{path}"' for path in _libraries(target)),
+        libraries=" ".join(f'"{part.path}"' for part in parts),
         on_cpu=_ON_CPU if find_backend(target.backend).on_cpu else "",
         compare=_compare(manifest),
     )
@@ -143,22 +157,18 @@ def _tensors(manifest: Manifest) -> str:
     return "\n".join(rows)
 
 
-def _libraries(target: Target) -> list[str]:
-    """Return what is pushed beside the program, as a shell takes it.
-
-    Source: ExecuTorch 1.5, backends/qualcomm/export_utils.py.
-    """
-    backend, soc = find_backend(target.backend), find_soc(target.soc)
-    android = "$QNN_SDK_ROOT/lib/aarch64-android"
-    found = [f"$BUILD/{RUNNER_IN_BUILD}", f"$BUILD/{BACKEND_IN_BUILD}"]
-    if backend.on_cpu:
-        # farm's own runner has XNNPACK linked in.
-        return found[:1]
-    found += [f"{android}/{soc_name(name, soc)}" for name in backend.libraries]
-    if backend.skel:
-        place = f"lpai-v{soc.lpai_version}/signed" if backend.signed else f"hexagon-v{soc.htp_arch}/unsigned"
-        found.append(f"$QNN_SDK_ROOT/lib/{place}/{soc_name(backend.skel, soc)}")
-    return found
+def _parts(target: Target) -> tuple[RuntimePart, ...]:
+    """Return what is pushed beside the program, the runner first, with paths as a shell takes them."""
+    sdk, build = Path("$QNN_SDK_ROOT"), Path("$BUILD")
+    places = Places(
+        QnnFiles("", sdk, sdk / "lib" / ANDROID_FOLDER),
+        library(Path(RUNNER_IN_BUILD).name, build / RUNNER_IN_BUILD, ""),
+        library(Path(BACKEND_IN_BUILD).name, build / BACKEND_IN_BUILD, ""),
+        build,
+        direct_build=Path("$DIRECT_BUILD"),
+        hexagon_tools=Path("$HEXAGON_TOOLS_ROOT"),
+    )
+    return device_parts(find_soc(target.soc), target.backend, places, target.mode)
 
 
 def _compare(manifest: Manifest) -> str:

@@ -20,7 +20,7 @@ from farm.execution.raw import ETDUMP_FILE
 from farm.program.pte import QNN, Method, Program, Value, read_pte
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
 from farm.replay.tensor_files import distribution, random_sample, read_samples
-from farm.request.profiling import Profile
+from farm.request.profiling import Profile, require_profilable
 from farm.results.attempt import Attempt, Comparison, Verdict
 from farm.results.numerics import compare, worst
 from farm.results.outputs import UNJUDGED, compared
@@ -152,6 +152,7 @@ def plan_ready(request: ReadyRequest) -> ReadyProgram:
     program = read_pte(request.model)
     method = program.method(request.method, _HOW)
     target = _target(request, program)
+    require_profilable(request.profile, direct=target.direct)
     _check_runnable(request, program, method, target)
     # Its own words for a program that is for something else, or has options that only a compiler could apply.
     read_ready(Job(msgspec.structs.replace(_case(request), pte=str(request.model.absolute())), target), _HOW)

@@ -12,7 +12,7 @@ from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import BACKENDS, find_backend
 from farm.devices.device import MIXED
 from farm.errors import IllegalTargetError, NothingSelectedError, UsageError
-from farm.request.profiling import Profile
+from farm.request.profiling import Profile, require_profilable
 from farm.request.recording import is_private_run
 from farm.request.selection import Version, changed, in_shard, total_seconds
 from farm.store.view import Purpose
@@ -62,8 +62,7 @@ def _check_direct(request: RunRequest) -> None:
     """Raise UsageError for what direct mode's runner cannot measure."""
     if request.heap:
         raise UsageError(f"direct mode's runner has no heap profile: leave --heap or {DIRECT_MODE} out")
-    if request.profile.kept:
-        raise UsageError(f"direct mode's runner takes no profile level: leave --profile or {DIRECT_MODE} out")
+    require_profilable(request.profile, direct=True)
 
 
 def _check_measurements(request: RunRequest) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from farm.backends.descriptor import DIRECT_MODE
+from farm.errors import UsageError
+
 
 class Profile(StrEnum):
     """What `farm run --profile` may be."""
@@ -31,3 +34,9 @@ class Profile(StrEnum):
         # What was compiled in counts where nothing is said when running.
         level = {Profile.OFF: "0", Profile.BASIC: "1", Profile.DETAILED: "2"}.get(self)
         return {} if level is None else {"profile_level": level}
+
+
+def require_profilable(profile: Profile, *, direct: bool) -> None:
+    """Raise UsageError for a profile that direct mode's runner has no flag for."""
+    if direct and profile.kept:
+        raise UsageError(f"direct mode's runner takes no profile level: leave --profile or {DIRECT_MODE} out")

@@ -255,10 +255,14 @@ def stage_into(runtime: Runtime, folder: Path) -> None:
         target.chmod(0o755)
 
 
+def domain_flag(backend: str, mode: Mode) -> str:
+    """Return the flag that direct mode's runner is given on a command line, with a blank; "" in the other mode."""
+    return f" --domain_id {find_backend(backend).direct_domain}" if mode == "direct" else ""
+
+
 def device_command(runtime: Runtime, backend: str, mode: Mode) -> str:
     """Return what a shell on the device runs, in the folder that the files were pushed to."""
-    domain = f" --domain_id {find_backend(backend).direct_domain}" if mode == "direct" else ""
-    paths = "LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=."
+    paths, domain = "LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=.", domain_flag(backend, mode)
     return f"{paths} ./{runtime.runner}{domain} --model_path model.pte --input_list_path input_list.txt"
 
 

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from farm_home import FarmHome
 
+from farm.bundles.bundle import Bundle, Manifest, TensorSpec
 from farm.config.settings import load_config
 from farm.device_run.canary import canary_jobs
 from farm.errors import IllegalTargetError, UsageError
+from farm.replay.bundle_folder import readme
 from farm.replay.debug import job_to_debug
+from farm.replay.ready_program import ReadyRequest, plan_ready
 from farm.request.choose import jobs_of
 from farm.request.profiling import Profile
 from farm.request.request import RunRequest
+from farm.suites.suite import Target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,3 +103,25 @@ def test_a_device_is_tried_with_a_canary_of_its_mode(tmp_path: Path) -> None:
     request = RunRequest(socs=("SM8650",), suites=("smoke",), options=("direct_mode=true",))
     [canary] = canary_jobs(jobs_of(load_config(folder=tmp_path), request))
     assert canary.target.mode == "direct"
+
+
+def test_a_bundle_says_how_it_is_run_by_hand(tmp_path: Path) -> None:
+    tensor = TensorSpec((1,), "float32")
+    manifest = Manifest(
+        key="k", job_id="s/c", soc="SM8650", backend="htp", precision="8a8w", samples=1, inputs=(tensor,),
+        outputs=(tensor,), pte_bytes=1, delegates={}, delegated_ops=1, fallback_ops={}, seconds={}, versions={},
+        files={},
+    )  # fmt: skip
+    target = Target("SM8650", "htp", "8a8w", (("direct_mode", "true"),))
+    text = readme(Bundle(tmp_path, manifest), "s/c[SM8650-htp-8a8w-direct_mode=true]", target, ())
+    assert "./qnn_executor_direct_runner --domain_id 3 --model_path=model.pte" in text
+    assert '"$DIRECT_BUILD/backends/qualcomm/libqnn_executorch_backend.so"' in text
+    assert '"$QNN_SDK_ROOT/lib/hexagon-v75/unsigned/libQnnHtpV75.so"' in text
+    assert "--iteration" not in text
+    assert "farm exec model.pte --soc SM8650 --backend htp --option direct_mode=true" in text
+
+
+def test_a_ready_program_is_not_profiled_either(models: Path) -> None:
+    asked = ReadyRequest(model=models / "conv.pte", profile=Profile.DETAILED, options=("direct_mode=true",))
+    with pytest.raises(UsageError, match="takes no profile level"):
+        plan_ready(asked)

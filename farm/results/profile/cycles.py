@@ -93,8 +93,10 @@ def timed_inferences(blocks: Iterable[Block], report: RunnerReport) -> list[Bloc
     position = 0
     for inference in report.inferences:
         position += len(inference.warm_up_ns)
-        timed += executed[position : position + len(inference.iterations_ns)]
-        position += len(inference.iterations_ns)
+        # Where no time of one is known, all are.
+        rest = inference.executions - len(inference.warm_up_ns)
+        timed += executed[position : position + rest]
+        position += rest
     return timed
 
 
@@ -156,7 +158,7 @@ def _cycles(inferences: Sequence[Block]) -> tuple[tuple[Measurement, ...], tuple
 
 
 def _executions(report: RunnerReport) -> int:
-    return sum(len(inference.warm_up_ns) + len(inference.iterations_ns) for inference in report.inferences)
+    return sum(inference.executions for inference in report.inferences)
 
 
 def _exclusive(values: Mapping[_Key, int]) -> dict[_Key, int]:
