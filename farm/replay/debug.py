@@ -11,7 +11,7 @@ import msgspec
 
 from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
-from farm.compile.debug.protocol import BUNDLE, ETRECORD, CompareRequest, CompileRequest, Metric, Written
+from farm.compile.debug.protocol import BUNDLE, ETRECORD, CompareRequest, CompileRequest, UserMetric, Written
 from farm.device_run.artifacts import AttemptArtifacts
 from farm.device_run.device_run import DeviceRun
 from farm.errors import IllegalTargetError, UsageError
@@ -54,7 +54,7 @@ class DebugRequest(msgspec.Struct, frozen=True, kw_only=True):
     sample: int = 0
     timeout_s: float = 600.0
     """Longest that the job may take on one device."""
-    metrics: tuple[Metric, ...] = ()
+    metrics: tuple[UserMetric, ...] = ()
     """What judges the layers in place of farm's own limits."""
     command: str = ""
 
@@ -251,7 +251,7 @@ class _Debug:
             ending = msgspec.structs.replace(ending, notes=(*ending.notes, *problems))
             attempt = run.excuse_damage(self._attempt(ending, bundle, log, run.device.serial), bundle, raw)
             attempt = with_known_issue(self._job, attempt)
-            logs = run.keep_crash_logs(attempt, scratch / "crash-logs")
+            attempt, logs = run.keep_crash_logs(attempt, scratch / "crash-logs")
             run.record(self._store, run_id, attempt, (*kept, *logs))
         if attempt.verdict is Verdict.SKIPPED:
             raise UsageError(f"{self._job.id}: {attempt.reason}")

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from farm.cli.running.debug import _data, _text, check_writable
-from farm.compile.debug.protocol import Metric, parse_metric
+from farm.compile.debug.protocol import UserMetric, parse_metric
 from farm.errors import UsageError
 from farm.program.layers import INPUT, Gap, Layer, LayerStep, LayerTensor, Score
 from farm.replay.debug import DebugOutcome, describe
@@ -161,7 +161,7 @@ def test_a_metric_that_names_no_class_is_usage(text: str) -> None:
 
 
 def test_a_metric_is_named_as_an_import_string() -> None:
-    assert parse_metric("my_pkg.metrics:Cosine=0.95") == Metric("my_pkg.metrics", "Cosine", 0.95)
+    assert parse_metric("my_pkg.metrics:Cosine=0.95") == UserMetric("my_pkg.metrics", "Cosine", 0.95)
     assert str(parse_metric(".metrics:Cosine")) == ".metrics:Cosine"
 
 

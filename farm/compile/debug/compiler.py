@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
 
-    from farm.compile.debug.protocol import Metric
+    from farm.compile.debug.protocol import UserMetric
     from farm.suites.suite import Job, Target
 
 REFERENCE_GRAPH = "edge_after_transform/forward"
@@ -64,7 +64,7 @@ class DebugProgram(NamedTuple):
 
 
 def compile_debug(
-    job: Job, versions: Mapping[str, str], sample: int, folder: Path, metrics: Sequence[Metric] = ()
+    job: Job, versions: Mapping[str, str], sample: int, folder: Path, metrics: Sequence[UserMetric] = ()
 ) -> DebugProgram:
     """Compile `job` for debugging and write its bundle, with the inputs of one sample, into BUNDLE of `folder`.
 

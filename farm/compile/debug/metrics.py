@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch.export import ExportedProgram
 
-    from farm.compile.debug.protocol import Metric
+    from farm.compile.debug.protocol import UserMetric
     from farm.suites.suite import Case
 
 _NAME_LIMIT = 40
@@ -41,7 +41,7 @@ _NAME_LIMIT = 40
 class MetricClass:
     """The class that a `--metric` names."""
 
-    def __init__(self, metric: Metric, case: Case) -> None:
+    def __init__(self, metric: UserMetric, case: Case) -> None:
         """Import it. Raises UsageError for what cannot be, and for a file that somebody else could have written."""
         self._metric = metric
         module = _import(metric, case)
@@ -78,7 +78,7 @@ class MetricClass:
 class BoundMetric:
     """A comparator of the user's for one program."""
 
-    def __init__(self, metric: Metric, name: str, comparator: Any) -> None:
+    def __init__(self, metric: UserMetric, name: str, comparator: Any) -> None:
         self.name = name
         """What its figures are called."""
         self._metric, self._comparator = metric, comparator
@@ -114,7 +114,7 @@ def scores_of(
     return {name: score for name, score in scores.items() if score.valid is not None or not math.isnan(score.value)}
 
 
-def _import(metric: Metric, case: Case) -> ModuleType:
+def _import(metric: UserMetric, case: Case) -> ModuleType:
     name = import_name(metric.module, case.folder)
     try:
         if not metric.module.startswith("."):
@@ -127,7 +127,7 @@ def _import(metric: Metric, case: Case) -> ModuleType:
         raise UsageError(f"--metric {metric}: {metric.module} cannot be imported: {reason_of(error)}") from error
 
 
-def _require_own_files(metric: Metric) -> None:
+def _require_own_files(metric: UserMetric) -> None:
     """Raise UsageError where somebody else could have written a module on the way to that of `metric`.
 
     Those beside a suite are as good as its modules, and those of the toolchain's interpreter as good as it.

@@ -17,7 +17,7 @@ ETRECORD = "etrecord.bin"
 _METRIC = re.compile(r"(?P<module>\.?[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)(?:=(?P<threshold>[^=]+))?")
 
 
-class Metric(msgspec.Struct, frozen=True):
+class UserMetric(msgspec.Struct, frozen=True):
     """A comparator of the user's."""
 
     module: str
@@ -31,7 +31,7 @@ class Metric(msgspec.Struct, frozen=True):
         return f"{self.module}:{self.name}{limit}"
 
 
-def parse_metric(text: str) -> Metric:
+def parse_metric(text: str) -> UserMetric:
     """Return the comparator of `my_pkg.metrics:Cosine` or `my_pkg.metrics:Cosine=0.95`. Raises UsageError."""
     match = _METRIC.fullmatch(text)
     try:
@@ -42,7 +42,7 @@ def parse_metric(text: str) -> Metric:
         raise UsageError(
             f"--metric {text}: expected MODULE:CLASS or MODULE:CLASS=THRESHOLD, such as my_pkg.metrics:Cosine"
         )
-    return Metric(match["module"], match["name"], threshold)
+    return UserMetric(match["module"], match["name"], threshold)
 
 
 class CompileRequest(msgspec.Struct, frozen=True, tag="compile"):
@@ -54,7 +54,7 @@ class CompileRequest(msgspec.Struct, frozen=True, tag="compile"):
     """Which of the inputs of the case."""
     folder: str
     """An empty folder; the bundle will be in BUNDLE in it, and the ETRecord in ETRECORD."""
-    metrics: tuple[Metric, ...] = ()
+    metrics: tuple[UserMetric, ...] = ()
     """What judges the layers in place of farm's own limits."""
 
 

@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
     lane: float
 
 
-class Layout(NamedTuple):
+class LayerLayout(NamedTuple):
     """Where everything stands; nothing is left of 0 or above it."""
 
     boxes: dict[str, Point]
@@ -46,22 +46,22 @@ class Layout(NamedTuple):
     """What a box reads from too far above for a line."""
 
 
-class _Slot:
+class _Place:
     """A box, or the lane of a line in a row that it passes."""
 
     def __init__(self, width: float) -> None:
         self.width, self.x = width, 0.0
         """`x` is its middle."""
-        self.above: list[_Slot] = []
-        self.below: list[_Slot] = []
+        self.above: list[_Place] = []
+        self.below: list[_Place] = []
 
 
-def lay_out(reads: Mapping[str, Sequence[str]], sizes: Sizes) -> Layout:
+def lay_out(reads: Mapping[str, Sequence[str]], sizes: Sizes) -> LayerLayout:
     """Return where the boxes of `reads` stand; each may read only those that come before it."""
     rank = _ranks(reads)
-    slots = {name: _Slot(sizes.width) for name in reads}
-    rows: list[list[_Slot]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
-    ways: list[tuple[int, list[_Slot]]] = []
+    slots = {name: _Place(sizes.width) for name in reads}
+    rows: list[list[_Place]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
+    ways: list[tuple[int, list[_Place]]] = []
     named: dict[str, list[str]] = {}
     for name in reads:
         rows[rank[name]].append(slots[name])
@@ -70,7 +70,7 @@ def lay_out(reads: Mapping[str, Sequence[str]], sizes: Sizes) -> Layout:
             if rank[name] - rank[source] > MOST_ROWS:
                 named.setdefault(name, []).append(source)
                 continue
-            way = [slots[source], *(_Slot(sizes.lane) for _ in range(rank[source] + 1, rank[name])), slots[name]]
+            way = [slots[source], *(_Place(sizes.lane) for _ in range(rank[source] + 1, rank[name])), slots[name]]
             for row, lane in enumerate(way[1:-1], rank[source] + 1):
                 rows[row].append(lane)
             for upper, lower in pairwise(way):
@@ -82,7 +82,7 @@ def lay_out(reads: Mapping[str, Sequence[str]], sizes: Sizes) -> Layout:
     left = min((slot.x - slot.width / 2 for row in rows for slot in row), default=0.0)
     pitch = sizes.height + sizes.between_rows
     boxes = {name: (slot.x - slot.width / 2 - left, rank[name] * pitch) for name, slot in slots.items()}
-    return Layout(boxes, [_line(way, first, left, pitch, sizes.height) for first, way in ways], named)
+    return LayerLayout(boxes, [_line(way, first, left, pitch, sizes.height) for first, way in ways], named)
 
 
 def _ranks(reads: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -100,7 +100,7 @@ def _ranks(reads: Mapping[str, Sequence[str]]) -> dict[str, int]:
     return rank
 
 
-def _order(rows: list[list[_Slot]]) -> None:
+def _order(rows: list[list[_Place]]) -> None:
     """Sort each row by the mean place of what is connected with it, from above and from below in turns."""
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
@@ -111,11 +111,11 @@ def _order(rows: list[list[_Slot]]) -> None:
                 slot.x = number / len(row)
 
 
-def _mean_place(others: Sequence[_Slot], otherwise: float) -> float:
+def _mean_place(others: Sequence[_Place], otherwise: float) -> float:
     return sum(slot.x for slot in others) / len(others) if others else otherwise
 
 
-def _place(rows: list[list[_Slot]], between: float) -> None:
+def _place(rows: list[list[_Place]], between: float) -> None:
     """Give every slot its `x`, near the mean of what it is connected with and clear of its neighbours."""
     for row in rows:
         _spread(row, [0.0] * len(row), between)
@@ -133,21 +133,21 @@ def _place(rows: list[list[_Slot]], between: float) -> None:
             slot.x -= sum(near) / len(near)
 
 
-def _boxes_first(others: Sequence[_Slot]) -> Sequence[_Slot]:
+def _boxes_first(others: Sequence[_Place]) -> Sequence[_Place]:
     """Return the boxes among `others`, else all: beside a chain of boxes the lane of a line does not bend it."""
     widest = max((slot.width for slot in others), default=0.0)
     return [slot for slot in others if slot.width == widest]
 
 
-def _spread(row: list[_Slot], wanted: Sequence[float], between: float) -> None:
+def _spread(row: list[_Place], wanted: Sequence[float], between: float) -> None:
     """Move the slots of `row` to the places `wanted`, and apart from each other where these overlap."""
 
-    def weight(slots: Sequence[_Slot]) -> float:
+    def weight(slots: Sequence[_Place]) -> float:
         # Lanes make way for boxes.
         return sum(slot.width**2 for slot in slots)
 
     # Runs of slots that touch each other move as one, to where they are nearest to what their slots want.
-    runs: list[tuple[float, float, list[_Slot]]] = []
+    runs: list[tuple[float, float, list[_Place]]] = []
     for slot, place in zip(row, wanted, strict=True):
         start, width, inside = place - slot.width / 2, slot.width + between, [slot]
         while runs and runs[-1][0] + runs[-1][1] > start:
@@ -163,7 +163,7 @@ def _spread(row: list[_Slot], wanted: Sequence[float], between: float) -> None:
             taken += slot.width + between
 
 
-def _line(way: Sequence[_Slot], first: int, left: float, pitch: float, height: float) -> list[Point]:
+def _line(way: Sequence[_Place], first: int, left: float, pitch: float, height: float) -> list[Point]:
     points: list[Point] = []
     for row, slot in enumerate(way, first):
         x, top = slot.x - left, row * pitch
