@@ -11,6 +11,7 @@ from farm.errors import FarmError
 from farm.execution.crash_logs import collect_crash_logs
 from farm.execution.raw import ETDUMP_FILE
 from farm.results.attempt import Verdict
+from farm.results.dsp_trouble import explain_by_logs
 from farm.results.profile.etdump import ETDUMP_LIMIT
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord
@@ -85,14 +86,18 @@ class AttemptArtifacts:
         return tuple(kept), tuple(notes)
 
     def keep_crash_logs(
-        self, transport: Transport, device: Device, folder: Path, *, since_s: float
-    ) -> tuple[ArtifactRecord, ...]:
-        """Keep what a device's logs say of a crash; what cannot be kept is left out."""
-        kept = []
+        self, attempt: Attempt, transport: Transport, device: Device, folder: Path, *, since_s: float
+    ) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
+        """Keep what a device's logs say of a crash, and return the attempt with the known trouble that they tell of.
+
+        What cannot be kept is left out.
+        """
+        kept, texts = [], []
         for kind, path in collect_crash_logs(transport, device.os, folder, since=since_s).items():
             with contextlib.suppress(FarmError, OSError):
+                texts.append(path.read_text(encoding="utf-8"))
                 kept.append(self._put(kind, path))
-        return tuple(kept)
+        return explain_by_logs(attempt, texts), tuple(kept)
 
     def _wanted(self, folder: Path, notes: list[str]) -> dict[Path, str]:
         """Return the kinds of the files to keep; what is too large is left out, and noted where it was asked for."""

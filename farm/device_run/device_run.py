@@ -278,13 +278,16 @@ class DeviceRun:
             return attempt, ()
         return self._artifacts.keep(attempt, bundle, folder, lambda: self.session)
 
-    def keep_crash_logs(self, attempt: Attempt, folder: Path) -> tuple[ArtifactRecord, ...]:
-        """Keep what the logs say of an attempt that ended the runner or lost the device, by way of `folder`."""
+    def keep_crash_logs(self, attempt: Attempt, folder: Path) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
+        """Keep what the logs say of an attempt that ended the runner or lost the device, by way of `folder`.
+
+        The attempt is returned with the known trouble that they tell of.
+        """
         if self._artifacts is None or attempt.cause not in (Cause.CRASH, Cause.HANG, Cause.GONE):
-            return ()
+            return attempt, ()
         try:
             return self._artifacts.keep_crash_logs(
-                self.transport, self.device, folder, since_s=attempt.started_ms / 1000
+                attempt, self.transport, self.device, folder, since_s=attempt.started_ms / 1000
             )
         finally:
             shutil.rmtree(folder, ignore_errors=True)

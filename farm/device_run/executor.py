@@ -63,7 +63,8 @@ class Executor:
         try:
             attempts, artifacts = self._run(planned, following, may_begin)
             folder = self._plan.folder / "raw" / f"crash-logs-{self._device_run.device.serial}"
-            return attempts, (*artifacts, *self._device_run.keep_crash_logs(attempts[-1], folder))
+            last, logs = self._device_run.keep_crash_logs(attempts[-1], folder)
+            return (*attempts[:-1], last), (*artifacts, *logs)
         except OSError as error:
             raise local_error(error) from None
 

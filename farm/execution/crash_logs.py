@@ -1,4 +1,4 @@
-"""What a device's logs say about a crash: logcat, tombstones, the kernel's messages. Best effort, and bounded."""
+"""What a device's logs say about a crash: logcat, tombstones, the kernel's and the DSP's messages. Bounded."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SECONDS = 20.0
 _SLACK_BYTES = 64 * 1024
 
 _SHARES: Mapping[str, Mapping[str, float]] = {
-    "android": {"logcat": 0.5, "tombstone": 0.25, "dmesg": 0.25},
-    "linux": {"dmesg": 0.5, "journal": 0.5},
+    "android": {"logcat": 0.4, "tombstone": 0.2, "dmesg": 0.2, "dsp": 0.2},
+    "linux": {"dmesg": 0.4, "journal": 0.4, "dsp": 0.2},
 }
 """Of all bytes, by operating system and by the script of `shell` that prints a log, or nothing where it may not."""
 
@@ -39,8 +39,9 @@ def collect_crash_logs(
 ) -> dict[str, Path]:
     """Return what the device's logs say since `since`, a time as `time.time()` gives it, as text files by kind.
 
-    Kinds are `logcat`, `tombstone`, `dmesg` and `journal`; those that a device does not have, or does not show to this
-    user, are not there. The files are left in `folder`, which is made, and have `max_bytes` together. Never raises.
+    Kinds are `logcat`, `tombstone`, `dmesg`, `journal` and, what of all logs is of the DSP, `dsp`; those that a device
+    does not have, or does not show to this user, are not there. The files are left in `folder`, which is made, and have
+    `max_bytes` together. Never raises.
     """
     age = max(1, round(time.time() - since) + 1)
     found: dict[str, Path] = {}

@@ -16,6 +16,7 @@ from farm.devices.text import clean_text
 from farm.execution.liveness import StagingError
 from farm.execution.runner_process import RunnerAnswer, RunnerProcess
 from farm.execution.shell import shell_script
+from farm.execution.workspace import library_paths
 
 if TYPE_CHECKING:
     import threading
@@ -101,7 +102,7 @@ def run_once(
             *words,
         ],
         cwd=workspace.folder,
-        env={"LD_LIBRARY_PATH": str(libraries), "ADSP_LIBRARY_PATH": str(libraries)},
+        env=library_paths(libraries),
         broken_off=broken_off,
     )
     try:

@@ -29,6 +29,7 @@ from farm.execution.workspace import (
     OUTPUTS,
     Workspace,
     job_layout,
+    library_paths,
     program_flags,
     runtime_layout,
     shape_flags,
@@ -219,9 +220,8 @@ class DeviceSession:
             folder = self._folder / str(self._count)
             self._stage_runtime()
             self._transport.push({folder / name: content for name, content in files.items()})
-        libraries = f"{folder}:{self.runtime_folder}"
         done = self._transport.run(
-            argv, cwd=folder, env={"LD_LIBRARY_PATH": libraries, "ADSP_LIBRARY_PATH": libraries}, timeout_s=timeout_s
+            argv, cwd=folder, env=library_paths(folder, self.runtime_folder), timeout_s=timeout_s
         )
         if done.code == 0:
             self._transport.pull({folder / name: path for name, path in made.items()}, max_bytes=max_bytes)
@@ -320,12 +320,11 @@ class DeviceSession:
             flags["keep_loaded"] = str(self.runtime_folder / ANCHOR)
         if self._runner is None or self._runner_flags != flags or self._runner.jobs >= _JOBS_OF_A_PROCESS:
             self._hang_up()
-            folder = str(self.runtime_folder)
             self._runner = RunnerProcess(
                 self._transport,
                 [str(self.runtime_folder / self._runtime.runner), "--serve", *_words(flags)],
                 cwd=self._folder,
-                env={"LD_LIBRARY_PATH": folder, "ADSP_LIBRARY_PATH": folder},
+                env=library_paths(self.runtime_folder),
                 broken_off=self._broken_off,
             )
             self._runner_flags = flags

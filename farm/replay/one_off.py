@@ -213,5 +213,6 @@ def _execute(
         raw = run.run(job.id, bundle, folder / "job", options)
         attempt = look(raw, run.judge(job, bundle, raw, operators=profile.kept))
         attempt, kept = run.keep(attempt, bundle, raw.folder)
-        run.record(store, run_id, attempt, (*kept, *run.keep_crash_logs(attempt, folder / "crash-logs")))
+        attempt, logs = run.keep_crash_logs(attempt, folder / "crash-logs")
+        run.record(store, run_id, attempt, (*kept, *logs))
     return attempt, kept

@@ -15,6 +15,7 @@ from farm.bundles.origins import NO_ORIGINS, read_origins
 from farm.errors import BundleError
 from farm.execution.raw import ETDUMP_FILE
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
+from farm.results.dsp_trouble import known_trouble
 from farm.results.heap import heap_measurements
 from farm.results.iterations import judge_iterations, require_comparison
 from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
@@ -103,7 +104,7 @@ def build_failure(
             job_id=job.id,
             verdict=Verdict.INFRA if infra else Verdict.FAILED,
             stage=Stage.BUILD,
-            reason=reason_line(reason) or "the build failed and did not say why: see the log",
+            reason=reason_line(_explained(reason, log)) or "the build failed and did not say why: see the log",
             started_ms=started_ms,
             seconds=seconds,
             bundle_key=bundle_key,
@@ -126,6 +127,12 @@ def not_simulated(job: Job, bundle: Bundle) -> Attempt:
         bundle_key=bundle.manifest.key,
         measurements=bundle_measurements(bundle.manifest),
     )
+
+
+def _explained(reason: str, log: str) -> str:
+    """Return why a build failed, with what is known of it: contexts may be too large for a device when compiled."""
+    trouble = known_trouble(log)
+    return "; ".join(filter(None, (reason, trouble.text if trouble else "")))
 
 
 def _judge_outputs(job: Job, bundle: Bundle, raw: RawResult, report: RunnerReport, *, operators: bool) -> Ending:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from farm.execution.raw import RESULT_FILE
 from farm.results.attempt import Cause, Ending, Stage, failed, infra
+from farm.results.dsp_trouble import explain_ending
 from farm.results.runner_report import ReportError, RunnerReport, read_report
 from farm.system.text import reason_line
 
@@ -50,8 +51,14 @@ def outcome(raw: RawResult) -> Ending | RunnerReport:
     """Return the report of an execution that went well, or how it ended otherwise.
 
     The first of these decides: an error of the farm or the device, an error that the runner reports, a timeout, a
-    signal or another exit code, a report that is missing or cannot be believed.
+    signal or another exit code, a report that is missing or cannot be believed. A known trouble that the log of the
+    runner tells of is part of the reason.
     """
+    found = _outcome(raw)
+    return explain_ending(found, raw.stderr) if isinstance(found, Ending) else found
+
+
+def _outcome(raw: RawResult) -> Ending | RunnerReport:
     if raw.error or raw.error_stage:
         stage = Stage(raw.error_stage or "execute")
         return infra(stage, raw.error or f"the farm or the device failed at {stage}", Cause(raw.error_cause))

@@ -5,9 +5,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
+from farm.device_run.artifacts import AttemptArtifacts
+from farm.device_run.device_run import DeviceRun
+from farm.devices.device import AdbAddress, Device
 from farm.execution.crash_logs import collect_crash_logs
+from farm.execution.raw import RunnerOptions
+from farm.request.profiling import Profile
+from farm.results.attempt import Attempt, Cause, Ending
+from farm.results.outcome import outcome
 from farm.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:
@@ -16,10 +24,20 @@ if TYPE_CHECKING:
 
     from watched_transport import Watched
 
+    from farm.bundles.bundle import Bundle
+    from farm.runtime.runtime import Runtime
+
 LOGCAT = """#!/bin/sh
 # Says what it was asked for, and one line of a crash.
 echo "asked: $*"
 printf 'F DEBUG: signal 11 (SIGSEGV)\\033[31m\\n'
+"""
+
+
+DSP_CRASH = """#!/bin/sh
+echo '11-23 06:00:01.1 I: adsprpc: vendor/qcom: log_config.c: FARF enabled'
+echo '11-23 06:00:01.2 D: Zygote: what others log'
+echo '11-23 06:00:01.3 E: [Qnn ExecuTorch]: SMMU fastrpc mmap error (err 1002)'
 """
 
 
@@ -79,6 +97,39 @@ def test_a_linux_device_has_other_logs(transport: Watched, tools: Callable[[str,
     found = collect_crash_logs(transport, "linux", tmp_path, since=time.time() - 9)
     assert found["dmesg"].read_text() == "from the kernel"
     assert found["journal"].read_text() == "asked: -k -n 1000 --no-pager --since -10 seconds"
+
+
+def test_a_crash_is_kept_with_what_the_dsp_said_and_a_known_trouble_is_in_its_reason(
+    device_port: tuple[str, int, Path],
+    runtime: Runtime,
+    make_bundle: Callable[..., Bundle],
+    tools: Callable[[str, str], None],
+    tmp_path: Path,
+) -> None:
+    tools("logcat", DSP_CRASH)
+    tools("dmesg", "#!/bin/sh\nexit 1\n")
+    serial, port, _ = device_port
+    device = Device(serial=serial, soc="SM8650", kind="virtual", build="b", address=AdbAddress(port), product="p")
+    artifacts = AttemptArtifacts(tmp_path / "artifacts", Profile.OFF)
+    with DeviceRun(device, runtime, "crash", takeover=False, artifacts=artifacts) as run:
+        raw = run.run("s/c", make_bundle(b"crash"), tmp_path / "out", RunnerOptions(timeout_s=30))
+        ending = outcome(raw)
+        assert isinstance(ending, Ending)
+        attempt = Attempt(
+            "s/c", ending.verdict, ending.stage, ending.reason, started_ms=raw.started_ms, cause=ending.cause
+        )
+        explained, kept = run.keep_crash_logs(attempt, tmp_path / "logs")
+        passed = msgspec.structs.replace(attempt, cause=Cause.NONE)
+        assert run.keep_crash_logs(passed, tmp_path / "none") == (passed, ())
+    assert ending.reason.startswith("the runner ended with signal 11")
+    assert explained.reason.startswith(f"{ending.reason}; by the device's logs the DSP's SMMU cannot map")
+    assert {one.kind for one in kept} == {"logcat", "dsp"}
+    [dsp] = [one.sha256 for one in kept if one.kind == "dsp"]
+    [file] = (tmp_path / "artifacts").glob(f"*/*/*{dsp}*")
+    assert [line.split(": ", 1)[1] for line in file.read_text().splitlines()] == [
+        "adsprpc: vendor/qcom: log_config.c: FARF enabled",
+        "[Qnn ExecuTorch]: SMMU fastrpc mmap error (err 1002)",
+    ]
 
 
 def test_it_never_raises(transport: Watched, storage: Path, tools: Callable[[str, str], None], tmp_path: Path) -> None:

@@ -150,6 +150,26 @@ def test_the_heap_is_measured_in_a_process_of_its_own_and_read_even_of_a_crash(
     assert all(processes)
 
 
+def test_the_dsp_finds_its_libraries_in_a_list_as_it_reads_it(session: DeviceSession) -> None:
+    """FastRPC takes a list with colons, as the loader of the CPU's libraries reads it, for one folder."""
+    told = ["sh", "-c", 'printf "%s\\n" "$LD_LIBRARY_PATH" "$ADSP_LIBRARY_PATH"']
+    done = session.run_tool({"a": b"1"}, told, {}, timeout_s=30, max_bytes=10)
+    cpu, dsp = done.stdout.decode().splitlines()
+    own, runtime = cpu.split(":")
+    assert runtime.endswith(str(session.runtime_folder))
+    assert dsp == f"{own};{runtime}"
+
+
+def test_the_dsp_logs_for_the_runner_that_has_a_skel(transport: Watched, runtime: Runtime, storage: Path) -> None:
+    for versions, logs in (({}, []), ({"skel": "5" * 64}, [f"{runtime.runner}.farf"])):
+        session = DeviceSession(transport, msgspec.structs.replace(runtime, versions=versions), "logs", "serial")
+        session.prepare([])
+        files = list(storage.glob("run-logs-*/runtime/*.farf"))
+        assert [path.name for path in files] == logs
+        assert [path.read_text() for path in files] == ["0x0C\n"] * len(logs), "as ExecuTorch's scripts write it"
+        session.close()
+
+
 def test_intermediate_outputs_come_only_when_asked(
     session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:
