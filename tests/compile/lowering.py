@@ -67,6 +67,14 @@ class Reused(torch.nn.Module):
         return torch.sigmoid(first * first) + first
 
 
+class Branches(torch.nn.Module):
+    """Two branches of two operators that do not need each other, until the last."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = torch.sigmoid(torch.relu(x)), torch.tanh(torch.abs(x))
+        return left + right
+
+
 class Sums(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x + x) * x + x
@@ -141,6 +149,7 @@ if __name__ == "__main__":
             "split": lower(Chain(), ["aten.sigmoid.default"]),
             "end": lower(End(), ["aten.sigmoid.default"]),
             "shares": lower(Reused(), shares=4),
+            "branches": lower(Branches(), shares=3),
             "nothing": lower(Sums(), ["aten.add.Tensor", "aten.mul.Tensor"]),
         },
         "specs": {

@@ -40,6 +40,12 @@ def test_a_graph_is_divided_into_as_many_contexts_as_shares_and_no_value_goes_ar
     assert shares["edge_ops"] == {}
 
 
+def test_branches_that_do_not_need_each_other_are_no_shares_of_their_own(graphs: dict[str, Any]) -> None:
+    """ExecuTorch would join them into one partition again."""
+    branches = graphs["branches"]
+    assert (branches["partitions"], branches["cpu_ops"]) == (3, {"dim_order_ops._clone_dim_order.default": 4})
+
+
 def test_a_graph_of_which_nothing_is_taken(graphs: dict[str, Any]) -> None:
     nothing = graphs["nothing"]
     assert (nothing["partitions"], nothing["delegated_ops"]) == (0, 0)

@@ -7,6 +7,7 @@ partitions of their own, each with a context, and the CPU copies what goes from 
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from typing import Any
 
 import torch
@@ -43,34 +44,55 @@ class SplitGraph(ExportPass):  # type: ignore[misc]
         self._shares = shares
 
     def call(self, graph_module: torch.fx.GraphModule) -> PassResult:
-        """Divide the graph in place. Raises ValueError where it has fewer operators than shares."""
-        nodes = _operators(graph_module.graph)
-        if len(nodes) < self._shares:
-            raise ValueError(f"the graph has {len(nodes)} operators, which cannot be {self._shares} shares")
-        share_of = {node: number * self._shares // len(nodes) for number, node in enumerate(nodes)}
-        for node in graph_module.graph.nodes:
-            # What an operator with several outputs gives belongs to it.
-            if node.op == "call_function" and node.target is operator.getitem:
-                share_of[node] = share_of.get(node.args[0], 0)
-        for node in list(share_of):
-            later = [user for user in node.users if share_of.get(user, 0) > share_of[node]]
+        """Divide the graph in place. Raises ValueError where too few operators come one after the other."""
+        shares = _shares(graph_module.graph, self._shares)
+        for node, share in shares.items():
+            later = [user for user in node.users if shares.get(user, 0) > share]
             if later and isinstance(node.meta["val"], torch.Tensor):
                 _copy_for(node, later)
         graph_module.recompile()
         return PassResult(graph_module, True)
 
 
-def _operators(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """Return the operators in their order, without what only leads to the dequantization of a parameter."""
+def _shares(graph: torch.fx.Graph, count: int) -> dict[torch.fx.Node, int]:
+    """Return the share, from 0, of every operator and of what takes apart its outputs.
+
+    It is that of its depth: each share needs the one before it. Branches that do not need each other would be one
+    partition again, as ExecuTorch joins whatever may be.
+    """
+    operators = _operators(graph)
+    depths: dict[torch.fx.Node, int] = {}
+    for node in graph.nodes:
+        below = max((depths[one] for one in node.all_input_nodes if one in depths), default=0)
+        if node in operators:
+            depths[node] = below + 1
+        elif node.op == "call_function" and node.target is operator.getitem:
+            depths[node] = below
+    numbers = Counter(depths[node] for node in operators)
+    if len(numbers) < count:
+        raise ValueError(f"{len(numbers)} operators of the graph need each other in turn: too few for {count} shares")
+    share, done, of_depth = 0, 0, {0: 0}
+    for depth in range(1, len(numbers) + 1):
+        left = len(numbers) - depth + 1
+        is_full = done * count >= (share + 1) * len(operators)
+        if share < count - 1 and (is_full or left <= count - 1 - share):
+            share += 1
+        of_depth[depth] = share
+        done += numbers[depth]
+    return {node: of_depth[depth] for node, depth in depths.items()}
+
+
+def _operators(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Return the operators, without what only leads to the dequantization of a parameter."""
     of_parameters: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.target in dq_ops or (node.users and of_parameters.issuperset(node.users)):
             of_parameters.add(node)
-    return [
+    return {
         node
         for node in graph.nodes
         if node.op == "call_function" and node.target is not operator.getitem and node not in of_parameters
-    ]
+    }
 
 
 def _copy_for(node: torch.fx.Node, users: list[torch.fx.Node]) -> None:
