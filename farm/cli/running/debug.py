@@ -91,15 +91,14 @@ def command(
         metrics=tuple(parse_metric(metric) for metric in dict.fromkeys(metrics)),
         command=as_called(),
     )
-    files = {"csv": csv_file, "svg": svg_file}
-    for file in filter(None, files.values()):
+    files = {kind: file for kind, file in (("csv", csv_file), ("svg", svg_file)) if file is not None}
+    for file in files.values():
         check_writable(file)
     outcome = debug(use_toolchain(config, toolchain, notice), request, notice)
     show(_data(outcome, sample), _text(outcome, sample), as_json=as_json)
     for kind, file in files.items():
-        if file is not None:
-            write_file(file, _file(outcome, kind))
-            echo(f"{kind}: {file}", err=True)
+        write_file(file, _file(outcome, kind))
+        echo(f"{kind}: {file}", err=True)
     return outcome.exit_code
 
 

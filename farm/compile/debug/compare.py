@@ -154,9 +154,9 @@ def _values_by_name(nodes: Sequence[LayerNode], events: Sequence[Any]) -> dict[s
     for event in events:
         if event.is_delegated_op:
             match = _WRITTEN.fullmatch(str(event.delegate_debug_identifier))
-            node = by_place.get((match["node"], int(match["output"]))) if match else None
-            if node is not None and event.debug_data:
-                found[node.name] = _in_torch_layout(node, event.debug_data[-1])
+            written = by_place.get((match["node"], int(match["output"]))) if match else None
+            if written is not None and event.debug_data:
+                found[written.name] = _in_torch_layout(written, event.debug_data[-1])
         elif isinstance(event.debug_handles, int) and event.name.startswith(_KERNEL):
             for node in on_cpu.get(event.debug_handles, ()):
                 # Of a kernel of another name the handle is one of ExecuTorch's later passes.

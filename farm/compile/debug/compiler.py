@@ -210,7 +210,7 @@ def _partitions(program: ExecutorchProgramManager) -> dict[int, int]:
     handles = program.debug_handle_map["forward"]
     delegates = sorted(int(instruction) for instruction in program.delegate_map["forward"])
     by_instruction = {int(instruction): found for instruction, found in handles.items()}
-    found = {}
+    found: dict[int, int] = {}
     for number, instruction in enumerate(delegates):
         inside = by_instruction.get(instruction, ())
         found |= dict.fromkeys((inside,) if isinstance(inside, int) else inside, number)

@@ -64,7 +64,8 @@ def layer_graph(layers: Sequence[Layer], diagnosis: Diagnosis) -> bytes:
     for layer in layers:
         diverging = [step for step, found in diagnosis.steps.items() if found.layer == layer.name]
         _layer(graph, layer, layout.boxes[layer.name], layout.named.get(layer.name, []), diverging)
-    return ElementTree.tostring(root, encoding="utf-8")
+    document: bytes = ElementTree.tostring(root, encoding="utf-8")
+    return document
 
 
 def shown_graphs(artifacts: Mapping[str, Iterable[ArtifactRecord]], store: ArtifactStore) -> dict[str, str]:
