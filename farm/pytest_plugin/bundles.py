@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farm.backends.descriptor import DIRECT_MODE
 from farm.bundles.bundle import MODEL, Manifest, TensorSpec, load_bundle
 from farm.bundles.cache import BundleCache
 from farm.bundles.ready import is_dynamic, output_specs, read_ready
@@ -138,6 +139,8 @@ class Bundles:
         sets = parse_options(texts, self._plan.backend)
         if len(sets) > 1:
             raise UsageError("an option has one value here: a program is compiled once")
+        if (DIRECT_MODE, "true") in sets[0]:
+            raise UsageError(f"{DIRECT_MODE} is for farm run and farm exec: farm pytest has the ordinary runner")
         return sets[0]
 
     def _compiled(self, job: Job) -> DeviceProgram:

@@ -232,5 +232,5 @@ class WorktreeLab:
             from farm.runtime.runtime import virtual_runtime
 
             config, _ = self.tools(commit)
-            self._runtimes[key] = virtual_runtime(config, find_soc(target.soc), target.backend)
+            self._runtimes[key] = virtual_runtime(config, find_soc(target.soc), target.backend, mode=target.mode)
         return self._runtimes[key]

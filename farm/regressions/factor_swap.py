@@ -11,6 +11,7 @@ from farm.analysis.factors import Explanation, Factor, explain
 from farm.backends.registry import find_backend
 from farm.errors import FarmError
 from farm.regressions.paired_test import confirm_change
+from farm.replay.stored_result import target_of
 from farm.runtime.native.executorch import runner_executorch
 from farm.runtime.runtime import virtual_runtime
 from farm.runtime.simulator import older_runner, older_sdk
@@ -171,6 +172,7 @@ def _runtime(bench: InterleavedBench, past: StoredResult, facts: dict[Factor, st
         config,
         find_soc(past.view.soc),
         past.view.backend,
+        mode=target_of(past.view).mode,
         runner=older_runner(cache, facts[Factor.RUNTIME], here) if Factor.RUNTIME in facts else None,
         sdk=older_sdk(cache, facts[Factor.SDK]) if Factor.SDK in facts else None,
     )

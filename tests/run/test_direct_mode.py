@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ from farm.bundles.bundle import Bundle, Manifest, TensorSpec
 from farm.config.settings import load_config
 from farm.device_run.canary import canary_jobs
 from farm.errors import IllegalTargetError, UsageError
+from farm.pytest_plugin.bundles import Bundles
 from farm.replay.bundle_folder import readme
 from farm.replay.debug import job_to_debug
 from farm.replay.ready_program import ReadyRequest, plan_ready
@@ -125,3 +127,10 @@ def test_a_ready_program_is_not_profiled_either(models: Path) -> None:
     asked = ReadyRequest(model=models / "conv.pte", profile=Profile.DETAILED, options=("direct_mode=true",))
     with pytest.raises(UsageError, match="takes no profile level"):
         plan_ready(asked)
+
+
+def test_a_session_of_pytest_has_the_ordinary_runner(tmp_path: Path) -> None:
+    plan = SimpleNamespace(suite_folders=(), backend="htp", soc="SM8650", cache_root=tmp_path)
+    worker: Any = SimpleNamespace(plan=plan)
+    with pytest.raises(UsageError, match="direct_mode is for farm run and farm exec"):
+        Bundles(worker).case("smoke/linear", options={"direct_mode": "true"})
