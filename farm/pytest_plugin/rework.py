@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 _FOLDER = ("backends", "qualcomm", "tests", "rework")
 _PACKAGE = ".".join(("executorch", *_FOLDER))
-_TREE = "import importlib.util as u; s = u.find_spec('executorch'); print(*(s.submodule_search_locations if s else ()))"
+_TREE = (
+    "import importlib.util as u; s = u.find_spec('executorch'); "
+    "print(*(s and s.submodule_search_locations or ()), sep='\\n')"
+)
 # What farm fills in, for each worker: docs/pytest.md.
 _FILLED_IN = ("--device", "--host", "--soc_model", "--backend", "--build_folder", "--target", "--config_file")
 _UTILITIES = "executorch.backends.qualcomm.export_utils"
@@ -81,7 +84,7 @@ def require_tree(arguments: Sequence[str], folder: Path, compiler: Compiler) -> 
         text=True,
         check=False,
     )
-    trees = [Path(line) for line in done.stdout.split()]
+    trees = [Path(line) for line in done.stdout.splitlines() if line]
     if not any(tree.joinpath(*_FOLDER).resolve() == framework.resolve() for tree in trees):
         found = one_line(done.stdout) or "no executorch"
         raise UsageError(
