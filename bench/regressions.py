@@ -44,12 +44,14 @@ from farm.analysis.confirmation import (
     confirm,
     control,
     pairs_needed,
+    unsure,
 )
+from farm.analysis.families import P_MEMBER, common_step, families, member
 from farm.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, suspicion
-from farm.analysis.nights import Observation, judge_night, programs_are_cause
+from farm.analysis.nights import REPRESENTATIVES, Observation, judge_night, programs_are_cause
 from farm.analysis.robust import discoveries
 from farm.analysis.scale import GATES, Scale, Series
-from farm.analysis.sequential import add_pairs, confirmed_again, steady_inferences, until_clear
+from farm.analysis.sequential import LEAST_PAIRS, add_pairs, confirmed_again, steady_inferences, until_clear
 from farm.results.attempt import Direction
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 
     from step_alerts import AlertGroup
 
+    from farm.analysis.candidates import Judgement
     from farm.analysis.nights import NightJudgement
     from farm.analysis.sequential import Look
 
@@ -126,6 +129,10 @@ class World:
         del series, alert
         return False
 
+    def is_off(self, device: int, night: int) -> bool:
+        """Return whether everything on a device is slower in a night than in those before."""
+        return (device, night) in self.hot
+
     def device_of(self, series: int, night: int) -> int:
         """Return the device that ran a series in a night."""
         del night
@@ -177,6 +184,8 @@ class Farm:
     sigmas: float = GATES[Scale.RATIO].sigmas
     changed: bool = False
     """Measure also what does not stand out: every program is another one every night."""
+    together: bool = True
+    """Of series that step together measure few in full."""
     alerts: dict[int, list[Alert]] = field(default_factory=dict)
     """By night."""
     steps: list[dict[int, float]] = field(default_factory=list)
@@ -209,7 +218,7 @@ class Farm:
         for shift in seen.shifts:
             answers = [self._compare(self._seen[one], night, up=shift.change > 0) for one in shift.representatives]
             programs |= {(shift.device, shift.metric)} if programs_are_cause(answers) else set()
-            truly = (int(shift.device), night) in self.world.hot
+            truly = self.world.is_off(int(shift.device), night)
             self.spent["hot nights told" if truly else "hot nights told wrongly"] += 1
         if programs:
             self.spent["devices whose programs were blamed"] += len(programs)
@@ -222,21 +231,81 @@ class Farm:
         others = self._others(seen) if self.changed and night else []
         self.spent["others"] += len(others)
         pairs = pairs_needed(len(candidates))
-        ups = [seen.judgements[one].change > 0 for one in candidates]
+        judgements = [seen.judgements[one] for one in candidates]
         candidates = tuple(self._seen[one] for one in candidates)
         self._family = len(candidates)
-        answers = [self._compare(one, night, up=up, first=pairs) for one, up in zip(candidates, ups, strict=True)]
+        answers = self._measure_all(candidates, judgements, night, pairs)
         self._family = len(others)
         pairs = pairs_needed(len(others))
         more = [self._compare(one, night, up=True, first=pairs, level=P_UNSUSPECTED) for one in others]
         self._family = 1
-        found = []
-        for one, answer in zip([*candidates, *others], [*control(answers), *control(more)], strict=True):
+        found: list[Alert] = []
+        said = zip([*candidates, *others], [*self._control(answers), *control(more)], strict=True)
+        # Members of families have the first bad run of their representatives.
+        for one, answer in sorted(said, key=lambda item: item[0] in self._inherits):
             self.spent[answer.answer.value] += 1
             if answer.answer is Answer.CONFIRMED:
-                found.append(self._attribute(one, night, answer))
+                found.append(self._inherited(one, night, answer, found) or self._attribute(one, night, answer))
         new = new_alerts(found, [alert for told in self.alerts.values() for alert in told])
         return grouped(new)
+
+    def _measure_all(
+        self, candidates: Sequence[int], judgements: Sequence[Judgement], night: int, pairs: int
+    ) -> list[Confirmation]:
+        """Measure candidates, of families only representatives in full."""
+        self._inherits: dict[int, tuple[int, ...]] = {}
+        keys = [self.world.device_of(one, night) for one in candidates]
+        groups = families(keys, judgements) if self.together else []
+        members = {place for group in groups for place in group[REPRESENTATIVES:]}
+        answers: dict[int, Confirmation] = {}
+        for place, one in enumerate(candidates):
+            if place not in members:
+                answers[place] = self._compare(one, night, up=judgements[place].change > 0, first=pairs)
+        for group in groups:
+            step = common_step([answers[place] for place in group[:REPRESENTATIVES]])
+            for place in group[REPRESENTATIVES:]:
+                one, up = candidates[place], judgements[place].change > 0
+                if step is not None:
+                    good = self._good(one, night)
+                    gate = abs(step.change) / 2.0
+                    own = self._measure(
+                        one, good, night, up=up, first=LEAST_PAIRS, gate=gate, level=P_MEMBER, fresh=True, family=1
+                    )
+                    if own.answer is Answer.CONFIRMED:
+                        sure = [of for of in group[:REPRESENTATIVES] if answers[of].answer is Answer.CONFIRMED]
+                        answers[place] = member(Scale.RATIO, step, own, f"{len(sure)} others")
+                        self._inherits[one] = tuple(candidates[of] for of in sure)
+                        continue
+                answers[place] = self._compare(one, night, up=up, first=pairs)
+        self._places = {one: place for place, one in enumerate(candidates)}
+        return [answers[place] for place in range(len(candidates))]
+
+    def _control(self, answers: Sequence[Confirmation]) -> list[Confirmation]:
+        """Take back what is chance among all that were measured in full, and what inherits from it."""
+        inheriting = {self._places[one]: of for one, of in self._inherits.items()}
+        full = [place for place in range(len(answers)) if place not in inheriting]
+        found = dict(zip(full, control([answers[place] for place in full]), strict=True))
+        for place, of in inheriting.items():
+            stands = all(found[self._places[one]].answer is Answer.CONFIRMED for one in of)
+            found[place] = answers[place] if stands else unsure(answers[place])
+        return [found[place] for place in range(len(answers))]
+
+    def _inherited(self, series: int, night: int, answer: Confirmation, found: Sequence[Alert]) -> Alert | None:
+        """Return the alert of a member of a family, where its representatives have one first bad run."""
+        of = {str(one) for one in self._inherits.get(series, ())}
+        ranges = {alert.range for alert in found if alert.series in of}
+        if len(ranges) != 1:
+            return None
+        [range_] = ranges
+        good, first_bad = self._good(series, night), int(range_.first_bad)
+        if not good < first_bad:
+            return None
+        self.spans.append((series, good, first_bad, answer))
+        self.steps[series][first_bad] = self.steps[series].get(first_bad, 0.0) + answer.change
+        return Alert(
+            str(series), way(Direction.LOWER, answer.change), range_, answer.change, answer.low, answer.high,
+            answer.p_value, answer.reason,
+        )  # fmt: skip
 
     def _others(self, seen: NightJudgement) -> list[int]:
         return [
@@ -285,6 +354,7 @@ class Farm:
         gate: float | None = None,
         level: float = P_CONFIRMED,
         fresh: bool = False,
+        family: int = 0,
     ) -> Confirmation:
         """Measure pairs until it is clear, and what they confirm once more; with `fresh` all in new processes."""
         pairs: list[Pair] = []
@@ -303,7 +373,7 @@ class Farm:
 
         def is_open(looks: int) -> bool:
             nonlocal answer
-            needed = min(level, alone_level(self._family)) if looks == 1 else level
+            needed = min(level, alone_level(family or self._family)) if looks == 1 else level
             answer = confirm(Scale.RATIO, pairs, up=up, gate=gate, level=needed, looks=looks)
             return answer.answer is Answer.UNKNOWN
 

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-from regressions import BETWEEN_NIGHTS, DEVICES, VALUES, WITHIN_RUN, Farm, Score, World
+from regressions import BETWEEN_NIGHTS, DEVICES, STEPS, VALUES, WITHIN_RUN, Farm, Score, World
 
 from farm.analysis.candidates import CANDIDATES, LEAST_BASELINE
 from farm.analysis.confirmation import INFERENCES
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LUCK, LUCKY = 0.06, 0.3
 SWITCH = 0.1
 CLOCK_NS = 10_000.0
+FAMILY = 10
 
 
 class Luck(World):
@@ -179,6 +180,9 @@ class HeavyTails(World):
 class Weekly(World):
     """Every seventh night is slower by 4 %."""
 
+    def is_off(self, device: int, night: int) -> bool:
+        return night % 7 == 6 or super().is_off(device, night)
+
     def _nights(self, truth: np.random.Generator) -> np.ndarray:
         return super()._nights(truth) * np.where(np.arange(self.nights) % 7 == 6, 1.04, 1.0)
 
@@ -222,6 +226,19 @@ class Improving(Sloping):
         return super()._nights(truth)
 
 
+class Families(World):
+    """Ten series of one device step together, by the same size in the same night."""
+
+    def _plant(self, truth: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        size, night = np.zeros(self.series), np.full(self.series, self.nights)
+        for number in range(self.series // 3 // FAMILY):
+            free = np.flatnonzero((size == 0.0) & (self.device == truth.integers(DEVICES)))
+            members = truth.permutation(free)[:FAMILY]
+            size[members] = STEPS[number % len(STEPS)]
+            night[members] = truth.integers(LEAST_BASELINE, self.nights - 1)
+        return size, night
+
+
 class Ramps(Sloping):
     """What gets slower does so by a tenth of its step, ten nights one after the other."""
 
@@ -249,6 +266,7 @@ WORLDS: dict[str, tuple[type[World], str]] = {
     "drifting": (Drifting, Drifting.__doc__ or ""),
     "missing nights": (Missing, Missing.__doc__ or ""),
     "after improvements": (Improving, Improving.__doc__ or ""),
+    "families": (Families, Families.__doc__ or ""),
     "ramps": (Ramps, Ramps.__doc__ or ""),
 }
 FLIPS = "flips"

@@ -130,11 +130,14 @@ def control(confirmations: Sequence[Confirmation], rate: float = FALSE_ALERTS) -
     kept = discoveries([one.p_value for one in confirmations], rate)
     why = f"not enough among {len(confirmations)} that were measured"
     return tuple(
-        one
-        if keep or one.answer is not Answer.CONFIRMED
-        else msgspec.structs.replace(one, answer=Answer.UNKNOWN, reason=f"{one.reason}: {why}")
+        one if keep or one.answer is not Answer.CONFIRMED else unsure(one, why)
         for one, keep in zip(confirmations, kept, strict=True)
     )
+
+
+def unsure(one: Confirmation, why: str = "not so of those that it was measured with") -> Confirmation:
+    """Return a confirmation as an unknown one."""
+    return msgspec.structs.replace(one, answer=Answer.UNKNOWN, reason=f"{one.reason}: {why}")
 
 
 def alone_level(family: int, rate: float = FALSE_ALERTS) -> float:

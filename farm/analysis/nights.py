@@ -10,8 +10,8 @@ import numpy as np
 
 from farm.analysis.candidates import CANDIDATES, Judgement, judge, on_device
 from farm.analysis.confirmation import Answer, Confirmation
-from farm.analysis.robust import NORMAL, median, median_and_mad
-from farm.analysis.scale import GATES, Gates, Scale, Series, change_text
+from farm.analysis.robust import NORMAL, difference, median, median_and_mad
+from farm.analysis.scale import GATES, Gates, Scale, Series, change_text, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,6 +23,9 @@ REPRESENTATIVES = 3
 
 # The median of a device's series has to be off by that many times what chance moves it by.
 _SHIFT_SIGMAS = 4.0
+# A shift is news where that share of it came since the nights just before: devices drift for weeks.
+_NEW_SHARE = 0.7
+_RECENT = 5
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -65,6 +68,7 @@ class NightJudgement(msgspec.Struct, frozen=True):
     judgements: tuple[Judgement, ...]
     """One for each observation; where its device is shifted, without the shift."""
     shifts: tuple[DeviceShift, ...]
+    """Those that came with this night; what was there in the nights before is taken out of changes, and is no news."""
     candidates: tuple[int, ...]
     """To be confirmed, the least probable first."""
     exact: tuple[int, ...]
@@ -98,7 +102,10 @@ def judge_night(
     shifts = []
     for key, members in groups.items():
         if key not in programs and (shift := _shift(key, members, judgements)):
-            shifts.append(shift)
+            recent = [_recent_change(observations[index], pasts[id(observations[index])]) for index in members]
+            least = max(GATES[Scale.RATIO].confirmed, _NEW_SHARE * abs(shift.change))
+            if abs(median(np.array(recent))) > least:
+                shifts.append(shift)
             for index in members:
                 judgements[index] = judged(observations[index], shift.change)
     found = [index for index, judgement in enumerate(judgements) if judgement.finding in CANDIDATES]
@@ -113,6 +120,13 @@ def programs_are_cause(confirmations: Iterable[Confirmation]) -> bool:
     """Return whether most representatives of a shift are confirmed, so that the programs cause it and not the night."""
     answers = [one.answer for one in confirmations]
     return 2 * answers.count(Answer.CONFIRMED) > len(answers)
+
+
+def _recent_change(one: Observation, past: Sequence[float]) -> float:
+    """Return the change from the last few values; 0 where it cannot be told."""
+    *before, now = scaled(one.series.scale, [*past[-_RECENT:], one.value])
+    change = difference(float(now), median(np.array(before)))
+    return change if math.isfinite(change) else 0.0
 
 
 def _shift(key: tuple[str, str], members: Sequence[int], judgements: Sequence[Judgement]) -> DeviceShift | None:

@@ -51,6 +51,18 @@ def test_a_hot_night_is_one_thing_and_not_twenty() -> None:
     assert alarming(seen, hot) == alarming(judge_night(night()), night()), "nothing else is told of it"
 
 
+def test_a_device_that_drifts_is_no_news_and_its_series_are_no_candidates() -> None:
+    drifting = [
+        msgspec.structs.replace(one, history=[value * math.exp(0.004 * at) for at, value in enumerate(one.history)])
+        for one in night()
+    ]
+    tonight = [msgspec.structs.replace(one, value=one.value * math.exp(0.004 * len(one.history))) for one in drifting]
+    seen = judge_night(tonight)
+    assert seen.shifts == ()
+    assert len(seen.candidates) < 4
+    assert len(judge_night([msgspec.structs.replace(one, value=one.value * 1.1) for one in tonight]).shifts) == 2
+
+
 def test_a_regression_in_a_hot_night_is_still_found() -> None:
     hot = night(hot=1.1, regressed={4: 1.2, 7: 1.2})
     seen = judge_night(hot)
