@@ -48,8 +48,11 @@ class StubSdk:
         self.log.unlink(missing_ok=True)
 
 
-def make_stub_sdk(root: Path, cache: Path) -> StubSdk:
-    """Return an SDK made in the new folder `root`, with this machine's libraries out of farm's cache."""
+def make_stub_sdk(root: Path, cache: Path, *, unknown: tuple[str, ...] = ()) -> StubSdk:
+    """Return an SDK made in the new folder `root`, with this machine's libraries out of farm's cache.
+
+    Its library does not take QNN's operators `unknown`, which HTP has.
+    """
     sdk = StubSdk(root, root.parent / "lpai.log")
     host = host_sdk(cache)
     libraries = root / "lib" / TARGET
@@ -62,6 +65,7 @@ def make_stub_sdk(root: Path, cache: Path) -> StubSdk:
         "STUB_HTP_LIBRARY": f'"{host.lib_dir / LIBRARY}"',
         "STUB_LOG": f'"{sdk.log}"',
         "STUB_SOC_MODEL": str(find_soc(SOC).soc_id),
+        "STUB_UNKNOWN_TYPES": ", ".join(f'"{name}"' for name in unknown or ("none",)),
     }
     subprocess.run(
         ["c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-z,nodelete",

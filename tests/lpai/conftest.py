@@ -13,4 +13,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def stub_sdk(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> StubSdk:
-    return make_stub_sdk(tmp_path_factory.mktemp("lpai") / "stub-sdk", farm_cache)
+    return make_stub_sdk(
+        tmp_path_factory.mktemp("lpai") / "stub-sdk",
+        farm_cache,
+        # The second has weights.
+        unknown=("Gelu", "Prelu"),
+    )

@@ -2,8 +2,8 @@
 // custom configs and writes each down, and gives everything else to the libQnnHtp.so of this machine.
 //
 // Built by the tests with STUB_HTP_LIBRARY (which library does the work), STUB_LOG (which file takes the
-// notes, one line each) and STUB_SOC_MODEL (QNN's number of the SoC). It says that it does not know two of
-// HTP's operators, one of which has weights. Numbers below are LPAI's of QNN 2.37.
+// notes, one line each), STUB_SOC_MODEL (QNN's number of the SoC) and STUB_UNKNOWN_TYPES (which of HTP's
+// operators it says that it does not know). Numbers below are LPAI's of QNN 2.37.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -76,7 +76,7 @@ struct OpConfig {  // Qnn_OpConfig_t, version 1
   uint64_t rest[6];  // numbers and addresses of parameters, inputs and outputs
 };
 static_assert(sizeof(OpConfig) == 80, "it travels on the stack, whole");
-constexpr const char* kUnknownTypes[] = {"Gelu", "Prelu"};
+constexpr const char* kUnknownTypes[] = {STUB_UNKNOWN_TYPES};
 constexpr uint64_t kErrorOpNotSupported = 3110;
 
 const Interface* real = nullptr;
