@@ -64,8 +64,9 @@ _BATCH_BYTES = 32 << 20
 _SMALL_OBJECT_BYTES = 1 << 20
 # ExecuTorch 1.5's QNN library keeps 1.5 KB of every program that was loaded: a process gives them back by its end.
 _JOBS_OF_A_PROCESS = 2000
-# Workspaces that are removed at a time.
+# Workspaces that are removed at a time; with a file in each that is as large as its program, one.
 _SWEEP = 16
+_LARGE_FILE = "packed_cache_path"
 # Where a damaged file on the device would show.
 _FILE_STAGES = ("load", "inputs")
 
@@ -141,7 +142,7 @@ class DeviceSession:
             error = ""
             cause: ErrorCause = ""
             try:
-                if len(self._done) >= _SWEEP:
+                if len(self._done) >= (1 if _LARGE_FILE in self._runner_flags else _SWEEP):
                     self._sweep()
                 self._stage_runtime()
                 self._place(job_layout(bundle, folder))

@@ -89,6 +89,18 @@ def test_one_process_takes_many_jobs_and_nothing_is_left_of_it(
     assert wait_for_end(processes[0])
 
 
+def test_packed_weights_which_are_as_large_as_the_program_do_not_pile_up(
+    session: DeviceSession, transport: Watched, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    bundle = make_bundle(b"good")
+    options = RunnerOptions(timeout_s=30, flags={"weight_cache_enabled": "1", "packed_cache_path": "w.packed"})
+    for number in range(6):
+        raw = session.execute("s/c", session.stage(bundle), tmp_path / str(number), options)
+        assert raw.exit_code == 0, raw.stderr
+    kept = [name for name in transport.listed(raw.workspace.parent) if name.isdecimal()]
+    assert len(kept) <= 2, kept
+
+
 def test_a_process_is_renewed_before_it_has_grown(
     session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
