@@ -26,6 +26,7 @@ from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed,
 from farm.results.judge import build_failure, with_known_issue
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
+from farm.suites.suite import FORWARD
 from farm.system.interrupts import InterruptHandler
 from farm.system.text import bounded_log, reason_line
 
@@ -368,4 +369,8 @@ def job_to_debug(
         raise UsageError(f"{name} is a .pte that was compiled already: it has no layers that could be told apart")
     if any(spec.dynamic for spec in job.case.inputs):
         raise UsageError(f"{name} has sizes that are not fixed: layers are compared at fixed ones")
+    if job.case.methods or job.case.method != FORWARD:
+        raise UsageError(f"{name} has methods of its own: ExecuTorch writes the layers of {FORWARD} alone")
+    if features := job.case.features.named:
+        raise UsageError(f"{name} is compiled with {', '.join(features)}, without which it would be another program")
     return job

@@ -112,6 +112,20 @@ def test_a_suite_that_was_run_by_its_path_is_known_by_its_name_as_to_repro_and_p
         job_to_debug(config, name)
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("features = { skip_node_ops = ['aten.relu.default'] }", "is compiled with skip_node_ops"),
+        ("method = 'one'", "has methods of its own"),
+    ],
+)
+def test_what_it_would_compile_otherwise_than_farm_run_is_refused(suite: Path, line: str, problem: str) -> None:
+    with (suite / "suite.toml").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(UsageError, match=problem):
+        job_to_debug(load_config(folder=suite.parent), f"{suite}/broken[SM8650-htp-8a8w]")
+
+
 def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite: Path) -> None:
     table, graph = home.cwd / "layers.csv", home.cwd / "layers.svg"
     written = ("--csv", str(table), "--svg", str(graph))
