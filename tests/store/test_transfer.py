@@ -409,19 +409,22 @@ def test_the_longest_texts_that_a_store_keeps_can_be_imported(
     assert said(store, run_id) == said(other, run_id)
 
 
-def test_a_counter_that_an_older_farm_took_for_better_one_way_goes_on_in_its_series(
+def test_a_counter_that_an_older_farm_took_for_better_one_way_or_for_exact_goes_on_in_its_series(
     sqlite_store: Store, other: Store, make: type[Make], tmp_path: Path
 ) -> None:
     job = make.job()
     for store in (sqlite_store, other):
         run_id = make.begin(store, job)
-        store.record_attempt(run_id, make.attempt(job, measurements=(counted("delegated_ops", 72),)))
+        measured = (counted("delegated_ops", 72), counted("dsp_heap_difference", 4096))
+        store.record_attempt(run_id, make.attempt(job, measurements=measured))
     data = exported(other)
-    older = data.replace(b'"direction":"none"', b'"direction":"higher"')
-    assert older != data
+    older = data.replace(b'"direction":"none"', b'"direction":"higher"').replace(b'"exact":false', b'"exact":true')
+    assert older.count(b'"exact":true') == 2
     imported(sqlite_store, tmp_path, older)
     [now, before] = [point.direction for point in sqlite_store.history.points(job.id, "delegated_ops")]
     assert (now, before) == ("none", "none")
+    heap = sqlite_store.history.points(job.id, "dsp_heap_difference")
+    assert [(point.exact, point.p50) for point in heap] == [(False, 4096.0)] * 2
 
 
 def test_numbers_may_be_written_in_other_ways(
