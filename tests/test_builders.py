@@ -10,6 +10,7 @@ import pytest
 
 from farm.errors import ConfigError
 from farm.suites.op_builders import builders_in, installed_builders, suite_operators
+from farm.suites.tested_operators import native_functions, operators_in_tests
 
 
 def test_the_installed_ones_are_those_that_executorch_registers() -> None:
@@ -31,6 +32,14 @@ def test_they_are_read_without_importing_them() -> None:
     count, modules = done.stdout.splitlines()
     assert int(count) > 100
     assert not {"torch", "executorch"} & set(modules.split())
+
+
+def test_the_operators_of_executorchs_tests_are_named_as_aten_names_them() -> None:
+    found = operators_in_tests()
+    assert {"acosh", "fill", "select_scatter", "_pdist_forward", "conv2d"} <= set(found)
+    # Two names of one; a test of something else.
+    assert not {"greater", "special_expm1", "fill_", "select_copy", "online_prepare"} & set(found)
+    assert 100 < len(found) <= len(native_functions())
 
 
 def test_the_page_of_the_documentation_has_a_row_for_each() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import farm.suites.manifests
 from farm.errors import ConfigError, FarmError, IllegalTargetError, UnknownNameError
+from farm.suites.features import Features
 from farm.suites.manifests import find_suites, load_suite, resolve_suite
 from farm.suites.socs import find_soc
 from farm.suites.suite import Case, Expectation, Target, plan
@@ -248,6 +249,72 @@ def test_a_broken_manifest_names_file_and_key(tmp_path: Path, old: str, new: str
     with pytest.raises(ConfigError, match=says) as caught:
         load_suite(path)
     assert str(path) in str(caught.value)
+
+
+FEATURES = (
+    MANIFEST[: MANIFEST.index("[case.conv]")]
+    + """
+method = "encode"
+features = { use_multi_contexts = true, skip_node_ops = ["aten.add.Tensor"] }
+
+[case.relu.methods]
+encode = {}
+decode = { inputs = [{ shape = [1, 4] }] }
+
+[[case.relu.expect]]
+least_spill_fill_bytes = 4096
+"""
+)
+
+
+def test_a_case_names_features_and_methods(tmp_path: Path) -> None:
+    [relu] = load_suite(_write(tmp_path / "mine", FEATURES)).cases
+    assert relu.features.named == ("use_multi_contexts", "skip_node_ops")
+    assert (relu.method, list(relu.methods), relu.methods["decode"].inputs[0].shape) == (
+        "encode", ["encode", "decode"], (1, 4),
+    )  # fmt: skip
+    expected = relu.expectation(Target("SM8650", "htp", "8a8w"))
+    assert expected is not None
+    assert expected.least_spill_fill_bytes == 4096
+    # Both are in the key, and cases without them keep theirs.
+    usual = msgspec.structs.replace(relu, method="forward", methods={}, features=Features())
+    changes: list[dict[str, Any]] = [
+        {}, {"method": "encode"}, {"methods": relu.methods}, {"features": relu.features},
+        {"features": Features(split=2)},
+    ]  # fmt: skip
+    definitions = {repr(msgspec.structs.replace(usual, **change).definition) for change in changes}
+    assert len(definitions) == len(changes)
+    assert "Features" not in repr(usual.definition)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("use_multi", "use_multy", "case.relu.features: unknown key 'use_multy_contexts': did you mean"),
+        ("use_multi_contexts = true", "split = 4", "case.relu.features: split makes several contexts, which want"),
+        ("skip_node_ops", "online_prepare = true, skip_node_ops", "online_prepare makes one context on the device"),
+        ('method = "encode"', 'method = "encoed"', "case.relu.method: no method 'encoed': did you mean 'encode'"),
+        ('method = "encode"', 'method = "../x"', "case.relu.method: '../x' is no name of a method"),
+        ("encode = {}", "encode = { inputs = [{ shape = [2] }] }", "takes the inputs of the case: leave these out"),
+        ("[{ shape = [1, 4] }]", "[{ shape = [0] }]", "case.relu.methods.decode.inputs: every dimension is at least 1"),
+        ("use_multi_contexts", "dump_intermediate_outputs", "ExecuTorch writes the layers of one method"),
+        ('module = "torch.nn:ReLU"', 'pte = "suite.toml"', "methods and features are for what is compiled"),
+        ('module = "torch.nn:ReLU"', 'program = "suite.toml"', "an exported program has one method, forward"),
+        ("skip_node_ops", "op_packages = [{ name = 'P' }], skip_node_ops", "case.relu.features.op_packages"),
+    ],
+)
+def test_features_and_methods_that_cannot_be_are_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    assert old in FEATURES
+    with pytest.raises(ConfigError, match=says):
+        load_suite(_write(tmp_path / "mine", FEATURES.replace(old, new, 1)))
+
+
+def test_a_feature_is_for_backends_that_have_it_and_left_out_on_the_cpu(tmp_path: Path) -> None:
+    text = FEATURES.replace('precisions = ["8a8w"]', 'backends = ["htp", "lpai"]\nprecisions = ["8a8w"]', 1)
+    suite = load_suite(_write(tmp_path / "mine", text))
+    assert len(plan([suite], [find_soc("SM8650")], "htp")) == len(plan([suite], [find_soc("SM8650")], "xnnpack")) == 1
+    with pytest.raises(IllegalTargetError, match="mine/relu: use_multi_contexts is for htp, not for the lpai backend"):
+        plan([suite], [find_soc("SM8850")], "lpai")
 
 
 def test_arguments_reach_the_builder_as_they_are_written(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@
     python tools/generate_operators.py run.json           write it
     python tools/generate_operators.py run.json --check   fail when it is not what would be written
 
-The reasons for builders without a case are kept as they are: they are written by hand. The bundles of the run are read
-from the cache, as FARM_CACHE_DIR or farm.toml name it.
+ATen's operators are those of each case as torch.export has it. What the run leaves out stays as it is written while
+the suite has it, and so do the reasons for builders without a case, which are written by hand. The bundles of the run
+are read from the cache, as FARM_CACHE_DIR or farm.toml name it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,16 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from farm.bundles.cache import BundleCache  # noqa: E402 - also where farm is not installed
-from farm.config.settings import load_config  # noqa: E402
+import torch  # noqa: E402
 
+from farm.bundles.cache import BundleCache  # noqa: E402 - also where farm is not installed
+from farm.compile.flows.factory import make_inputs, make_module  # noqa: E402
+from farm.config.settings import load_config  # noqa: E402
+from farm.suites.manifests import find_suites, load_suite  # noqa: E402
+from farm.suites.suite import Case  # noqa: E402
+from farm.suites.tested_operators import native_functions, plain_name  # noqa: E402
+
+SUITES = ("quantized_ops", "fp_ops")
 TABLE = ROOT / "test_suites" / "quantized_ops" / "operators.json"
 
 
@@ -36,20 +44,47 @@ def built_by_cases(run: dict[str, Any], bundles: BundleCache) -> dict[str, list[
     return {case: sorted(operators) for case, operators in sorted(found.items())}
 
 
+def suite_cases() -> dict[str, Case]:
+    """Return the cases of single operators by name."""
+    suites = find_suites()
+    return {case.name: case for name in SUITES for case in load_suite(suites[name]).cases}
+
+
+def aten_of(case: Case) -> list[str]:
+    """Return the ATen operators of a case, as torch.export has them before and after it takes some apart."""
+    with torch.no_grad():
+        exported = torch.export.export(make_module(case), make_inputs(case, 0), strict=True)
+        programs = (exported, exported.run_decompositions())
+    targets = {str(node.target) for one in programs for node in one.graph.nodes if node.op == "call_function"}
+    names = {plain_name(target, native_functions()) for target in targets if target.startswith("aten.")}
+    # What torch.nn.ReflectionPad3d calls; it is taken apart in one go.
+    padded = [node.args for node in exported.graph.nodes if str(node.target) == "aten.pad.default"]
+    names |= {f"reflection_pad{len(args[1]) // 2}d" for args in padded if len(args) > 2 and args[2] == "reflect"}
+    return sorted(names - {""})
+
+
 def main() -> int | str:
     """Write or check the table; what is returned is what the process ends with."""
     parser = argparse.ArgumentParser(description="Writes test_suites/quantized_ops/operators.json.")
     parser.add_argument("run", type=Path, help="what farm run --json printed")
     parser.add_argument("--check", action="store_true", help="fail when the file is not what would be written")
     options = parser.parse_args()
-    cases = built_by_cases(json.loads(options.run.read_bytes()), BundleCache(load_config().cache_dir))
-    written = json.loads(TABLE.read_bytes()) if TABLE.exists() else {"without": {}}
+    written = json.loads(TABLE.read_bytes()) if TABLE.exists() else {"cases": {}, "without": {}}
+    known = suite_cases()
+    built = built_by_cases(json.loads(options.run.read_bytes()), BundleCache(load_config().cache_dir))
+    cases = {case: names for case, names in sorted((written["cases"] | built).items()) if case in known}
+    aten = {name: aten_of(case) for name, case in sorted(known.items())}
     if options.check:
-        return 0 if written["cases"] == cases else f"{TABLE} is out of date: run this without --check"
-    rows = ",\n".join(f"    {json.dumps(case)}: {json.dumps(operators)}" for case, operators in cases.items())
+        is_same = (written["cases"], written.get("aten")) == (cases, aten)
+        return 0 if is_same else f"{TABLE} is out of date: run this without --check"
     reasons = json.dumps(written["without"], indent=2).replace("\n", "\n  ")
-    TABLE.write_text(f'{{\n  "cases": {{\n{rows}\n  }},\n  "without": {reasons}\n}}\n')
+    TABLE.write_text(f'{{\n  "cases": {_rows(cases)},\n  "aten": {_rows(aten)},\n  "without": {reasons}\n}}\n')
     return 0
+
+
+def _rows(table: dict[str, list[str]]) -> str:
+    rows = ",\n".join(f"    {json.dumps(case)}: {json.dumps(names)}" for case, names in table.items())
+    return f"{{\n{rows}\n  }}"
 
 
 if __name__ == "__main__":

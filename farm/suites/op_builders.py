@@ -71,6 +71,8 @@ class SuiteOperators(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Operators that the backend builds of each case."""
     without: dict[str, str] = {}
     """Builders that no case is for, and why; `custom_op` or, as the file is called, `op_custom_op`."""
+    aten: dict[str, tuple[str, ...]] = {}
+    """What torch.export makes of each case, as `operators_in_tests` names it."""
 
 
 def suite_operators(folder: Path) -> SuiteOperators:

@@ -191,6 +191,17 @@ class AddArange(nn.Module):
         return x + torch.arange(*self.sequence, dtype=torch.float32)
 
 
+class AddFilled(nn.Module):
+    """Adds a tensor of the shape of its input that is filled with one number."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.ops.aten.fill.Scalar(x, self.value)
+
+
 class Drawn(nn.Module):
     """The input where as many numbers, drawn on the device, lie below a bound; its negative where they do not."""
 

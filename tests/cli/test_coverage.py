@@ -44,6 +44,7 @@ inputs = [{ shape = [1, 3, 8, 8] }]
 SAID = {
     "cases": {"conv": ["aten.convolution.default", "aten.permute_copy.default"]},
     "without": {"op_rand": "it has no reference"},
+    "aten": {"relu": ["relu"], "conv": ["conv2d"], "gone": ["acosh"]},
 }
 RELU, CONV = "mine/relu[SM8650-htp-8a8w]", "mine/conv[SM8650-htp-8a8w]"
 
@@ -108,6 +109,9 @@ def test_the_table_has_every_builder_and_what_is_known_of_it(home: FarmHome, sto
 
     document = json.loads(of_run.stdout)
     assert document["schema"] == 1
+    said = " ".join(done.stdout.split())
+    count = len(document["aten"]["tested"])
+    assert f"2 of {count} ATen operators that ExecuTorch's own tests name are in a case; not" in said
     assert document["counts"]["passed"] == 1
     (relu,) = (row for row in document["builders"] if row["name"] == "relu")
     assert relu["operators"] == ["aten.relu.default"]

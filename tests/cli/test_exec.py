@@ -120,7 +120,9 @@ def test_a_program_that_nothing_here_could_run_is_refused_before_anything_is_pus
     assert "compiled for SM8650 (htp), not for SM8650 (xnnpack)" in refused(
         model=models / "conv.pte", backend="xnnpack"
     )
-    assert "no method 'forward', but 'double', 'triple'" in refused(model=models / "methods.pte", soc="SM8650")
+    assert "no method 'forward', but 'double', 'triple': name one with --method" in refused(
+        model=models / "methods.pte", soc="SM8650"
+    )
     assert "gone.pte: No such file or directory" in refused(model=models / "gone.pte")
     assert "did you mean 'SM8650'" in refused(model=models / "scalar.pte", soc="SM8651")
     assert "SM8650 has no lpai backend" in refused(model=models / "conv.pte", backend="lpai")
@@ -200,3 +202,18 @@ def test_the_bundle_is_whole_and_another_one_for_other_inputs(models: Path, tmp_
     assert bundle.manifest.key != other.bundle(load_config()).manifest.key
     assert bundle.manifest.key == one.bundle(load_config()).manifest.key
     assert (bundle.manifest.delegates, bundle.manifest.references) == ({"QnnBackend": 1}, ())
+
+
+@pytest.mark.whole
+def test_a_method_of_a_program_is_named_and_each_has_a_bundle_of_its_own(home: FarmHome, models: Path) -> None:
+    means, keys = {}, set()
+    for method in ("double", "triple"):
+        done = home.farm(
+            "exec", "methods.pte", "--method", method, "--soc", "SM8650", *VIRTUAL, "--json", cwd=models, timeout_s=120
+        )
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        means[method] = document["outputs"][0]["mean"]
+        keys.add(document["bundle"])
+    assert means["triple"] == pytest.approx(1.5 * means["double"])
+    assert len(keys) == 2

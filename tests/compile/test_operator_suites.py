@@ -8,6 +8,7 @@ from farm.suites.manifests import find_suites, load_suite
 from farm.suites.op_builders import SuiteOperators, installed_builders, suite_operators
 from farm.suites.socs import find_soc
 from farm.suites.suite import plan
+from farm.suites.tested_operators import operators_in_tests
 
 SUITES = ("quantized_ops", "fp_ops")
 
@@ -29,7 +30,14 @@ def test_every_builder_of_executorch_has_a_case_or_a_reason() -> None:
 
 def test_the_table_is_of_the_cases_that_there_are() -> None:
     cases = {case.name for suite in SUITES for case in load_suite(find_suites()[suite]).cases}
-    assert set(said().cases) == cases
+    assert set(said().cases) == cases == set(said().aten)
+
+
+def test_operators_that_are_taken_apart_have_a_case_too() -> None:
+    having = {name for names in said().aten.values() for name in names}
+    apart = {"acosh", "cosh", "reflection_pad3d", "_pdist_forward", "select_scatter", "fill", "as_strided"}
+    assert apart <= having & set(operators_in_tests())
+    assert len(set(operators_in_tests()) - having) <= 20
 
 
 def test_floating_point_runs_what_quantized_runs_or_says_why_not() -> None:
@@ -45,7 +53,7 @@ def test_the_kinds_of_tensors_and_precisions_are_represented() -> None:
     jobs = plan(suites, [find_soc("SM8650")], "htp")
     assert 400 <= len(jobs) <= 650
     precisions = {job.target.precision for job in jobs}
-    assert precisions == {"8a8w", "8a4w", "16a8w", "16a16w", "16a4w", "16a4w_block", "fp16"}
+    assert precisions == {"8a8w", "8a4w", "16a8w", "16a16w", "16a4w", "16a4w_block", "16a2w", "fp16a8w", "fp16"}
     inputs = [spec for suite in suites for case in suite.cases for spec in case.inputs]
     assert {spec.dtype for spec in inputs} == {"float32", "int32", "int64", "bool"}
     assert {len(spec.shape or ()) for spec in inputs} >= {0, 1, 2, 3, 4, 5}

@@ -173,6 +173,15 @@ def write_etdump(blocks: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> byte
                 slot: builder.CreateString(event[key]) for slot, key in ((0, "name"), (4, "delegate")) if key in event
             }
             builder.StartObject(8)
+            if "debug" in event:  # etdump.DebugEvent
+                if "delegate" in event:
+                    builder.PrependUOffsetTRelativeSlot(4, texts[4], 0)
+                builder.PrependInt32Slot(3, event.get("debug_id", -1), -1)
+                tensor = builder.EndObject()
+                builder.StartObject(3)
+                builder.PrependUOffsetTRelativeSlot(2, tensor, 0)
+                offsets.append(builder.EndObject())
+                continue
             for slot, text in texts.items():
                 builder.PrependUOffsetTRelativeSlot(slot, text, 0)
             builder.PrependInt32Slot(2, event.get("instruction", -1), -1)

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from farm.bundles.bundle import TensorSpec
+from farm.bundles.bundle import Bundle, TensorSpec
 from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict
 from farm.results.blame import Blame, classify, tried
-from farm.results.judge import build_failure
+from farm.results.judge import build_failure, not_simulated
 from farm.suites.suite import Expectation, KnownIssue, Limits, Metric, Tolerance
 
-from .conftest import SHAPE
+from .conftest import LOAD_BLOCK, SHAPE, write_etdump
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -415,6 +415,58 @@ def test_what_the_backend_takes_has_to_be_what_the_case_expects(execution: Execu
     )
     execution.expect = (Expectation(partitions=2, fallback_ops={"aten.add.Tensor": 3}),)
     assert ending(execution.judge()) == ("passed", "done")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "expected", "says"),
+    [
+        ({"spill_fill_bytes": 8192}, Expectation(least_spill_fill_bytes=8192), ""),
+        ({"spill_fill_bytes": 0}, Expectation(least_spill_fill_bytes=1), "share has 0 bytes, expected 1 or more"),
+        ({}, Expectation(least_spill_fill_bytes=1), "share has 0 bytes, expected 1 or more"),
+        ({"pte_bytes": 500}, Expectation(most_pte_bytes=500), ""),
+        ({"pte_bytes": 501}, Expectation(most_pte_bytes=500), "the program has 501 bytes, expected 500 or less"),
+    ],
+)
+def test_what_a_feature_gives_has_to_be_what_the_case_expects(
+    execution: Execution, manifest: dict[str, int], expected: Expectation, says: str
+) -> None:
+    execution.expect = (expected,)
+    execution.replace_manifest(**manifest)
+    attempt = execution.judge()
+    assert ending(attempt) == (("failed", "build") if says else ("passed", "done"))
+    assert attempt.reason.endswith(says)
+
+
+def test_a_dump_has_as_many_layers_as_the_case_expects(execution: Execution) -> None:
+    execution.expect = (Expectation(intermediate_outputs=2),)
+    assert execution.judge().reason.startswith("the outputs of its layers cannot be read")
+    kernel, layers = {"debug": True}, [{"debug": True, "delegate": "one"}, {"debug": True, "debug_id": 7}]
+    for inside, says in (
+        (layers, ""),
+        (layers[:1], "1 outputs of layers were written, expected 2"),
+        ([], "no outputs"),
+    ):
+        blocks = [LOAD_BLOCK, ("Execute", [kernel, *inside]), ("Execute", [*inside, *LOAD_BLOCK[1]])]
+        (execution.folder / "etdump.etdp").write_bytes(write_etdump(blocks))
+        attempt = execution.judge()
+        assert (attempt.verdict, attempt.reason[: len(says)]) == ("failed" if says else "passed", says)
+
+
+def test_what_no_simulator_executes_is_skipped_where_its_build_is_right(execution: Execution) -> None:
+    execution.replace_manifest(needs_device="its graph is made by the device when it is loaded")
+    attempt = not_simulated(execution.job, Bundle(execution.bundle_folder, execution.manifest))
+    assert ending(attempt) == ("skipped", "build")
+    assert attempt.reason == (
+        "compiled, and not executed: its graph is made by the device when it is loaded; attach a SM8650"
+    )
+    assert (attempt.device, {one.metric for one in attempt.measurements}) == (
+        "", {"pte_size", "partitions", "delegated_ops", "fallback_ops"},
+    )  # fmt: skip
+    execution.expect = (Expectation(partitions=2),)
+    assert ending(not_simulated(execution.job, Bundle(execution.bundle_folder, execution.manifest))) == (
+        "failed",
+        "build",
+    )
 
 
 def test_a_metric_of_the_case_is_measured_and_can_decide(execution: Execution) -> None:

@@ -90,6 +90,10 @@ class Coverage(msgspec.Struct, frozen=True):
     beyond: tuple[CoverageRow, ...]
     """What cases cover beyond."""
     items: tuple[CoveredJob, ...]
+    tested: tuple[str, ...] = ()
+    """ATen operators that ExecuTorch's own tests name."""
+    untested: tuple[str, ...] = ()
+    """Those of them that no case has."""
 
     @property
     def counts(self) -> dict[Outcome, int]:

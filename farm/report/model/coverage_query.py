@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from farm.backends.registry import runs_on_cpu
 from farm.errors import IllegalTargetError, UsageError
 from farm.report.model import format as fmt
@@ -14,6 +16,7 @@ from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.op_builders import installed_builders, suite_operators
 from farm.suites.socs import check_backend, find_soc
 from farm.suites.suite import plan
+from farm.suites.tested_operators import operators_in_tests
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -60,9 +63,12 @@ def read_coverage(
     tools = store.history.fingerprints(found.fingerprint for found in results.values())
     declared: dict[tuple[str, str], tuple[str, ...]] = {}
     without: dict[str, str] = {}
+    aten: set[str] = set()
     for folder in dict.fromkeys(job.case.folder for job in jobs):
         declared_by = suite_operators(Path(folder))
         without |= declared_by.without
+        here = {job.case.name for job in jobs if job.case.folder == folder}
+        aten.update(*(names for case, names in declared_by.aten.items() if case in here))
         declared |= {
             (job.case.module, job.case.name): declared_by.cases[job.case.name]
             for job in jobs
@@ -71,6 +77,8 @@ def read_coverage(
     # What somebody asks of a run is its own result, whatever the case was then.
     items = items_of(shown.values(), results, {} if run_ids else case_versions(jobs), declared)
     table = coverage(soc.name, backend, precisions, items, installed_builders(), without)
+    tested = operators_in_tests()
+    table = msgspec.structs.replace(table, tested=tested, untested=tuple(sorted({*tested} - aten)))
     about = facts(table.items, tools.values())
     return table, [*about, f"line {chosen}"] if chosen and not run_ids else about
 

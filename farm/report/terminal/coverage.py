@@ -113,8 +113,15 @@ def _head(table: Coverage, about: Sequence[str]) -> list[tuple[str, str]]:
         (f"{table.soc} {table.backend}", "bold"),
         (f"{jobs}: {counted}", "bold yellow" if bad else "bold green"),
         (covered, "" if uncovered else "green"),
+        *([(_tested(table), "" if table.untested else "green")] if table.tested else []),
         *((text, "") for text in about),
     ]
+
+
+def _tested(table: Coverage) -> str:
+    having = len(table.tested) - len(table.untested)
+    text = f"{having} of {len(table.tested)} ATen operators that ExecuTorch's own tests name are in a case"
+    return f"{text}; not {', '.join(table.untested)}" if table.untested else text
 
 
 def _counted(count: int, state: Outcome) -> str:

@@ -1,0 +1,93 @@
+"""The ATen operators that ExecuTorch's own tests of QNN name, read from its sources: neither it nor torch is imported.
+
+Many of them have no builder, as a pass takes them apart before: what a case of theirs shows, no builder does.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.errors import MissingToolError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+_TESTS = ("backends", "qualcomm", "tests")
+_NATIVE = ("packaged", "ATen", "native", "native_functions.yaml")
+_FUNCTION = re.compile(r"^- func: (\w+)", re.MULTILINE)
+# `test_acosh`, and in the older tests `test_qnn_backend_acosh`.
+_TEST = re.compile(r"test_(?:qnn_backend_)?(\w+)")
+# ATen's aliases, and what a test of `==` is called after.
+_SAME = {
+    "equal": "eq", "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne",
+    "special_expm1": "expm1", "swapaxes": "transpose", "swapdims": "transpose",
+}  # fmt: skip
+# Where tests are one for each operator.
+_OPERATOR_TESTS = ("test_qnn_delegate.py", "rework/htp/op/v68/test.py")
+
+
+def operators_in_tests() -> tuple[str, ...]:
+    """Return them by ATen's names without their overloads, `acosh`, sorted. Raises MissingToolError.
+
+    They are those that the tests write out, `torch.ops.aten.fill.Scalar`, and those that tests are called after.
+    """
+    return _named_in(_folder("executorch", *_TESTS), _folder("torchgen", *_NATIVE))
+
+
+def plain_name(operator: str, known: Collection[str]) -> str:
+    """Return an ATen operator, of those that are `known`, without its overload; of one that copies or changes its
+    input in place, the one that it is a variant of: `aten.select_copy.int` is `select`."""
+    name = operator.removeprefix("aten.").partition(".")[0]
+    name = _SAME.get(name, name)
+    for variant in (name.removesuffix("_copy").removesuffix("_"), name, f"_{name}"):
+        if variant in known:
+            return variant
+    return ""
+
+
+@functools.cache
+def native_functions() -> frozenset[str]:
+    """Return the names of all functions of ATen, from the installed torch. Raises MissingToolError."""
+    return _functions(_folder("torchgen", *_NATIVE))
+
+
+def _functions(path: Path) -> frozenset[str]:
+    return frozenset(_FUNCTION.findall(path.read_text(encoding="utf-8")))
+
+
+@functools.cache
+def _named_in(folder: Path, native: Path) -> tuple[str, ...]:
+    known = _functions(native)
+    found = set()
+    for path in sorted(folder.rglob("*.py")):
+        of_operators = path.relative_to(folder).as_posix() in _OPERATOR_TESTS
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+            if isinstance(node, ast.Attribute):
+                found.update(_written_out(node))
+            elif of_operators and isinstance(node, ast.FunctionDef) and (match := _TEST.fullmatch(node.name)):
+                found.add(match[1])
+    return tuple(sorted({plain_name(name, known) for name in found} - {""}))
+
+
+def _written_out(node: ast.Attribute) -> Iterator[str]:
+    """Yield X of `torch.ops.aten.X.overload`."""
+    above = node.value
+    if isinstance(above, ast.Attribute) and isinstance(above.value, ast.Attribute) and above.value.attr == "aten":
+        yield above.attr
+
+
+def _folder(package: str, *below: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(location, *below)
+        if path.exists():
+            return path
+    raise MissingToolError(
+        "the operators are those of ExecuTorch's tests of QNN, which are not installed: pip install "
+        "'snapdragon-farm[build]'"
+    )
