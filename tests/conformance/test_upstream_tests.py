@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -49,6 +50,11 @@ ON_DEVICES = (
     "TestQNNQuantizedUtils::test_qnn_backend_dump_intermediate_outputs_topk",
     "TestQNNQuantizedUtils::test_qnn_backend_runtime_option_profile",
 )
+NEWER = {
+    "htp/op/v68/test.py": ("test_abs[8a]", "test_abs[16a]", "test_abs[fp]"),
+    "htp/feature/v68/test.py": ("test_performance[e2e]", "test_tensor_dump[e2e]"),
+    "utils/test.py": ("test_rewrite_prepared_observer",),
+}
 MODULE = "executorch.backends.qualcomm.tests.test_qnn_delegate"
 STUBS = Path(__file__).parent / "model_stubs"
 
@@ -60,20 +66,38 @@ def test_in_x86_mode(run_here: Callable[..., Ran]) -> None:
 
 
 def test_on_two_devices(home: FarmHome) -> None:
+    run_on_devices(
+        home,
+        ["--pyargs", *(f"{MODULE}::{name}" for name in ON_DEVICES)],
+        {f"test_qnn_delegate.py::{name}" for name in ON_DEVICES},
+    )
+    assert not list(home.cwd.iterdir()), "they write where they stand, which is a folder of each worker"
+
+
+def test_the_newer_framework_on_two_devices(home: FarmHome) -> None:
+    spec = importlib.util.find_spec("executorch")
+    assert spec is not None
+    folder = Path((spec.submodule_search_locations or [])[0], "backends/qualcomm/tests/rework")
+    names = [f"{file}::{name}" for file, chosen in NEWER.items() for name in chosen]
+    said = run_on_devices(home, [str(folder / name) for name in names], {f"rework/{name}" for name in names})
+    assert "SUMMARY [PASSED]/[TOTAL]" in said, "upstream's own summary, whose plugin is not installed"
+    assert not list(home.cwd.iterdir())
+
+
+def run_on_devices(home: FarmHome, arguments: list[str], expected: set[str]) -> str:
+    """Run some of upstream's tests on two virtual devices, assert that all passed, and return what pytest said."""
     done = home.farm(
-        *("pytest", "--soc", "SM8650", "--virtual", "2", "--json", "--"),
-        *("-p", "no:cacheprovider", "--pyargs", *(f"{MODULE}::{name}" for name in ON_DEVICES)),
+        *("pytest", "--soc", "SM8650", "--virtual", "2", "--json", "--", "-p", "no:cacheprovider", *arguments),
         env={
             "PYTHONPATH": os.pathsep.join(filter(None, (str(STUBS), os.environ.get("PYTHONPATH")))),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         },
         timeout_s=1800,
     )
-
     assert done.returncode == 0, done.stderr[-8000:]
-    jobs = json.loads(done.stdout)["jobs"]
-    assert {job["id"] for job in jobs} == {f"pytest/test_qnn_delegate.py::{name}[SM8650-htp]" for name in ON_DEVICES}
+    jobs: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
+    assert {job["id"] for job in jobs} == {f"pytest/{name}[SM8650-htp]" for name in expected}
     attempts = [attempt for job in jobs for attempt in job["attempts"]]
-    assert [attempt["verdict"] for attempt in attempts] == ["passed"] * len(ON_DEVICES)
+    assert [attempt["verdict"] for attempt in attempts] == ["passed"] * len(expected)
     assert {attempt["device"] for attempt in attempts} == {"virtual-SM8650-0", "virtual-SM8650-1"}
-    assert not list(home.cwd.iterdir()), "they write where they stand, which is a folder of each worker"
+    return done.stderr
