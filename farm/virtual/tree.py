@@ -77,8 +77,8 @@ class DeviceTree:
         for command in FAULTY_TOOLS:
             self.remove(f"system/bin/{command}")
         self.remove("system/bin/su")
-        if script := SU.get(properties.get(_BUILD_PROPERTY, "")):
-            self.write("system/bin/su", script, mode=0o755)
+        if su := SU.get(properties.get(_BUILD_PROPERTY, "")):
+            self.write("system/bin/su", su, mode=0o755)
         self.set_body(HEALTHY_LEVEL, HEALTHY_CELSIUS)
         self.begin_life()
 
