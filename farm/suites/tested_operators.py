@@ -63,7 +63,7 @@ def _functions(path: Path) -> frozenset[str]:
 @functools.cache
 def _named_in(folder: Path, native: Path) -> tuple[str, ...]:
     known = _functions(native)
-    found = set()
+    found: set[str] = set()
     for path in sorted(folder.rglob("*.py")):
         of_operators = path.relative_to(folder).as_posix() in _OPERATOR_TESTS
         for node in ast.walk(ast.parse(path.read_bytes(), str(path))):

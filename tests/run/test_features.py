@@ -1,4 +1,4 @@
-"""The suite of the backend's features on the simulator: what it executes passes, and the rest is compiled and skipped."""
+"""The suite of the backend's features on the simulator: what it executes passes, the rest is compiled and skipped."""
 
 from __future__ import annotations
 
