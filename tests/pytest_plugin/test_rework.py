@@ -60,6 +60,7 @@ def qnn_config(request):
 """
 
 ON_THE_DEVICE = """
+import subprocess
 
 import pytest
 
