@@ -293,7 +293,7 @@ def test_a_case_names_features_and_methods(tmp_path: Path) -> None:
         ("use_multi", "use_multy", "case.relu.features: unknown key 'use_multy_contexts': did you mean"),
         ("use_multi_contexts = true", "split = 4", "case.relu.features: split makes several contexts, which want"),
         ("skip_node_ops", "online_prepare = true, skip_node_ops", "online_prepare makes one context on the device"),
-        ('method = "encode"', 'method = "encoed"', "case.relu.method: no method 'encoed': did you mean 'encode'"),
+        ('method = "encode"', 'method = "encoed"', "case.relu.method: unknown method 'encoed': did you mean 'encode'"),
         ('method = "encode"', 'method = "../x"', "case.relu.method: '../x' is no name of a method"),
         ("encode = {}", "encode = { inputs = [{ shape = [2] }] }", "takes the inputs of the case: leave these out"),
         ("[{ shape = [1, 4] }]", "[{ shape = [0] }]", "case.relu.methods.decode.inputs: every dimension is at least 1"),
