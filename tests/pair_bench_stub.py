@@ -48,6 +48,10 @@ class SideStub(msgspec.Struct, frozen=True):
     heap: bool = False
 
     @property
+    def key(self) -> tuple[str, ...]:
+        return self.job, self.bundle.key, *self.place
+
+    @property
     def place(self) -> tuple[str, str]:
         return "", self.device
 

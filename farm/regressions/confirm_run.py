@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.analysis.candidates import Finding
-from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, control, pairs_needed
-from farm.analysis.nights import programs_are_cause
+from farm.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, control, pairs_needed, unsure
+from farm.analysis.families import P_MEMBER, common_step, families, member
+from farm.analysis.nights import REPRESENTATIVES, programs_are_cause
+from farm.analysis.scale import Scale
+from farm.analysis.sequential import LEAST_PAIRS
 from farm.regressions.bench_pool import BenchFactory, BenchPool
 from farm.regressions.confirm_job import PairsRequest
 from farm.regressions.look_back import changed_programs, found_alerts, look_back, record_look_back
@@ -25,7 +28,7 @@ from farm.store.records import STEPS, AlertState, NewAlert
 from farm.system.text import reason_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from farm.config.settings import Config
     from farm.regressions.look_back import ComparedSeries, LookBack
@@ -182,20 +185,50 @@ class _ConfirmRun:
             # What was measured before is not measured again.
             if alert := alerts.get(compared.key):
                 left.append((compared, looked.night.judgements[index], alert))
+        # Numbers of one program are measured by the same pairs.
+        jobs: dict[str, int] = {}
+        for compared, _, _ in left:
+            jobs.setdefault(compared.past.job_id, len(jobs))
+        left.sort(key=lambda item: jobs[item[0].past.job_id])
         measured = sum(self._remeasurement.good(compared) is not None for compared, _, _ in left)
         pairs = self._pairs(measured, is_candidate=True)
         family = measured + len(self._family_before(is_candidate=True))
         not_measured = 0
-        for number, (compared, judgement, alert) in enumerate(left):
+        groups = families([_family_key(compared) for compared, _, _ in left], [one for _, one, _ in left])
+        results: dict[int, RemeasuredSeries] = {}
+        for number, (place, group) in enumerate(_representatives_first(len(left), groups)):
             if time.monotonic() >= self._end_s:
                 return not_measured + len(left) - number
+            compared, judgement, alert = left[place]
             self._note(f"{compared.past.job_id}: {compared.series.series.metric} {judgement.reason}")
-            result = self._remeasurement.measure(compared, pairs, up=judgement.change > 0, family=family)
+            up, measure = judgement.change > 0, self._remeasurement.measure
+            of = [results[one] for one in group if one in results]
+            result = self._member(compared, of, up=up) or measure(compared, pairs, up=up, family=family)
             if result is None:
                 not_measured += 1
                 continue
+            results[place] = result
             self._keep(compared, result, alert)
         return not_measured
+
+    def _member(
+        self, compared: ComparedSeries, representatives: Sequence[RemeasuredSeries], *, up: bool
+    ) -> RemeasuredSeries | None:
+        """Return what a few pairs show of a series that others stepped with; None where it has to be measured as any.
+
+        Only that it stepped as well is taken from so few, never that it did not.
+        """
+        step = common_step([one.confirmation for one in representatives])
+        if step is None:
+            return None
+        result = self._remeasurement.measure(compared, LEAST_PAIRS, up=up, level=P_MEMBER, step=step)
+        if result is None or result.confirmation.answer is not Answer.CONFIRMED:
+            return None
+        result.of = tuple(one for one in representatives if one.confirmation.answer is Answer.CONFIRMED)
+        names = ", ".join(one.alert.job_id for one in result.of if one.alert)
+        result.confirmation = member(compared.series.series.scale, step, result.confirmation, names)
+        self._remeasurement.attribute_as(compared, result, result.of)
+        return result
 
     def _changed(self, looked: LookBack) -> int:
         """Measure programs that changed and are no candidates; return how many there was no time or device for."""
@@ -264,12 +297,20 @@ class _ConfirmRun:
         """Take back what is confirmed by chance, among all candidates that were measured, and among all others."""
         for is_candidate in (True, False):
             # What could not be measured had no chance to be confirmed.
-            measured = [one for one in self._results if one.is_candidate is is_candidate and one.confirmation.pairs]
+            measured = [
+                one
+                for one in self._results
+                if one.is_candidate is is_candidate and one.confirmation.pairs and not one.of
+            ]
             family = [*(result.confirmation for result in measured), *self._family_before(is_candidate=is_candidate)]
             for result, controlled in zip(measured, control(family)[: len(measured)], strict=True):
                 if controlled != result.confirmation:
                     result.confirmation = controlled
                     self._record(result)
+        for result in self._results:
+            if any(one.confirmation.answer is not Answer.CONFIRMED for one in result.of):
+                result.confirmation = unsure(result.confirmation)
+                self._record(result)
 
     def _record(self, result: RemeasuredSeries) -> None:
         alert, confirmation = result.alert, result.confirmation
@@ -304,6 +345,27 @@ class _ConfirmRun:
         if not recorded:
             result.alert = None
             self._note(f"{alert.job_id}: {alert.metric} was measured by somebody else meanwhile: theirs stays")
+
+
+def _family_key(compared: ComparedSeries) -> tuple[str, ...]:
+    """Return what series have in common that may have stepped together: times of one device."""
+    series = compared.series.series
+    alone = () if series.scale is Scale.RATIO else (series.id,)
+    return compared.past.device, compared.points[-1].device_kind, series.metric, *alone
+
+
+def _representatives_first(count: int, groups: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield the places of candidates in their order, members of families after their representatives, and these."""
+    members = {place: group for group in groups for place in group[REPRESENTATIVES:]}
+    done: set[int] = set()
+    for place in range(count):
+        if place in members:
+            continue
+        yield place, ()
+        done.add(place)
+        for group in groups:
+            if place in group and done.issuperset(group[:REPRESENTATIVES]):
+                yield from ((one, group[:REPRESENTATIVES]) for one in group[REPRESENTATIVES:])
 
 
 def _changed_alert(compared: ComparedSeries, result: RemeasuredSeries) -> NewAlert:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from farm.regressions.interleaved_ab import InterleavedBench, Side
 
 
+MeasuredPairs = dict[tuple[object, ...], dict[str, list["Pair"]]]
+"""Pairs by metric of sides in shared processes or new ones: what one claim had measured, others need not again."""
+
+
 class Claim(NamedTuple):
     """A series, and the direction that it is claimed to have moved."""
 
@@ -116,33 +120,48 @@ def compare(
     first_level: float = 1.0,
     early: bool = False,
     fresh: bool = False,
+    measured: MeasuredPairs | None = None,
 ) -> list[Compared]:
     """Measure pairs, as many again once while a claim is unknown, and return what all of them note of each claim.
 
     What they confirm of times is confirmed once more, in new processes for every turn, and has the size that it has in
     these; with `fresh` all pairs are such, once. `gate` is on the scale of the series, `level` what a p-value has to be
     below, and `first_level` as well where as many pairs are left. `early`: end as soon as it is clear that nothing is
-    so. A side that crashes or whose numbers are wrong is the reason of an unknown. Raises InfraError for the farm's and
-    the device's trouble, UsageError for a bundle that is gone.
+    so. `measured` has pairs of these sides that were measured just before, and gets those that are measured now. A side
+    that crashes or whose numbers are wrong is the reason of an unknown. Raises InfraError for the farm's and the
+    device's trouble, UsageError for a bundle that is gone.
     """
     was, now = (bench.side(one) if isinstance(one, StoredResult) else one for one in (good, new))
     numerics = any(_is_of_outputs(series) for series, _ in claims)
     since = len(bench.turns)
     found: dict[str, list[Pair]] = {}
     compared: list[Compared] = []
+    measured = {} if measured is None else measured
     fresh = fresh or was.place != now.place or now.heap
 
     def enough() -> int:
         known = (found.get(one.series.metric, []) for one in claims if not _is_of_outputs(one.series))
-        took = [one for good, _ in found.get("latency", ()) for one in good]
+        took = [one for good, _ in known_pairs(fresh=fresh).get("latency", ()) for one in good]
         latency_ns = statistics.median(took) if took else 0.0
         return max((steady_inferences(one, inferences, latency_ns) for one in known), default=inferences)
 
+    def known_pairs(*, fresh: bool) -> dict[str, list[Pair]]:
+        return measured.setdefault((was.key, now.key, fresh), {})
+
+    def pairs_of(begin: int, count: int, *, renew: bool, fresh: bool) -> dict[str, list[Pair]]:
+        """Return pairs by metric, of which those that all claims have are not measured again."""
+        known, there = known_pairs(fresh=fresh), slice(begin, begin + count)
+        if not all(_whole(known.get(one.series.metric, [])[there])[count - 1 :] for one in claims):
+            more = bench.measure(was, now, count, enough(), numerics=numerics, begin=begin, renew=renew, fresh=fresh)
+            for metric, some in more.items():
+                of_metric = known.setdefault(metric, [])
+                add_pairs(of_metric, begin, ())
+                of_metric[there] = some
+            return more
+        return {metric: some[there] for metric, some in known.items()}
+
     def measure(look: Look) -> bool:
-        measured = bench.measure(
-            was, now, look.pairs, enough(), numerics=numerics, begin=look.begin, renew=look.renews, fresh=fresh
-        )
-        for metric, more in measured.items():
+        for metric, more in pairs_of(look.begin, look.pairs, renew=look.renews, fresh=fresh).items():
             add_pairs(found.setdefault(metric, []), look.begin, more)
         return bool(found)
 
@@ -154,7 +173,7 @@ def compare(
     until_clear(pairs, measure, is_open, early=early)
     compared = compared or [_compared(claim, found, gate, level, 1) for claim in claims]
     if not fresh and any(_needs_again(one) for one in compared):
-        again = bench.measure(was, now, PAIRS, enough(), numerics=numerics, fresh=True)
+        again = pairs_of(0, PAIRS, renew=False, fresh=True)
         compared = [
             _compared_again(claim, one, again, gate) if _needs_again(one) else one
             for claim, one in zip(claims, compared, strict=True)
@@ -174,6 +193,7 @@ def first_bad(
     inferences: int = INFERENCES,
     *,
     on_probe: Callable[[Probe], None] = lambda _: None,
+    measured: MeasuredPairs | None = None,
 ) -> Bracket:
     """Narrow the runs among which the first bad one is, by running old bundles in pairs with the good one's.
 
@@ -193,14 +213,14 @@ def first_bad(
     finite = math.isfinite(change)
     weights = suspicion(series.scale, values, bracket, change) if finite else np.zeros(len(values))
     gate = abs(change) / 2.0 if finite else GATES[series.scale].confirmed
-    measured = 0
+    probes = 0
     while (number := next_probe(bracket, weights)) is not None:
         probe = _known(number, runs[number], answers)
         if probe is None:
-            if measured == MOST_PROBES:
+            if probes == MOST_PROBES:
                 break
-            measured += 1
-            probe = _probe(bench, claim, good, number, runs[number], gate, pairs, inferences)
+            probes += 1
+            probe = _probe(bench, claim, good, number, runs[number], gate, pairs, inferences, measured)
             if (past := runs[number]) is not None:
                 answers[past.attempt.bundle_key] = probe.answer
         on_probe(probe)
@@ -225,13 +245,14 @@ def _probe(
     gate: float,
     pairs: int,
     inferences: int,
+    measured: MeasuredPairs | None,
 ) -> Probe:
     assert past is not None  # noqa: S101 - for the type
     try:
         side = bench.side(past)
     except FarmError as error:
         return Probe(number, None, Answer.UNKNOWN, reason_line(str(error)))
-    [one] = compare(bench, [claim], good, side, pairs, inferences, gate=gate, early=True, fresh=True)
+    [one] = compare(bench, [claim], good, side, pairs, inferences, gate=gate, early=True, fresh=True, measured=measured)
     return Probe(number, one.confirmation, one.confirmation.answer, one.confirmation.reason)
 
 

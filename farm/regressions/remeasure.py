@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from farm.regressions.confirm_job import PairsRequest
     from farm.regressions.interleaved_ab import InterleavedBench
     from farm.regressions.look_back import ComparedSeries
-    from farm.regressions.paired_test import Probe
+    from farm.regressions.paired_test import MeasuredPairs, Probe
     from farm.replay.stored_result import StoredResult
     from farm.store.records import AlertRecord
     from farm.store.store import Store
@@ -50,6 +50,8 @@ class RemeasuredSeries:
     cause: str = ""
     is_candidate: bool = True
     """Otherwise it was measured because its program changed."""
+    of: tuple[RemeasuredSeries, ...] = ()
+    """What stepped with it and was measured in full, where it was only looked at itself."""
     alert: AlertRecord | None = None
     """As it was before."""
     state: AlertState = AlertState.CANDIDATE
@@ -69,6 +71,8 @@ class Remeasurement:
     ) -> None:
         self._request, self._factory, self._benches, self._note = request, factory, benches, note
         self._results = Results(store)
+        self._measured: MeasuredPairs = {}
+        self._job = ""
 
     def measure(
         self,
@@ -79,11 +83,16 @@ class Remeasurement:
         attribute: bool = True,
         level: float = P_CONFIRMED,
         family: int = 1,
+        step: Confirmation | None = None,
     ) -> RemeasuredSeries | None:
         """Return what that many pairs show of a number, and where its step is; None where no device can be had.
 
-        `family`: how many are measured; what would not stand among them has twice as many pairs.
+        `family`: how many are measured; what would not stand among them has twice as many pairs. `step` is
+        the change of series that stepped with it: it is only asked whether it has more than half of that.
         """
+        if number.past.job_id != self._job:
+            # Numbers of one program are measured by the same pairs.
+            self._job, self._measured = number.past.job_id, {}
         points, first, new = number.points, number.first, len(number.points) - 1
         good = self.good(number)
         result = RemeasuredSeries(points, unknown("no bundle of the runs before is there any more"), good or first, new)
@@ -100,6 +109,7 @@ class Remeasurement:
             [compared] = compare(
                 bench, [claim], was, now, pairs, self._inferences(number),
                 level=level, first_level=alone_level(family), early=True,
+                gate=None if step is None else abs(step.change) / 2.0, fresh=step is not None, measured=self._measured,
             )  # fmt: skip
         except UsageError as error:
             result.confirmation = unknown(reason_line(str(error)))
@@ -111,15 +121,30 @@ class Remeasurement:
             self._benches.give_up(now, reason_line(str(error)))
             return None
         result.confirmation, result.pairs, result.device = compared.confirmation, compared.pairs, bench.device.serial
-        if attribute and result.confirmation.answer is Answer.CONFIRMED:
-            try:
-                self._attribute(number, bench, result)
-            except FarmError as error:
-                # The change is confirmed, whatever causes it.
-                self._note(f"{number.past.job_id}: since when, and for which cause, is not known: {error}")
-                if isinstance(error, InfraError):
-                    self._benches.give_up(now, reason_line(str(error)))
+        if attribute and step is None and result.confirmation.answer is Answer.CONFIRMED:
+            self._try_to_attribute(number, result)
         return result
+
+    def attribute_as(self, number: ComparedSeries, result: RemeasuredSeries, of: Sequence[RemeasuredSeries]) -> None:
+        """Add the first bad run of series that stepped together, where they have one, else look for it."""
+        ranges = {(one.points[one.good].run_id, one.points[one.bad].run_id) for one in of}
+        places = {point.run_id: place for place, point in enumerate(result.points)}
+        if len(ranges) == 1:
+            [(good, bad)] = ranges
+            if result.good <= places.get(good, -1) < places.get(bad, -1):
+                result.good, result.bad, result.cause = places[good], places[bad], of[0].cause
+                return
+        self._try_to_attribute(number, result)
+
+    def _try_to_attribute(self, number: ComparedSeries, result: RemeasuredSeries) -> None:
+        now = self._results.of(number.past.job_id, number.points[-1].run_id)
+        try:
+            self._attribute(number, self._benches.of(now), result)
+        except FarmError as error:
+            # The change is confirmed, whatever causes it.
+            self._note(f"{number.past.job_id}: since when, and for which cause, is not known: {error}")
+            if isinstance(error, InfraError):
+                self._benches.give_up(now, reason_line(str(error)))
 
     def good(self, number: ComparedSeries) -> int | None:
         """Return the oldest run of the level with another program whose bundle is there; None where none is."""
@@ -148,7 +173,9 @@ class Remeasurement:
         values = levelled(series.scale, number.values, number.steps)
         effort = self._request.pairs, self._inferences(number)
         probes: list[Probe] = []
-        bracket = first_bad(bench, series, runs, values, bracket, change, *effort, on_probe=probes.append)
+        bracket = first_bad(
+            bench, series, runs, values, bracket, change, *effort, on_probe=probes.append, measured=self._measured
+        )
         result.good, result.bad = bracket.good, bracket.bad
         # What came after the first bad run is no part of its step.
         bundle = number.points[bracket.bad].bundle

@@ -24,6 +24,7 @@ from farm.store.view import JobView, RunView
 if TYPE_CHECKING:
     from farm.analysis.confirmation import Pair
     from farm.regressions.interleaved_ab import InterleavedBench, Side
+    from farm.regressions.paired_test import MeasuredPairs
 
 JOB = "suite/case[SM8650-htp-8a8w]"
 CYCLES = Series(JOB, "htp_cycles", "cycles", Direction.LOWER)
@@ -38,6 +39,7 @@ class StubSide(msgspec.Struct, frozen=True):
     heap: bool = False
     luck: float = 1.0
     """What it takes longer in the process that it shares with others."""
+    key: str = ""
 
 
 class StubBench:
@@ -268,3 +270,24 @@ def test_metrics_that_need_pairs() -> None:
     with pytest.raises(UsageError, match="is deterministic"):
         series_of(past(0, "a"), past(1, "b"), ["pte_size"])
     assert worse(Series("", "sqnr", "dB", Direction.HIGHER)).up is False
+
+
+def test_numbers_of_one_program_are_measured_by_the_same_pairs() -> None:
+    stub = StubBench({"a": StubSide(1.0, key="a"), "b": StubSide(1.08, key="b")})
+    measured: MeasuredPairs = {}
+    for series in (CYCLES, CYCLES):
+        [one] = compare(
+            bench_of(stub), [Claim(series, True)], past(0, "a"), past(1, "b"), early=True, measured=measured
+        )
+        assert one.confirmation.answer is Answer.CONFIRMED
+    assert stub.pairs == 20
+    # A number that these pairs have not is measured by others.
+    compare(
+        bench_of(stub),
+        [Claim(msgspec.structs.replace(CYCLES, metric="latency", unit="ns"), True)],
+        past(0, "a"),
+        past(1, "b"),
+        early=True,
+        measured=measured,
+    )
+    assert stub.pairs > 20

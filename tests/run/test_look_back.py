@@ -77,6 +77,18 @@ def test_a_hot_night_is_one_shift_and_a_slower_compiler_is_found_in_all(store: S
     assert {one.state for one in after.alerts} <= {"refuted"}
 
 
+def test_of_programs_that_step_together_few_are_measured_in_full_and_the_others_say_so(store: Store) -> None:
+    world = World(store, jobs=24)
+    for _ in range(10):
+        record_look_back(store, world.night())
+    found = world.confirm(world.night(dict.fromkeys(range(9), 1.12)))
+    assert {one.job_id for one in found.regressions} == {job.id for job in world.jobs[:9]}
+    assert {(one.last_good, one.first_bad) for one in found.regressions} == {tuple(world.nights[-2:])}
+    looked_at = [one for one in found.regressions if "which stepped with it" in one.reason]
+    assert len(looked_at) >= 4
+    assert all(one.low < one.change < one.high for one in looked_at)
+
+
 def test_a_step_is_told_once_however_late_its_first_run_is_looked_at(store: Store) -> None:
     world = World(store, jobs=1)
     for _ in range(12):
