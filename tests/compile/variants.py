@@ -16,7 +16,7 @@ from farm.bundles.key import toolchain_versions
 from farm.compile.flows.dispatcher import one_look_a_list
 from farm.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.compile.flows.qualcomm import FLOW
-from farm.suites.suite import Target
+from farm.suites.suite import Case, Target
 
 WEIGHTS = torch.linspace(-1.0, 1.0, 4 * 3 * 3 * 3).reshape(4, 3, 3, 3)
 INPUT = torch.linspace(-2.0, 3.0, 3 * 8 * 8).reshape(1, 3, 8, 8)
@@ -45,7 +45,10 @@ class Chain(torch.nn.Module):
 def quantized(module: torch.nn.Module, sample: torch.Tensor = INPUT) -> bytes:
     versions, inputs = toolchain_versions("any"), (sample,)
     target = Target("SM8650", "htp", "8a8w")
-    lowering = Lowering(module.eval(), Example(inputs, None), [inputs], target, versions, Stopwatch())
+    case = Case("suite", "case", "", ())
+    lowering = Lowering(
+        module.eval(), Example(inputs, None), [inputs], target, versions, Stopwatch(), case, folder=Path()
+    )
     lowered = FLOW(lowering)
     return bytes(lowered.edge.to_executorch(lowered.config).buffer)
 
