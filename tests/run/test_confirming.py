@@ -282,12 +282,6 @@ def test_numbers_of_one_program_are_measured_by_the_same_pairs() -> None:
         assert one.confirmation.answer is Answer.CONFIRMED
     assert stub.pairs == 20
     # A number that these pairs have not is measured by others.
-    compare(
-        bench_of(stub),
-        [Claim(msgspec.structs.replace(CYCLES, metric="latency", unit="ns"), True)],
-        past(0, "a"),
-        past(1, "b"),
-        early=True,
-        measured=measured,
-    )
+    latency = Claim(msgspec.structs.replace(CYCLES, metric="latency", unit="ns"), True)
+    compare(bench_of(stub), [latency], past(0, "a"), past(1, "b"), early=True, measured=measured)
     assert stub.pairs > 20
