@@ -220,6 +220,8 @@ def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: l
                     f"docs/backends.md says which SDK can compile for the {target.backend} backend"
                 ) from error
             if refused:
-                raise DelegationError(target.backend, refused, weighted=_WITH_WEIGHTS in str(error)) from error
+                # The pass manager raises an error of its own from that of the pass.
+                weighted = any(_WITH_WEIGHTS in str(one) for one in (error, error.__cause__))
+                raise DelegationError(target.backend, refused, weighted=weighted) from error
             raise
     return edge
