@@ -59,6 +59,20 @@ def test_forty_nights_give_one_alert_for_each_step_and_none_for_a_quiet_series(s
     assert [one.id for one in store.alerts.open()] == [step.id]
 
 
+@pytest.mark.whole
+def test_intervals_of_95_per_cent_hold_the_truth_about_so_often(tmp_path: Path) -> None:
+    held = []
+    for seed in range(1, 25):
+        with open_store(tmp_path / f"{seed}.db") as opened:
+            world = World(opened, jobs=6, seed=seed)
+            for night in range(22):
+                world.confirm(world.night({0: 1.08 if night >= 20 else 1.0}))
+            held += [step.low < math.log(1.08) < step.high for step in known(opened, world, 0)[:1]]
+    assert len(held) >= 22
+    # Fewer than that of so many are one chance in a hundred, or less.
+    assert sum(held) >= len(held) - 4
+
+
 def test_a_hot_night_is_one_shift_and_a_slower_compiler_is_found_in_all(store: Store) -> None:
     world = World(store, jobs=10)
     for _ in range(10):
