@@ -165,9 +165,9 @@ def delegation_problem(job: Job, bundle: Bundle) -> str:
     expected = job.case.expectation(job.target)
     if expected is None:
         return ""
-    left = _left_to_cpu(backend, manifest.fallback_ops)
-    if (manifest.partitions, left) != (expected.partitions, expected.fallback_ops):
-        return f"{_shown(manifest.partitions, left)}, expected {_shown(expected.partitions, expected.fallback_ops)}"
+    left, named = (_left_to_cpu(backend, one.fallback_ops) for one in (manifest, expected))
+    if (manifest.partitions, left) != (expected.partitions, named):
+        return f"{_shown(manifest.partitions, left)}, expected {_shown(expected.partitions, named)}"
     least, shared = expected.least_spill_fill_bytes, manifest.spill_fill_bytes or 0
     if least is not None and shared < least:
         return f"the buffer that its contexts share has {shared} bytes, expected {least} or more"
@@ -192,8 +192,8 @@ def _dump_problem(job: Job, raw: RawResult) -> str:
     return f"{found} outputs of layers were written, expected {expected.intermediate_outputs}"
 
 
-def _left_to_cpu(backend: str, fallback_ops: dict[str, int]) -> dict[str, int]:
-    """Return the operators that a case may name; quantizing for delegates comes with these, inputs and outputs."""
+def _left_to_cpu(backend: str, fallback_ops: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the operators that count for a case; quantizing for delegates comes with these, inputs and outputs."""
     if backend not in BACKENDS or not BACKENDS[backend].cpu_quantizes:
         return fallback_ops
     return {name: count for name, count in fallback_ops.items() if not name.startswith(_QUANTIZING)}

@@ -417,6 +417,14 @@ def test_what_the_backend_takes_has_to_be_what_the_case_expects(execution: Execu
     assert ending(execution.judge()) == ("passed", "done")
 
 
+def test_a_case_may_still_expect_the_quantizing_that_comes_with_lpai(execution: Execution) -> None:
+    quantizing = {f"quantized_decomposed.{name}_per_tensor.out": 1 for name in ("quantize", "dequantize")}
+    execution.replace_manifest(backend="lpai", fallback_ops=quantizing)
+    for named in ({}, quantizing):
+        execution.expect = (Expectation(partitions=1, fallback_ops=named),)
+        assert ending(execution.judge()) == ("passed", "done")
+
+
 @pytest.mark.parametrize(
     ("manifest", "expected", "says"),
     [
