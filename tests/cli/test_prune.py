@@ -120,9 +120,9 @@ def test_rules_come_from_farm_toml_and_options_override_them(home: FarmHome, sto
     assert (answer["prune"]["deleted"], answer["prune"]["freed"]["runs"]) == (False, 1)
     answer = json.loads(home.farm("prune", "--json", "--keep-nightly", "30d").stdout)
     assert answer["prune"]["runs"] == {newest: "results", person: None, night: None}
-    config.write_text('[retention]\nkeep = "90 days"\n')
+    config.write_text('[retention]\nkeep = "90 moons"\n')
     done = home.farm("prune")
-    assert (done.returncode, "retention.keep: is '90 days', expected an age such as '90d'" in done.stderr) == (2, True)
+    assert (done.returncode, "retention.keep: is '90 moons', expected an age such as '90d'" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

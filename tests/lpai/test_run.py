@@ -28,6 +28,7 @@ def run(
     return home.farm(*arguments, env={"QNN_SDK_ROOT": str(sdk)}, timeout_s=300)
 
 
+@pytest.mark.whole
 def test_two_option_sets_all_the_way(home: FarmHome, stub_sdk: StubSdk) -> None:
     stub_sdk.forget()
     done = run(home, stub_sdk.root, "--option", "lpai_fps=5,10", "--option", "core_selection=1", "--json")

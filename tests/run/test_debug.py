@@ -126,6 +126,7 @@ def test_what_it_would_compile_otherwise_than_farm_run_is_refused(suite: Path, l
         job_to_debug(load_config(folder=suite.parent), f"{suite}/broken[SM8650-htp-8a8w]")
 
 
+@pytest.mark.whole
 def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite: Path) -> None:
     table, graph = home.cwd / "layers.csv", home.cwd / "layers.svg"
     written = ("--csv", str(table), "--svg", str(graph))

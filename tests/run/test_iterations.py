@@ -11,6 +11,8 @@ from farm_home import FarmHome
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.whole
+
 NETS = """
 import torch
 class Noise(torch.nn.Module):
