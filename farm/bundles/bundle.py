@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.errors import BundleError
+from farm.suites.features import why_on_device
 from farm.suites.figures import REFERENCES
 from farm.system.hashes import sha256_of
 
@@ -97,8 +98,6 @@ class Manifest(msgspec.Struct, frozen=True):
     """Where that is among the methods of the program."""
     features: tuple[str, ...] = ()
     """What it was compiled with: names of `farm.suites.features.Features`."""
-    needs_device: str = ""
-    """Why no simulator executes it; "" where one does."""
     spill_fill_bytes: int | None = None
     """Of the buffer that its contexts share; None where they share none."""
     program: str = ""
@@ -108,6 +107,11 @@ class Manifest(msgspec.Struct, frozen=True):
     def partitions(self) -> int:
         """Delegated partitions in all."""
         return sum(self.delegates.values())
+
+    @property
+    def needs_device(self) -> str:
+        """Why no simulator executes it, as far as is known now; "" where one does."""
+        return why_on_device(self.features)
 
 
 class Bundle(msgspec.Struct, frozen=True):

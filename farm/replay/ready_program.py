@@ -24,7 +24,6 @@ from farm.request.profiling import Profile, require_profilable
 from farm.results.attempt import Attempt, Comparison, Verdict
 from farm.results.numerics import compare, worst
 from farm.results.outputs import UNJUDGED, compared
-from farm.suites.features import why_on_device
 from farm.suites.options import parse_options
 from farm.suites.socs import READY, check_target, find_soc, load_socs
 from farm.suites.suite import FORWARD, Case, Job, Target
@@ -138,7 +137,6 @@ class ReadyProgram:
             method=method.name,
             method_index=method.index,
             features=features_of(method),
-            needs_device=why_on_device(features_of(method)),
         )
         (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
 

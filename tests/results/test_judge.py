@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from farm.bundles.bundle import Bundle, TensorSpec
+from farm.bundles.bundle import Bundle, Manifest, TensorSpec
 from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict
 from farm.results.blame import Blame, classify, tried
 from farm.results.judge import build_failure, not_simulated
@@ -461,7 +461,7 @@ def test_a_dump_has_as_many_layers_as_the_case_expects(execution: Execution) -> 
 
 
 def test_what_no_simulator_executes_is_skipped_where_its_build_is_right(execution: Execution) -> None:
-    execution.replace_manifest(needs_device="its graph is made by the device when it is loaded")
+    execution.replace_manifest(features=("online_prepare",))
     attempt = not_simulated(execution.job, Bundle(execution.bundle_folder, execution.manifest))
     assert ending(attempt) == ("skipped", "build")
     assert attempt.reason == (
@@ -475,6 +475,15 @@ def test_what_no_simulator_executes_is_skipped_where_its_build_is_right(executio
         "failed",
         "build",
     )
+
+
+def test_what_needs_a_device_is_known_by_its_features_whatever_was_so_when_it_was_compiled(
+    execution: Execution,
+) -> None:
+    older = msgspec.json.encode({**msgspec.to_builtins(execution.manifest), "needs_device": "no simulator had it"})
+    assert not msgspec.json.decode(older, type=Manifest).needs_device
+    execution.replace_manifest(features=("saver", "shared_buffer"))
+    assert "rpcmem" in execution.manifest.needs_device
 
 
 def test_a_metric_of_the_case_is_measured_and_can_decide(execution: Execution) -> None:

@@ -25,7 +25,6 @@ from farm.compile.flows.factory import make_example, make_inputs, make_method, m
 from farm.compile.flows.flow import Lowering, Stopwatch
 from farm.compile.flows.node_origins import EdgeOrigins
 from farm.program.canonical import program_hash
-from farm.suites.features import why_on_device
 from farm.suites.options import compile_options
 from farm.suites.suite import FORWARD
 from farm.system.hashes import sha256_of
@@ -308,7 +307,6 @@ def write_manifest(
         method=program.method,
         method_index=program.method_index,
         features=program.features,
-        needs_device=why_on_device(program.features),
         spill_fill_bytes=program.spill_fill_bytes,
         program=program_hash(folder / MODEL),
     )
