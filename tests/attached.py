@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import time
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from farm_home import FarmHome
 
-from farm.devices.adb.server import start_adb_server
+from farm.devices.adb.names import adb_target
+from farm.devices.adb.server import find_adb, start_adb_server
 from farm.system.processes import Supervisor
 from farm.virtual.boot import boot
+from farm.virtual.tree import BUILDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -62,16 +65,23 @@ class Attached:
         with self.home.running(*arguments, env=self._env(user)) as process:
             yield process
 
+    def script(self, folder: Path, number: int = 0) -> dict[str, Any]:
+        """What subprocess runs the script of `farm repro --script` with, on one of them."""
+        argv = ["sh", str(folder / "repro.sh"), adb_target(self.devices[number].serial)]
+        return {"args": argv, "env": {**os.environ, **self.env, "ADB": str(find_adb())}}
+
     def _env(self, user: str) -> Mapping[str, str]:
         return {**self.env, **({"LOGNAME": user, "USER": user} if user else {})}
 
 
 @contextlib.contextmanager
-def attach(home: FarmHome, folder: Path, socs: list[str]) -> Iterator[Attached]:
+def attach(home: FarmHome, folder: Path, socs: list[str], *, build: str = BUILDS[0]) -> Iterator[Attached]:
     """Boot virtual devices that no run has started."""
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, folder / "adb")
-        yield Attached(home, boot(supervisor, server, socs, folder / "devices"), folder, server, supervisor)
+        yield Attached(
+            home, boot(supervisor, server, socs, folder / "devices", build=build), folder, server, supervisor
+        )
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = 120) -> None:

@@ -10,6 +10,7 @@ set -u
 soc=@soc@
 machine=@machine@
 root=@root@
+su=
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd) || exit 125
 serial=${1-}
@@ -23,6 +24,16 @@ adb() {
     fi
 }
 
+# In a shell of the device, as root where that is needed: commands without single quotes.
+run() {
+    if [ -n "$su" ]; then
+        # What root makes is read and removed by adb's user.
+        adb shell "$su 'umask 0; $1'"
+    else
+        adb shell "$1"
+    fi
+}
+
 fail() {
     echo "repro.sh: $1" >&2
     exit 125
@@ -31,8 +42,8 @@ fail() {
 # shellcheck disable=SC2329 # by a trap
 clean_up() {
     # The runner, where it has not ended.
-    adb shell "cd $workspace/device && [ ! -f exit_code ] && [ -f pid ] && kill -9 \$(cat pid)" >/dev/null 2>&1
-    adb shell "rm -rf $workspace" >/dev/null 2>&1
+    run "cd $workspace/device && [ ! -f exit_code ] && [ -f pid ] && kill -9 \$(cat pid)" >/dev/null 2>&1
+    run "rm -rf $workspace" >/dev/null 2>&1
 }
 
 # An output: whether it is there, has the size it should have, and is the same as then.
@@ -68,9 +79,14 @@ if [ -n "$found" ] && [ "$found" != "$soc" ]; then
     fail "the program is for $soc, the device is a $found"
 fi
 if [ "$root" = 1 ]; then
-    adb root >/dev/null || fail "root is needed, and adb root does not give it"
+    adb root >/dev/null 2>&1
     adb wait-for-device
-    [ "$(adb shell id -u | tr -d '\r\n')" = 0 ] || fail "root is needed: use a userdebug or eng build of the system"
+    # Of AOSP, and of Magisk; the first that is root.
+    for su in "" "su 0 sh -c" "su -c" none; do
+        [ "$su" != none ] || fail "root is needed, and neither adb root nor su gives it: use a userdebug or eng build \
+of the system, or allow its su for adb's shell"
+        [ "$(run "id -u" 2>/dev/null | tr -d '\r\n')" != 0 ] || break
+    done
 fi
 
 trap clean_up EXIT
@@ -80,7 +96,7 @@ trap 'exit 143' TERM
 
 adb shell "mkdir -p $workspace" || fail "cannot make $workspace on the device"
 adb push "$here/device" "$workspace/" >/dev/null || fail "cannot push the files"
-adb shell "sh $workspace/device/run.sh"
+run "sh $workspace/device/run.sh"
 code=$(adb shell "cat $workspace/device/exit_code" | tr -d '\r\n')
 case $code in
     '' | *[!0-9]*) fail "the device does not tell how the runner ended" ;;
@@ -92,7 +108,10 @@ echo "exit code $code"
 if [ "$code" != 0 ]; then
     exit "$code"
 fi
-echo "mean latency $(cat "$here/outputs/inference_speed.txt") ms"
+# Direct mode's runner writes none.
+if [ -f "$here/outputs/inference_speed.txt" ]; then
+    echo "mean latency $(cat "$here/outputs/inference_speed.txt") ms"
+fi
 wrong=0
 @checks@
 exit "$wrong"

@@ -3,7 +3,7 @@
 cd "$(dirname "$0")" || exit
 here=$(pwd)
 mkdir -p @outputs@
-chmod 755 @runner@
+chmod 755 ./*
 LD_LIBRARY_PATH=$here ADSP_LIBRARY_PATH=$here
 export LD_LIBRARY_PATH ADSP_LIBRARY_PATH
 ./@runner@ @flags@ &

@@ -12,10 +12,9 @@ import msgspec
 
 from farm.bundles.bundle import MODEL
 from farm.devices.transport import Link
-from farm.execution.workspace import INPUT_LIST, INPUT_SHAPES, OUTPUT_SHAPES, job_layout
+from farm.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.replay.scripts import filled, publish_folder, require_new
 from farm.replay.stored_result import cached_bundle, find_bundle, find_job, target_of
-from farm.runtime.device_files import takes_sessions
 from farm.suites.options import runtime_flags
 from farm.suites.socs import find_soc
 from farm.system.text import one_line
@@ -66,6 +65,8 @@ def write_script(
         "output_folder_path": _OUTPUTS,
         **runtime.flags,
         **runtime_flags(target),
+        **program_flags(bundle.manifest),
+        **shape_flags(bundle.manifest),
     }
     # Direct mode's runner knows neither, and executes every input once.
     if not target.direct:
@@ -74,9 +75,8 @@ def write_script(
             "iteration": str(iterations),
             "warm_up": str(warm_up),
         }
-    if bundle.manifest.dynamic:
-        flags |= {"input_shape_path": INPUT_SHAPES, "output_shape_path": OUTPUT_SHAPES}
-    if takes_sessions(runtime.files[runtime.runner]):
+    # ExecuTorch's own runners know neither.
+    if not runtime.one_shot:
         flags |= {"result_path": f"{_OUTPUTS}/result.json", "timeout_ms": str(round(timeout_s * 1000))}
     publish_folder(folder, lambda partial: _fill(partial, config, stored, bundle, runtime, flags, virtual=virtual))
     what = "a VIRTUAL device, with the simulator for x86_64: not for a phone" if virtual else "an Android phone"

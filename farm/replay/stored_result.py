@@ -21,7 +21,7 @@ from farm.results.attempt import Attempt
 from farm.store.view import JobView, RunView
 from farm.suites.options import check_options
 from farm.suites.socs import check_target, find_soc
-from farm.suites.suite import Job, Target
+from farm.suites.suite import Job, MethodInputs, Target
 from farm.system.publish import make_folders
 from farm.system.user import user_name
 
@@ -175,7 +175,11 @@ def _without_lost_files(job: Job) -> Job:
     """Return `job`; where its files are gone, which its bundle has, as one that names none: a case of its own."""
     if all(Path(job.case.folder, file).is_file() for file in job.case.files):
         return job
-    case = msgspec.structs.replace(job.case, inputs=(), checkpoint="", program="", pte="", expected=())
+    case = msgspec.structs.replace(
+        job.case, inputs=(), checkpoint="", program="", pte="", expected=(),
+        methods=dict.fromkeys(job.case.methods, MethodInputs()),
+        features=msgspec.structs.replace(job.case.features, op_packages=()),
+    )  # fmt: skip
     return msgspec.structs.replace(job, case=case)
 
 

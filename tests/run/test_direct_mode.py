@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from attached import attach
 from farm_home import FarmHome
 
 from farm.bundles.bundle import Bundle, Manifest, TensorSpec
@@ -17,7 +19,7 @@ from farm.pytest_plugin.bundles import Bundles
 from farm.replay.bundle_folder import readme
 from farm.replay.debug import job_to_debug
 from farm.replay.ready_program import ReadyRequest, plan_ready
-from farm.request.choose import jobs_of
+from farm.request.choose import check_ready, jobs_of
 from farm.request.profiling import Profile
 from farm.request.request import RunRequest
 from farm.suites.suite import Target
@@ -80,6 +82,16 @@ def test_it_runs_again_from_its_bundle_and_by_a_script(home: FarmHome, runs: dic
     assert "qnn_executor_direct_runner_stub --model_path" in words
     assert "--domain_id=3" in words
     assert "--iteration" not in words
+    with attach(home, tmp_path / "bench", ["SM8650"]) as bench:
+        ran = subprocess.run(
+            **bench.script(tmp_path / "script"), capture_output=True, text=True, timeout=120, check=False
+        )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "STUB of direct mode, domain 3" in ran.stdout + ran.stderr
+    ended, output = ran.stdout.splitlines()[-2:]
+    assert ended == "exit code 0", "its runner writes no mean"
+    assert output.startswith("output_0_0.raw: ")
+    assert "No such file" not in ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -127,6 +139,32 @@ def test_a_ready_program_is_not_profiled_either(models: Path) -> None:
     asked = ReadyRequest(model=models / "conv.pte", profile=Profile.DETAILED, options=("direct_mode=true",))
     with pytest.raises(UsageError, match="takes no profile level"):
         plan_ready(asked)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("add_dynamic.pte", "has sizes that are not fixed"),
+        ("conv_shared.pte", "shared_buffer is not for direct mode"),
+        ("conv_dump.pte", "dump_intermediate_outputs is not for direct mode"),
+    ],
+)
+def test_a_ready_program_that_its_runner_cannot_run_is_refused_either_way(
+    models: Path, model: str, says: str, tmp_path: Path
+) -> None:
+    direct = ("direct_mode=true",)
+    with pytest.raises(IllegalTargetError, match=f"{model}.*{says}"):
+        plan_ready(ReadyRequest(model=models / model, profile=Profile.OFF, options=direct))
+    suite = tmp_path / "ready"
+    suite.mkdir()
+    (suite / model).symlink_to(models / model)
+    (suite / "suite.toml").write_text(
+        f'description = "d"\nbackends = ["htp"]\n[[case]]\nname = "net"\npte = "{model}"\n'
+    )
+    request = RunRequest(socs=("SM8650",), suites=(str(suite),), options=direct)
+    jobs = jobs_of(load_config(folder=tmp_path), request)
+    with pytest.raises(IllegalTargetError, match=f"{model}.*{says}"):
+        check_ready(jobs)
 
 
 def test_a_session_of_pytest_has_the_ordinary_runner(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -22,7 +22,6 @@ from farm_home import FarmHome
 
 from farm.bundles.cache import BundleCache
 from farm.config.settings import load_config
-from farm.devices.adb.names import adb_target
 from farm.errors import MissingToolError, UnknownNameError, UsageError
 from farm.replay.repro import compare_outputs, differences, rows
 from farm.replay.repro_script import write_script
@@ -30,7 +29,9 @@ from farm.replay.stored_result import StoredResult, find_bundle, find_job, find_
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.runtime.device_files import android_places, device_parts
 from farm.store.store import Store, open_store
+from farm.suites.features import Features, OpPackage
 from farm.suites.socs import find_soc
+from farm.suites.suite import InputSpec, MethodInputs
 from farm.system.processes import Supervisor
 from farm.toolchains.toolchain import Compiler, Toolchain
 
@@ -181,6 +182,21 @@ class TestWithoutItsBundle:
                 Toolchain(versions, Compiler("", {}), ""), supervisor, lambda _: None,
             )  # fmt: skip
 
+    def test_a_program_whose_files_are_lost_as_well_is_another(
+        self, past: StoredResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job = find_job(load_config(), past)
+        package = OpPackage("Package", "my_ops.mul3.default", "Mul3", "Provider", "gone.so")
+        case = msgspec.structs.replace(
+            job.case,
+            features=Features(op_packages=(package,)),
+            methods={"forward": MethodInputs((InputSpec(files=("gone.npy",)),))},
+        )
+        planned = msgspec.structs.replace(job, case=case)
+        monkeypatch.setattr("farm.replay.stored_result.planned_jobs", lambda _: (planned,))
+        versions = {name: past.run.fingerprint[name] for name in ("executorch", "torch", "torchao", "qnn")}
+        assert "the case, or the way farm compiles it, has changed" in self.look(past, tmp_path, versions)
+
     @pytest.mark.whole
     def test_it_is_built_again_where_that_gives_the_same(
         self, done: FarmHome, past: StoredResult, tmp_path: Path
@@ -239,17 +255,8 @@ class TestBundleFolder:
 
 
 class TestScript:
-    @staticmethod
-    def command(folder: Path, bench: Attached, number: int = 0) -> dict[str, Any]:
-        from farm.devices.adb.server import find_adb
-
-        argv = ["sh", str(folder / "repro.sh"), adb_target(bench.devices[number].serial)]
-        return {"args": argv, "env": {**os.environ, **bench.env, "ADB": str(find_adb())}}
-
     def run(self, folder: Path, bench: Attached, number: int = 0) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            **self.command(folder, bench, number), capture_output=True, text=True, timeout=120, check=False
-        )
+        return subprocess.run(**bench.script(folder, number), capture_output=True, text=True, timeout=120, check=False)
 
     @staticmethod
     def left(bench: Attached) -> list[str]:
@@ -298,7 +305,7 @@ class TestScript:
         ran = self.run(folder, bench, 2)
         assert (ran.returncode, ran.stdout) == (125, "")
         assert "the program is for SM8650, the device is a SM8750" in ran.stderr
-        gone = self.command(folder, bench)
+        gone = bench.script(folder)
         gone["args"][-1] = "nobody"
         ran = subprocess.run(**gone, capture_output=True, text=True, timeout=60, check=False)
         assert (ran.returncode, "no device nobody: attach one" in ran.stderr) == (125, True)
@@ -308,7 +315,7 @@ class TestScript:
         script = tmp_path / "copy" / "device" / "run.sh"
         script.write_text(script.read_text().replace("--iteration=1 ", "--iteration=100000 "))
         process = subprocess.Popen(
-            **self.command(tmp_path / "copy", bench), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            **bench.script(tmp_path / "copy"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
         pids = bench.root(0) / "data/local/tmp"
@@ -323,6 +330,51 @@ class TestScript:
         while Path(f"/proc/{runner}").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+    def test_it_runs_the_method_and_the_shapes_of_its_bundle(
+        self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        past = find_stored_result(store, JOB, None)
+        bundle = BundleCache(load_config().cache_dir).lookup(past.attempt.bundle_key)
+        assert bundle is not None
+        manifest = msgspec.structs.replace(
+            bundle.manifest, method="up", method_index=1, features=("shared_buffer",), dynamic=True, references=()
+        )
+        other = msgspec.structs.replace(bundle, manifest=manifest)
+        monkeypatch.setattr("farm.replay.repro_script.cached_bundle", lambda *_: other)
+        folder = tmp_path / "out"
+        write_script(
+            load_config(), past, folder, lambda _: None, virtual=True, iterations=1, warm_up=0, timeout_s=1
+        )  # fmt: skip
+        words = shlex.split((folder / "device" / "run.sh").read_text())
+        assert {"--method_index=1", "--shared_buffer=true", "--input_shape_path=input_shapes.txt"} <= set(words)
+        named = {word.partition("_shape_path=")[2] for word in words if "_shape_path=" in word}
+        assert named <= {path.name for path in (folder / "device").iterdir()}
+
+    @pytest.mark.whole
+    @pytest.mark.parametrize("build", ["rooted-by-su", "rooted-by-magisk", "user"])
+    def test_it_is_root_by_su_where_adb_root_does_not_do(
+        self, folder: Path, home: FarmHome, tmp_path: Path, build: str
+    ) -> None:
+        copy = tmp_path / "it's a copy"
+        shutil.copytree(folder, copy)
+        for name, was, wanted in (
+            ("repro.sh", "\nroot=0\n", "\nroot=1\n"),
+            ("device/run.sh", "mkdir -p outputs\n", "mkdir -p outputs\nid -un >outputs/user\n"),
+        ):
+            script = copy / name
+            assert was in script.read_text()
+            script.write_text(script.read_text().replace(was, wanted))
+        with attach(home, tmp_path / "bench", ["SM8650"], build=build) as bench:
+            ran = self.run(copy, bench)
+            assert self.left(bench) == []
+        if build == "user":
+            assert (ran.returncode, ran.stdout) == (125, "")
+            assert "root is needed, and neither adb root nor su gives it" in ran.stderr
+        else:
+            assert ran.returncode == 0, ran.stderr
+            assert ran.stdout.splitlines()[-1].endswith("bytes, the same as then")
+            assert (copy / "outputs" / "user").read_text() == "root\n"
 
     def test_a_phone_gets_no_files_of_another_machine(self, store: Store, tmp_path: Path) -> None:
         past = msgspec.structs.replace(find_stored_result(store, JOB, None), kind="hardware")
