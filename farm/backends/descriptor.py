@@ -40,7 +40,7 @@ class BackendOption(msgspec.Struct, frozen=True):
             if not re.fullmatch(rf"\w{{1,60}}{re.escape(self.suffix)}", text, re.ASCII):
                 raise UsageError(
                     f"option {name}={text[:40]}: expected the name of a file, as weights{self.suffix}, "
-                    "of letters, digits and _"
+                    f"of letters, digits and _ before {self.suffix}"
                 )
             return text
         if not self.words:

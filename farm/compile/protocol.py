@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import traceback
 from typing import IO, TYPE_CHECKING
@@ -23,6 +24,7 @@ BEGAN = b"began\n"
 """What a builder says before it compiles a request: how it ends from now on is the compiler's doing."""
 
 _REASON_CHARS = 500
+_OF_A_PASS = re.compile(r"An error occurred when running the '(\w+)' pass")
 
 
 class BuildRequest(msgspec.Struct, frozen=True):
@@ -60,7 +62,12 @@ def exit_reason(code: object) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Return what a compiler raised, as the reason of a reply: one line of bounded length."""
-    return one_line(f"{type(error).__name__}: {error}", _REASON_CHARS)
+    within = ""
+    # torch's PassManager raises an error of its own, which lists all passes before and leaves out what is wrong.
+    while error.__cause__ is not None and (wrapped := _OF_A_PASS.match(str(error))):
+        within += f"pass {wrapped[1]}: "
+        error = error.__cause__
+    return one_line(f"{within}{type(error).__name__}: {error}", _REASON_CHARS)
 
 
 def reply_pipe() -> IO[bytes]:

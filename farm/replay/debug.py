@@ -372,5 +372,7 @@ def job_to_debug(
     if job.case.methods or job.case.method != FORWARD:
         raise UsageError(f"{name} has methods of its own: ExecuTorch writes the layers of {FORWARD} alone")
     if features := job.case.features.named:
-        raise UsageError(f"{name} is compiled with {', '.join(features)}, without which it would be another program")
+        raise UsageError(
+            f"farm debug compiles without features, and {name} has {', '.join(features)}: debug another case"
+        )
     return job

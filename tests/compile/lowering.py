@@ -31,6 +31,7 @@ from farm.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.compile.flows.node_origins import EdgeOrigins
 from farm.compile.flows.qualcomm import FLOW, compiler_specs
 from farm.compile.flows.split import split_passes
+from farm.compile.protocol import reason_of
 from farm.errors import FarmError
 from farm.suites.suite import Case, Target
 
@@ -91,6 +92,14 @@ def lower(module: torch.nn.Module, left: Iterable[str] = (), shares: int = 0) ->
     delegation = read_delegation(edge.exported_program().graph_module)
     origins = EdgeOrigins(edge, Path(__file__).parent, "forward").of(edge.to_executorch())
     return {**delegation._asdict(), "origins": msgspec.to_builtins(origins)}
+
+
+def why_not(module: torch.nn.Module, shares: int) -> str:
+    try:
+        lower(module, shares=shares)
+    except Exception as error:  # noqa: BLE001 - whatever a compiler raises
+        return reason_of(error)
+    return ""
 
 
 def specs_of(target: Target, *, virtual: bool = False) -> dict[str, object]:
@@ -163,5 +172,6 @@ if __name__ == "__main__":
             "htp options": specs_of(Target("SM8650", "htp", "8a8w", HTP)),
         },
         "gpu": compile_for_gpu(),
+        "too many shares": why_not(Branches(), shares=99),
         "composite": composite_operators(),
     }))  # fmt: skip

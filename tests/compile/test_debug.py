@@ -139,8 +139,8 @@ def test_comparators_of_the_user_s_have_the_figures_that_the_official_inspector_
     [
         ("anybodys:Cosine", "is not executed: "),
         ("no_such_package.metrics:Cosine", "there is no module no_such_package: put its folder on PYTHONPATH"),
-        (".metrics:Several", "Several is no comparator"),
-        (".metrics:Nobody", "Nobody is no comparator"),
+        (".metrics:Several", ".metrics has no class Several"),
+        (".metrics:Nobody", ".metrics has no class Nobody"),
         ("json:loads", "loads is no comparator"),
         (".metrics:Fails", "at x: ValueError: cannot compare"),
     ],

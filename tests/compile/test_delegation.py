@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,11 @@ def test_branches_that_do_not_need_each_other_are_no_shares_of_their_own(graphs:
     """ExecuTorch would join them into one partition again."""
     branches = graphs["branches"]
     assert (branches["partitions"], branches["cpu_ops"]) == (3, {"dim_order_ops._clone_dim_order.default": 4})
+
+
+def test_an_error_within_a_pass_is_told_in_place_of_the_list_of_passes(lowered: dict[str, Any]) -> None:
+    reason = r"pass SplitGraph: ValueError: \d+ operators of the graph need each other in turn: too few for 99 shares"
+    assert re.fullmatch(reason, lowered["too many shares"])
 
 
 def test_a_graph_of_which_nothing_is_taken(graphs: dict[str, Any]) -> None:

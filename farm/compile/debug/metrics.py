@@ -46,6 +46,8 @@ class MetricClass:
         self._metric = metric
         module = _import(metric, case)
         found = getattr(module, metric.name, None)
+        if found is None:
+            raise UsageError(f"--metric {metric}: {metric.module} has no class {metric.name}")
         if not inspect.isclass(found) or not issubclass(found, NumericalComparatorBase):
             raise UsageError(
                 f"--metric {metric}: {metric.name} is no comparator: derive a class from "
