@@ -139,8 +139,29 @@ def test_comparators_of_the_user_s_have_the_table_and_decide() -> None:
     assert lines[4].split() == ["layer", *["a_metric_", "a_metric_"] * 3]
     assert any("12345.7  12345.7!" in line for line in lines)
     rows = list(csv.DictReader(io.StringIO(layers_csv(layers, diagnosis))))
-    assert rows[2]["device_a_metric_with_name_1"] == "12345.678"
-    assert rows[2]["device_a_metric_with_name_1_valid"] == "False"
+    assert rows[2]["device_metric_a_metric_with_name_1"] == "12345.678"
+    assert rows[2]["device_valid_a_metric_with_name_1"] == "False"
+
+
+def test_a_metric_that_is_called_as_a_figure_of_farms_has_a_column_of_its_own() -> None:
+    figures = {"mse": "0.5", "sqnr_db": "3.0", "cosine": "0.9", "steps": "2.0", "problem": "x"}
+    names = [*figures, "diverges", "mse_valid", "valid_mse"]
+    scores = {name: Score(float(number), True) for number, name in enumerate(names)}
+    told = Gap(0.5, 3.0, 0.9, 2.0, "x", scores)
+    layer = Layer("a", "aten.add.Tensor", (), {LayerStep.COMPILER: told}, told)
+    heads, row = csv.reader(io.StringIO(layers_csv([layer], diagnose([layer]))))
+    assert len(set(heads)) == len(heads)
+    line = dict(zip(heads, row, strict=True))
+    for group in ("compiler", "inspector"):
+        assert {name: line[f"{group}_{name}"] for name in figures} == figures
+        assert [line[f"{group}_metric_{name}"] for name in names] == [f"{number}.0" for number in range(len(names))]
+
+
+def test_a_metric_that_only_the_inspector_s_reference_has_is_a_column() -> None:
+    other = Gap(0.5, 3.0, 0.9, scores={"far": Score(7.0, None)})
+    layer = Layer("a", "aten.add.Tensor", (), {LayerStep.COMPILER: Gap(0.5, 3.0, 0.9)}, other)
+    [row] = csv.DictReader(io.StringIO(layers_csv([layer], diagnose([layer]))))
+    assert (row["inspector_metric_far"], row["compiler_metric_far"]) == ("7.0", "")
 
 
 def test_csv_says_of_every_layer_what_its_tensor_is() -> None:
@@ -158,6 +179,12 @@ def test_csv_says_of_every_layer_what_its_tensor_is() -> None:
 def test_a_metric_that_names_no_class_is_usage(text: str) -> None:
     with pytest.raises(UsageError, match="expected MODULE:CLASS"):
         parse_metric(text)
+
+
+@pytest.mark.parametrize("threshold", ["inf", "-inf", "nan", "1e999"])
+def test_a_threshold_that_is_no_number_is_usage(threshold: str) -> None:
+    with pytest.raises(UsageError, match=rf"--metric a.b:C={threshold}: the threshold must be a finite number"):
+        parse_metric(f"a.b:C={threshold}")
 
 
 def test_a_metric_is_named_as_an_import_string() -> None:

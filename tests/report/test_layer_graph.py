@@ -95,6 +95,9 @@ def test_a_layer_that_diverges_is_seen_and_the_others_have_their_colour() -> Non
     assert hues["wrong"].startswith("hsl(0 ")
     assert not hues["x"].startswith("hsl")
     assert [name for name, box in boxes.items() if box.get("stroke-width")] == ["wrong"]
+    # What a comparator of the user's says is told from farm's own figures, whatever it is called.
+    [tip] = [group.findtext(f"{SVG}title") for group in groups if group.findtext(f"{SVG}text") == "judged"]
+    assert "cosine 0.9, MSE 0.1, metric cos 0.97" in (tip or "")
     words = " ".join(text.text or "" for text in root.iter(f"{SVG}text"))
     for shown in ("C 9.0 dB  ✗ compiler", "uint8 1x8 #0", "D cos 0.97", "not compared", "C equal"):
         assert shown.replace("  ", " ") in words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import msgspec
@@ -42,6 +43,8 @@ def parse_metric(text: str) -> UserMetric:
         raise UsageError(
             f"--metric {text}: expected MODULE:CLASS or MODULE:CLASS=THRESHOLD, such as my_pkg.metrics:Cosine"
         )
+    if threshold is not None and not math.isfinite(threshold):
+        raise UsageError(f"--metric {text}: the threshold must be a finite number, such as 0.95")
     return UserMetric(match["module"], match["name"], threshold)
 
 

@@ -41,8 +41,8 @@ def layer_rows(layers: Sequence[Layer], diagnosis: Diagnosis) -> list[dict[str, 
 def layers_csv(layers: Sequence[Layer], diagnosis: Diagnosis) -> str:
     """Return the same as CSV: a column for each figure of each step, and two for each comparator of the user's."""
     groups = (*(step.value for step in LayerStep), _INSPECTOR)
-    metrics = dict.fromkeys(name for row in layers for gap in row.gaps.values() for name in gap.scores)
-    own = [part for name in metrics for part in (name, f"{name}_valid")]
+    gaps = [gap for row in layers for gap in (*row.gaps.values(), row.inspector) if gap is not None]
+    own = [part for name in dict.fromkeys(name for gap in gaps for name in gap.scores) for part in _own(name)]
     columns = [
         f"{group}_{name}"
         for group in groups
@@ -58,10 +58,15 @@ def layers_csv(layers: Sequence[Layer], diagnosis: Diagnosis) -> str:
         for group in groups:
             figures = dict(row[group] or {})
             for name, score in figures.pop("scores", {}).items():
-                figures |= {name: score["value"], f"{name}_valid": score["valid"]}
+                figures |= zip(_own(name), (score["value"], score["valid"]), strict=True)
             line |= {f"{group}_{name}": "" if value is None else value for name, value in figures.items()}
         writer.writerow(line)
     return text.getvalue()
+
+
+def _own(name: str) -> tuple[str, str]:
+    """Return the columns of a comparator of the user's, which may be called as a figure of farm's is."""
+    return f"metric_{name}", f"valid_{name}"
 
 
 def _gap(gap: Gap | None, *, diverges: bool | None = None) -> dict[str, Any] | None:

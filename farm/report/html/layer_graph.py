@@ -121,7 +121,7 @@ def _everything(layer: Layer) -> str:
     if tensor.scale is not None:
         lines.append(f"scale {tensor.scale:.6g}, zero point {tensor.zero_point}")
     for step, gap in layer.gaps.items():
-        scores = "".join(f", {name} {score.value:.6g}" for name, score in gap.scores.items())
+        scores = "".join(f", metric {name} {score.value:.6g}" for name, score in gap.scores.items())
         figures = f"{step}: SQNR {gap.sqnr_db} dB, cosine {gap.cosine}, MSE {gap.mse}"
         lines.append(f"{figures}{scores} {gap.problem}".rstrip())
     return "\n".join(one_line(line, 400) for line in lines)
