@@ -51,11 +51,6 @@ class Workspace:
     """What kind of trouble `error` is."""
 
 
-# FastRPC reads it from ADSP_LIBRARY_PATH for the program of that name, and lets the DSP log what is important and what
-# is wrong. As ExecuTorch's own scripts do it.
-_DSP_LOGS = b"0x0C\n"
-
-
 def library_paths(*folders: PurePosixPath) -> dict[str, str]:
     """Return the environment in which a program finds its libraries, and the DSP those that it loads, in `folders`."""
     names = [str(folder) for folder in folders]
@@ -69,8 +64,9 @@ def runtime_layout(runtime: Runtime, folder: PurePosixPath, anchor: Bundle | Non
         folder / name: _link(name, sha256) for name, sha256 in runtime.hashes.items()
     }
     objects = {sha256: runtime.files[name] for name, sha256 in runtime.hashes.items()}
-    if "skel" in runtime.versions:
-        files[folder / f"{PurePosixPath(runtime.runner).name}.farf"] = _DSP_LOGS
+    if mask := runtime.dsp_logs:
+        # FastRPC reads it from ADSP_LIBRARY_PATH for the program of that name.
+        files[folder / f"{PurePosixPath(runtime.runner).name}.farf"] = f"{mask}\n".encode()
     if anchor is not None:
         sha256 = anchor.manifest.files[MODEL]
         files[folder / ANCHOR] = _link(ANCHOR, sha256)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from farm.runtime.native.executorch import NativeExecutorch
     from farm.runtime.simulator import HostSdk
 
+# What is important and what is wrong, as ExecuTorch's own scripts have it.
+_DSP_LOGS = "0x0C"
 # What CMake links into the runner: native_runner/src/CMakeLists.txt.
 EXECUTORCH_LIBRARIES = (
     "libexecutorch.so",
@@ -64,11 +66,12 @@ class Runtime(msgspec.Struct, frozen=True):
     files: dict[str, Path]
     """Local file by path on the device, relative to the runtime folder; a symbolic link stands for its target."""
     digest: str
-    """Hash over the names and contents of `files`."""
+    """Hash over the names and contents of `files`, and over what the DSP logs."""
     runner: str
     """Which of `files` to execute."""
     versions: dict[str, str]
-    """What numbers depend on: `runner` and `skel` are hashes, `qnn` and `executorch` versions, where known."""
+    """What numbers depend on: `runner` and `skel` are hashes, `qnn` and `executorch` versions, where known; `dsp_logs`
+    is a mask."""
     kind: Kind
     needs_root: bool = False
     """The runner must run as root (LPAI: signed process domain)."""
@@ -78,6 +81,11 @@ class Runtime(msgspec.Struct, frozen=True):
     """The runner is ExecuTorch's own: it runs one job and ends."""
     flags: dict[str, str] = {}
     """What such a runner is given with every job."""
+
+    @property
+    def dsp_logs(self) -> str:
+        """FastRPC's mask of what the DSP logs; empty where it runs nothing."""
+        return self.versions.get("dsp_logs", "")
 
 
 def virtual_runtime(
@@ -323,6 +331,9 @@ def _runtime(
     for name in files:
         if name.endswith(("Skel.so", DIRECT_SKEL)):
             known["skel"] = hashes[files[name]]
+    if "skel" in known:
+        known["dsp_logs"] = _DSP_LOGS
+        digest.update(f"dsp_logs\0{_DSP_LOGS}\0".encode())
     return Runtime(
         files, digest.hexdigest(), runner, known, kind, needs_root, {name: hashes[path] for name, path in files.items()}
     )

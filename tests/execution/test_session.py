@@ -173,7 +173,7 @@ def test_the_dsp_finds_its_libraries_in_a_list_as_it_reads_it(session: DeviceSes
 
 
 def test_the_dsp_logs_for_the_runner_that_has_a_skel(transport: Watched, runtime: Runtime, storage: Path) -> None:
-    for versions, logs in (({}, []), ({"skel": "5" * 64}, [f"{runtime.runner}.farf"])):
+    for versions, logs in (({}, []), ({"dsp_logs": "0x0C"}, [f"{runtime.runner}.farf"])):
         session = DeviceSession(transport, msgspec.structs.replace(runtime, versions=versions), "logs", "serial")
         session.prepare([])
         files = list(storage.glob("run-logs-*/runtime/*.farf"))

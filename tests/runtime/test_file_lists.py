@@ -12,10 +12,12 @@ import pytest
 from farm.config.settings import Config
 from farm.errors import ConfigError, FarmError, IllegalTargetError, MissingToolError, UsageError
 from farm.runtime import parts
+from farm.runtime import runtime as runtime_module
 from farm.runtime.device_files import device_parts, device_places
 from farm.runtime.inventory import inspect
 from farm.runtime.native.targets import TARGETS, Mode
 from farm.runtime.runtime import (
+    Runtime,
     attached_runtime,
     device_command,
     rehearsal_parts,
@@ -226,6 +228,7 @@ def test_direct_mode_runs_jobs_one_by_one(config: Config, tmp_path: Path, elf: A
     runtime = attached_runtime(config, find_soc("SM8650"), "htp", "direct")
     assert (runtime.one_shot, runtime.flags) == (True, {"domain_id": "3"})
     assert runtime.versions["skel"] == runtime.hashes["libqnn_executorch_skel.so"]
+    assert runtime.versions["dsp_logs"] == "0x0C"
     _sign_for_direct(config, elf)
     lpai = attached_runtime(config, find_soc("SM8850"), "lpai", "direct")
     assert (lpai.one_shot, lpai.flags, lpai.needs_root) == (True, {"domain_id": "0"}, True)
@@ -239,6 +242,26 @@ def test_direct_mode_runs_jobs_one_by_one(config: Config, tmp_path: Path, elf: A
         attached_runtime(config, find_soc("SM8650"), "htp", "direct")
     with pytest.raises(IllegalTargetError, match="direct mode is for Android devices"):
         attached_runtime(config, find_soc("SM8650"), "htp", "direct", linux=True)
+
+
+def test_what_a_dsp_logs_takes_part_in_what_a_runtime_with_a_skel_is(
+    config: Config, farm_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number of a DSP depends on it, and the files are the same."""
+
+    def runtimes() -> list[Runtime]:
+        phone = staged_runtime(config, find_soc("SM8650"), "htp", TARGETS["android-arm64"])
+        return [phone, simulator_runtime(farm_cache, find_soc("SM8650"), "htp")]
+
+    phone, virtual = runtimes()
+    monkeypatch.setattr(runtime_module, "_DSP_LOGS", "0x1F")
+    other_phone, other_virtual = runtimes()
+    assert (phone.versions["dsp_logs"], other_phone.versions["dsp_logs"]) == ("0x0C", "0x1F")
+    assert phone.hashes == other_phone.hashes
+    assert phone.digest != other_phone.digest
+    # It has no skel.
+    assert "dsp_logs" not in virtual.versions
+    assert other_virtual == virtual
 
 
 def test_qnn_on_arm_linux_runs_jobs_with_executorchs_runner(config: Config, tmp_path: Path) -> None:
