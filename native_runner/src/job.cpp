@@ -52,15 +52,16 @@ Job::Job(ParsedFlags parsed, int64_t number, const Answers* answers) : Job(std::
 
 int Job::run(const Backend& backend, Watchdog* watchdog) {
   const bool limited = watchdog != nullptr && flags_.timeout_ms > 0;
+  // Before the limit begins: a deadline that finds no job would be over for this one.
+  {
+    const std::lock_guard<std::mutex> lock(ending());
+    current = this;
+  }
   if (limited) {
     const auto limit = std::chrono::milliseconds(flags_.timeout_ms);
     watchdog->arm(Watchdog::Clock::now() + limit, [limit] {
       end_current_job("not finished after " + std::to_string(limit.count()) + " ms", kExitTimeout);
     });
-  }
-  {
-    const std::lock_guard<std::mutex> lock(ending());
-    current = this;
   }
   try {
     start();

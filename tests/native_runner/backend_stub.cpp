@@ -4,10 +4,12 @@
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/platform/log.h>
 #include <executorch/runtime/platform/platform.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -115,4 +117,25 @@ extern "C" int rename(const char* from, const char* to) noexcept {
     ::usleep(300'000);
   }
   return real(from, to);
+}
+
+namespace {
+// Set in the main thread once it has woken up the watchdog, where STUB_PREEMPTED is set.
+thread_local bool is_preempted = false;
+}  // namespace
+
+extern "C" ssize_t write(int descriptor, const void* bytes, size_t size) {
+  static const auto real = reinterpret_cast<ssize_t (*)(int, const void*, size_t)>(dlsym(RTLD_NEXT, "write"));
+  if (size == sizeof(uint64_t) && std::getenv("STUB_PREEMPTED") != nullptr) is_preempted = true;
+  return real(descriptor, bytes, size);
+}
+
+// A thread that gets no processor for a while before it takes the next lock.
+extern "C" int pthread_mutex_lock(pthread_mutex_t* mutex) noexcept {
+  static const auto real = reinterpret_cast<int (*)(pthread_mutex_t*)>(dlsym(RTLD_NEXT, "pthread_mutex_lock"));
+  if (is_preempted) {
+    is_preempted = false;
+    ::usleep(300'000);
+  }
+  return real(mutex);
 }

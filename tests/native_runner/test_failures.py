@@ -200,6 +200,14 @@ def test_a_run_that_takes_too_long(stub: Any, preload: Any) -> None:
     _expect(ran, 9, "execute", "not finished after 200 ms")
 
 
+def test_a_limit_that_is_over_as_soon_as_it_begins(stub: Any, preload: Any) -> None:
+    """The thread that runs the job gets no processor between its start and its first step."""
+    env = {**preload("backend_stub"), "STUB_PREEMPTED": "1"}
+    ran = stub.run("--input_list_path=hang.txt", "--timeout_ms=50", env=env)
+    assert ran.code == 9
+    assert "not finished after 50 ms" in ran.stderr
+
+
 def test_a_working_folder_that_is_none(conv: Any) -> None:
     ran = conv.run("--working_folder=nowhere")
     assert ran.code == 2
