@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING
 
 from farm.backends.descriptor import DIRECT_MODE
 from farm.backends.registry import runs_on_cpu
-from farm.bundles.bundle import TensorSpec
+from farm.bundles.bundle import Manifest, TensorSpec
 from farm.errors import ConfigError, IllegalTargetError
 from farm.program.pte import read_pte
+from farm.suites.features import NOT_DIRECT
 from farm.suites.options import compile_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farm.program.pte import Method, Value
-    from farm.suites.suite import Job
+    from farm.suites.suite import Job, Target
 
 
 def read_ready(job: Job, how: str = "method = in its case") -> Method:
     """Return the method that a job with a ready `.pte` runs; `how` another is named goes into the error.
 
     Raises ConfigError for a file that is no program or has nothing to run, IllegalTargetError for one that was compiled
-    for another SoC or backend, or where the target has options that only a compiler could apply.
+    for another SoC or backend, or where the target has options that only a compiler could apply, or direct mode, whose
+    runner it is not for.
     """
     path, target = Path(job.case.folder, job.case.pte), job.target
     program = read_pte(path)
@@ -42,7 +44,58 @@ def read_ready(job: Job, how: str = "method = in its case") -> Method:
         )
     if odd := [value for value in method.inputs if not value.is_tensor]:
         raise ConfigError(path, "", f"wants an input of type {odd[0].dtype}, and farm gives tensors only")
+    if target.direct:
+        _check_direct(path.name, method)
     return method
+
+
+def _check_direct(name: str, method: Method) -> None:
+    if is_dynamic(method):
+        raise IllegalTargetError(f"{name} has sizes that are not fixed, which direct mode's runner takes none of")
+    if refused := [feature for feature in features_of(method) if feature in NOT_DIRECT]:
+        names = " and ".join(refused)
+        raise IllegalTargetError(f"{name}: {names} is not for direct mode (ExecuTorch 1.5): compile it without")
+
+
+def ready_manifest(
+    method: Method,
+    target: Target,
+    model: Path,
+    *,
+    key: str,
+    job_id: str,
+    samples: int,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    files: dict[str, str],
+) -> Manifest:
+    """Return what a bundle of `model`, which was compiled elsewhere, says of the method that it runs; no references.
+
+    `files` are the hashes of what is in the bundle, by name.
+    """
+    features = features_of(method)
+    return Manifest(
+        key=key,
+        job_id=job_id,
+        soc=target.soc,
+        backend=target.backend,
+        precision=target.precision,
+        samples=samples,
+        inputs=inputs,
+        outputs=outputs,
+        pte_bytes=model.stat().st_size,
+        delegates=method.partitions,
+        delegated_ops=None,
+        fallback_ops=dict(method.cpu_operators),
+        seconds={},
+        versions={},
+        files=files,
+        references=(),
+        dynamic=is_dynamic(method),
+        method=method.name,
+        method_index=method.index,
+        features=features,
+    )
 
 
 def check_inputs(job: Job, method: Method, inputs: Sequence[TensorSpec]) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from farm.report.model.compare import CompiledFacts, PairedMetric
     from farm.results.attempt import Attempt
     from farm.store.store import Store
-    from farm.suites.suite import Job
+    from farm.suites.suite import Job, Target
     from farm.toolchains.toolchain import Toolchain
 
 WORSE = 3
@@ -165,6 +165,8 @@ class _KnownJobs:
         self.pool: MeasuringPool | None = None
         self._compiled: dict[str, CompiledFacts] = {}
         self._swaps = _runtimes_differ(sides, request)
+        # A run has one mode.
+        self._modes_differ = len({job.target.mode for side in sides for job in side.jobs.values()}) > 1
         self._side_facts = (_side(sides, request, 0), _side(sides, request, 1))
         for side in self._side_facts:
             for warning in side.warnings:
@@ -182,15 +184,14 @@ class _KnownJobs:
             a, b = (
                 Side(job, one.bundle) if one.bundle is not None else None for job, one in zip(jobs, built, strict=True)
             )
-            flags = [runtime_flags(job.target) for job in jobs]
-            same = not self._swaps and flags[0] == flags[1] and self._job(name).same
+            same = not self._swaps and not run_differently(jobs[0].target, jobs[1].target) and self._job(name).same
             if (a is not None or b is not None) and not same:
                 found.append(JobToRun(name=name, target=jobs[1].target, a=a, b=b))
         return found
 
     def what_differs(self, differing: Sequence[JobToRun]) -> str:
         """Return why jobs are run in turns: their programs differ, or what runs them."""
-        what = "the runners or QNN libraries" if self._swaps else "the options of the runner"
+        what = "the runners or QNN libraries" if self._swaps or self._modes_differ else "the options of the runner"
         return turns_text(len(differing), len(self.names), sum(self._job(one.name).same for one in differing), what)
 
     def report(self, *, interrupted: bool) -> CompareReport:
@@ -278,6 +279,8 @@ class _KnownJobs:
             sdks = [[side.facts.get(name) for name in ("qnn", "qnn_content")] for side in self._side_facts]
             if self._request.virtual and sdks[0] != sdks[1]:
                 notes.append("their simulators are those of two SDKs, whose speeds differ: cycles decide nothing here")
+        elif self._request.execute and self._modes_differ:
+            notes.append("one side is in direct mode: A and B run with different runners, in new processes")
         elif self._request.execute:
             runner = self._side_facts[1].facts.get("native_runner", "")
             notes.append(f"programs of both sides run with the same runner ({runner}) and the same QNN libraries")
@@ -285,6 +288,11 @@ class _KnownJobs:
         if facts[0] == facts[1] and not any(side.options for side in self._side_facts):
             notes.append("A and B are the same by content: only chance can make a difference")
         return notes
+
+
+def run_differently(a: Target, b: Target) -> bool:
+    """Return whether two targets run the same program with other options of the runner, or with another runner."""
+    return (a.mode, runtime_flags(a)) != (b.mode, runtime_flags(b))
 
 
 def _side(sides: Sequence[BuildingSide], request: ComparisonRequest, number: int) -> CompareSide:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.backends.descriptor import DIRECT_MODE
-from farm.bundles.bundle import MODEL, Manifest, TensorSpec, load_bundle
+from farm.bundles.bundle import MODEL, TensorSpec, load_bundle
 from farm.bundles.cache import BundleCache
-from farm.bundles.ready import is_dynamic, output_specs, read_ready
+from farm.bundles.ready import is_dynamic, output_specs, read_ready, ready_manifest
 from farm.bundles.reuse import find_bundle_for
 from farm.errors import InfraError, ProgramError, UnknownNameError, UsageError
 from farm.pytest_plugin.runner import DeviceProgram, lay_out
@@ -108,23 +108,16 @@ class Bundles:
         if is_dynamic(method):
             raise UsageError(f"{model.name} has dynamic shapes: make it a case of a suite, and use bundle.case()")
         digest = sha256_of(model)
-        manifest = Manifest(
+        manifest = ready_manifest(
+            method,
+            job.target,
+            model,
             key=digest,
             job_id=f"pytest/{model.name}",
-            soc=self._soc.name,
-            backend=self._plan.backend,
-            precision=READY,
             samples=0,
             inputs=tuple(TensorSpec(value.shape, value.dtype) for value in method.inputs),
             outputs=output_specs(method),
-            pte_bytes=model.stat().st_size,
-            delegates=method.partitions,
-            delegated_ops=None,
-            fallback_ops=dict(method.cpu_operators),
-            seconds={},
-            versions={},
             files={MODEL: digest},
-            references=(),
         )
         given = list(samples or ()) if inputs is None else [inputs]
         self._count += 1

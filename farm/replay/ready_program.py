@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from farm.backends.registry import cpu_backends, find_backend
-from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, read_tensor
+from farm.bundles.bundle import INPUTS, MANIFEST, MODEL, TensorSpec, read_tensor
 from farm.bundles.cache import BundleCache
-from farm.bundles.ready import features_of, read_ready
+from farm.bundles.ready import read_ready, ready_manifest
 from farm.errors import ConfigError, IllegalTargetError, UsageError
 from farm.execution.raw import ETDUMP_FILE
 from farm.program.pte import QNN, Method, Program, Value, read_pte
@@ -116,27 +116,16 @@ class ReadyProgram:
                 (folder / INPUTS / f"input_{number}_{index}.raw").write_bytes(tensor.tobytes())
         target, method = self.job.target, self.method
         files = sorted(path for path in folder.rglob("*") if path.is_file())
-        manifest = Manifest(
+        manifest = ready_manifest(
+            method,
+            target,
+            folder / MODEL,
             key=key,
             job_id=self.job.id,
-            soc=target.soc,
-            backend=target.backend,
-            precision=target.precision,
             samples=len(self.samples),
             inputs=tuple(TensorSpec(tensor.shape, tensor.dtype.name) for tensor in self.samples[0]),
             outputs=self.outputs,
-            pte_bytes=(folder / MODEL).stat().st_size,
-            delegates=method.partitions,
-            delegated_ops=None,
-            fallback_ops=method.cpu_operators,
-            seconds={},
-            versions={},
             files={str(path.relative_to(folder)): sha256_of(path) for path in files},
-            references=(),
-            dynamic=any(value.dynamic for value in (*method.inputs, *method.outputs)),
-            method=method.name,
-            method_index=method.index,
-            features=features_of(method),
         )
         (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
 

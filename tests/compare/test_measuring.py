@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import pytest
 
 from farm.compare import measuring
+from farm.compare.compare import run_differently
 from farm.compare.measuring import JobToRun, MeasuringPool
 from farm.compare.pairing import JobOutcome
 from farm.compare.request import ComparisonRequest, SideRequest
@@ -102,3 +104,15 @@ def test_after_an_interrupt_no_job_begins(benches: BenchStubs) -> None:
     pool = benches.run()
     assert sorted(pool.outcomes) == ["job 0", "job 1"]
     assert pool.left_out == dict.fromkeys(NAMES[2:], "interrupted")
+
+
+def test_the_same_program_is_measured_where_another_runner_or_other_options_run_it() -> None:
+    plain, direct, burst = (
+        Target("SM8650", "htp", "fp16", options)
+        for options in ((), (("direct_mode", "true"),), (("htp_performance_mode", "burst"),))
+    )
+    assert run_differently(plain, direct)
+    assert run_differently(plain, burst)
+    assert not run_differently(direct, direct)
+    # It is said, and asks for no other runner.
+    assert not run_differently(plain, msgspec.structs.replace(plain, options=(("direct_mode", "false"),)))

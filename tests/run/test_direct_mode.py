@@ -159,7 +159,8 @@ def test_a_ready_program_that_its_runner_cannot_run_is_refused_either_way(
     suite.mkdir()
     (suite / model).symlink_to(models / model)
     (suite / "suite.toml").write_text(
-        f'description = "d"\nbackends = ["htp"]\n[[case]]\nname = "net"\npte = "{model}"\n'
+        'suite = { name = "ready", description = "d", backends = ["htp"] }\n'
+        f'[case.net]\npte = "{model}"\ninputs = [{{ shape = [1] }}]\n'
     )
     request = RunRequest(socs=("SM8650",), suites=(str(suite),), options=direct)
     jobs = jobs_of(load_config(folder=tmp_path), request)
